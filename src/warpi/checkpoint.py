@@ -1,0 +1,161 @@
+"""State on disk: one file, written atomically, checked by a hash, and nothing in it is ever unpickled.
+
+Tensors lie in the safetensors format; everything else is JSON in its header. The header also holds a SHA-256 over
+both, since neither torch nor safetensors notices a flipped bit.
+"""
+
+import hashlib
+import json
+import random
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Generator, Tensor
+
+from warpi.atomic import write_atomically
+from warpi.errors import UserError
+from warpi.recipe import Recipe
+from warpi.task import Task
+
+FORMAT = "warpi-checkpoint/1"
+_INPUTS = (Task, Recipe)  # made anew from the spec, never stored
+
+
+def state_of(obj: object) -> dict[str, Any]:
+    """Everything an object holds that is not a hyper-parameter (a dataclass field of a method) or an input."""
+    given = {f.name for f in fields(obj)} if is_dataclass(obj) else set()
+    return {k: v for k, v in vars(obj).items() if k not in given and not isinstance(v, _INPUTS)}
+
+
+def restore(obj: object, stored: dict[str, Any]) -> None:
+    """Put stored state back into a started object, in place where that is possible."""
+    for name, value in state_of(obj).items():
+        setattr(obj, name, _restored(value, stored[name]))
+
+
+def global_rng() -> dict[str, Any]:
+    """The global generators of python, numpy and torch: a user's network may draw from them."""
+    version, numbers, gauss = random.getstate()
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002
+    state = {
+        "python": [version, list(numbers), gauss],
+        "numpy": [torch.tensor(np.asarray(keys).astype(np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_global_rng(state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    keys, *rest = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint in place of the last one, which is kept beside it as `NAME.previous`."""
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_encode(state, tensors))
+    header = {"format": FORMAT, "state": tree, "sha256": _digest(tree, tensors)}
+    write_atomically(path, safetensors.torch.save(tensors, header), keep=_previous(path))
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything to go on from."""
+    return path.exists() or _previous(path).exists()
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, or say what is wrong with it."""
+    previous = _previous(path)
+    advice = f"delete it to go on from {previous.name}" if previous.exists() else "delete it to begin anew"
+    if not path.exists() and previous.exists():  # a crash between two renames
+        path = previous
+    try:
+        with safetensors.safe_open(path, "pt") as f:
+            header = f.metadata() or {}
+            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as e:
+        raise UserError(f"{path} is not a whole checkpoint ({e}); {advice}") from e
+    if header.get("format") != FORMAT:
+        raise UserError(f"{path} is no checkpoint of this version: got {header.get('format')!r}, allowed {FORMAT!r}")
+    if header.get("sha256") != _digest(header["state"], tensors):
+        raise UserError(f"{path} is damaged: checksum mismatch; {advice}")
+    state: dict[str, Any] = _decode(json.loads(header["state"]), tensors)
+    return state
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(path.name + ".previous")
+
+
+def _digest(tree: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(tree.encode())
+    for name in sorted(tensors):
+        t = tensors[name].contiguous()
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
+    return digest.hexdigest()
+
+
+def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """A tree of JSON values; tensors go into `tensors` and leave their name behind."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            tensors[name := str(len(tensors))] = value.detach().cpu().contiguous().clone()
+            return {"tensor": name}
+        case Generator():
+            return {"generator": _encode(value.get_state(), tensors)}
+        case list() | tuple():
+            return {type(value).__name__: [_encode(v, tensors) for v in value]}
+        case dict():
+            return {"dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]}
+    if callable(getattr(value, "state_dict", None)):
+        return _encode(dict(value.state_dict()), tensors)
+    raise TypeError(f"cannot store a {type(value).__name__} in a checkpoint; give it state_dict and load_state_dict")
+
+
+def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, inner),) = tree.items()
+    match kind:
+        case "tensor":
+            return tensors[inner]
+        case "generator":
+            return _decode(inner, tensors)
+        case "list":
+            return [_decode(v, tensors) for v in inner]
+        case "tuple":
+            return tuple(_decode(v, tensors) for v in inner)
+        case _:
+            return {_decode(k, tensors): _decode(v, tensors) for k, v in inner}
+
+
+def _restored(value: Any, stored: Any) -> Any:
+    """`stored` in the place of `value`: into it where it is an object with state, else instead of it."""
+    if isinstance(value, Generator):
+        value.set_state(stored)
+        return value
+    if isinstance(value, Tensor):
+        return stored.to(value.device)
+    if callable(getattr(value, "load_state_dict", None)):
+        value.load_state_dict(stored)
+        return value
+    if isinstance(value, list) and len(value) == len(stored):
+        return [_restored(v, s) for v, s in zip(value, stored, strict=True)]
+    if isinstance(value, dict) and value.keys() == stored.keys():
+        return {k: _restored(v, stored[k]) for k, v in value.items()}
+    return stored

@@ -1,0 +1,215 @@
+"""The command line: `warpi fit | report | corrupt | list`. Heavy imports wait until a command needs them."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from warpi.errors import UserError, unknown
+from warpi.flags import Parser, add_fields
+
+USAGE = """usage: warpi COMMAND ...
+
+Learn from data whose labels are partly wrong, when a few hundred examples can be trusted.
+
+commands:
+  fit       train a classifier that is not fooled, and leave a run folder behind
+  report    a table and curves of one or more runs
+  corrupt   write label noise to a file that others can use
+  list      methods, datasets, noises or nets
+
+`warpi COMMAND --help` shows the flags of a command.
+"""
+
+
+def fit(argv: list[str]) -> None:
+    from warpi.methods import METHODS
+    from warpi.recipe import Recipe
+    from warpi.run import DataSpec, Stopped, _read_spec
+    from warpi.run import fit as run_fit
+
+    first = Parser(prog="warpi fit", add_help=False)
+    first.add_argument("--method", default=None)
+    first.add_argument("--out", type=Path, default=None)
+    first.add_argument("--resume", action="store_true")
+    peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
+    stored = _read_spec(peek.out) if peek.resume and peek.out is not None else None
+    name = peek.method or (stored["spec"]["method"] if stored else "warpi")
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+
+    parser = Parser(
+        prog="warpi fit", description="Train a method on data with noisy labels; leave a run folder behind."
+    )
+    run = parser.add_argument_group("run")
+    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run folder")
+    run.add_argument("--method", default=name, metavar="NAME", help="a name of `warpi list methods`")
+    run.add_argument("--resume", action="store_true", help="go on where the run in DIR was interrupted")
+    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to train")
+    run.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; results depend on them")
+    run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="time between checkpoints")
+    run.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
+    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_fields(parser, "data", DataSpec)
+    add_fields(parser, "training (defaults depend on the data)", Recipe)
+    add_fields(parser, f"method {name}", METHODS[name])
+    given = parser.read(argv)
+    try:
+        done = run_fit(**given)
+    except Stopped as e:
+        print(f"warpi: {e}", file=sys.stderr)
+        raise SystemExit(128 + e.signum) from e
+    if not given["quiet"]:
+        last = done.history[-1]
+        score = f"test accuracy {last['test_acc']:.2f} %" if "test_acc" in last else "no test set"
+        print(f"{name} after {int(last['epoch'])} epochs: {score}; run folder {done.path}")
+
+
+def report(argv: list[str]) -> None:
+    from rich.console import Console
+
+    from warpi.report import find_runs, summarise, to_rich, write_report
+
+    parser = Parser(prog="warpi report", description="Compare runs: a table, and with --out curves and a page.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table's rows as JSON")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write report.md, report.html and curves as PNG and SVG"
+    )
+    given = parser.read(argv)
+    write_report(given["runs"], given["out"], given["json"])
+    console = Console(highlight=False)
+    console.print(to_rich(summarise(find_runs(given["runs"]))))
+    if given["out"]:
+        console.print(f"report: {given['out'] / 'report.html'}")
+
+
+def corrupt(argv: list[str]) -> None:
+    from warpi.data import load_dataset
+    from warpi.manifest import labels_hash, write_manifest
+    from warpi.noise import Noise
+    from warpi.rng import generator
+    from warpi.run import DataSpec
+
+    parser = Parser(
+        prog="warpi corrupt", description="Draw label noise and write it to a file, for `--noise given:FILE`."
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the manifest to write (.json)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same as `warpi fit --seed` would draw")
+    skip = tuple(f.name for f in fields(DataSpec) if f.name not in ("data", "root", "label", "image_size", "noise"))
+    add_fields(parser, "data", DataSpec, skip)
+    given = parser.read(argv)
+    out, seed = given.pop("out"), given.pop("seed")
+    spec = DataSpec(**given)
+    root = Path(spec.root) if spec.root else None
+    dataset, _ = load_dataset(spec.data, root=root, label=spec.label, image_size=spec.image_size)
+    noise = Noise.parse(spec.noise)
+    other = load_dataset(noise.other_name, root=root)[0] if noise.other_name else None
+    labels = noise.apply(dataset, generator(seed, "noise"), other)
+    write_manifest(out, data=dataset.name, noise=str(noise), seed=seed, n_classes=dataset.n_classes, labels=labels)
+    wrong = float((labels.y != dataset.y).double().mean())
+    print(
+        f"{out}: {len(labels.y)} labels of {dataset.name}, {100 * wrong:.2f} % changed, sha256 {labels_hash(labels.y)}"
+    )
+
+
+def list_names(argv: list[str]) -> None:
+    parser = Parser(prog="warpi list", description="What there is, by name.")
+    parser.add_argument("what", metavar="methods|datasets|noises|nets")
+    parser.add_argument("--json", action="store_true", help="as JSON on standard output")
+    given = parser.read(argv)
+    if given["what"] not in _TABLES:
+        raise unknown("list", given["what"], _TABLES)
+    rows = _TABLES[given["what"]]()
+    if given["json"]:
+        print(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None)
+    for row in rows:
+        table.add_row(*(_cell(v) for v in row.values()))
+    Console(highlight=False).print(table)
+
+
+def _methods() -> list[dict[str, Any]]:
+    from warpi.methods import METHODS
+
+    return [
+        {
+            "name": name,
+            "summary": (type(m).__doc__ or "").splitlines()[0],
+            "trusted data": m.needs_meta,
+            "networks": m.n_nets,
+            "noise rate": m.needs_noise_rate,
+            "defaults": repr(m),
+        }
+        for name, m in METHODS.items()
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from warpi.data import DATASETS
+
+    own = {
+        "name": "PATH",
+        "summary": "your own: .npz .npy .csv .tsv .parquet, image folder, manifest (csv with a path column)",
+    }
+    return [{"name": name, "summary": e.summary} for name, e in DATASETS.items()] + [own]
+
+
+def _noises() -> list[dict[str, Any]]:
+    from warpi.noise import NOISES
+
+    return [{"name": name, "summary": e.summary, "options": dict(e.options)} for name, e in NOISES.items()]
+
+
+def _nets() -> list[dict[str, Any]]:
+    from warpi.nets import NETS
+
+    return [{"name": name, "summary": e.summary} for name, e in NETS.items()]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    return str(value)
+
+
+_TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "methods": _methods,
+    "datasets": _datasets,
+    "noises": _noises,
+    "nets": _nets,
+}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "fit": fit,
+    "report": report,
+    "corrupt": corrupt,
+    "list": list_names,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; a user's mistake is one line on standard error and exit code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(USAGE, end="")
+        elif argv[0] == "--version":
+            from importlib.metadata import version
+
+            print(f"warpi {version('warpi')}")
+        elif argv[0] not in COMMANDS:
+            raise unknown("command", argv[0], COMMANDS)
+        else:
+            COMMANDS[argv[0]](argv[1:])
+    except UserError as e:
+        print(f"warpi: {' '.join(str(e).split())}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,77 @@
+"""Data sets by name, and the user's own by path."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from warpi.data.cifar import cifar10, cifar100
+from warpi.data.dataset import Dataset
+from warpi.data.folders import clothing1m, food101n, is_manifest, read_folder, read_manifest
+from warpi.data.tables import read_arrays, read_table
+from warpi.data.toy import digits
+from warpi.errors import UserError, unknown
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A reader, and the settings that suit what it reads (each can be overruled by a flag)."""
+
+    load: Callable[[Path | None], Dataset]
+    summary: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SMALL = {"net": "mlp", "epochs": 60, "batch_size": 64, "meta_batch_size": 64, "lr": 0.05}
+_CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
+_PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
+
+DATASETS: dict[str, Entry] = {
+    "digits": Entry(
+        digits, "1,797 handwritten digits, 8 x 8, 10 classes; ships with scikit-learn", {**_SMALL, "meta": 50}
+    ),
+    "cifar10": Entry(cifar10, "60,000 photos, 32 x 32, 10 classes; official files, CIFAR-N labels beside them", _CIFAR),
+    "cifar100": Entry(
+        cifar100, "60,000 photos, 32 x 32, 100 classes; official files, CIFAR-N labels beside them", _CIFAR
+    ),
+    "clothing1m": Entry(clothing1m, "1 million photos of clothes, 14 classes; published key files", _PHOTOS),
+    "food101n": Entry(food101n, "Food-101N with the Food-101 test set, 101 classes; published lists", _PHOTOS),
+}
+
+
+def load_dataset(
+    data: str,
+    *,
+    root: Path | None = None,
+    label: str | None = None,
+    image_size: int | None = None,
+    like: Dataset | None = None,
+) -> tuple[Dataset, Mapping[str, Any]]:
+    """A data set by name or path, and the settings that suit it. `like`: share the classes of a first file."""
+    if data in DATASETS:
+        entry = DATASETS[data]
+        return entry.load(root), entry.defaults
+    path = Path(data)
+    if not path.exists():
+        if path.suffix or len(path.parts) > 1:
+            raise UserError(f"no file or folder {data!r}")
+        raise unknown("data set", data, DATASETS)
+    dataset = _read(path, root, label, image_size, like)
+    shape = dataset.examples.shape
+    if len(shape) == 1:
+        return dataset, _SMALL
+    return dataset, _PHOTOS if shape[-1] > 64 else {**_CIFAR, "net": "resnet18", "meta": None}
+
+
+def _read(path: Path, root: Path | None, label: str | None, size: int | None, like: Dataset | None) -> Dataset:
+    classes = like.classes if like else None
+    if path.is_dir():
+        return read_folder(path, size=size, classes=classes)
+    match path.suffix.lower():
+        case ".npz" | ".npy":
+            return read_arrays(path, label, like=like)
+        case ".csv" | ".tsv" if is_manifest(path):
+            return read_manifest(path, root=root, label=label, size=size, classes=classes)
+        case ".csv" | ".tsv" | ".parquet":
+            return read_table(path, label, like=like)
+    raise UserError(f"cannot read {path}: allowed are .npz, .npy, .csv, .tsv, .parquet and folders of images")

@@ -1,0 +1,58 @@
+"""What every reader returns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from warpi.data.examples import Examples
+from warpi.data.split import Split
+from warpi.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set as it was read: inputs, the labels they were given, and what is known about the truth.
+
+    `clean` holds true labels, -1 where the truth of a row is unknown. `trusted` marks rows that a person has checked:
+    the truth of such a row is `clean` where that is known and the given label otherwise. `label_sets` are other
+    people's labels of the same rows by name, for `--noise given:NAME` (CIFAR-N).
+    """
+
+    name: str
+    examples: Examples
+    y: Tensor  # [N] int64 given labels, 0..K-1
+    classes: tuple[str, ...]  # K names
+    clean: Tensor | None = None  # [N] int64 true labels, -1 unknown; None: nothing is known
+    trusted: Tensor | None = None  # [N] bool; None: the data set does not say
+    meta: Split | None = None  # trusted examples that come in a set of their own
+    test: Split | None = None  # None: a part of the rows is held out
+    superclass: Tensor | None = None  # [K] for `hierarchical` and `asymmetric` noise
+    label_sets: Mapping[str, Tensor] = field(default_factory=dict)  # each [N]
+    encoding: object = None  # how a reader made features out of columns, so that it can read a second file alike
+
+    def __post_init__(self) -> None:
+        check_labels(self.y, len(self.examples), self.n_classes, f"labels of {self.name}")
+        for name, labels in self.label_sets.items():
+            check_labels(labels, len(self.examples), self.n_classes, f"label set {name!r} of {self.name}")
+        for split, what in ((self.meta, "trusted examples"), (self.test, "test set")):
+            if split is not None:
+                check_labels(split.y, len(split.rows), self.n_classes, f"{what} of {self.name}")
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
+
+
+def check_labels(y: Tensor, n: int, n_classes: int, what: str) -> None:
+    """Labels must be one whole number in 0..K-1 a row; the error names the first row that is not."""
+    if y.ndim != 1 or len(y) != n:
+        raise UserError(f"{what}: got {tuple(y.shape)} labels for {n} examples; give exactly one label an example")
+    if y.dtype.is_floating_point:
+        raise UserError(f"{what}: labels must be whole numbers, got {y.dtype}")
+    if n == 0:
+        raise UserError(f"{what}: no examples")
+    bad = (y < 0) | (y >= n_classes)
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        raise UserError(f"{what}: row {row} has label {int(y[row])}, allowed are 0..{n_classes - 1}")

@@ -1,0 +1,125 @@
+"""Where the inputs lie: N examples stored once, read a batch of rows at a time."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from warpi.data.augment import Crop
+from warpi.errors import UserError
+
+
+class Read(NamedTuple):
+    """One batch as it was read."""
+
+    views: tuple[Tensor, ...]  # each [B', ...], float, normalised
+    kept: Tensor | None  # [B] bool on the CPU: which of the rows asked for could be read; None: all of them
+
+
+class Examples(ABC):
+    """N inputs. A `Split` is a set of their rows; splits of one data set share one Examples and never overlap."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input as a network sees it."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the batches come out."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Self: ...
+
+    @abstractmethod
+    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
+        """Read batch after batch. Each is (rows [B], seed); the seed alone decides its augmentation, so that a run
+        can be taken up at any batch."""
+
+    @abstractmethod
+    def replaced(self, rows: Tensor, other: "Examples", other_rows: Tensor) -> Self:
+        """A copy in which the inputs of `rows` are those of `other_rows` of another set (open-set noise)."""
+
+    @abstractmethod
+    def standardised(self, rows: Tensor) -> "Scale | None":
+        """Mean and deviation over `rows` where features are to be standardised; None where the scale is fixed."""
+
+    @abstractmethod
+    def scaled(self, scale: "Scale") -> Self:
+        """A copy with another normalisation."""
+
+    @abstractmethod
+    def flat(self, rows: Tensor) -> Tensor:
+        """[len(rows), D] raw inputs without augmentation or normalisation (pixels 0..255), for `instance` noise."""
+
+
+class Scale(NamedTuple):
+    """Normalisation (x - mean) / std; each a scalar or shaped to broadcast over one input."""
+
+    mean: Tensor
+    std: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TensorExamples(Examples):
+    """Inputs held as one tensor on the device."""
+
+    x: Tensor  # [N, ...]: uint8 images [N, C, H, W] or float features [N, D]
+    scale: Scale
+    crop: Crop | None = None  # augmentation of images; None: nothing is augmented
+    standardise: bool = False  # features whose scale is to be learned from the training rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.x.shape[1], self.crop.size, self.crop.size) if self.crop else tuple(self.x.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, x=self.x.to(device), scale=Scale(*(t.to(device) for t in self.scale)))
+
+    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
+        generator = torch.Generator(self.device)
+        for rows, seed in batches:
+            x = self.x[rows.to(self.device)]
+            if augment and self.crop:
+                generator.manual_seed(seed)
+                yield Read(tuple(self._normal(self.crop.train(x, generator)) for _ in range(views)), None)
+            else:
+                yield Read((self._normal(self.crop.middle(x) if self.crop else x),) * views, None)
+
+    def _normal(self, x: Tensor) -> Tensor:
+        return (x.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std
+
+    def replaced(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:
+        if not isinstance(other, TensorExamples) or other.x.shape[1:] != self.x.shape[1:]:
+            got = tuple(other.x.shape[1:]) if isinstance(other, TensorExamples) else "files"
+            raise UserError(f"open_set noise needs inputs of the same shape {tuple(self.x.shape[1:])}, got {got}")
+        x = self.x.clone()
+        x[rows] = other.x[other_rows].to(x)
+        return replace(self, x=x)
+
+    def standardised(self, rows: Tensor) -> Scale | None:
+        if not self.standardise:
+            return None
+        x = self.x[rows].double()
+        std = x.std(0, correction=0)
+        return Scale(x.mean(0).to(self.scale.mean), torch.where(std > 1e-12, std, 1.0).to(self.scale.std))
+
+    def scaled(self, scale: Scale) -> Self:
+        return replace(self, scale=scale)
+
+    def flat(self, rows: Tensor) -> Tensor:
+        return self.x[rows].flatten(1).float()

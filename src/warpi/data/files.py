@@ -1,0 +1,386 @@
+"""Images read from their files while training goes on: any number of them, in a bounded amount of memory.
+
+The upper half decodes and needs nothing but Pillow. It is also a program of its own: a reader process runs this file
+up to the line that ends it, before torch is imported. So a reader starts in 50 ms and 15 MB, no fork and no copy of
+the main program takes place, and a reader ends by itself when the main process is gone.
+"""
+
+# ruff: noqa: E402
+
+import hashlib
+import json
+import struct
+import sys
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# What Pillow raises on damaged files; a Warning where one is turned into an error (an image of too many pixels).
+_BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError)
+_BROKEN += (EOFError, ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error, Warning)
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # not EPS and the like, which start other programs
+_LONGEST = 100  # times the shorter side: a strip of 1 x 100,000 pixels would fill the memory once it is enlarged
+
+
+def decode(path: str, short: int) -> "Image":
+    """The image as 8-bit RGB, upright, its shorter side `short` pixels."""
+    from PIL import Image, ImageOps
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(path, formats=_FORMATS) as image:
+                image.draft(None, (2 * short, 2 * short))  # large JPEGs are decoded at 1/2, 1/4 or 1/8
+                image.load()
+                with suppress(*_BROKEN):  # where the note on how the camera was held is damaged, the pixels are good
+                    ImageOps.exif_transpose(image, in_place=True)
+                upright = _rgb(image)
+        except Image.DecompressionBombError as error:
+            raise ValueError(str(error)) from error
+    low, high = min(upright.size), max(upright.size)
+    if high > _LONGEST * low:
+        raise ValueError(f"{upright.width} x {upright.height} pixels: too long and narrow")
+    width, height = (max(short, round(side * short / low)) for side in upright.size)
+    return upright.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _rgb(image: "Image") -> "Image":
+    """Any mode to RGB: 16 bits are scaled, not cut off; what is transparent becomes white."""
+    from PIL import Image
+
+    if image.mode == "F":
+        raise ValueError("pixels are floating-point numbers, whose range is unknown")
+    if image.mode.startswith("I"):
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    elif "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
+        colours = image.convert("RGBA")
+        white = Image.new("RGBA", colours.size, "white")
+        image = Image.alpha_composite(white, colours)
+    return image.convert("RGB")
+
+
+def decoded(
+    paths: list[str], *, seed: int, first: int, short: int, size: int, views: int, augment: bool
+) -> Iterator[tuple[str | None, list[bytes]]]:
+    """For each path: why it could not be read, or None; and its views, each size * size * 3 bytes.
+
+    The paths are at the positions first, first + 1, ... of a batch. Where a crop lies and whether it is mirrored
+    follows from (seed, position, view) alone. Without augmentation: the middle of the middle square, so that a copy
+    of that square in memory gives the same crop.
+    """
+    from PIL.Image import Transpose
+
+    for position, path in enumerate(paths, first):
+        try:
+            image = decode(path, short)
+        except _BROKEN as error:
+            yield f"{type(error).__name__}: {error}", []
+            continue
+        crops = []
+        for view in range(views):
+            left, top = ((side - short) // 2 + (short - size) // 2 for side in image.size)
+            mirror = False
+            if augment:
+                digest = hashlib.sha256(f"{seed}/{position}/{view}".encode()).digest()
+                a, b, c = struct.unpack("<3Q", digest[:24])
+                left, top, mirror = a % (image.width - size + 1), b % (image.height - size + 1), bool(c % 2)
+            crop = image.crop((left, top, left + size, top + size))
+            crops.append((crop.transpose(Transpose.FLIP_LEFT_RIGHT) if mirror else crop).tobytes())
+        yield None, crops
+
+
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    """A reader process: a line of JSON asks for images; each is answered by a line (null or why not) and its bytes."""
+    for line in requests:
+        for reason, crops in decoded(**json.loads(line)):
+            replies.write(json.dumps(reason).encode() + b"\n")
+            for crop in crops:
+                replies.write(crop)
+        replies.flush()
+
+
+if __name__ == "__main__":
+    import os
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then ends this one
+    try:
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        os._exit(0)  # the main process is gone; there is nobody to flush to
+    sys.exit()
+
+import logging
+import os
+import subprocess
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from io import BufferedReader
+from typing import NamedTuple, Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from warpi.data.augment import Crop
+from warpi.data.examples import Examples, Read, Scale, TensorExamples
+from warpi.errors import UserError, missing
+
+logger = logging.getLogger("warpi.data")
+
+IMAGENET = Scale(  # of pixels 0..255
+    torch.tensor([123.675, 116.28, 103.53]).view(3, 1, 1), torch.tensor([58.395, 57.12, 57.375]).view(3, 1, 1)
+)
+_CPU = torch.device("cpu")
+_CHUNK = 16  # images a request: a batch is shared among the readers, so that the first one is there soon
+_AHEAD = 4  # requests a reader
+
+
+def stored_size(size: int) -> int:
+    """The shorter side an image is scaled to before a crop of `size` is taken: 256 for 224."""
+    return round(size * 8 / 7)
+
+
+@dataclass(frozen=True, eq=False)
+class FileExamples(Examples):
+    """N image files, decoded by reader processes a little ahead of their use.
+
+    An image is turned upright, scaled so that its shorter side is `stored_size(size)`, and cropped to size x size: at
+    random and mirrored by chance in training, from the middle otherwise. A file that cannot be read is logged once,
+    left out of its batch and kept in `bad`. More than `allowed` such files are an error.
+    """
+
+    root: str
+    paths: tuple[str, ...]  # relative to root, or absolute
+    size: int = 224
+    workers: int = min(8, os.cpu_count() or 1)  # 0: read in the main process; the images are the same
+    device: torch.device = _CPU
+    scale: Scale = IMAGENET
+    max_bad: float = 0.01  # share of unreadable files tolerated
+    bad: dict[str, str] = field(default_factory=dict, repr=False)  # path -> why; shared by copies on other devices
+
+    def __post_init__(self) -> None:
+        try:
+            import PIL  # noqa: F401
+        except ImportError:
+            raise missing("pillow", "reading image files", "images") from None
+        if self.size < 1 or self.workers < 0 or not 0 <= self.max_bad <= 1:
+            got = f"size {self.size}, workers {self.workers}, max_bad {self.max_bad}"
+            raise UserError(f"image files: got {got}; allowed are size >= 1, workers >= 0, max_bad 0..1")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (3, self.size, self.size)
+
+    @property
+    def allowed(self) -> int:
+        """How many unreadable files are tolerated: `max_bad` of all, but at least 3; none where max_bad is 0."""
+        return max(3, int(self.max_bad * len(self))) if self.max_bad else 0
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, device=torch.device(device), scale=Scale(*(t.to(device) for t in self.scale)))
+
+    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
+        drawn = views if augment else 1
+        with closing(self._read(batches, crop=self.size, views=drawn, augment=augment)) as reads:
+            for images, kept in reads:
+                if not kept.any():  # no network takes zero rows, and every batch asked for is answered
+                    first = ", ".join(list(self.bad)[:3])
+                    raise UserError(f"none of the {len(kept)} images of a batch can be read; remove them: {first} ...")
+                whole = bool(kept.all())
+                x = (images if whole else images[:, kept]).to(self.device, non_blocking=True)
+                x = x.permute(0, 1, 4, 2, 3).contiguous()  # [V, B', 3, size, size] uint8
+                normal = tuple((view.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std for view in x)
+                yield Read(normal if augment else normal * views, None if whole else kept)
+
+    def replaced(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:
+        if not isinstance(other, FileExamples):
+            raise UserError("open_set noise needs inputs of the same kind: got a tensor to replace image files")
+        paths = list(self.paths)
+        for row, other_row in zip(rows.tolist(), other_rows.tolist(), strict=True):
+            paths[row] = os.path.abspath(other._path(other_row))
+        return replace(self, paths=tuple(paths), bad={})
+
+    def standardised(self, rows: Tensor) -> Scale | None:  # noqa: ARG002
+        return None
+
+    def scaled(self, scale: Scale) -> Self:
+        return replace(self, scale=scale)
+
+    def flat(self, rows: Tensor) -> Tensor:
+        """The middle crop of each image; zeros where it cannot be read."""
+        batches = ((chunk, 0) for chunk in torch.split(rows, _CHUNK))
+        reads = self._read(batches, crop=self.size, views=1, augment=False)
+        x = torch.cat([images[0].permute(0, 3, 1, 2).flatten(1) for images, _ in reads])
+        return x.to(self.device).float()
+
+    def _path(self, row: int) -> str:
+        return os.path.join(self.root, self.paths[row])
+
+    def _read(
+        self, batches: Iterable[tuple[Tensor, int]], *, crop: int, views: int, augment: bool
+    ) -> Generator[tuple[Tensor, Tensor], None, None]:
+        """For each batch its images [V, B, crop, crop, 3] uint8 on the CPU, and which of them could be read [B]."""
+        plan, pending = iter(batches), deque[_Asked]()
+        options = {"short": stored_size(self.size), "size": crop, "views": views, "augment": augment}
+        readers = _Readers(self.workers) if self.workers else None
+        # Each reader has a few requests waiting, and a batch is being read while the one before it is in use.
+        few, jobs = (2, _AHEAD * self.workers) if readers else (1, 1)
+        try:
+            while True:
+                while len(pending) < few or sum(len(asked.answers) for asked in pending) < jobs:
+                    if (batch := next(plan, None)) is None:
+                        break
+                    pending.append(self._ask(*batch, readers, options))
+                if not pending:
+                    return
+                paths, images, answers = pending.popleft()
+                reasons = [reason for answer in answers for reason in answer()]
+                self._note(paths, reasons)
+                yield images, torch.tensor([reason is None for reason in reasons], dtype=torch.bool)
+        finally:
+            if readers:
+                readers.close()
+
+    def _ask(self, rows: Tensor, seed: int, readers: "_Readers | None", options: dict[str, Any]) -> "_Asked":
+        paths = [self._path(row) for row in rows.tolist()]
+        size = options["size"]
+        pinned = self.device.type == "cuda"  # so that the copy to the device does not wait
+        images = torch.empty((options["views"], len(paths), size, size, 3), dtype=torch.uint8, pin_memory=pinned)
+        answers: list[Callable[[], list[str | None]]] = []
+        for first in range(0, len(paths), _CHUNK):
+            request = {"paths": paths[first : first + _CHUNK], "seed": int(seed), "first": first, **options}
+            out = images.numpy()[:, first : first + _CHUNK]
+            answers.append(readers.ask(request, out).result if readers else partial(_fill, request, out))
+        return _Asked(paths, images, answers)
+
+    def _note(self, paths: list[str], reasons: list[str | None]) -> None:
+        for path, reason in zip(paths, reasons, strict=True):
+            if reason is not None and path not in self.bad:
+                self.bad[path] = reason
+                logger.warning("unreadable image left out: %s (%s)", path, reason)
+        if len(self.bad) > self.allowed:
+            first = "; ".join(f"{path} ({reason})" for path, reason in list(self.bad.items())[:3])
+            raise UserError(
+                f"{len(self.bad)} of {len(self)} images cannot be read, at most {self.allowed} are tolerated "
+                f"(max_bad={self.max_bad:g}); mend or remove them, the first are: {first}"
+            )
+
+
+class _Asked(NamedTuple):
+    """A batch that is being read."""
+
+    paths: list[str]  # B
+    images: Tensor  # [V, B, size, size, 3] uint8, filled as the answers come
+    answers: list[Callable[[], list[str | None]]]  # each waits, then says why each of its images could not be read
+
+
+def _fill(request: dict[str, Any], out: np.ndarray) -> list[str | None]:
+    """Read in this process.  out [V, n, size, size, 3]"""
+    reasons = []
+    for i, (reason, crops) in enumerate(decoded(**request)):
+        reasons.append(reason)
+        out[:, i] = 0
+        for view, crop in enumerate(crops):
+            out[view, i] = np.frombuffer(crop, np.uint8).reshape(out.shape[2:])
+    return reasons
+
+
+class _Readers:
+    """Reader processes, each started when there is work for it and served by a thread that waits for its answers.
+
+    `close` ends them at once; it is also called when the object is dropped and when the program ends.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="warpi-read")
+        self.close = weakref.finalize(self, _end, self._threads, self._processes)
+
+    def ask(self, request: dict[str, Any], out: np.ndarray) -> "Future[list[str | None]]":
+        return self._threads.submit(self._answer, request, out)
+
+    def _answer(self, request: dict[str, Any], out: np.ndarray) -> list[str | None]:
+        process = self._process()
+        stdin, stdout = cast("IO[bytes]", process.stdin), cast("BufferedReader", process.stdout)
+        reasons: list[str | None] = []
+        try:
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
+            for i in range(out.shape[1]):
+                line = stdout.readline()
+                if not line.endswith(b"\n"):
+                    raise EOFError
+                reasons.append(json.loads(line))
+                for view in out[:, i]:  # [size, size, 3]
+                    if reasons[-1] is not None:
+                        view[:] = 0
+                    elif stdout.readinto(view.data.cast("B")) < view.size:
+                        raise EOFError
+        except (EOFError, BrokenPipeError):
+            path = request["paths"][max(0, len(reasons) - 1)]
+            raise UserError(
+                f"a process that reads images ended with code {process.wait()} near {path}; "
+                "where memory is short use fewer workers, otherwise remove that file"
+            ) from None
+        return reasons
+
+    def _process(self) -> "subprocess.Popen[bytes]":
+        if not hasattr(self._own, "process"):
+            pipe = subprocess.PIPE
+            command = [sys.executable, "-P", __file__]  # -P: its folder is not a place to import from
+            self._own.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pipesize=1 << 20)
+            self._processes.append(self._own.process)
+        process: subprocess.Popen[bytes] = self._own.process
+        return process
+
+
+def _end(threads: ThreadPoolExecutor, processes: "list[subprocess.Popen[bytes]]") -> None:
+    """End the readers. A thread that waits for one sees the end of its answers, so that no thread is left either."""
+    threads.shutdown(wait=False, cancel_futures=True)
+    for process in list(processes):
+        process.kill()
+    threads.shutdown(wait=True)
+    for process in processes:  # a thread may have started one meanwhile
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(BrokenPipeError):  # a request that was not sent any more
+                cast("IO[bytes]", pipe).close()
+
+
+def load_tensor(examples: FileExamples) -> tuple[TensorExamples, Tensor]:
+    """All images decoded once and held in memory, and which rows they are [N]: unreadable files have none.
+
+    Kept is the middle square of `stored_size(size)` pixels as uint8. Outside training this gives the very crops of
+    the files; in training the crops come from that square, so that the ends of the longer side are never seen.
+    """
+    n, side = len(examples), stored_size(examples.size)
+    x = torch.empty((n, 3, side, side), dtype=torch.uint8)
+    kept = torch.zeros(n, dtype=torch.bool)
+    batches = ((chunk, 0) for chunk in torch.split(torch.arange(n), _CHUNK))
+    start = done = 0
+    with closing(examples._read(batches, crop=side, views=1, augment=False)) as reads:
+        for images, good in reads:
+            readable = images[0, good].permute(0, 3, 1, 2)
+            x[done : done + len(readable)] = readable
+            kept[start : start + len(good)] = good
+            start, done = start + len(good), done + len(readable)
+    tensor = TensorExamples(x[:done], examples.scale, Crop(examples.size))
+    return tensor.to(examples.device), kept

@@ -1,0 +1,367 @@
+"""Image data sets on disk: a folder a class, a manifest, and the layouts of Clothing1M and Food-101N."""
+
+import csv
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Examples
+from warpi.data.files import FileExamples, load_tensor, stored_size
+from warpi.data.split import Split
+from warpi.errors import UserError, unknown
+
+logger = logging.getLogger("warpi.data")
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+IN_MEMORY = 2**30  # bytes: decoded images up to this many are held in memory
+CLOTHING1M = (
+    *("T-shirt", "Shirt", "Knitwear", "Chiffon", "Sweater", "Hoodie", "Windbreaker"),
+    *("Jacket", "Down coat", "Suit", "Shawl", "Dress", "Vest", "Underwear"),
+)
+_PARTS = ("train", "test", "val", "meta")
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y", "x"), ("0", "false", "f", "no", "n", "")
+
+
+class _Part(NamedTuple):
+    """Image files with a label each."""
+
+    root: Path
+    paths: Sequence[str]
+    y: Sequence[int]
+
+
+def read_folder(
+    path: Path, *, size: int | None = None, classes: tuple[str, ...] | None = None, in_memory: bool | None = None
+) -> Dataset:
+    """One folder a class, or `train/`, `test/` (else `val/`) and `meta/` with one folder a class in each.
+
+    Files may lie at any depth below their class. Hidden files and folders are ignored, links to folders are followed
+    only where they stand for a class. Classes are numbered by name, or as `classes` says; rows are in the order of
+    their paths. `meta/` holds examples whose labels can be trusted.
+    """
+    if not path.is_dir():
+        raise UserError(f"no folder {path}; give a folder that holds one folder of images a class")
+    folders = _folders(path)
+    present = [name for name in _PARTS if name in folders]
+    if "train" not in folders or (len(folders) > 1 and present == ["train"]):  # a class may be called train
+        classes = _classes(path, folders, classes)
+        return _dataset(path.resolve().name, classes, size, in_memory, _scan(path, classes))
+    classes = _classes(path / "train", _folders(path / "train"), classes)
+    unused = [name for name in folders if name not in _PARTS or (name == "val" and "test" in folders)]
+    if unused:
+        logger.warning("%s: not used: %s; trusted examples are looked for in meta", path, ", ".join(unused))
+    parts = {name: _scan(path / name, classes) for name in _PARTS if name in folders and name not in unused}
+    test = parts.get("test", parts.get("val"))
+    return _dataset(path.resolve().name, classes, size, in_memory, parts["train"], parts.get("meta"), test)
+
+
+def _folders(path: Path) -> list[str]:
+    """Names of the folders in `path`; not those that are hidden or lead back to where they are."""
+    here = path.resolve()
+    found = (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(e.name for e in found if not (e.is_symlink() and here.is_relative_to(e.resolve())))
+
+
+def _classes(path: Path, found: list[str], given: tuple[str, ...] | None) -> tuple[str, ...]:
+    if not found:
+        raise UserError(
+            f"{path} holds no folders; make one folder a class and put its images there, or give a csv file"
+        )
+    if given is None and len(found) == 1:
+        raise UserError(f"{path} holds one class only, {found[0]!r}; at least two are needed")
+    return given or tuple(found)
+
+
+def _scan(path: Path, classes: tuple[str, ...]) -> _Part:
+    number = {name: k for k, name in enumerate(classes)}
+    rows: list[tuple[str, int]] = []
+    for name in _folders(path):
+        if name not in number:
+            raise unknown(f"class (a folder of {path})", name, classes)
+        before = len(rows)
+        for folder, below, files in os.walk(path / name):
+            below[:] = [entry for entry in below if not entry.startswith(".")]
+            inside = os.path.relpath(folder, path)
+            images = (file for file in files if file.lower().endswith(SUFFIXES) and not file.startswith("."))
+            rows.extend((os.path.join(inside, file), number[name]) for file in images)
+        if len(rows) == before:
+            raise UserError(f"class folder {path / name} holds no images ({' '.join(SUFFIXES)}); fill or remove it")
+    rows.sort()
+    return _Part(path, [file for file, _ in rows], [k for _, k in rows])
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether the file is a csv or tsv whose first line names a column `path`: a list of images, not a table."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = file.readline(100_000)
+    except (OSError, UnicodeDecodeError):
+        return False
+    return "path" in _header(line)
+
+
+def _header(line: str) -> list[str]:
+    return [name.strip().lower() for name in next(csv.reader([line], delimiter=_delimiter(line)), [])]
+
+
+def _delimiter(line: str) -> str:
+    return "\t" if line.count("\t") > line.count(",") else ","
+
+
+def read_manifest(
+    path: Path,
+    *,
+    root: Path | None = None,
+    label: str | None = None,
+    size: int | None = None,
+    classes: tuple[str, ...] | None = None,
+    in_memory: bool | None = None,
+) -> Dataset:
+    """A csv or tsv with a row an image: `path`, `label`, and if known `clean_label`, `verified`, `split`.
+
+    Paths are relative to `root`, by default the folder of the manifest, and stay below it. A blank clean label means
+    that the truth is unknown. `verified` (1/true/yes) marks rows that a person has checked; without that column the
+    rows with a clean label are taken as checked, where only some have one. `split` is train, test or meta, blank for
+    train; rows of test and meta take their clean label where there is one. Classes are numbered by name (whole
+    numbers by value), or as `classes` says.
+    """
+    root = root or path.parent
+    below = os.path.join(os.path.abspath(root), "")
+    label = (label or "label").strip().lower()
+    lines, rows = dict[str, int](), list[_Row]()
+    for line, cells in _cells(path, required=("path", label)):
+        where = f"{path} line {line}"
+        row = _row(where, cells, below, label)
+        if row.path in lines:
+            raise UserError(f"{where}: path {row.path!r} is also on line {lines[row.path]}; keep one of the two")
+        lines[row.path] = line
+        rows.append(row)
+    names = {row.label for row in rows} | {row.clean for row in rows if row.clean}
+    if classes is None:
+        numbers = all(name.isascii() and name.removeprefix("-").isdigit() for name in names)
+        classes = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
+    number = {name: k for k, name in enumerate(classes)} | {"": -1}
+    for row in rows:
+        for name in (row.label, row.clean):
+            if name not in number:
+                raise UserError(f"{path} line {lines[row.path]}: {unknown('class', name, classes)}")
+    if len(classes) < 2:
+        raise UserError(f"{path} holds {len(classes)} class(es) in {len(rows)} rows; at least two are needed")
+    train = [row for row in rows if row.split == "train"]
+    if not train:
+        raise UserError(f"{path}: no row is for training; the column split is train, test or meta (blank: train)")
+    clean = torch.tensor([number[row.clean] for row in train])
+    known = clean if (clean >= 0).any() else None
+    trusted = known >= 0 if known is not None and (known < 0).any() else None
+    if train[0].verified is not None:
+        trusted = torch.tensor([row.verified is True for row in train])
+    held = {name: [row for row in rows if row.split == name] for name in ("meta", "test")}
+    meta, test = (_Part(root, [r.path for r in h], [number[r.clean or r.label] for r in h]) for h in held.values())
+    return _dataset(
+        path.stem,
+        classes,
+        size,
+        in_memory,
+        _Part(root, [row.path for row in train], [number[row.label] for row in train]),
+        meta if meta.paths else None,
+        test if test.paths else None,
+        clean=known,
+        trusted=trusted,
+    )
+
+
+class _Row(NamedTuple):
+    path: str
+    label: str
+    clean: str  # "": unknown
+    verified: bool | None  # None: there is no such column
+    split: str
+
+
+def _cells(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and cells by column name of each row that is not blank."""
+    end = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            header = _header(first)
+            absent = [name for name in required if name not in header]
+            if absent:
+                raise UserError(f"{path} has no column {absent[0]!r}; its columns are: {', '.join(header) or 'none'}")
+            if len(set(header)) < len(header):
+                raise UserError(f"{path} names a column twice: {', '.join(header)}")
+            reader = csv.reader(file, delimiter=_delimiter(first))
+            end = 1
+            for cells in reader:
+                line, end = end + 1, reader.line_num + 1  # a quoted cell may go over several lines
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if len(cells) != len(header):
+                    raise UserError(f"{path} line {line}: got {len(cells)} cells for {len(header)} columns")
+                yield line, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+    except FileNotFoundError:
+        raise UserError(f"no file {path}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    except csv.Error as error:
+        raise UserError(f"{path} line {end + 1}: {error}") from None
+
+
+def _row(where: str, cells: dict[str, str], below: str, label: str) -> _Row:
+    if not cells["path"] or not cells[label]:
+        raise UserError(f"{where}: the {'path' if not cells['path'] else label} is empty")
+    path = os.path.normpath(os.path.join(below, cells["path"]))
+    if not path.startswith(below):
+        raise UserError(f"{where}: {cells['path']!r} is not a file below {below}; move it there or give another root")
+    split = cells.get("split", "").lower() or "train"
+    if split not in ("train", "test", "meta"):
+        raise UserError(f"{where}: {unknown('split', split, ('train', 'test', 'meta'))}")
+    verified = cells.get("verified")
+    if verified is not None and verified.lower() not in _TRUE + _FALSE:
+        raise UserError(f"{where}: verified is {verified!r}; allowed are 1/true/yes and 0/false/no or blank")
+    checked = None if verified is None else verified.lower() in _TRUE
+    return _Row(path.removeprefix(below), cells[label], cells.get("clean_label", ""), checked, split)
+
+
+def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
+    """Clothing1M: a million images of 14 classes with labels taken from the text around them.
+
+    Trained on noisy_train_key_list.txt with the labels of noisy_label_kv.txt; the truth of a row is known where
+    clean_label_kv.txt has its key. Trusted examples: clean_val_key_list.txt; test set: clean_test_key_list.txt.
+
+    Reference: Xiao et al., Learning from massive noisy labeled data for image classification, CVPR 2015.
+    """
+    root = _root(root, "Clothing1M", "noisy_train_key_list.txt")
+    noisy, checked = _label_kv(root / "noisy_label_kv.txt"), _label_kv(root / "clean_label_kv.txt")
+
+    def part(keys: list[str], labels: dict[str, int], name: str) -> _Part:
+        absent = next((key for key in keys if key not in labels), None)
+        if absent is not None:
+            raise UserError(f"{root / name} has no label for {absent!r}, which is listed as an image")
+        return _Part(root, keys, [labels[key] for key in keys])
+
+    meta = part(_keys(root / "clean_val_key_list.txt"), checked, "clean_label_kv.txt")
+    test = part(_keys(root / "clean_test_key_list.txt"), checked, "clean_label_kv.txt")
+    keys = _without(_keys(root / "noisy_train_key_list.txt"), meta.paths, test.paths)
+    clean = torch.tensor([checked.get(key, -1) for key in keys])
+    known = clean if (clean >= 0).any() else None
+    train = part(keys, noisy, "noisy_label_kv.txt")
+    return _dataset("clothing1m", CLOTHING1M, size, in_memory, train, meta, test, clean=known)
+
+
+def _label_kv(path: Path) -> dict[str, int]:
+    labels = {}
+    for line, text in _lines(path):
+        key, _, label = text.rpartition(" ")
+        if not key or not label.isdecimal() or int(label) >= len(CLOTHING1M):
+            raise UserError(f"{path} line {line}: got {text!r}, expected an image and a class 0..{len(CLOTHING1M) - 1}")
+        labels[key.strip()] = int(label)
+    return labels
+
+
+def _keys(path: Path) -> list[str]:
+    return list(dict.fromkeys(text for _, text in _lines(path)))
+
+
+def food101n(
+    root: Path | None, *, whole: bool = False, size: int | None = None, in_memory: bool | None = None
+) -> Dataset:
+    """Food-101N: images of 101 dishes from the web, and the test set of Food-101.
+
+    `root` is Food-101N_release, with food-101 in it or beside it. Trained, as published, on the images of
+    verified_train.tsv with the class they were found under: whether that class was verified as right is ignored. With
+    `whole` on all of imagelist.tsv except the images of verified_val.tsv. Trusted examples: the images of
+    verified_val.tsv whose class is right.
+
+    Reference: Lee et al., CleanNet: transfer learning for scalable image classifier training with label noise,
+    CVPR 2018; Bossard et al., Food-101, ECCV 2014.
+    """
+    root = _root(root, "Food-101N", "meta/classes.txt")
+    classes = tuple(text for _, text in _lines(root / "meta" / "classes.txt"))
+    number = {name: k for k, name in enumerate(classes)}
+
+    def listed(path: Path) -> Iterator[tuple[str, list[str], int]]:
+        """class/image, the cells after it, and the number of the class."""
+        for line, text in _lines(path):
+            key, *cells = text.split("\t")
+            if (name := key.partition("/")[0]) not in number:
+                raise UserError(f"{path} line {line}: {unknown('class', name, classes)}")
+            yield key, cells, number[name]
+
+    val = {key: (cells, k) for key, cells, k in listed(root / "meta" / "verified_val.tsv")}
+    right = {key: k for key, (cells, k) in val.items() if cells[-1:] == ["1"]}
+    source = root / "meta" / ("imagelist.tsv" if whole else "verified_train.tsv")
+    found = {key: k for key, _, k in listed(source)}
+    keys = [key for key in found if key not in val] if whole else _without(list(found), list(val))
+    beside = next((p for p in (root / "food-101", root.resolve().parent / "food-101") if p.is_dir()), root / "food-101")
+    tested = {f"{key}.jpg": k for key, _, k in listed(beside / "meta" / "test.txt")}
+    train = _Part(root / "images", keys, [found[key] for key in keys])
+    meta = _Part(root / "images", list(right), list(right.values()))
+    test = _Part(beside / "images", list(tested), list(tested.values()))
+    return _dataset("food101n", classes, size, in_memory, train, meta, test)
+
+
+def _root(root: Path | None, name: str, first: str) -> Path:
+    if root is None:
+        raise UserError(f"{name} is not downloaded for you; give the folder that holds {first}")
+    return root
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number and text of the lines that are not blank, less the header that Food-101N has."""
+    if not path.is_file():
+        raise UserError(f"no file {path}; unpack the data set as it is published, or give another folder")
+    with path.open(encoding="utf-8-sig") as file:
+        yield from ((k, line.strip()) for k, line in enumerate(file, 1) if line.strip() and line[:10] != "class_name")
+
+
+def _without(keys: list[str], *held: Sequence[str]) -> list[str]:
+    """The keys that are not held out: no image is trained on and tested on."""
+    out = {key for part in held for key in part}
+    kept = [key for key in keys if key not in out]
+    if len(kept) < len(keys):
+        logger.warning("%d images left out of training: they are held out as well", len(keys) - len(kept))
+    return kept
+
+
+def _dataset(
+    name: str,
+    classes: tuple[str, ...],
+    size: int | None,
+    in_memory: bool | None,
+    train: _Part,
+    meta: _Part | None = None,
+    test: _Part | None = None,
+    *,
+    clean: Tensor | None = None,
+    trusted: Tensor | None = None,
+) -> Dataset:
+    """Put together what a reader found; in memory the rows of unreadable files are dropped."""
+    size = 224 if size is None else size
+    if in_memory is None:
+        n = sum(len(part.paths) for part in (train, meta, test) if part)
+        in_memory = n * 3 * stored_size(size) ** 2 <= IN_MEMORY
+
+    def load(part: _Part) -> tuple[Examples, Tensor, Tensor]:
+        """The images, their labels, and which of the files they are."""
+        examples, y = FileExamples(str(part.root), tuple(part.paths), size), torch.tensor(part.y, dtype=torch.int64)
+        if not in_memory:
+            return examples, y, torch.ones(len(y), dtype=torch.bool)
+        tensor, kept = load_tensor(examples)
+        return tensor, y[kept], kept
+
+    def split(part: _Part | None) -> Split | None:
+        if part is None:
+            return None
+        examples, y, _ = load(part)
+        return Split(examples, torch.arange(len(y)), y)
+
+    examples, y, kept = load(train)
+    clean, trusted = (None if known is None else known[kept] for known in (clean, trusted))
+    return Dataset(name, examples, y, classes, clean, trusted, split(meta), split(test))

@@ -1,0 +1,88 @@
+"""The one training loop."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from warpi.evaluate import evaluate
+from warpi.method import Method
+from warpi.task import Task, Truth
+
+Record = dict[str, float]
+"""What is known after an epoch: mean of the logs, scores, learning rate, seconds. One line of results.jsonl."""
+
+
+class Diverged(Exception):
+    """The loss is no longer a finite number."""
+
+
+@dataclass
+class Position:
+    """How far a run has come, apart from the method's own state. All a checkpoint needs besides that."""
+
+    epoch: int = 0
+    step: int = 0  # steps done in this epoch
+    seconds: float = 0.0  # time spent in this epoch
+    sums: dict[str, Tensor] = field(default_factory=dict)  # of the logs of this epoch, on the device
+
+    def add(self, log: dict[str, Tensor | float]) -> None:
+        for name, value in log.items():
+            value = torch.as_tensor(value).detach().double()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.step += 1
+
+
+def train(
+    method: Method, task: Task, truth: Truth | None = None, at: Position | None = None
+) -> Iterator[Record | None]:
+    """Run a started method to the end of its recipe. Yields None after a step and a Record after an epoch.
+
+    Whoever iterates may store `method` and `at` between two items and go on from them later: the run will be the
+    same, bit for bit, on the same kind of CPU.
+    """
+    recipe, at = method.recipe, at or Position()
+    for t in range(at.epoch, recipe.epochs):
+        for optimizer in method.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.lr_at(t)
+        began = time.perf_counter() - at.seconds
+        for log in method.epoch(t):
+            at.add(dict(log))
+            at.seconds = time.perf_counter() - began
+            if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number makes a GPU wait
+                check_finite(method, at)
+            yield None
+        check_finite(method, at)
+        record: Record = {"epoch": t + 1, "lr": recipe.lr_at(t)}
+        record |= {name: total.item() / at.step for name, total in at.sums.items()}
+        record |= score(method, task, truth)
+        record["seconds"] = time.perf_counter() - began
+        at.epoch, at.step, at.seconds, at.sums = t + 1, 0, 0.0, {}
+        yield record
+
+
+def score(method: Method, task: Task, truth: Truth | None) -> Record:
+    """Scores of the method as it is now, in evaluation mode."""
+    for net in method.nets:
+        net.eval()
+    record: Record = {}
+    for name, split in (("val", task.val), ("test", truth.test if truth else None)):
+        if split is not None:
+            s = evaluate(method.predict, split)
+            record |= {f"{name}_acc": s.acc, f"{name}_nll": s.nll, f"{name}_ece": s.ece}
+    for net in method.nets:
+        net.train()
+    return record
+
+
+def check_finite(method: Method, at: Position) -> None:
+    """Stop at the first log that is not a finite number: a sum never recovers from one."""
+    for name, total in at.sums.items():
+        if not torch.isfinite(total):
+            raise Diverged(
+                f"{name} became {total.item()} at epoch {at.epoch + 1}, step {at.step} (lr {method.lr:g}); "
+                "lower --lr or --meta-lr, or check the inputs"
+            )

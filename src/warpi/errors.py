@@ -1,0 +1,21 @@
+"""What a user did wrong, said in one line: what was got, what is allowed, what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """A mistake the user can mend. The command line prints it as one line and exits with code 2."""
+
+
+def unknown(kind: str, got: str, allowed: Iterable[str]) -> UserError:
+    """The error for a name that is not in a table, with the nearest name that is."""
+    names = sorted(allowed)
+    near = get_close_matches(got, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(names)}"
+    return UserError(f"unknown {kind} {got!r}; {hint}")
+
+
+def missing(package: str, purpose: str, extra: str) -> UserError:
+    """The error for an optional package that is not installed."""
+    return UserError(f"{purpose} needs the package {package!r}; install it with: pip install 'warpi[{extra}]'")

@@ -1,0 +1,44 @@
+"""How good the predictions are."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpi.data.split import Split
+
+
+class Scores(NamedTuple):
+    """In percent, except nll."""
+
+    acc: float
+    nll: float
+    ece: float
+    per_class: tuple[float, ...]  # accuracy of each class; nan where the split has no example of it
+
+
+def scores(p: Tensor, y: Tensor, bins: int = 15) -> Scores:
+    """Accuracy, negative log-likelihood, expected calibration error and accuracy by class.  p [N, K], y [N]
+
+    ECE = sum_b n_b / N |accuracy_b - confidence_b| over equally wide bins of the highest probability.
+    """
+    confidence, guess = p.double().max(dim=1)
+    hit = (guess == y).double()
+    nll = -p.double().gather(1, y[:, None]).clamp_min(1e-12).log().mean()
+    bin_of = (confidence * bins).ceil().clamp(1, bins).long() - 1
+    gap = torch.zeros(bins, dtype=torch.double, device=p.device).index_add_(0, bin_of, hit - confidence)
+    zeros = torch.zeros(p.shape[1], dtype=torch.double, device=p.device)
+    per_class = zeros.index_add(0, y, hit) / zeros.index_add(0, y, torch.ones_like(hit))
+    return Scores(
+        100 * hit.mean().item(),
+        nll.item(),
+        100 * (gap.abs().sum() / len(y)).item(),
+        tuple((100 * per_class).tolist()),
+    )
+
+
+def evaluate(predict: Callable[[Tensor], Tensor], split: Split, batch_size: int = 1000) -> Scores:
+    """Scores of `predict` (inputs to probabilities) on a split."""
+    p, y = zip(*((predict(batch.x), batch.y) for batch in split.batches(batch_size)), strict=True)
+    return scores(torch.cat(p), torch.cat(y))

@@ -1,0 +1,96 @@
+"""Command-line flags made from dataclass fields: one flag a field, its help the comment behind it."""
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
+
+from warpi.errors import UserError, unknown
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes are UserErrors: one line, with the nearest flag where one was misspelt."""
+
+    def __init__(self, prog: str, description: str = "", add_help: bool = True) -> None:
+        super().__init__(prog, description=description, add_help=add_help, allow_abbrev=False)
+
+    def error(self, message: str) -> Never:
+        raise UserError(f"{self.prog}: {message}")
+
+    def read(self, argv: list[str]) -> dict[str, Any]:
+        """The flags that were given, by field name."""
+        known, rest = self.parse_known_args(argv)
+        if rest:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            if rest[0].startswith("-"):
+                raise unknown("flag", rest[0].split("=")[0], flags)
+            raise UserError(f"{self.prog}: unexpected {rest[0]!r}; flags begin with --, see {self.prog} --help")
+        return vars(known)
+
+
+def add_fields(parser: argparse.ArgumentParser, title: str, source: object, skip: tuple[str, ...] = ()) -> None:
+    """A group of flags for the fields of a dataclass (or of an instance, whose values are then the defaults).
+
+    Flags that are not given stay out of the result, so that defaults are decided in one place, later.
+    """
+    cls = source if isinstance(source, type) else type(source)
+    group, hints, comments = parser.add_argument_group(title), get_type_hints(cls), field_comments(cls)
+    for f in fields(cls):
+        if f.name in skip:
+            continue
+        default = f.default if isinstance(source, type) else getattr(source, f.name)
+        text = comments.get(f.name, f.name.replace("_", " "))
+        if default is not None and text.find("default") < 0:
+            text = f"{text} (default: {_show(default)})"
+        group.add_argument(
+            "--" + f.name.replace("_", "-"),
+            default=argparse.SUPPRESS,
+            help=text.replace("%", "%%"),
+            **_reading(hints[f.name], f.name),
+        )
+
+
+def field_comments(cls: type) -> dict[str, str]:
+    """The comment behind each field of a class, by field name."""
+    pattern = re.compile(r"^    (\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
+    return dict(pattern.findall(inspect.getsource(cls)))
+
+
+def _reading(hint: Any, name: str) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):  # X | None, or a union in which text stands for the rest
+        hint = str if str in args else next(a for a in args if a is not NoneType)
+        origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"choices": args, "metavar": "|".join(map(str, args)), "type": _one_of(args, name)}
+    if origin is tuple:
+        return {"type": _tuple_of(args[0]), "metavar": "A,B,..."}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"type": hint, "metavar": {int: "N", float: "X", str: "TEXT"}[hint]}
+
+
+def _one_of(allowed: tuple[Any, ...], name: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise unknown(name.replace("_", " "), text, map(str, allowed))
+        return text
+
+    return read
+
+
+def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    def tuple_of_numbers(text: str) -> tuple[Any, ...]:
+        return tuple(kind(part) for part in text.split(",") if part)
+
+    return tuple_of_numbers
+
+
+def _show(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_show, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

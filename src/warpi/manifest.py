@@ -1,0 +1,132 @@
+"""Corrupted labels as a value, and as a file by which two papers can share the same noise."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpi.data.dataset import Dataset, check_labels
+from warpi.errors import UserError
+
+FORMAT = "warpi-noise/1"
+
+
+class NoisyLabels(NamedTuple):
+    """What noise made of N labels.
+
+    T[i, j] is the probability that a label of class i is turned into j; rows sum to 1. For `instance` noise it is the
+    mean over the rows of class i of their own probabilities. For `given` labels it is the table counted against the
+    true labels, None where these are not known for all rows. A class without rows has a row of the identity there.
+    """
+
+    y: Tensor  # [N] int64
+    T: Tensor | None  # [K, K] float64
+    replaced: Tensor | None = None  # [N] int64, open_set: row of the other set whose input comes here, -1: kept
+
+
+def labels_hash(y: Tensor, replaced: Tensor | None = None) -> str:
+    """The sha256 that reports print and manifests hold: rows 0..N-1, labels, replaced, as little-endian int64."""
+    return _hash(torch.arange(len(y)), y, replaced)
+
+
+def write_manifest(path: Path | str, *, data: str, noise: str, seed: int, n_classes: int, labels: NoisyLabels) -> None:
+    """Write the labels of all rows of a data set. The file appears whole or not at all."""
+    path = Path(path)
+    content = {
+        "format": FORMAT,
+        "data": data,
+        "noise": noise,
+        "seed": seed,
+        "n_classes": n_classes,
+        "sha256": labels_hash(labels.y, labels.replaced),
+        "T": None if labels.T is None else labels.T.tolist(),
+        "rows": list(range(len(labels.y))),
+        "labels": labels.y.tolist(),
+    }
+    if labels.replaced is not None:
+        content["replaced"] = labels.replaced.tolist()
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(f"{{\n{lines}\n}}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"cannot write the noise manifest {path}: {error.strerror}; choose another path") from error
+    finally:
+        part.unlink(missing_ok=True)  # gone already when all went well
+
+
+def read_manifest(path: Path | str, dataset: Dataset) -> NoisyLabels:
+    """The labels that a manifest holds for this data set, in the order of its rows, which the file may list in any."""
+    content = _load(path)
+    for key, expected in (("data", dataset.name), ("n_classes", dataset.n_classes)):
+        if content.get(key) != expected:
+            raise UserError(f"noise manifest {path}: {key} is {content.get(key)!r}, but this data set has {expected!r}")
+    rows, labels = _integers(path, content, "rows"), _integers(path, content, "labels")
+    replaced = _integers(path, content, "replaced") if "replaced" in content else None
+    if content.get("sha256") != _hash(rows, labels, replaced):
+        raise UserError(f"noise manifest {path}: the checksum does not match, the file was changed; get it anew")
+    n = len(dataset.examples)
+    if not torch.equal(rows.sort().values, torch.arange(n)):
+        raise UserError(f"noise manifest {path}: has {len(rows)} rows, must name each of the {n} rows of the data once")
+    check_labels(labels, n, dataset.n_classes, f"noise manifest {path}")
+    order = rows.argsort()
+    if replaced is not None:
+        if len(replaced) != n or bool((replaced < -1).any()):
+            raise UserError(f"noise manifest {path}: 'replaced' must be one row of the other set, or -1, a row")
+        replaced = replaced[order]
+    return NoisyLabels(labels[order], _transition(path, content.get("T"), dataset.n_classes), replaced)
+
+
+def noise_of(path: Path | str) -> str:
+    """The noise that a manifest was made with, as its maker wrote it."""
+    return str(_load(path).get("noise"))
+
+
+def _load(path: Path | str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the noise manifest {path}: {error.strerror}; check the path") from error
+    except ValueError as error:  # not JSON, or not even text
+        raise UserError(f"noise manifest {path} is not JSON ({error}); make one with: warpi corrupt") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        got = content.get("format") if isinstance(content, dict) else None
+        raise UserError(f"noise manifest {path}: format is {got!r}, must be {FORMAT!r}")
+    return content
+
+
+def _integers(path: Path | str, content: Mapping[str, Any], key: str) -> Tensor:
+    values = content.get(key)
+    if not isinstance(values, list) or not all(type(v) is int and abs(v) < 2**63 for v in values):
+        raise UserError(f"noise manifest {path}: {key!r} must be a list of whole numbers")
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _transition(path: Path | str, values: Any, n_classes: int) -> Tensor | None:
+    if values is None:
+        return None
+    wrong = UserError(f"noise manifest {path}: 'T' must be {n_classes} x {n_classes} probabilities whose rows sum to 1")
+    try:
+        T = torch.tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise wrong from error
+    if T.shape != (n_classes, n_classes) or not bool((T >= 0).all()) or not bool(((T.sum(1) - 1).abs() < 1e-6).all()):
+        raise wrong
+    return T
+
+
+def _hash(*parts: Tensor | None) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        if part is not None:
+            digest.update(part.cpu().numpy().astype("<i8").tobytes())
+    return digest.hexdigest()

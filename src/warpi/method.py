@@ -1,0 +1,94 @@
+"""The contract between a method and the engine."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.data.split import Loader
+from warpi.errors import UserError
+from warpi.recipe import Recipe
+from warpi.rng import derive, generator
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class Method(ABC):
+    """One way to learn from noisy labels.
+
+    Fields are hyper-parameters with the paper's defaults. Everything made in `start` is state: networks, optimizers,
+    generators, loaders, tensors, numbers, and lists or dicts of them; checkpoints hold it without further ado. A
+    method owns its networks and its optimizer steps. It does not print, write, read the clock or name a device, and
+    it cannot see the truth. The engine owns time, learning rates, evaluation and checkpoints.
+    """
+
+    n_nets: ClassVar[int] = 1
+    n_views: ClassVar[int] = 1  # augmented views of each training example
+    needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
+    needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; marked in reports
+    resumes_mid_epoch: ClassVar[bool] = True  # False where `epoch` keeps more between two steps than its loaders do
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        """Make all state. Redefine to add some; call this first."""
+        self.check(task)
+        device, seed = task.train.examples.device, recipe.seed
+        self.task, self.recipe = task, recipe
+        self.nets: list[nn.Module] = [
+            recipe.make_net(task.shape, task.n_classes, i).to(device).train() for i in range(self.n_nets)
+        ]
+        self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
+        self.generator = generator(seed, "method", device=device)
+        batches = derive(seed, "train batches")
+        self.loader = Loader(task.train, recipe.batch_size, batches, views=self.n_views)
+        if task.meta is not None:
+            self.meta_loader = Loader(task.meta, recipe.meta_batch_size, derive(seed, "meta batches"))
+
+    def check(self, task: Task) -> None:
+        """Say what this method lacks before anything is made."""
+        name = type(self).__name__
+        if self.needs_meta and task.meta is None:
+            raise UserError(
+                f"{name} needs trusted examples, and there are none; hold some out of a clean data set with --meta N, "
+                "give a second file with --meta-data, or mark rows in a 'verified' column"
+            )
+        if self.needs_noise_rate and task.noise_rate is None:
+            raise UserError(f"{name} needs the noise rate, which is unknown for this data")
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        """Train for one epoch and yield a log after every step."""
+        for batch in self.loader.epoch(t):
+            yield self.step(batch)
+
+    @abstractmethod
+    def step(self, batch: Batch) -> Log:
+        """One update from one batch of noisy examples: the algorithm box of the paper."""
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Class probabilities of new inputs, averaged over the networks.  [B, K]"""
+        return torch.stack([net(x).softmax(dim=1) for net in self.nets]).mean(0)
+
+    @property
+    def net(self) -> nn.Module:
+        return self.nets[0]
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizers[0]
+
+    @property
+    def lr(self) -> float:
+        """The classifier's current learning rate."""
+        lr: float = self.optimizer.param_groups[0]["lr"]
+        return lr
+
+
+def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimizer down the gradient of a loss."""
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

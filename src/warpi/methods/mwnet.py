@@ -1,0 +1,60 @@
+"""Meta-Weight-Net."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.lookahead import forward, meta_gradient
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.recipe import Recipe
+from warpi.rng import derive, seeded
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class MWNet(Method):
+    """A small network V maps the loss of an example to its weight, and is trained by how well the weights serve.
+
+        L(theta; phi)  = 1/B sum_i V(l_i; phi) l_i,    l_i = CE(F(x_i; theta), y_i)
+        theta_hat(phi) = theta - alpha dL/dtheta
+        phi   <- phi - beta d L_meta(theta_hat(phi)) / dphi                 exactly, by `lookahead`
+        theta <- theta - alpha dL(theta; phi_new)/dtheta
+
+    V is 1-100-1 with ReLU and a sigmoid. Follows the stable version of the published code (Adam for V, no
+    normalisation of the weights) rather than the paper's (SGD, weights divided by their sum).
+    Reference: Shu et al., Meta-Weight-Net: Learning an Explicit Mapping For Sample Weighting, NeurIPS 2019.
+    """
+
+    needs_meta: ClassVar[bool] = True
+    hidden: int = 100
+    meta_lr: float = 1e-3
+    meta_weight_decay: float = 1e-4
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        with seeded(derive(recipe.seed, "meta-network")):
+            V = nn.Sequential(nn.Linear(1, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid())
+        self.V = V.to(task.train.y.device)
+        self.meta_optimizer = torch.optim.Adam(self.V.parameters(), self.meta_lr, weight_decay=self.meta_weight_decay)
+
+    def step(self, batch: Batch) -> Log:
+        meta = self.meta_loader.draw()
+
+        def weighted_loss(z: Tensor) -> Tensor:
+            losses = cross_entropy(z, batch.y)  # [B]
+            w: Tensor = self.V(losses.detach()[:, None])[:, 0]  # [B]
+            return (w * losses).mean()
+
+        noisy = forward(self.net, batch.x)
+        self.meta_optimizer.zero_grad()
+        meta_loss = meta_gradient(
+            noisy, weighted_loss, meta.x, lambda z: cross_entropy(z, meta.y).mean(), list(self.V.parameters()), self.lr
+        )
+        self.meta_optimizer.step()
+        loss = weighted_loss(noisy.z)
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "meta_loss": meta_loss}

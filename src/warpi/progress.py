@@ -1,0 +1,43 @@
+"""What a run shows while it trains: a bar with the time left on a terminal, and a line an epoch everywhere."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+_SHOWN = {"loss": "loss", "meta_loss": "meta", "val_acc": "val %", "test_acc": "test %"}
+
+
+class Progress:
+    """A context in which steps are counted and epochs printed."""
+
+    def __init__(self, epochs: int, steps: int, done: int, quiet: bool) -> None:
+        self.epochs, self.quiet = epochs, quiet
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+        self.console = Console(highlight=False)
+        self.bar = Bar(
+            *columns,
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=quiet or not self.console.is_terminal,
+        )
+        self.job = self.bar.add_task("training", total=epochs * steps, completed=done)
+
+    def __enter__(self) -> "Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def step(self) -> None:
+        self.bar.advance(self.job)
+
+    def line(self, record: dict[str, float]) -> None:
+        if not self.quiet:
+            shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in _SHOWN.items() if name in record)
+            epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
+            self.console.print(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")

@@ -1,0 +1,60 @@
+"""How a classifier is trained, whatever the method: the same recipe for every row of a table."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from warpi.errors import UserError
+from warpi.nets import make_net
+from warpi.rng import derive, seeded
+
+Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Network, length, batches, optimizer and learning rate. The flags of `warpi fit` are these fields."""
+
+    net: Net = "mlp"  # a name of `warpi list nets`, your own nn.Module, or a function (shape, n_classes) -> module
+    weights: str | None = None  # pretrained weights: a local .safetensors or .pth file, or "torchvision"
+    epochs: int = 60
+    batch_size: int = 64
+    meta_batch_size: int = 64
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: Literal["step", "cosine", "constant"] = "step"
+    milestones: tuple[float, ...] = (2 / 3, 5 / 6)  # shares of the epochs after which `step` multiplies lr by `decay`
+    decay: float = 0.1
+    seed: int = 0  # chance of training; the chance that makes the task is another number made from it
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "meta_batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "momentum", "weight_decay", "decay"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise UserError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
+
+    def lr_at(self, t: int) -> float:
+        """Learning rate of epoch t, counted from 0."""
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * t / self.epochs))
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * self.decay ** sum(t >= round(m * self.epochs) for m in self.milestones)
+
+    def make_net(self, shape: tuple[int, ...], n_classes: int, number: int = 0) -> nn.Module:
+        """Network `number` of a method, initialised by chance of its own."""
+        with seeded(derive(self.seed, "init", number)):
+            return make_net(self.net, shape, n_classes, self.weights)
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

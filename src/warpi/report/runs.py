@@ -1,0 +1,346 @@
+"""Read run folders, and put the runs of one experiment together."""
+
+import json
+import math
+import shlex
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from warpi.errors import UserError
+
+_FORMAT = "warpi-run/1"
+_RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder as it was found."""
+
+    path: Path
+    spec: dict[str, Any]
+    facts: dict[str, Any]
+    environment: dict[str, Any]
+    epochs: list[dict[str, Any]]  # the lines of results.jsonl in the order of their epochs
+    done: bool
+    version: str = "unknown"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment: equal in all but the seed."""
+
+    label: str  # the method, and what tells it from its neighbours
+    data: str
+    noise: str
+    net: str
+    runs: tuple[Run, ...]  # by seed, finished or not, at least one
+
+    @property
+    def first(self) -> Run:
+        """Any of the runs, for what they share."""
+        return self.runs[0]
+
+    @property
+    def needs_meta(self) -> bool:
+        return bool(self.first.facts.get("needs_meta", False))
+
+    @property
+    def finished(self) -> bool:
+        return any(run.done for run in self.runs)
+
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs that enter the numbers: the finished ones, or where there are none, those that have begun."""
+        return tuple(run for run in self.runs if (run.done if self.finished else run.epochs))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment over its seeds. Accuracies are on the test set, in percent; None where there is nothing to say.
+
+    `last` is the final epoch, `val` the epoch of the highest validation accuracy (the latest of equals), and `best` the
+    epoch of the highest test accuracy: an ORACLE, for nobody may pick an epoch by the test set. Deviations are those of
+    a sample (ddof = 1).
+    """
+
+    method: str
+    label: str
+    data: str
+    noise: str
+    net: str
+    needs_meta: bool
+    needs_noise_rate: bool
+    finished: bool  # False: the numbers come from runs that have not ended
+    n_seeds: int
+    seeds: tuple[int, ...]
+    n_unfinished: int
+    epochs: int  # reached by every run that counts
+    planned_epochs: int | None
+    last_mean: float | None
+    last_std: float | None
+    val_mean: float | None
+    val_std: float | None
+    best_mean: float | None
+    best_std: float | None
+    seconds_per_epoch: float | None
+    test_labels: str
+    machines: tuple[str, ...]
+    versions: tuple[str, ...]
+
+
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs in `paths`, each a run folder or a folder with run folders somewhere below it."""
+    folders: dict[Path, Path] = {}  # the same folder may be named twice
+    for path in map(Path, paths):
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}; give a run folder, or a folder that holds run folders")
+        found = [path] if (path / "spec.json").is_file() else sorted(p.parent for p in path.rglob("spec.json"))
+        if not found:
+            raise UserError(f"no runs in {path}: no spec.json in it or below; warpi fit makes run folders")
+        for folder in found:
+            folders.setdefault(folder.resolve(), folder)
+    if not folders:
+        raise UserError("no runs given; give a run folder, or a folder that holds run folders")
+    return [_read(folder) for folder in folders.values()]
+
+
+def group(runs: Iterable[Run]) -> list[Group]:
+    """Runs that differ in nothing but the seed (and where the data lies), those of a table beside each other.
+
+    Labels are unique within a table: where the method and its changed options do not tell two groups apart, the fields
+    that do are added. A folder that holds the same run once more is left out.
+    """
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(json.dumps(_fields(run.spec), sort_keys=True), []).append(run)
+    same: dict[tuple[tuple[str, str, str], str], list[list[Run]]] = {}
+    for members in found.values():
+        same.setdefault((_block(members[0].spec), _label(members[0].spec)), []).append(members)
+    groups = []
+    for (block, _), rivals in same.items():
+        specs = [_fields(members[0].spec) for members in rivals]
+        names = sorted({name for spec in specs for name in spec})
+        differ = [name for name in names if len({json.dumps(spec.get(name)) for spec in specs}) > 1]
+        for members, spec in zip(rivals, specs, strict=True):
+            tails = [name.split(".")[-1] for name in differ]  # `lr` may be a field of the recipe and of the method
+            extra = {t if tails.count(t) == 1 else n: spec.get(n) for n, t in zip(differ, tails, strict=True)}
+            groups.append(Group(_label(members[0].spec, extra), *block, _once(members)))
+    return sorted(groups, key=lambda g: (g.data, g.noise, g.net, g.needs_meta, g.label))
+
+
+def summarise(runs: Iterable[Run]) -> list[Row]:
+    """A row for each experiment. Unfinished runs count only where an experiment has no others."""
+    return [_row(g) for g in group(runs)]
+
+
+def command(spec: Mapping[str, Any], out: str | None = None) -> str:
+    """The command line that makes this run again, in the folder `out`: a flag for every field that has a value.
+
+    Of the options of the method only those that differ from its defaults; recipe fields are flags like any other.
+    """
+    parts: dict[str, Any] = {part: spec.get(part) or {} for part in ("recipe", "options", "changed")}
+    flags = {name: value for name, value in spec.items() if name not in (*parts, "seed")}
+    flags |= parts["recipe"] | {"seed": spec.get("seed")} | parts["changed"] | {"out": out}
+    words = ["warpi", "fit"]
+    for name, value in flags.items():
+        flag, text = name.replace("_", "-"), say(value)
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
+    return shlex.join(words)
+
+
+def say(value: object) -> str:
+    """A value of a spec as a user would write it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(say, value))
+    return str(value)
+
+
+def number(record: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of an epoch; None where it is absent or the run had diverged."""
+    value = record.get(key)
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _read(folder: Path) -> Run:
+    file = folder / "spec.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}); run it again, or leave this folder out") from error
+    form = content.get("format") if isinstance(content, dict) else None
+    if form != _FORMAT:
+        raise UserError(
+            f"{file} has the format {form!r}, this version of warpi reads {_FORMAT!r}; leave the folder out"
+        )
+    spec = _table(content, "spec", file)
+    for name, kind in (("data", str), ("method", str), ("seed", int)):
+        if not isinstance(spec.get(name), kind):
+            raise UserError(f"{file}: {name!r} must be a {kind.__name__}, got {spec.get(name)!r}; run it again")
+    spec |= {name: _table(spec, name, file) for name in ("options", "changed", "recipe")}
+    epochs, whole = _read_epochs(folder / "results.jsonl")
+    done = (folder / "done").exists() and whole and bool(epochs)  # a run without its last epoch cannot be finished
+    facts, environment = _table(content, "facts", file), _table(content, "environment", file)
+    return Run(folder, spec, facts, environment, epochs, done, str(content.get("version", "unknown")))
+
+
+def _table(content: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
+    value = content.get(name)
+    if not isinstance(value, dict | None):
+        raise UserError(f"{file}: {name!r} must be an object, got {value!r}; run it again, or leave this folder out")
+    return value or {}
+
+
+def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The epochs, and whether the last line is whole: a crash may have cut it off. Of an epoch that was run twice
+    (after a crash) the later line holds."""
+    if not file.exists():
+        return [], True
+    lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
+    filled = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
+    epochs: dict[int, dict[str, Any]] = {}
+    for i, line in filled:
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if i == filled[-1][0]:
+                return [epochs[t] for t in sorted(epochs)], False
+            raise UserError(
+                f"{file} line {i} is not JSON ({error}); mend or remove the line, or run it again"
+            ) from error
+        if not isinstance(record, dict) or not _is_number(record.get("epoch")):
+            raise UserError(f"{file} line {i} has no epoch; mend or remove the line, or run it again")
+        for key in (*_RESULTS, "seconds"):
+            if record.get(key) is not None and not _is_number(record[key]):
+                raise UserError(
+                    f"{file} line {i}: {key!r} must be a number, got {record[key]!r}; mend or remove the line"
+                )
+        epochs[int(record["epoch"])] = record
+    return [epochs[t] for t in sorted(epochs)], True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- grouping --------------------------------------------------------------------------------------------------------
+
+
+def _fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """All that makes an experiment, flat. A field that is absent and one that is null are the same."""
+    parts = ("options", "changed", "recipe")
+    flat = {name: value for name, value in spec.items() if name not in (*parts, "seed", "root")}
+    flat |= {f"{part}.{name}": value for part in parts for name, value in (spec.get(part) or {}).items()}
+    flat.pop("recipe.seed", None)
+    return {name: value for name, value in flat.items() if value is not None}
+
+
+def _block(spec: Mapping[str, Any]) -> tuple[str, str, str]:
+    return str(spec["data"]), say(spec.get("noise")), say(spec["recipe"].get("net"))
+
+
+def _label(spec: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> str:
+    shown = ", ".join(f"{name}={say(value)}" for name, value in {**spec["changed"], **(extra or {})}.items())
+    return f"{spec['method']} ({shown})" if shown else str(spec["method"])
+
+
+def _once(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """One run a seed. Copies are dropped, also an unfinished one of a run that went on elsewhere."""
+    kept: dict[int, Run] = {}
+    for run in runs:
+        seed = run.spec["seed"]
+        if seed in kept:
+            long, short = sorted((kept[seed], run), key=lambda r: (r.done, len(r.epochs)), reverse=True)
+            ended_apart = short.done and len(short.epochs) != len(long.epochs)
+            if ended_apart or _results(short) != _results(long)[: len(short.epochs)]:
+                raise UserError(
+                    f"{kept[seed].path} and {run.path} have the same spec and seed but different results; "
+                    "leave one of them out"
+                )
+            run = long
+        kept[seed] = run
+    return tuple(kept[seed] for seed in sorted(kept))
+
+
+def _results(run: Run) -> list[str]:
+    """What was learned, without what it cost: the clock never says the same twice."""
+    return [json.dumps([epoch.get(key) for key in ("epoch", *_RESULTS)]) for epoch in run.epochs]
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _row(g: Group) -> Row:
+    runs, first = g.counted, g.first
+    last_mean, last_std = _mean_std([number(run.epochs[-1], "test_acc") for run in runs])
+    val_mean, val_std = _mean_std([_by_validation(run) for run in runs])
+    best_mean, best_std = _mean_std([_oracle(run) for run in runs])
+    seconds = [s for run in runs for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]
+    return Row(
+        method=first.spec["method"],
+        label=g.label,
+        data=g.data,
+        noise=g.noise,
+        net=g.net,
+        needs_meta=g.needs_meta,
+        needs_noise_rate=bool(first.facts.get("needs_noise_rate", False)),
+        finished=g.finished,
+        n_seeds=len(runs),
+        seeds=tuple(run.spec["seed"] for run in runs),
+        n_unfinished=sum(not run.done for run in g.runs),
+        epochs=min((int(run.epochs[-1]["epoch"]) for run in runs), default=0),
+        planned_epochs=first.spec["recipe"].get("epochs"),
+        last_mean=last_mean,
+        last_std=last_std,
+        val_mean=val_mean,
+        val_std=val_std,
+        best_mean=best_mean,
+        best_std=best_std,
+        seconds_per_epoch=statistics.fmean(seconds) if seconds else None,
+        test_labels=" and ".join(sorted({str(run.facts.get("test_labels") or "unknown") for run in runs or (first,)})),
+        machines=tuple(sorted({_machine(run.environment) for run in runs or (first,)})),
+        versions=tuple(sorted({_versions(run) for run in runs or (first,)})),
+    )
+
+
+def _by_validation(run: Run) -> float | None:
+    """Test accuracy at the epoch of the highest validation accuracy, the latest of equals."""
+    judged = [(v, t) for t, epoch in enumerate(run.epochs) if (v := number(epoch, "val_acc")) is not None]
+    return number(run.epochs[max(judged)[1]], "test_acc") if judged else None
+
+
+def _oracle(run: Run) -> float | None:
+    """The highest test accuracy of any epoch, which no user could have picked."""
+    return max((acc for epoch in run.epochs if (acc := number(epoch, "test_acc")) is not None), default=None)
+
+
+def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and sample deviation over the seeds; nothing where a seed has no value, for it would be another mean."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None, None
+    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    if environment.get("gpu"):
+        return str(environment["gpu"])
+    threads = environment.get("threads")
+    many = "" if threads is None else f" ({threads} thread{'s' * (threads != 1)})"
+    return str(environment.get("device") or "unknown machine") + many
+
+
+def _versions(run: Run) -> str:
+    tools = [f"{name} {run.environment[name]}" for name in ("torch", "python") if run.environment.get(name)]
+    return ", ".join([f"warpi {run.version}", *tools])

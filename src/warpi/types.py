@@ -1,0 +1,21 @@
+"""The nouns that cross module borders."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+Log = Mapping[str, Tensor | float]
+"""Names to scalars. Tensors may stay on the device: the engine reads them now and then, not every step."""
+
+
+class Batch(NamedTuple):
+    """B examples with the labels they were given."""
+
+    views: tuple[Tensor, ...]  # each [B, ...]; one for most methods, more where a method asks for `n_views`
+    y: Tensor  # [B] given labels
+    rows: Tensor  # [B] positions within the split: the index of a per-example memory
+
+    @property
+    def x(self) -> Tensor:
+        return self.views[0]

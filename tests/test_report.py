@@ -1,0 +1,590 @@
+"""Reports: read made-up run folders, count, compare with numbers worked out by hand."""
+
+import ast
+import io
+import json
+import shlex
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import warpi.report
+from warpi.errors import UserError
+from warpi.report import (
+    command,
+    curves,
+    find_runs,
+    summarise,
+    to_html,
+    to_latex,
+    to_markdown,
+    to_rich,
+    write_json,
+    write_report,
+)
+from warpi.report.curves import line
+from warpi.report.runs import group
+
+ENVIRONMENT = {"torch": "2.13.0", "python": "3.11.7", "device": "cpu", "gpu": None, "threads": 1}
+
+
+def spec_of(method: str = "ce", seed: int = 0, **changes: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "data": "digits",
+        "root": None,
+        "label": None,
+        "noise": "pair:0.4",
+        "meta": 50,
+        "meta_data": None,
+        "val": 0.1,
+        "test": 0.25,
+        "limit": None,
+        "method": method,
+        "options": {},
+        "changed": {},
+        "recipe": {"net": "mlp", "weights": None, "epochs": 3, "batch_size": 64, "lr": 0.1, "milestones": [0.5, 0.8]},
+        "seed": seed,
+    }
+    spec["recipe"] |= changes.pop("recipe", {})
+    spec["options"] = dict(changes.get("changed", {}))
+    return spec | changes
+
+
+def epochs_of(
+    test: list[float | None], val: list[float | None] | None = None, **more: list[float]
+) -> list[dict[str, Any]]:
+    columns: dict[str, list[Any]] = {"test_acc": test, "val_acc": val or [None] * len(test), **more}
+    epochs = []
+    for t in range(len(test)):
+        values = {name: column[t] for name, column in columns.items() if column[t] is not None}
+        epochs.append({"epoch": t + 1, "lr": 0.1, "loss": 1.0 / (t + 1), "seconds": 0.5} | values)
+    return epochs
+
+
+def make(
+    folder: Path,
+    epochs: list[dict[str, Any]],
+    spec: dict[str, Any] | None = None,
+    done: bool = True,
+    version: str = "0.1.0",
+    environment: dict[str, Any] = ENVIRONMENT,
+    **facts: Any,
+) -> Path:
+    folder.mkdir(parents=True)
+    facts = {"n_train": 1167, "test_labels": "clean", "needs_meta": False} | facts
+    content = {"format": "warpi-run/1", "version": version, "spec": spec or spec_of(), "facts": facts}
+    (folder / "spec.json").write_text(json.dumps(content | {"environment": environment}))
+    (folder / "results.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs))
+    if done:
+        (folder / "done").touch()
+    return folder
+
+
+def table(tmp_path: Path) -> list[Any]:
+    return summarise(find_runs([tmp_path]))
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_find_runs_searches_folders_and_takes_each_once(tmp_path: Path) -> None:
+    a = make(tmp_path / "x" / "a", epochs_of([1.0]))
+    make(tmp_path / "x" / "deep" / "b", epochs_of([1.0]), spec_of(seed=1), done=False)
+    runs = find_runs([a, tmp_path, tmp_path / "x"])
+    assert [(run.path.name, run.done, run.version) for run in runs] == [("a", True, "0.1.0"), ("b", False, "0.1.0")]
+    assert runs[0].spec["method"] == "ce"
+    assert runs[0].facts["n_train"] == 1167
+    assert runs[0].environment == ENVIRONMENT
+    assert runs[0].epochs[0]["test_acc"] == 1.0
+
+
+def test_find_runs_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for paths, words in (
+        ([tmp_path / "no"], "does not exist"),
+        ([tmp_path / "file"], "is a file"),
+        ([tmp_path / "empty"], "no runs in"),
+        ([], "no runs given"),
+    ):
+        with pytest.raises(UserError, match=words):
+            find_runs(paths)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "format None"),
+        ('{"format": "warpi-run/9"}', "warpi-run/9"),
+        ('{"format": "warpi-run/1", "spec": {"data": "d", "method": "m"}}', "'seed' must be a int, got None"),
+        ('{"format": "warpi-run/1", "spec": 3}', "'spec' must be an object, got 3"),
+        ('{"format": "warpi-run/1", "spec": {"data": "d", "method": "m", "seed": 1, "recipe": 3}}', "'recipe'"),
+    ],
+)
+def test_broken_spec_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "spec.json").write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        find_runs([tmp_path])
+    assert str(tmp_path / "spec.json") in str(caught.value)
+
+
+def test_cut_off_last_line_is_ignored_and_such_a_run_is_not_finished(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a", epochs_of([10.0, 20.0]))
+    with (folder / "results.jsonl").open("ab") as file:
+        file.write(b'{"epoch": 3, "test_acc": 30.0, "name": "\xc3')  # a crash, in the middle of a letter
+    (run,) = find_runs([folder])
+    assert [epoch["test_acc"] for epoch in run.epochs] == [10.0, 20.0]
+    assert not run.done
+
+
+@pytest.mark.parametrize(
+    ("line_", "words"),
+    [
+        ('{"epoch": 2, "te', "is not JSON"),
+        ('{"loss": 1.0}', "no epoch"),
+        ("3", "no epoch"),
+        ('{"epoch":2,"loss":"x"}', "'loss'"),
+    ],
+)
+def test_broken_middle_line_is_named(tmp_path: Path, line_: str, words: str) -> None:
+    folder = make(tmp_path / "a", [])
+    (folder / "results.jsonl").write_text('{"epoch": 1}\n' + line_ + '\n{"epoch": 3}\n')
+    with pytest.raises(UserError, match=words) as caught:
+        find_runs([folder])
+    assert f"{folder / 'results.jsonl'} line 2" in str(caught.value)
+
+
+def test_of_an_epoch_written_twice_the_later_line_holds(tmp_path: Path) -> None:
+    folder = make(
+        tmp_path / "a", [*epochs_of([10.0, 20.0]), {"epoch": 2, "test_acc": 25.0}, {"epoch": 3, "test_acc": 30.0}]
+    )
+    assert [epoch["test_acc"] for epoch in find_runs([folder])[0].epochs] == [10.0, 25.0, 30.0]
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_by_hand(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0, 95.0, 90.0], [50.0, 55.0, 60.0]))  # last 90, val 90, best 95
+    make(tmp_path / "b", epochs_of([70.0, 96.0, 93.0], [50.0, 65.0, 60.0]), spec_of(seed=1))  # last 93, val 96, best 96
+    make(tmp_path / "c", epochs_of([99.0, 80.0, 87.0], [40.0, 30.0, 20.0]), spec_of(seed=2))  # last 87, val 99, best 99
+    (row,) = table(tmp_path)
+    assert (row.n_seeds, row.seeds, row.n_unfinished, row.epochs, row.finished) == (3, (0, 1, 2), 0, 3, True)
+    assert row.last_mean == pytest.approx(90)
+    assert row.last_std == pytest.approx(3)  # sqrt((0 + 9 + 9) / 2)
+    assert row.val_mean == pytest.approx(95)
+    assert row.val_std == pytest.approx(21**0.5)  # (25 + 1 + 16) / 2
+    assert row.best_mean == pytest.approx(290 / 3)
+    assert row.best_std == pytest.approx((13 / 3) ** 0.5)  # deviations -5/3, -2/3, 7/3: (78 / 9) / 2
+    assert row.seconds_per_epoch == pytest.approx(0.5)
+    assert (row.method, row.label, row.data, row.noise, row.net) == ("ce", "ce", "digits", "pair:0.4", "mlp")
+    assert (row.test_labels, row.machines) == ("clean", ("cpu (1 thread)",))
+    assert row.versions == ("warpi 0.1.0, torch 2.13.0, python 3.11.7",)
+
+
+def test_of_equal_validation_accuracies_the_latest_counts(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([99.0, 60.0, 70.0, 98.0], [50.0, 60.0, 60.0, 55.0]))
+    assert table(tmp_path)[0].val_mean == 70.0
+
+
+def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0], [50.0]))
+    (row,) = table(tmp_path)
+    assert (row.last_std, row.val_std, row.best_std) == (None, None, None)
+    assert "±" not in to_markdown([row]).splitlines()[5]
+    assert "| ce | 1 | **80.00** | 80.00 | 80.00 |" in to_markdown([row])
+
+
+def test_missing_and_non_finite_fields(tmp_path: Path) -> None:
+    make(tmp_path / "no_val", epochs_of([80.0, 85.0]), spec_of("a"))
+    make(tmp_path / "no_test", epochs_of([None, None], [50.0, 60.0]), spec_of("b"))
+    make(tmp_path / "nan", epochs_of([80.0, float("nan")], [float("nan"), 50.0]), spec_of("c"))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    spec = {"data": "digits", "method": "d", "seed": 0}
+    (bare / "spec.json").write_text(json.dumps({"format": "warpi-run/1", "spec": spec}))  # just begun
+    a, b, c, d = sorted(table(tmp_path), key=lambda row: row.method)
+    assert (a.last_mean, a.val_mean, a.best_mean) == (85.0, None, 85.0)
+    assert (b.last_mean, b.val_mean, b.best_mean, b.n_seeds) == (None, None, None, 1)
+    assert (c.last_mean, c.val_mean, c.best_mean) == (None, None, 80.0)
+    assert (d.n_seeds, d.n_unfinished, d.epochs, d.last_mean, d.seconds_per_epoch) == (0, 1, 0, None, None)
+    assert (d.noise, d.net, d.test_labels, d.machines) == ("none", "none", "unknown", ("unknown machine",))
+    assert "| a | 1 | **85.00** | – | 85.00 |" in to_markdown([a, b, c, d])
+
+
+def test_mean_is_not_taken_over_some_of_the_seeds(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0, 90.0], [50.0, 60.0]))
+    make(tmp_path / "b", epochs_of([80.0, 70.0]), spec_of(seed=1))
+    (row,) = table(tmp_path)
+    assert (row.last_mean, row.val_mean) == (80.0, None)
+
+
+def test_unfinished_runs_are_left_out_and_counted(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0, 90.0, 91.0]))
+    make(tmp_path / "b", epochs_of([10.0]), spec_of(seed=1), done=False)
+    make(tmp_path / "c", [], spec_of(seed=2))  # marked as done, but there is nothing
+    (row,) = table(tmp_path)
+    assert (row.n_seeds, row.seeds, row.n_unfinished, row.last_mean, row.finished) == (1, (0,), 2, 91.0, True)
+    text = to_markdown([row])
+    assert "| 1 (+ 2 unfinished) |" in text
+    assert "2 unfinished runs left out." in text
+
+
+def test_where_all_are_unfinished_they_are_shown_but_never_bold(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([90.0, 96.0]), done=False)
+    make(tmp_path / "b", epochs_of([98.0]), spec_of(seed=1), done=False)
+    make(tmp_path / "c", epochs_of([50.0]), spec_of("gce"))
+    ce, gce = table(tmp_path)
+    assert (ce.n_seeds, ce.n_unfinished, ce.last_mean, ce.epochs, ce.finished) == (2, 2, 97.0, 1, False)
+    text = to_markdown([ce, gce])
+    assert "| ce | 2 (unfinished) | 97.00 ± 1.41 |" in text
+    assert "ce has not ended: epoch 1 of 3." in text
+    assert "**50.00**" in text
+
+
+def test_copies_count_once_whatever_they_took(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0, 90.0]))
+    make(tmp_path / "b", [epoch | {"seconds": 9.0} for epoch in epochs_of([80.0, 90.0])])
+    make(tmp_path / "c", epochs_of([80.0]), done=False)  # the same run, cut short elsewhere
+    (row,) = table(tmp_path)
+    assert (row.n_seeds, row.n_unfinished, row.last_mean) == (1, 0, 90.0)
+
+
+@pytest.mark.parametrize("other", [[80.0, 91.0], [80.0, 90.0, 95.0]])
+def test_same_spec_and_seed_with_other_results_is_an_error(tmp_path: Path, other: list[float | None]) -> None:
+    a, b = make(tmp_path / "a", epochs_of([80.0, 90.0])), make(tmp_path / "b", epochs_of(other))
+    with pytest.raises(UserError, match="different results") as caught:
+        table(tmp_path)
+    assert str(a) in str(caught.value)
+    assert str(b) in str(caught.value)
+
+
+# -- groups and labels -----------------------------------------------------------------------------------------------
+
+
+def test_seed_and_root_do_not_split_a_group(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0]), spec_of(root="/here", recipe={"seed": 0}))
+    make(tmp_path / "b", epochs_of([90.0]), spec_of(root="/there", seed=1, recipe={"seed": 1}))
+    assert [row.n_seeds for row in table(tmp_path)] == [2]
+
+
+def test_changed_options_are_in_the_label(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0]), spec_of("warpi"))
+    make(tmp_path / "b", epochs_of([90.0]), spec_of("warpi", changed={"samples": 5, "skip": True}))
+    assert [row.label for row in table(tmp_path)] == ["warpi", "warpi (samples=5, skip=true)"]
+
+
+def test_fields_that_differ_are_added_only_where_labels_clash(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0]), spec_of("ce"))
+    make(tmp_path / "b", epochs_of([90.0]), spec_of("ce", recipe={"lr": 0.02}, limit=100))
+    make(tmp_path / "c", epochs_of([70.0]), spec_of("gce", recipe={"lr": 0.02}))
+    make(tmp_path / "d", epochs_of([60.0]), spec_of("ce", noise="uniform:0.2"))
+    make(tmp_path / "e", epochs_of([60.0]), spec_of("ce", recipe={"net": "conv4"}))
+    make(tmp_path / "f", epochs_of([60.0]), spec_of("elr", meta=10, changed={"beta": 0.5}))
+    make(tmp_path / "g", epochs_of([60.0]), spec_of("elr", changed={"beta": 0.5}))
+    rows = table(tmp_path)
+    assert [(row.noise, row.net, row.label) for row in rows] == [
+        ("pair:0.4", "conv4", "ce"),
+        ("pair:0.4", "mlp", "ce (limit=100, lr=0.02)"),
+        ("pair:0.4", "mlp", "ce (limit=none, lr=0.1)"),
+        ("pair:0.4", "mlp", "elr (beta=0.5, meta=10)"),
+        ("pair:0.4", "mlp", "elr (beta=0.5, meta=50)"),
+        ("pair:0.4", "mlp", "gce"),
+        ("uniform:0.2", "mlp", "ce"),
+    ]
+
+
+def test_one_name_in_recipe_and_options_keeps_labels_apart(tmp_path: Path) -> None:
+    for i, (ours, theirs) in enumerate([(0.1, 1.0), (0.2, 1.0), (0.1, 2.0)]):
+        make(tmp_path / str(i), epochs_of([80.0]), spec_of(recipe={"lr": ours}) | {"options": {"lr": theirs}})
+    assert len({row.label for row in table(tmp_path)}) == 3
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_the_keys_and_is_whole(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0]))
+    rows, path = table(tmp_path), tmp_path / "new" / "x.json"
+    write_json(rows, path)
+    (entry,) = json.loads(path.read_text())
+    wanted = {"method": "ce", "data": "digits", "noise": "pair:0.4", "net": "mlp", "n_seeds": 1, "last_mean": 80.0}
+    assert entry | wanted == entry
+    assert entry["last_std"] is entry["val_mean"] is None
+    assert (entry["best_mean"], entry["best_is_oracle"], entry["seeds"]) == (80.0, True, [0])
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]  # no draft left
+    for bad in (tmp_path / "new", path / "y.json"):
+        with pytest.raises(UserError, match="cannot"):
+            write_json(rows, bad)
+
+
+def two_sections(tmp_path: Path) -> list[Any]:
+    for seed in (0, 1):
+        make(tmp_path / f"w{seed}", epochs_of([80.0, 96.0 + seed]), spec_of("warpi", seed), needs_meta=True)
+        make(tmp_path / f"z{seed}", epochs_of([80.0, 90.0 + seed]), spec_of("zeta", seed), needs_noise_rate=True)
+        make(tmp_path / f"u{seed}", epochs_of([70.0]), spec_of("ce", seed, noise="uniform:0.4"), test_labels="given")
+    return table(tmp_path)
+
+
+def test_markdown_splits_blocks_and_sections(tmp_path: Path) -> None:
+    text = to_markdown(two_sections(tmp_path))
+    lines = text.splitlines()
+    assert lines[:8] == [
+        "### digits, noise pair:0.4, mlp",
+        "",
+        "| method | seeds | last | best on validation | best on test (oracle) |",
+        "|:---|---:|---:|---:|---:|",
+        "| *without trusted data* |  |  |  |  |",
+        "| zeta † | 2 | 90.50 ± 0.71 | – | 90.50 ± 0.71 |",
+        "| *with trusted data* |  |  |  |  |",
+        "| warpi | 2 | **96.50 ± 0.71** | – | 96.50 ± 0.71 |",
+    ]
+    assert text.count("###") == 2
+    pair, uniform = text.split("### ")[1:]
+    assert "Test labels: clean. Machine: cpu (1 thread). Versions: warpi 0.1.0, torch 2.13.0, python 3.11.7." in pair
+    assert "†: is told the true noise rate." in pair
+    assert "Test labels: given." in uniform
+    assert "†" not in uniform
+    assert "oracle that picks the epoch by the test set" in text
+
+
+def test_what_reads_equal_is_bold_alike(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([90.001]), spec_of("a"))
+    make(tmp_path / "b", epochs_of([90.002]), spec_of("b"))
+    make(tmp_path / "c", epochs_of([9.5]), spec_of("c"))  # the larger text, the smaller number
+    assert to_markdown(table(tmp_path)).count("**90.00**") == 2
+
+
+def test_rich_shows_the_same_rows(tmp_path: Path) -> None:
+    out = io.StringIO()
+    Console(file=out, width=120, force_terminal=False).print(to_rich(two_sections(tmp_path)))
+    text = out.getvalue()
+    for words in ("digits, noise pair:0.4, mlp", "with trusted data", "96.50 ± 0.71", "(oracle)", "Test labels: clean"):
+        assert words in text
+    assert text.index("zeta †") < text.index("warpi ")
+
+
+def test_machines_are_named(tmp_path: Path) -> None:
+    gpu = ENVIRONMENT | {"device": "cuda", "gpu": "NVIDIA H200"}
+    make(tmp_path / "a", epochs_of([80.0]), environment=gpu)
+    make(tmp_path / "b", epochs_of([80.0]), spec_of(seed=1), environment=ENVIRONMENT | {"threads": 2}, version="0.2.0")
+    (row,) = table(tmp_path)
+    assert row.machines == ("NVIDIA H200", "cpu (2 threads)")
+    assert "Machine: NVIDIA H200; cpu (2 threads)." in to_markdown([row])
+    assert len(row.versions) == 2
+
+
+NASTY = "<script>alert('x')</script> & a_b _c_ 50% | $x$ {y} [z] *w* `q` \\n ~ ^ #"
+
+
+def nasty_runs(tmp_path: Path) -> list[Any]:
+    make(tmp_path / "a", epochs_of([80.0, 85.0]), spec_of(changed={"opt": NASTY}))
+    return find_runs([tmp_path])
+
+
+def test_markdown_is_escaped(tmp_path: Path) -> None:
+    lines = to_markdown(summarise(nasty_runs(tmp_path))).splitlines()
+    row = next(text for text in lines if text.startswith("| ce ("))
+    assert "<" not in row
+    assert "&lt;script&gt;" in row
+    assert r"\| $x$ {y} \[z\] \*w\* \`q\` \\n \~" in row
+    assert r"a_b \_c\_" in row
+    assert row.replace(r"\|", "").count("|") == 6
+
+
+def test_latex_is_escaped_and_balanced(tmp_path: Path) -> None:
+    text = to_latex(summarise(nasty_runs(tmp_path)))
+    assert r"\textless{}script\textgreater{}" in text
+    assert (
+        r"50\% \textbar{} \$x\$ \{y\} {[}z] {*}w{*} `q` \textbackslash{}n \textasciitilde{} \textasciicircum{} \#"
+        in text
+    )
+    bare = text.replace(r"\{", "").replace(r"\}", "")
+    assert bare.count("{") == bare.count("}")
+
+
+def test_latex_rows(tmp_path: Path) -> None:
+    text = to_latex(two_sections(tmp_path))
+    assert r"warpi & 2 & \textbf{96.50 $\pm$ 0.71} & -- & 96.50 $\pm$ 0.71 \\" in text
+    assert r"zeta $^\dagger$ & 2 &" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+    assert text.count(r"\midrule") == 3  # two sections and one
+    assert "(oracle)" in text
+
+
+class Page(HTMLParser):
+    """Checks that elements close in order and collects what a browser would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.loads: list[str] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_html_is_escaped_and_self_contained(tmp_path: Path) -> None:
+    runs = nasty_runs(tmp_path)
+    figures = curves(runs, tmp_path / "out")
+    text = to_html(summarise(runs), runs, figures)
+    page = Page(text)
+    assert not {"script", "link", "iframe", "object"} & set(page.seen)
+    assert page.seen.count("img") == 1
+    assert [load.split(",")[0] for load in page.loads] == ["data:image/svg+xml;base64"]
+    assert "url(" not in text
+    assert "@import" not in text
+    for part in ("prefers-color-scheme: dark", 'name="viewport"', "Content-Security-Policy"):
+        assert part in text
+    assert NASTY in page.words
+    assert command(runs[0].spec, "again/a") in page.words
+    assert str(runs[0].path) in page.words
+
+
+def test_html_takes_png_where_there_is_no_svg_and_nothing_where_there_is_neither(tmp_path: Path) -> None:
+    runs = nasty_runs(tmp_path)
+    png = curves(runs, tmp_path / "out")[:1]
+    assert Page(to_html(summarise(runs), runs, png)).loads[0].startswith("data:image/png;base64,iVBOR")
+    assert "img" not in Page(to_html(summarise(runs), runs, [])).seen
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_command_lists_what_was_given() -> None:
+    spec = spec_of("warpi", 7, changed={"samples": 5, "flat_start": False, "hot": True}, recipe={"weight_decay": 5e-4})
+    assert command(spec) == (
+        "warpi fit --data digits --noise pair:0.4 --meta 50 --val 0.1 --test 0.25 --method warpi --net mlp --epochs 3 "
+        "--batch-size 64 --lr 0.1 --milestones 0.5,0.8 --weight-decay 0.0005 --seed 7 --samples 5 --no-flat-start --hot"
+    )
+
+
+def test_command_survives_a_shell() -> None:
+    words = shlex.split(command(spec_of(root="/my data/$HOME", label="it's", changed={"shift": -1, "name": "--x; rm"})))
+    for flag, value in (("--root", "/my data/$HOME"), ("--label", "it's")):
+        assert words[words.index(flag) + 1] == value
+    assert {"--shift=-1", "--name=--x; rm"} <= set(words)
+
+
+def test_command_of_a_bare_spec() -> None:
+    spec = {"data": "digits", "method": "ce", "seed": 0}
+    assert command(spec) == "warpi fit --data digits --method ce --seed 0"
+    assert command(spec, "x y") == "warpi fit --data digits --method ce --seed 0 --out 'x y'"
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_line_is_mean_and_deviation_where_all_runs_have_a_value(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0, 90.0, None, 70.0]))
+    make(tmp_path / "b", epochs_of([82.0, 90.0, 91.0]), spec_of(seed=1))
+    (g,) = group(find_runs([tmp_path]))
+    assert line(g.counted, "test_acc") == ([1, 2], [81.0, 90.0], [pytest.approx(2**0.5), 0.0])
+    assert line(g.counted[:1], "test_acc") == ([1, 2, 4], [80.0, 90.0, 70.0], [0.0, 0.0, 0.0])
+    assert line(g.counted, "meta_loss") == ([], [], [])
+
+
+def test_curves_are_written_for_each_block_and_are_the_same_bytes_again(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        more = {"meta_loss": [0.5, 0.001]}
+        make(tmp_path / f"w{seed}", epochs_of([80.0, 95.0 + seed], **more), spec_of("warpi", seed))
+        make(tmp_path / f"u{seed}", epochs_of([None]), spec_of("cost $5$", seed, noise="Uniform:0.4"))
+    make(tmp_path / "same name", epochs_of([70.0]), spec_of(noise="uniform 0.4"))
+    make(tmp_path / "nothing yet", [], spec_of(noise="pair:0.1"))
+    runs = find_runs([tmp_path])
+    first, second = curves(runs, tmp_path / "one"), curves(runs, tmp_path / "two")
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
+        "curves-digits-pair-0.4-mlp.png",
+        "curves-digits-pair-0.4-mlp.svg",
+        "curves-digits-uniform-0.4-mlp-other.png",
+        "curves-digits-uniform-0.4-mlp-other.svg",
+        "curves-digits-uniform-0.4-mlp.png",
+        "curves-digits-uniform-0.4-mlp.svg",
+    ]
+    assert len(first) == len(second) == 6
+    for a, b in zip(first, second, strict=True):
+        content = a.read_bytes()
+        assert content == b.read_bytes()
+        assert content.startswith(b"\x89PNG" if a.suffix == ".png" else b"<?xml")
+        assert b"<dc:date>" not in content
+
+
+def test_a_missing_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a", epochs_of([80.0]))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"pictures needs .*warpi\[report\]"):
+        curves(find_runs([tmp_path]), tmp_path / "out")
+
+
+# -- the whole -------------------------------------------------------------------------------------------------------
+
+
+def test_write_report_leaves_every_file(tmp_path: Path) -> None:
+    make(tmp_path / "runs" / "a", epochs_of([80.0, 90.0], [40.0, 50.0]))
+    out, extra = tmp_path / "out", tmp_path / "numbers.json"
+    text = write_report([tmp_path / "runs"], out, extra)
+    names = {
+        "report.md",
+        "report.html",
+        "summary.json",
+        "curves-digits-pair-0.4-mlp.png",
+        "curves-digits-pair-0.4-mlp.svg",
+    }
+    assert {path.name for path in out.iterdir()} == names
+    assert (out / "report.md").read_text() == text
+    assert "![curves-digits-pair-0.4-mlp](curves-digits-pair-0.4-mlp.png)" in text
+    assert (out / "summary.json").read_bytes() == extra.read_bytes()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert write_report([tmp_path / "runs"], out) == text
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_write_report_without_folder_only_returns(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a", epochs_of([80.0]))
+    before = sorted(tmp_path.rglob("*"))
+    assert write_report([folder], None, None).startswith("### digits, noise pair:0.4, mlp\n")
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(UserError, match="cannot"):
+        write_report([folder], folder / "spec.json")
+
+
+def test_rows_of_a_block_come_together_in_whatever_order_they_are_given(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0]))
+    (row,) = table(tmp_path)
+    text = to_markdown([replace(row, net="z"), row, replace(row, net="z", label="other")])
+    assert [line_ for line_ in text.splitlines() if line_.startswith("###")] == [
+        "### digits, noise pair:0.4, mlp",
+        "### digits, noise pair:0.4, z",
+    ]
+
+
+def test_report_needs_neither_torch_nor_the_engine() -> None:
+    allowed = {"warpi.errors", "warpi.atomic"}
+    for file in Path(warpi.report.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] != "torch"
+                assert "pyplot" not in name  # it keeps every figure in a global list
+                assert not name.startswith("warpi") or name in allowed or name.startswith("warpi.report"), (file, name)
