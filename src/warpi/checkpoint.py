@@ -33,9 +33,15 @@ def state_of(obj: object) -> dict[str, Any]:
 
 
 def restore(obj: object, stored: dict[str, Any]) -> None:
-    """Put stored state back into a started object, in place where that is possible."""
-    for name, value in state_of(obj).items():
-        setattr(obj, name, _restored(value, stored[name]))
+    """Put stored state back into a started object; what other objects may hold (networks, weights) in place."""
+    state = state_of(obj)
+    if others := state.keys() ^ stored.keys():
+        raise _misfit(", ".join(sorted(others)), "a part of the one and not of the other")
+    for name, value in state.items():
+        try:
+            setattr(obj, name, _restored(value, stored[name]))
+        except (RuntimeError, ValueError, KeyError) as e:
+            raise _misfit(name, " ".join(str(e).split("\n")[:2])) from e
 
 
 def global_rng() -> dict[str, Any]:
@@ -59,7 +65,7 @@ def set_global_rng(state: dict[str, Any]) -> None:
     np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -75,12 +81,13 @@ def exists(path: Path) -> bool:
     return path.exists() or _previous(path).exists()
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, or say what is wrong with it."""
+def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint, or say what is wrong with it. Tensors that were on a GPU come back on `device`."""
     previous = _previous(path)
-    advice = f"delete it to go on from {previous.name}" if previous.exists() else "delete it to begin anew"
     if not path.exists() and previous.exists():  # a crash between two renames
         path = previous
+    other = path != previous and previous.exists()
+    advice = f"delete it to go on from {previous.name}" if other else "delete it to begin anew"
     try:
         with safetensors.safe_open(path, "pt") as f:
             header = f.metadata() or {}
@@ -89,9 +96,10 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a whole checkpoint ({e}); {advice}") from e
     if header.get("format") != FORMAT:
         raise UserError(f"{path} is no checkpoint of this version: got {header.get('format')!r}, allowed {FORMAT!r}")
-    if header.get("sha256") != _digest(header["state"], tensors):
+    tree = header.get("state", "")
+    if header.get("sha256") != _digest(tree, tensors):
         raise UserError(f"{path} is damaged: checksum mismatch; {advice}")
-    state: dict[str, Any] = _decode(json.loads(header["state"]), tensors)
+    state: dict[str, Any] = _decode(json.loads(tree), tensors, device)
     return state
 
 
@@ -115,11 +123,11 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             return value
         case Tensor():
             tensors[name := str(len(tensors))] = value.detach().cpu().contiguous().clone()
-            return {"tensor": name}
+            return {"tensor" if value.device.type == "cpu" else "device tensor": name}
         case Generator():
             return {"generator": _encode(value.get_state(), tensors)}
         case list() | tuple():
-            return {type(value).__name__: [_encode(v, tensors) for v in value]}
+            return {"list" if isinstance(value, list) else "tuple": [_encode(v, tensors) for v in value]}
         case dict():
             return {"dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]}
     if callable(getattr(value, "state_dict", None)):
@@ -127,21 +135,23 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"cannot store a {type(value).__name__} in a checkpoint; give it state_dict and load_state_dict")
 
 
-def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
+def _decode(tree: Any, tensors: dict[str, Tensor], device: torch.device | str = "cpu") -> Any:
     if not isinstance(tree, dict):
         return tree
     ((kind, inner),) = tree.items()
     match kind:
         case "tensor":
             return tensors[inner]
+        case "device tensor":
+            return tensors[inner].to(device)
         case "generator":
-            return _decode(inner, tensors)
+            return _decode(inner, tensors, device)
         case "list":
-            return [_decode(v, tensors) for v in inner]
+            return [_decode(v, tensors, device) for v in inner]
         case "tuple":
-            return tuple(_decode(v, tensors) for v in inner)
+            return tuple(_decode(v, tensors, device) for v in inner)
         case _:
-            return {_decode(k, tensors): _decode(v, tensors) for k, v in inner}
+            return {_decode(k, tensors, device): _decode(v, tensors, device) for k, v in inner}
 
 
 def _restored(value: Any, stored: Any) -> Any:
@@ -149,13 +159,23 @@ def _restored(value: Any, stored: Any) -> Any:
     if isinstance(value, Generator):
         value.set_state(stored)
         return value
-    if isinstance(value, Tensor):
-        return stored.to(value.device)
+    if isinstance(value, Tensor) and isinstance(stored, Tensor):
+        if not value.requires_grad:
+            return stored.to(value.device)  # not into it: it may be a tensor of the task
+        with torch.no_grad():
+            return value.copy_(stored)  # an optimizer holds it
     if callable(getattr(value, "load_state_dict", None)):
         value.load_state_dict(stored)
         return value
-    if isinstance(value, list) and len(value) == len(stored):
-        return [_restored(v, s) for v, s in zip(value, stored, strict=True)]
-    if isinstance(value, dict) and value.keys() == stored.keys():
+    if isinstance(value, list | tuple) and isinstance(stored, list | tuple) and len(value) == len(stored):
+        make: Any = getattr(value, "_make", type(value))  # a named tuple takes its parts one by one
+        return make([_restored(v, s) for v, s in zip(value, stored, strict=True)])
+    if isinstance(value, dict) and isinstance(stored, dict) and value.keys() == stored.keys():
         return {k: _restored(v, stored[k]) for k, v in value.items()}
     return stored
+
+
+def _misfit(name: str, why: str) -> UserError:
+    return UserError(
+        f"the checkpoint does not fit in {name!r}: {why}; go on with the network, device and version it was made with"
+    )

@@ -27,7 +27,7 @@ commands:
 def fit(argv: list[str]) -> None:
     from warpi.methods import METHODS
     from warpi.recipe import Recipe
-    from warpi.run import DataSpec, Stopped, _read_spec
+    from warpi.run import DataSpec, Stopped, read_spec
     from warpi.run import fit as run_fit
 
     first = Parser(prog="warpi fit", add_help=False)
@@ -35,7 +35,7 @@ def fit(argv: list[str]) -> None:
     first.add_argument("--out", type=Path, default=None)
     first.add_argument("--resume", action="store_true")
     peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
-    stored = _read_spec(peek.out) if peek.resume and peek.out is not None else None
+    stored = read_spec(peek.out) if peek.resume and peek.out is not None else None
     name = peek.method or (stored["spec"]["method"] if stored else "warpi")
     if name not in METHODS:
         raise unknown("method", name, METHODS)
@@ -212,4 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as e:
         print(f"warpi: {' '.join(str(e).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("warpi: interrupted", file=sys.stderr)
+        return 130
     return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from warpi.errors import UserError
 from warpi.evaluate import evaluate
 from warpi.method import Method
 from warpi.task import Task, Truth
@@ -15,8 +16,8 @@ Record = dict[str, float]
 """What is known after an epoch: mean of the logs, scores, learning rate, seconds. One line of results.jsonl."""
 
 
-class Diverged(Exception):
-    """The loss is no longer a finite number."""
+class Diverged(UserError):
+    """The loss or the weights are no longer finite numbers."""
 
 
 @dataclass
@@ -55,7 +56,7 @@ def train(
             if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number makes a GPU wait
                 check_finite(method, at)
             yield None
-        check_finite(method, at)
+        check_finite(method, at, weights=True)
         record: Record = {"epoch": t + 1, "lr": recipe.lr_at(t)}
         record |= {name: total.item() / at.step for name, total in at.sums.items()}
         record |= score(method, task, truth)
@@ -78,11 +79,17 @@ def score(method: Method, task: Task, truth: Truth | None) -> Record:
     return record
 
 
-def check_finite(method: Method, at: Position) -> None:
-    """Stop at the first log that is not a finite number: a sum never recovers from one."""
-    for name, total in at.sums.items():
-        if not torch.isfinite(total):
+def check_finite(method: Method, at: Position, weights: bool = False) -> None:
+    """Stop at the first log that is not a finite number: a sum never recovers from one.
+
+    Before anything is scored or stored, the weights are looked at too: a step can spoil them after a finite loss.
+    """
+    values = list(at.sums.items())
+    if weights:
+        values += [("a weight", p.detach()) for net in method.nets for p in net.parameters()]
+    for name, value in values:
+        if not value.isfinite().all():
             raise Diverged(
-                f"{name} became {total.item()} at epoch {at.epoch + 1}, step {at.step} (lr {method.lr:g}); "
-                "lower --lr or --meta-lr, or check the inputs"
+                f"{name} became {value[~value.isfinite()][0].item()} at epoch {at.epoch + 1}, step {at.step} "
+                f"(lr {method.lr:g}); lower --lr or --meta-lr, or check the inputs"
             )

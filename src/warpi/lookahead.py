@@ -36,9 +36,10 @@ class Forward(NamedTuple):
 
 def forward(net: nn.Module, x: Tensor) -> Forward:
     """The one pass of a step that updates running statistics."""
-    draws = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in net.modules())
-    chance = _generator_state(x.device) if draws else None
-    return Forward(net, x, net(x), chance)
+    before = _generator_state(x.device)
+    z = net(x)
+    drew = not torch.equal(before, _generator_state(x.device))  # by whatever means: F.dropout is no module
+    return Forward(net, x, z, before if drew else None)
 
 
 def meta_gradient(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from warpi.data.split import Loader
 from warpi.errors import UserError
-from warpi.recipe import Recipe
+from warpi.recipe import Recipe, check_choices
 from warpi.rng import derive, generator
 from warpi.task import Task
 from warpi.types import Batch, Log
@@ -31,6 +31,9 @@ class Method(ABC):
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; marked in reports
     resumes_mid_epoch: ClassVar[bool] = True  # False where `epoch` keeps more between two steps than its loaders do
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         """Make all state. Redefine to add some; call this first."""

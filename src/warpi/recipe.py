@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
 
-from warpi.errors import UserError
+from warpi.errors import UserError, unknown
 from warpi.nets import make_net
 from warpi.rng import derive, seeded
 
@@ -34,6 +34,7 @@ class Recipe:
     seed: int = 0  # chance of training; the chance that makes the task is another number made from it
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("epochs", "batch_size", "meta_batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -58,3 +59,12 @@ class Recipe:
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+def check_choices(settings: object) -> None:
+    """Fields of a dataclass that are a Literal hold one of its values: a misspelt one must not mean another."""
+    hints = get_type_hints(type(settings))
+    for f in fields(settings):  # type: ignore[arg-type]
+        allowed, got = get_args(hints[f.name]), getattr(settings, f.name)
+        if get_origin(hints[f.name]) is Literal and got not in allowed:
+            raise unknown(f.name.replace("_", " "), str(got), map(str, allowed))

@@ -5,26 +5,31 @@ A run folder holds `spec.json` (settings, facts about the task, versions), `resu
 """
 
 import json
+import os
 import platform
+import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import warpi
 from warpi import checkpoint
 from warpi.atomic import write_atomically
 from warpi.data import load_dataset
+from warpi.data.split import Loader
 from warpi.engine import Position, Record, check_finite, train
 from warpi.errors import UserError, missing, unknown
+from warpi.flags import check
 from warpi.method import Method
 from warpi.methods import METHODS, make_method
 from warpi.noise import Noise
@@ -51,6 +56,10 @@ class DataSpec:
     test: float = 0.25  # share held out for testing where the data has no test set
     limit: int | None = None  # use only that many rows, for a quick try
 
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"limit must be at least 1, got {self.limit}")
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -62,9 +71,10 @@ class RunSpec:
     recipe: Recipe
 
     def to_json(self) -> dict[str, Any]:
-        recipe = asdict(self.recipe)
-        if not isinstance(recipe["net"], str):
-            recipe["net"] = f"{type(self.recipe.net).__module__}.{type(self.recipe.net).__qualname__}"
+        recipe = {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
+        if not isinstance(net := recipe["net"], str):
+            named = net if hasattr(net, "__qualname__") else type(net)
+            recipe["net"] = f"{named.__module__}.{named.__qualname__}"
         seed = recipe.pop("seed")
         return {
             **asdict(self.data),
@@ -91,14 +101,15 @@ class Stopped(Exception):
     """A signal asked the run to stop; what was done is stored."""
 
     def __init__(self, signum: int, path: Path) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}; go on with: warpi fit --out {path} --resume")
+        again = shlex.join(["warpi", "fit", "--out", str(path), "--resume"])
+        super().__init__(f"stopped by {signal.Signals(signum).name}; go on with: {again}")
         self.signum = signum
 
 
 def fit(
     out: Path | str,
     *,
-    method: str = "warpi",
+    method: str | None = None,
     resume: bool = False,
     device: str = "auto",
     threads: int | None = None,
@@ -110,46 +121,48 @@ def fit(
     """Train a method on data with noisy labels and leave a run folder behind.
 
     Settings are the fields of DataSpec, of Recipe and of the method, as they are flags of `warpi fit`; what is not
-    set takes the default that suits the data. With `resume` an interrupted run goes on where its last checkpoint was,
-    and ends as if it had never been interrupted.
+    set takes the default that suits the data; the method is `warpi` unless one is named. With `resume` an interrupted
+    run goes on where its last checkpoint was, and ends as if it had never been interrupted.
     """
-    path = Path(out)
+    path, settings = Path(out), _plain(settings)
     if threads is not None:
+        if threads < 1:
+            raise UserError(f"threads must be at least 1, got {threads}")
         torch.set_num_threads(threads)
-    stored = _read_spec(path)
+    stored = read_spec(path)
     if stored is not None and not resume:
         raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
+    file = path / "checkpoint.safetensors"
+    if stored is None and checkpoint.exists(file):
+        raise UserError(f"{path} holds a checkpoint, but the spec.json it belongs to is gone; choose another --out")
     if stored is not None:
         settings, method = _same_settings(stored, settings, method, path)
-    spec, task, truth = prepare(method, **settings)
+    spec, task, truth = prepare(method or "warpi", **settings)
     where = pick_device(device)
     task, truth = task.to(where), truth.to(where)
     description = _describe(spec, task, truth, where)
-    if stored is not None and stored["spec"] != json.loads(json.dumps(description["spec"])):
-        raise UserError(f"{path} was made by other defaults (version {stored['version']}); choose another --out")
+    if stored is not None:
+        _same_task(stored, json.loads(json.dumps(description)), path)
 
     with _folder(path), seeded(derive(spec.recipe.seed, "training")):
+        if read_spec(path) != stored:  # while this process was reading the data
+            raise UserError(f"another process has begun a run in {path}; choose another --out")
         learner = make_method(spec.method, **spec.options)
         learner.start(task, spec.recipe)
-        if stored is None:
-            write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
-        at, file = Position(), path / "checkpoint.safetensors"
-        if checkpoint.exists(file):
-            state = checkpoint.load(file)
-            checkpoint.restore(learner, state["method"])
-            at = Position(**state["position"])
-            checkpoint.set_global_rng(state["rng"])
+        _check_batches(learner)
+        at = _go_on(file, learner, where) if checkpoint.exists(file) else Position()
         history = _cut_results(path / "results.jsonl", at.epoch)
         progress = Progress(spec.recipe.epochs, len(learner.loader), at.epoch * len(learner.loader) + at.step, quiet)
-        board = _board(path) if tensorboard else None
         saved_at = time.monotonic()
 
         def save() -> None:
-            check_finite(learner, at)
+            check_finite(learner, at, weights=True)
             state = {"method": checkpoint.state_of(learner), "position": vars(at), "rng": checkpoint.global_rng()}
             checkpoint.save(file, state)
 
-        with progress, _signals() as caught:
+        with progress, _signals() as caught, _board(path, at.epoch + 1) if tensorboard else nullcontext() as board:
+            if stored is None:
+                write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
             for record in train(learner, task, truth, at):
                 if record is None:
                     progress.step()
@@ -168,8 +181,6 @@ def fit(
                     saved_at = time.monotonic()
                 if caught:
                     raise Stopped(caught[0], path)
-        if board is not None:
-            board.close()
         write_atomically(path / "done", b"")
     return Run(path, learner, task, truth, history)
 
@@ -178,10 +189,13 @@ def prepare(method: str, **settings: Any) -> tuple[RunSpec, Task, Truth]:
     """Settings to a full specification and the task it describes."""
     if method not in METHODS:
         raise unknown("method", method, METHODS)
+    settings = _plain(settings)
     names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(METHODS[method]))}
     for name in settings:
         if not any(name in group for group in names.values()):
             raise unknown("setting", name, set().union(*names.values()))
+    for cls, group in names.items():
+        check(cls, {name: settings[name] for name in group & settings.keys()})
     chosen = {k: v for k, v in settings.items() if k in names[DataSpec]}
     data = DataSpec(**chosen)
     noise = Noise.parse(data.noise)
@@ -221,8 +235,10 @@ def pick_device(device: str) -> torch.device:
         where = torch.device(device)
     except RuntimeError as e:
         raise UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...") from e
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device here; use --device cpu")
+    if where.type not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"there are {torch.cuda.device_count()} CUDA devices here, got {device!r}; use --device cpu")
     return where
 
 
@@ -241,6 +257,7 @@ def _describe(spec: RunSpec, task: Task, truth: Truth, device: torch.device) -> 
             "wrong_share": task.noise_rate,
             "test_labels": "clean" if truth.test_is_clean else "given",
             "needs_meta": METHODS[spec.method].needs_meta,
+            "needs_noise_rate": METHODS[spec.method].needs_noise_rate,
         },
         "environment": {
             "python": platform.python_version(),
@@ -253,7 +270,8 @@ def _describe(spec: RunSpec, task: Task, truth: Truth, device: torch.device) -> 
     }
 
 
-def _read_spec(path: Path) -> dict[str, Any] | None:
+def read_spec(path: Path) -> dict[str, Any] | None:
+    """What `spec.json` of a run folder holds; None where there is none."""
     file = path / "spec.json"
     try:
         stored: dict[str, Any] = json.loads(file.read_text())
@@ -263,38 +281,94 @@ def _read_spec(path: Path) -> dict[str, Any] | None:
         raise UserError(f"cannot read {file}: {e}") from e
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise UserError(f"{file} is not of the format {FORMAT!r}; choose another --out")
+    spec = stored.get("spec")
+    parts = {**spec, "facts": stored.get("facts")} if isinstance(spec, dict) else {}
+    for name, kind in (("method", str), ("options", dict), ("recipe", dict), ("seed", int), ("facts", dict)):
+        if not isinstance(parts.get(name), kind):
+            raise UserError(f"{file} is garbled: {name} is {parts.get(name)!r}; choose another --out")
     return stored
 
 
 def _same_settings(
-    stored: dict[str, Any], settings: Mapping[str, Any], method: str, path: Path
+    stored: dict[str, Any], settings: Mapping[str, Any], method: str | None, path: Path
 ) -> tuple[dict[str, Any], str]:
     """The settings of the stored run; those given again must be the same."""
     spec = stored["spec"]
-    if spec["method"] not in METHODS:
-        raise unknown("method", spec["method"], METHODS)
-    flat = {**spec["options"], **spec["recipe"], "seed": spec["seed"]}
-    flat |= {f.name: spec[f.name] for f in fields(DataSpec)}
-    flat["milestones"] = tuple(flat["milestones"])
-    for name, value in {**settings, "method": method}.items():
-        was = spec["method"] if name == "method" else flat.get(name, value)
-        if value is not None and isinstance(value, str | int | float | tuple) and was != value:
+    flat = _plain({**spec["options"], **spec["recipe"], "seed": spec["seed"]})
+    flat |= {f.name: spec[f.name] for f in fields(DataSpec) if f.name in spec}
+    for name, value in {"method": method, **settings}.items():
+        if name not in {**flat, "method": 0}:
+            raise unknown("setting", name, flat)
+        was = spec["method"] if name == "method" else flat[name]
+        if isinstance(value, str | int | float | tuple) and was != value:
             raise UserError(f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it")
     own = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
     return {**flat, **own}, spec["method"]
 
 
+def _same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    """What the stored settings lead to now must be what they led to then."""
+    if stored["spec"] != now["spec"]:
+        raise UserError(f"{path} was made by other defaults (version {stored.get('version')}); choose another --out")
+    for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "noise_sha256"):
+        was, got = stored["facts"].get(name), now["facts"][name]
+        if was != got:
+            raise UserError(f"the data of {path} has changed: {name} was {was}, is {got}; choose another --out")
+
+
+def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
+    """Put a started method where the last checkpoint was."""
+    state = checkpoint.load(file, device)
+    checkpoint.restore(learner, state["method"])
+    checkpoint.set_global_rng(state["rng"])
+    return Position(**state["position"])
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they look when read from a flag: paths are text, lists are tuples, numbers are python's own."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+    return {name: plain(value) for name, value in settings.items()}
+
+
+def _check_batches(learner: Method) -> None:
+    """A batch of one cannot be normalised; torch says so only at the first step, and in other words."""
+    loaders = [value for value in vars(learner).values() if isinstance(value, Loader)]
+    modules = [module for net in learner.nets for module in net.modules()]
+    if any(x.batch_size == 1 for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
+        raise UserError(
+            "batches of 1 example cannot be trained with BatchNorm; --batch-size and --meta-batch-size >= 2"
+        )
+
+
 def _cut_results(file: Path, epochs: int) -> list[Record]:
     """The records of the epochs that the checkpoint knows; what a crash left after them is cut off."""
-    lines = file.read_text().splitlines(keepends=True)[:epochs] if file.exists() else []
-    write_atomically(file, "".join(lines).encode())
-    return [json.loads(line) for line in lines]
+    try:
+        lines = file.read_bytes().splitlines(keepends=True)[:epochs] if file.exists() else []
+        records = [json.loads(line) for line in lines]
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot read {file}: {e}; put it back as it was, or choose another --out") from e
+    if len(records) < epochs:
+        raise UserError(
+            f"{file} has {len(records)} epochs, the checkpoint beside it {epochs}; put the lines back, "
+            "or choose another --out"
+        )
+    write_atomically(file, b"".join(lines))
+    return records
 
 
 def _append(file: Path, record: Record) -> None:
     try:
         with open(file, "a") as f:
             f.write(json.dumps(record) + "\n")
+            f.flush()
+            os.fsync(f.fileno())  # the checkpoint that counts on this line comes after it
     except OSError as e:
         raise UserError(f"cannot write {file}: {e.strerror}; the last checkpoint is intact, go on by --resume") from e
 
@@ -313,8 +387,12 @@ def _folder(path: Path) -> Iterator[None]:
 
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
-            except OSError as e:
+            except BlockingIOError as e:
                 raise UserError(f"another process is training in {path}; wait for it, or choose another --out") from e
+            except OSError:
+                pass  # a file system without locks
+        for left in path.glob(".*.part"):  # by a process that was killed while it wrote
+            left.unlink(missing_ok=True)
         yield
 
 
@@ -334,9 +412,10 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _board(path: Path) -> Any:
+def _board(path: Path, epoch: int) -> Any:
+    """A writer for tensorboard; what an earlier process wrote of this epoch and later ones is hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as e:
         raise missing("tensorboard", "--tensorboard", "track") from e
-    return SummaryWriter(str(path / "tensorboard"))
+    return SummaryWriter(str(path / "tensorboard"), purge_step=epoch)

@@ -42,9 +42,9 @@ class Truth:
 
     test: Split | None
     test_is_clean: bool  # False: nobody knows the truth about the test rows, and their given labels stand in for it
-    clean: Tensor | None  # [N] true labels of the training rows, -1 where unknown
+    clean: Tensor | None  # [N] true labels of the training rows, -1 where unknown or (open set) no class is right
     T: Tensor | None  # [K, K] transition matrix of the noise, rows = true class
-    noise_hash: str  # of the corrupted labels of all rows
+    noise_hash: str  # of the corrupted labels of all rows, the same as in the file of `warpi corrupt`
 
     def to(self, device: torch.device | str) -> "Truth":
         return replace(self, test=_move(self.test, device))
@@ -75,6 +75,8 @@ def make_task(
     for name, share in (("val", val), ("test", test)):
         if not 0 <= share < 1:
             raise UserError(f"{name} is a share of the rows in [0, 1), got {share}")
+    if limit is not None and limit < 1:
+        raise UserError(f"limit must be at least 1 row, got {limit}")
     known = dataset.clean is not None and bool((dataset.clean >= 0).all())
     strata = dataset.clean if known and dataset.clean is not None else dataset.y  # [N] what splits are balanced by
     chance = generator(seed, "split")
@@ -93,7 +95,8 @@ def make_task(
     noisy = noise.apply(dataset, generator(seed, "noise"), other)
     examples = dataset.examples
     if noisy.replaced is not None and other is not None:
-        hit = rows[noisy.replaced[rows] >= 0]
+        noisy_rows = torch.cat([rows, val_rows])
+        hit = noisy_rows[noisy.replaced[noisy_rows] >= 0]
         examples = examples.replaced(hit, other.examples, noisy.replaced[hit])
     truth_of = dataset.y if dataset.clean is None else torch.where(dataset.clean >= 0, dataset.clean, dataset.y)
     if (scale := examples.standardised(rows)) is not None:
@@ -123,10 +126,12 @@ def make_task(
             own_meta.y, dataset.classes, "the trusted examples", "add at least one of each to the trusted set"
         )
     clean = None if dataset.clean is None else dataset.clean[rows]
+    if clean is not None and noisy.replaced is not None:
+        clean = torch.where(noisy.replaced[rows] >= 0, -1, clean)
     wrong = float((clean != train.y).double().mean()) if known and clean is not None else None
     return (
         Task(train, own_meta, held_out, dataset.classes, wrong),
-        Truth(test_split, test_is_clean, clean, noisy.T, labels_hash(noisy.y)),
+        Truth(test_split, test_is_clean, clean, noisy.T, labels_hash(noisy.y, noisy.replaced)),
     )
 
 
@@ -138,6 +143,12 @@ def _trusted(
         return None, rows[:0], rows
     own = dataset.meta
     if meta_data is not None:
+        for what, got, wanted in (
+            ("classes", meta_data.classes, dataset.classes),
+            ("inputs of shape", meta_data.examples.shape, dataset.examples.shape),
+        ):
+            if got != wanted:
+                raise UserError(f"the trusted examples of {meta_data.name} have {what} {got}, the data has {wanted}")
         own = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.y)
     if own is not None:
         if n is not None:

@@ -227,7 +227,10 @@ def _human_files(kind: _Kind, root: Path) -> Iterator[Path]:
 
 def _npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file:  # numpy would leave a broken file open
+            arrays = np.load(file, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise ValueError("a single array")
             return dict(arrays)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as e:
         raise UserError(f"{path}: not a readable .npz of plain arrays ({e}); fetch it again") from e

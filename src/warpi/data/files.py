@@ -102,7 +102,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
             replies.write(json.dumps(reason).encode() + b"\n")
             for crop in crops:
                 replies.write(crop)
-        replies.flush()
+            replies.flush()  # so that, if the next image brings this process down, it is known which one did
 
 
 if __name__ == "__main__":
@@ -198,10 +198,12 @@ class FileExamples(Examples):
     def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
         drawn = views if augment else 1
         with closing(self._read(batches, crop=self.size, views=drawn, augment=augment)) as reads:
-            for images, kept in reads:
+            for paths, images, kept in reads:
                 if not kept.any():  # no network takes zero rows, and every batch asked for is answered
-                    first = ", ".join(list(self.bad)[:3])
-                    raise UserError(f"none of the {len(kept)} images of a batch can be read; remove them: {first} ...")
+                    first = ", ".join(paths[:3])
+                    raise UserError(
+                        f"none of the {len(kept)} images of a batch can be read; mend or remove: {first} ..."
+                    )
                 whole = bool(kept.all())
                 x = (images if whole else images[:, kept]).to(self.device, non_blocking=True)
                 x = x.permute(0, 1, 4, 2, 3).contiguous()  # [V, B', 3, size, size] uint8
@@ -225,17 +227,19 @@ class FileExamples(Examples):
     def flat(self, rows: Tensor) -> Tensor:
         """The middle crop of each image; zeros where it cannot be read."""
         batches = ((chunk, 0) for chunk in torch.split(rows, _CHUNK))
-        reads = self._read(batches, crop=self.size, views=1, augment=False)
-        x = torch.cat([images[0].permute(0, 3, 1, 2).flatten(1) for images, _ in reads])
-        return x.to(self.device).float()
+        parts = []
+        for _, images, kept in self._read(batches, crop=self.size, views=1, augment=False):
+            images[0, ~kept] = 0
+            parts.append(images[0].permute(0, 3, 1, 2).flatten(1))
+        return torch.cat(parts).to(self.device).float()
 
     def _path(self, row: int) -> str:
         return os.path.join(self.root, self.paths[row])
 
     def _read(
         self, batches: Iterable[tuple[Tensor, int]], *, crop: int, views: int, augment: bool
-    ) -> Generator[tuple[Tensor, Tensor], None, None]:
-        """For each batch its images [V, B, crop, crop, 3] uint8 on the CPU, and which of them could be read [B]."""
+    ) -> Generator[tuple[list[str], Tensor, Tensor], None, None]:
+        """For each batch its paths, its images [V, B, crop, crop, 3] uint8, and which of them could be read [B]."""
         plan, pending = iter(batches), deque[_Asked]()
         options = {"short": stored_size(self.size), "size": crop, "views": views, "augment": augment}
         readers = _Readers(self.workers) if self.workers else None
@@ -252,7 +256,7 @@ class FileExamples(Examples):
                 paths, images, answers = pending.popleft()
                 reasons = [reason for answer in answers for reason in answer()]
                 self._note(paths, reasons)
-                yield images, torch.tensor([reason is None for reason in reasons], dtype=torch.bool)
+                yield paths, images, torch.tensor([reason is None for reason in reasons], dtype=torch.bool)
         finally:
             if readers:
                 readers.close()
@@ -295,7 +299,6 @@ def _fill(request: dict[str, Any], out: np.ndarray) -> list[str | None]:
     reasons = []
     for i, (reason, crops) in enumerate(decoded(**request)):
         reasons.append(reason)
-        out[:, i] = 0
         for view, crop in enumerate(crops):
             out[view, i] = np.frombuffer(crop, np.uint8).reshape(out.shape[2:])
     return reasons
@@ -328,13 +331,11 @@ class _Readers:
                 if not line.endswith(b"\n"):
                     raise EOFError
                 reasons.append(json.loads(line))
-                for view in out[:, i]:  # [size, size, 3]
-                    if reasons[-1] is not None:
-                        view[:] = 0
-                    elif stdout.readinto(view.data.cast("B")) < view.size:
+                for view in out[:, i] if reasons[-1] is None else ():  # [size, size, 3]
+                    if stdout.readinto(view.data.cast("B")) < view.size:
                         raise EOFError
         except (EOFError, BrokenPipeError):
-            path = request["paths"][max(0, len(reasons) - 1)]
+            path = request["paths"][min(len(reasons), out.shape[1] - 1)]
             raise UserError(
                 f"a process that reads images ended with code {process.wait()} near {path}; "
                 "where memory is short use fewer workers, otherwise remove that file"
@@ -377,7 +378,7 @@ def load_tensor(examples: FileExamples) -> tuple[TensorExamples, Tensor]:
     batches = ((chunk, 0) for chunk in torch.split(torch.arange(n), _CHUNK))
     start = done = 0
     with closing(examples._read(batches, crop=side, views=1, augment=False)) as reads:
-        for images, good in reads:
+        for _, images, good in reads:
             readable = images[0, good].permute(0, 3, 1, 2)
             x[done : done + len(readable)] = readable
             kept[start : start + len(good)] = good

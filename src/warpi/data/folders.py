@@ -258,10 +258,10 @@ def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | 
 def _label_kv(path: Path) -> dict[str, int]:
     labels = {}
     for line, text in _lines(path):
-        key, _, label = text.rpartition(" ")
+        key, label = text.rsplit(maxsplit=1) if " " in text else ("", text)
         if not key or not label.isdecimal() or int(label) >= len(CLOTHING1M):
             raise UserError(f"{path} line {line}: got {text!r}, expected an image and a class 0..{len(CLOTHING1M) - 1}")
-        labels[key.strip()] = int(label)
+        labels[key] = int(label)
     return labels
 
 

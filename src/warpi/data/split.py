@@ -62,6 +62,7 @@ class Loader:
 
     def epoch(self, t: int) -> Iterator[Batch]:
         """What is left of the batches of epoch t."""
+        self._endless = None  # what is drawn later comes after them
         return self._between(max(self.count, t * self.steps), (t + 1) * self.steps)
 
     def draw(self) -> Batch:

@@ -300,7 +300,8 @@ def _read_parquet(path: Path) -> _Table:
     columns: dict[str, NDArray[Any]] = {}
     for j, name in enumerate(_checked_names(path, frame.columns)):
         series = frame.iloc[:, j]
-        kind = pd.api.types.infer_dtype(series, skipna=True)
+        categorical = isinstance(series.dtype, pd.CategoricalDtype)
+        kind = "categorical" if categorical else pd.api.types.infer_dtype(series, skipna=True)
         if kind in ("integer", "floating", "mixed-integer-float"):
             whole = kind == "integer" and not series.isna().any()
             exact = np.uint64 if whole and series.min() >= 0 else np.int64
@@ -407,13 +408,15 @@ def _empty(table: _Table, row: int, name: str) -> UserError:
 
 def _parsed(cells: Iterable[str]) -> NDArray[np.float64] | None:
     """Cells as numbers, NaN where missing; None if one of them is neither."""
-    cells = [("nan" if cell.lower() in _MISSING else cell) for cell in cells]
-    if any("_" in cell for cell in cells):  # python reads 1_0 as 10
-        return None
+    cells = list(cells)
     try:
-        return np.array([float(cell) for cell in cells], dtype=np.float64)
-    except ValueError:
-        return None
+        numbers = np.array(cells, dtype=object).astype(np.float64)
+    except ValueError:  # a word, or a word for a missing number
+        try:
+            numbers = np.array([math.nan if cell.lower() in _MISSING else float(cell) for cell in cells])
+        except ValueError:
+            return None
+    return None if any("_" in cell for cell in cells) else numbers  # python reads 1_0 as 10
 
 
 def _parts(table: _Table, n: int) -> dict[str, Tensor]:
@@ -465,11 +468,9 @@ def _read_npy(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
 
 def _load(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
     try:
-        held = np.load(path, allow_pickle=False)
-        if isinstance(held, np.ndarray):
-            return held
-        with held:
-            return dict(held)
+        with path.open("rb") as file:  # numpy would leave a broken file open
+            held = np.load(file, allow_pickle=False)
+            return held if isinstance(held, np.ndarray) else dict(held)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as e:
         raise UserError(f"{path}: not a readable file of plain arrays, objects are refused ({e})") from e
 

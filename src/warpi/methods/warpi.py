@@ -52,7 +52,7 @@ class OneHot(nn.Module):
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,  # in (0, 1): the published code; can mute a label, not unlearn it
-    "tanh": lambda s: 2 * torch.tanh((1 + s) / 2),  # in (-2, 2), signed; near 1 + s around s = 0
+    "tanh": lambda s: 2 * torch.tanh((1 + s) / 2),  # in (-2, 2), signed; about 1 + s while that is small
     "unbounded": lambda s: 1 + s,  # the paper's Gaussian, shifted so that an untrained V leaves the logits alone
 }
 """From a sample s = mu + sigma eps to the rectifying vector v."""

@@ -1,0 +1,34 @@
+"""Small things that several test files share."""
+
+import pytest
+import torch
+
+from warpi.data.augment import Crop
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Scale, TensorExamples
+from warpi.data.toy import digits as read_digits
+from warpi.task import Task, Truth, make_task
+
+torch.set_num_threads(1)  # the last bit of a sum depends on the number of threads
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return read_digits()
+
+
+@pytest.fixture(scope="session")
+def tiny(digits: Dataset) -> tuple[Task, Truth]:
+    """Digits made so small that two epochs take no time: about 190 noisy rows, 20 trusted."""
+    return make_task(digits, "pair:0.4", meta=20, limit=300, seed=3)
+
+
+@pytest.fixture(scope="session")
+def pictures() -> tuple[Task, Truth]:
+    """Three classes of noise images as bytes, with augmentation and a test set of their own."""
+    chance = torch.Generator().manual_seed(5)
+    x = torch.randint(256, (120, 3, 6, 6), generator=chance, dtype=torch.uint8)
+    y = torch.arange(120) % 3
+    x[torch.arange(120), y] //= 2  # one darker channel a class
+    images = TensorExamples(x, Scale(torch.tensor(127.0), torch.tensor(64.0)), Crop(6, pad=2))
+    return make_task(Dataset("pictures", images, y, ("red", "green", "blue"), clean=y), "pair:0.3", meta=12, seed=3)

@@ -1,0 +1,510 @@
+"""The one-step meta gradient against double backward and finite differences, in float64; the methods that use it."""
+
+import copy
+import gc
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Scale, TensorExamples
+from warpi.lookahead import LogitLoss, forward, meta_gradient
+from warpi.method import Method
+from warpi.methods import CE, MWNet, WarPI
+from warpi.methods.warpi import MetaNet
+from warpi.nets.preact import preact18
+from warpi.nets.resnet import resnet32
+from warpi.recipe import Recipe
+from warpi.rng import seeded
+from warpi.task import Task, make_task
+from warpi.types import Batch
+
+K, L, LR = 4, 3, 0.3
+EXACT = 1e-12  # relative, of float64
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+# --- networks -------------------------------------------------------------------------------------------------------
+
+
+def perceptron(*sizes: int, dropout: float = 0.0) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for d_in, d_out in pairwise(sizes[:-1]):
+        layers += [nn.Linear(d_in, d_out), nn.BatchNorm1d(d_out), nn.ReLU()]
+        layers += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+
+class Residual(nn.Module):
+    """Two blocks, the second with a shortcut convolution; dropout of channels between them."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.bns = nn.ModuleList(nn.BatchNorm2d(c) for c in (4, 4, 6))
+        self.convs = nn.ModuleList([nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2, padding=1)])
+        self.shortcut = nn.Conv2d(4, 6, 1, stride=2)
+        self.drop = nn.Dropout2d(dropout)
+        self.fc = nn.Linear(6, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.bns[0](self.stem(x)))
+        h = self.drop(F.relu(h + self.bns[1](self.convs[0](h))))
+        h = F.relu(self.shortcut(h) + self.bns[2](self.convs[1](h)))
+        z: Tensor = self.fc(h.mean((2, 3)))
+        return z
+
+
+class FunctionalDropout(nn.Module):
+    """Draws chance, but holds no module that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = perceptron(5, 8, 8), nn.Linear(8, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(F.dropout(self.body(x), 0.4, self.training))
+        return z
+
+
+class Tied(nn.Module):
+    """One weight matrix used twice, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.fc = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, K)
+        self.second.weight = self.first.weight
+        self.bn = nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(self.second(self.bn(self.first(x)).tanh()).tanh())
+        return z
+
+
+class Unused(nn.Module):
+    """A frozen layer, a parameter that does not reach the logits, and one that reaches them times zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.body, self.fc = nn.Linear(5, 6), perceptron(6, 8, 8), nn.Linear(8, K)
+        self.frozen.requires_grad_(False)
+        self.idle, self.zero = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(K))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(self.body(self.frozen(x))) + 0 * self.zero
+        return z
+
+
+FLAT, IMAGE = (5,), (3, 8, 8)
+NETS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
+    "mlp": (FLAT, lambda: perceptron(5, 8, 7, K)),
+    "residual": (IMAGE, Residual),
+    "resnet32": (IMAGE, lambda: resnet32(IMAGE, K, width=4)),
+    "preact18": (IMAGE, lambda: preact18(IMAGE, K, width=2)),
+    "dropout": (FLAT, lambda: perceptron(5, 8, 7, K, dropout=0.3)),
+    "dropout of channels": (IMAGE, lambda: Residual(0.5)),
+    "functional dropout": (FLAT, FunctionalDropout),
+    "tied": (FLAT, Tied),
+    "unused": (FLAT, Unused),
+}
+
+
+# --- losses on the logits -------------------------------------------------------------------------------------------
+
+
+def chance(seed: int, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def warpi_loss(V: nn.Module, y: Tensor, samples: int = L, seed: int = 5) -> LogitLoss:
+    """Eq. (9), naively, with the same eps at every call."""
+
+    def loss(z: Tensor) -> Tensor:
+        q, eps = V(z.detach(), y), torch.randn(samples, *z.shape, generator=chance(seed, z.device.type), **like(z))
+        total = torch.zeros((), **like(z))
+        for j in range(samples):
+            v = torch.sigmoid(q.mean + torch.exp(q.log_var / 2) * eps[j])
+            total = total + F.cross_entropy(v * z, y) / samples
+        return total
+
+    return loss
+
+
+def mwnet_loss(V: nn.Module, y: Tensor) -> LogitLoss:
+    def loss(z: Tensor) -> Tensor:
+        losses = F.cross_entropy(z, y, reduction="none")
+        return (V(losses.detach()[:, None])[:, 0] * losses).sum() / len(y)
+
+    return loss
+
+
+def like(z: Tensor) -> dict[str, object]:
+    return {"dtype": z.dtype, "device": z.device}
+
+
+def warpi_meta_net() -> nn.Module:
+    return MetaNet(K, 9, "embedding", nn.Tanh)
+
+
+def mwnet_meta_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 9), nn.ReLU(), nn.Linear(9, 1), nn.Sigmoid())
+
+
+LOSSES = {"warpi": (warpi_meta_net, warpi_loss), "mwnet": (mwnet_meta_net, mwnet_loss)}
+
+
+class Setting:
+    """A network, a meta-network, a noisy and a trusted batch."""
+
+    def __init__(self, net: str, loss: str, device: str = "cpu", batch: int = 6) -> None:
+        shape, make_net = NETS[net]
+        make_v, make_loss = LOSSES[loss]
+        with seeded(1):
+            self.net = make_net().double().to(device).train()
+            self.V = make_v().double().to(device)
+            self.x, self.x_meta = (torch.randn(batch, *shape, dtype=torch.float64).to(device) for _ in "ab")
+            y, y_meta = (torch.randint(K, (batch,)).to(device) for _ in "ab")
+        self.phi = list(self.V.parameters())
+        self.loss: LogitLoss = make_loss(self.V, y)
+        self.meta_loss: LogitLoss = lambda z: F.cross_entropy(z, y_meta)
+
+    def lookahead(self) -> tuple[Tensor, list[Tensor]]:
+        self.V.zero_grad()
+        noisy = forward(self.net, self.x)
+        value = meta_gradient(noisy, self.loss, self.x_meta, self.meta_loss, self.phi, LR)
+        return value, [grad_of(p) for p in self.phi]
+
+    def oracle(self, lr: float = LR) -> tuple[Tensor, list[Tensor]]:
+        """L_meta(theta_hat(phi)) and its gradient, by double backward through the whole network."""
+        return double_backward(self.net, self.x, self.loss, self.x_meta, self.meta_loss, self.phi, lr)
+
+    def value(self) -> float:
+        return float(self.oracle()[0])
+
+
+def double_backward(
+    net: nn.Module, x: Tensor, loss: LogitLoss, x_meta: Tensor, meta_loss: LogitLoss, phi: Sequence[Tensor], lr: float
+) -> tuple[Tensor, list[Tensor]]:
+    buffers = {name: b.clone() for name, b in net.named_buffers()}
+    theta = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    noisy = loss(functional_call(net, (theta, buffers), (x,)))
+    grads = torch.autograd.grad(noisy, list(theta.values()), create_graph=True, allow_unused=True)
+    theta_hat = {n: p if g is None else p - lr * g for (n, p), g in zip(theta.items(), grads, strict=True)}
+    at_hat = meta_loss(functional_call(net, (theta_hat, buffers), (x_meta,)))
+    d_phi = torch.autograd.grad(at_hat, list(phi), allow_unused=True)
+    return at_hat.detach(), [torch.zeros_like(p) if d is None else d for p, d in zip(phi, d_phi, strict=True)]
+
+
+def grad_of(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad.clone()
+
+
+def assert_same(got: Sequence[Tensor], wanted: Sequence[Tensor], rtol: float = EXACT) -> None:
+    assert len(got) == len(wanted)
+    for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        error = float((a - b).norm() / b.norm())
+        assert error <= rtol, f"tensor {i} of shape {tuple(a.shape)}: relative error {error:.1e}"
+
+
+# --- the gradient ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("net", NETS)
+def test_equals_double_backward(net: str, loss: str, device: str) -> None:
+    s = Setting(net, loss, device)
+    with seeded(3):  # the same dropout masks for both
+        value, grads = s.lookahead()
+    with seeded(3):
+        wanted_value, wanted = s.oracle()
+    assert value == pytest.approx(float(wanted_value), rel=EXACT)
+    assert_same(grads, wanted)
+    assert min(float(g.norm()) for g in wanted) > 0  # nothing was compared with zero
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("net", ["mlp", "residual"])
+def test_equals_finite_differences(net: str, loss: str) -> None:
+    s, h = Setting(net, loss), 1e-5
+    _, grads = s.lookahead()
+    for seed in range(3):
+        generator = chance(seed)
+        along = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in s.phi]
+        slope = float(sum((g * a).sum() for g, a in zip(grads, along, strict=True)))
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                for p, a in zip(s.phi, along, strict=True):
+                    p.add_(a, alpha=sign * h)
+            ends.append(s.value())
+            with torch.no_grad():
+                for p, a in zip(s.phi, along, strict=True):
+                    p.sub_(a, alpha=sign * h)
+        assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(slope, rel=1e-5)
+
+
+def test_holds_in_evaluation_mode() -> None:
+    s = Setting("mlp", "warpi")
+    s.net.eval()
+    (value, grads), (wanted_value, wanted) = s.lookahead(), s.oracle()
+    assert value == pytest.approx(float(wanted_value), rel=EXACT)
+    assert_same(grads, wanted)
+
+
+def test_adds_to_the_gradients_that_are_there() -> None:
+    s = Setting("mlp", "warpi")
+    _, grads = s.lookahead()
+    for p, g in zip(s.phi, grads, strict=True):
+        p.grad = 2 * g
+    meta_gradient(forward(s.net, s.x), s.loss, s.x_meta, s.meta_loss, s.phi, torch.tensor(LR, dtype=torch.float64))
+    assert_same([grad_of(p) for p in s.phi], [3 * g for g in grads])
+
+
+def test_is_proportional_to_the_virtual_step_when_that_is_small() -> None:
+    """d L_meta(theta_hat)/dphi -> -lr d/dphi <u, J g(theta)>: the size of the step matters only through g."""
+    s = Setting("mlp", "warpi")
+    scaled = []
+    for lr in (1e-5, 1e-6):
+        s.V.zero_grad()
+        meta_gradient(forward(s.net, s.x), s.loss, s.x_meta, s.meta_loss, s.phi, lr)
+        scaled.append([grad_of(p) / lr for p in s.phi])
+    assert_same(*scaled, rtol=1e-3)
+
+
+def test_touches_neither_the_network_nor_its_gradients() -> None:
+    s = Setting("mlp", "warpi")
+    noisy = forward(s.net, s.x)
+    before = copy.deepcopy(s.net.state_dict())
+    meta_gradient(noisy, s.loss, s.x_meta, s.meta_loss, s.phi, LR)
+    assert all(torch.equal(v, before[name]) for name, v in s.net.state_dict().items())
+    assert all(p.grad is None for p in s.net.parameters())
+
+
+def test_the_real_step_goes_back_through_the_same_graph() -> None:
+    s = Setting("residual", "warpi")
+    twin = copy.deepcopy(s.net)
+    noisy = forward(s.net, s.x)
+    meta_gradient(noisy, s.loss, s.x_meta, s.meta_loss, s.phi, LR)
+    got = torch.autograd.grad(s.loss(noisy.z), list(s.net.parameters()))
+    wanted = torch.autograd.grad(s.loss(twin(s.x)), list(twin.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("net", ["mlp", "residual", "dropout", "dropout of channels", "functional dropout"])
+def test_running_statistics_are_those_of_one_plain_forward(net: str) -> None:
+    s = Setting(net, "warpi")
+    twin = copy.deepcopy(s.net)
+    with seeded(3):
+        s.lookahead()
+    with seeded(3):
+        twin(s.x)
+    buffers = dict(s.net.named_buffers())
+    assert len(buffers) >= 3
+    for name, wanted in twin.named_buffers():
+        assert torch.equal(buffers[name], wanted), name
+    assert {int(b) for name, b in buffers.items() if name.endswith("tracked")} == {1}
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_the_global_generator_moves_as_by_two_plain_forwards(net: str) -> None:
+    """Repeating the noisy pass draws its masks again, and that must not be seen: without dropout nothing is drawn."""
+    s = Setting(net, "warpi")
+    with seeded(3):
+        before = torch.get_rng_state()
+        s.lookahead()
+        after = torch.get_rng_state()
+    with seeded(3):
+        s.net(s.x)
+        s.net(s.x_meta)
+        assert torch.equal(after, torch.get_rng_state())
+    assert torch.equal(before, after) == ("dropout" not in net)
+
+
+# --- the methods ----------------------------------------------------------------------------------------------------
+
+
+def double_task(n: int = 60) -> Task:
+    x = torch.randn(n, 5, generator=chance(2), dtype=torch.float64)
+    y = torch.arange(n) % K
+    examples = TensorExamples(x, Scale(torch.tensor(0.0).double(), torch.tensor(1.0).double()))
+    dataset = Dataset("doubles", examples, y, tuple(map(str, range(K))), clean=y)
+    return make_task(dataset, "pair:0.3", meta=12, val=0, seed=1)[0]
+
+
+def started(method: Method, dropout: float = 0.0) -> Method:
+    """Ready to train, in float64."""
+    net = lambda shape, n_classes: perceptron(shape[0], 8, 7, n_classes, dropout=dropout).double()
+    method.start(double_task(), Recipe(net=net, batch_size=10, meta_batch_size=6, lr=LR))
+    if isinstance(method, WarPI | MWNet):
+        method.V.double()
+    return method
+
+
+def noisy_batch(method: Method) -> Batch:
+    return next(method.loader.epoch(0))
+
+
+def meta_gradients(method: WarPI | MWNet, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, list[Tensor]]:
+    """The meta loss and the gradients that the method's own step hands to its meta-optimizer."""
+    seen: list[Tensor] = []
+    monkeypatch.setattr(
+        method.meta_optimizer,
+        "step",
+        lambda: seen.extend(grad_of(p) for p in method.V.parameters() if p.grad is not None),
+    )
+    log = method.step(noisy_batch(method))
+    return torch.as_tensor(log["meta_loss"]), seen
+
+
+def own_loss(method: Method, y: Tensor) -> LogitLoss:
+    """The method's loss on the logits, written again from its paper."""
+
+    def loss(z: Tensor) -> Tensor:
+        if isinstance(method, MWNet):
+            return mwnet_loss(method.V, y)(z)
+        assert isinstance(method, WarPI)
+        q = method.V(z.detach(), y)
+        eps = torch.zeros(1, *z.shape, dtype=z.dtype)
+        if method.samples:
+            eps = torch.randn(method.samples, *z.shape, generator=method.generator, dtype=z.dtype)
+        s = q.mean + q.log_var.exp().sqrt() * eps
+        v = {"sigmoid": s.sigmoid(), "tanh": 2 * ((1 + s) / 2).tanh(), "unbounded": 1 + s}[method.output]
+        return torch.stack([F.cross_entropy(v_j * z, y) for v_j in v]).mean()
+
+    return loss
+
+
+META_METHODS = [MWNet(), WarPI(samples=3), WarPI(samples=0), WarPI(samples=2, output="tanh", label_input="one_hot")]
+META_METHODS += [WarPI(samples=2, output="unbounded", activation="relu")]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("method", META_METHODS, ids=repr)
+def test_methods_use_the_exact_gradient(method: MWNet | WarPI, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, twin = started(copy.copy(method), dropout), started(copy.copy(method), dropout)
+    assert isinstance(twin, WarPI | MWNet)
+    batch, meta = noisy_batch(twin), twin.meta_loader.draw()
+    with seeded(3):
+        wanted_value, wanted = double_backward(
+            twin.net,
+            batch.x,
+            own_loss(twin, batch.y),
+            meta.x,
+            lambda z: F.cross_entropy(z, meta.y),
+            list(twin.V.parameters()),
+            LR,
+        )
+    with seeded(3):
+        value, grads = meta_gradients(method, monkeypatch)
+    assert value == pytest.approx(float(wanted_value), rel=EXACT)
+    assert_same(grads, [w for w in wanted if float(w.norm()) > 0])
+    unused = 2 if isinstance(method, WarPI) and method.samples == 0 else 0  # the variance head of WarPI (Detc.)
+    assert len(grads) == len(wanted) - unused
+
+
+@pytest.mark.parametrize("method", [MWNet(), WarPI(samples=3)], ids=repr)
+def test_three_whole_steps_are_those_of_the_algorithm(method: Method) -> None:
+    """Algorithm 1 by double backward: virtual step, meta step, real step with the new phi and newly drawn v."""
+    method, twin = started(copy.copy(method)), started(copy.copy(method))
+    assert isinstance(twin, WarPI | MWNet)
+    for batch, same in zip(method.loader.epoch(0), twin.loader.epoch(0), strict=True):
+        method.step(batch)
+        meta, loss = twin.meta_loader.draw(), own_loss(twin, same.y)
+        phi = list(twin.V.parameters())
+        _, d_phi = double_backward(twin.net, same.x, loss, meta.x, lambda z: F.cross_entropy(z, meta.y), phi, LR)
+        for p, d in zip(phi, d_phi, strict=True):
+            p.grad = d
+        twin.meta_optimizer.step()
+        twin.optimizer.zero_grad()
+        loss(twin.net(same.x)).backward()
+        twin.optimizer.step()
+    assert method.loader.count == 3
+    for a, b in ((method.net, twin.net), (method.V, twin.V)):
+        assert_same([p.detach() for p in a.parameters()], [p.detach() for p in b.parameters()], rtol=1e-8)
+
+
+@pytest.mark.parametrize("method", [MWNet(), WarPI(samples=3)], ids=repr)
+def test_a_step_moves_running_statistics_once_and_no_global_generator(method: Method) -> None:
+    started(method)
+    twin, batch = copy.deepcopy(method.net), noisy_batch(method)
+    before = torch.get_rng_state()
+    method.step(batch)
+    assert torch.equal(before, torch.get_rng_state())
+    twin(batch.x)
+    for (name, got), wanted in zip(method.net.named_buffers(), twin.buffers(), strict=True):
+        assert torch.equal(got, wanted), name
+
+
+@pytest.mark.parametrize("method", [MWNet(), WarPI(samples=3)], ids=repr)
+def test_no_graph_is_kept(method: Method) -> None:
+    """Memory is freed at once: not even the garbage collector is waited for."""
+    started(method, dropout=0.2)
+    assert isinstance(method, MWNet | WarPI)
+    method.loader.steps = 30
+    counts = {}
+    gc.collect()
+    gc.disable()
+    try:
+        with seeded(3):
+            for n, log in enumerate(method.epoch(0), 1):
+                assert not any(torch.as_tensor(value).requires_grad for value in log.values())
+                assert all(
+                    p.grad is not None and p.grad.grad_fn is None
+                    for net in (method.net, method.V)
+                    for p in net.parameters()
+                )
+                if n in (5, 30):
+                    counts[n] = sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+    finally:
+        gc.enable()
+    assert counts[30] <= counts[5]
+
+
+def test_warpi_with_v_of_one_is_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    warpi, ce = started(WarPI()), started(CE())
+    monkeypatch.setattr(warpi, "rectify", lambda z, y: torch.ones(1, *z.shape, dtype=z.dtype))  # noqa: ARG005
+    before = copy.deepcopy(ce.net.state_dict())
+    for a, b in zip(warpi.loader.epoch(0), ce.loader.epoch(0), strict=True):
+        assert float(warpi.step(a)["loss"]) == pytest.approx(float(ce.step(b)["loss"]), rel=EXACT)
+    for name, wanted in ce.net.state_dict().items():
+        torch.testing.assert_close(warpi.net.state_dict()[name], wanted, rtol=1e-10, atol=1e-13)
+    assert not torch.equal(before["0.weight"], ce.net.state_dict()["0.weight"])
+
+
+def test_without_variance_the_number_of_samples_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for samples in (0, 1, 7):
+        method = started(WarPI(samples=samples))
+        assert isinstance(method, WarPI)
+        with torch.no_grad():
+            method.V.log_var.weight.zero_()
+            method.V.log_var.bias.fill_(-60)
+        value, grads = meta_gradients(method, monkeypatch)
+        found.append(
+            (float(value), grads[: len(list(method.V.parameters())) - 2])
+        )  # without the variance head, the last
+    (mean_only, wanted), *others = found
+    for value, grads in others:
+        assert value == pytest.approx(mean_only, rel=1e-11)
+        assert_same(grads, wanted, rtol=1e-10)
+
+
+def test_the_meta_gradient_is_an_average_over_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More samples, less chance: gradients of different draws come together like 1 / sqrt(L)."""
+    spread = []
+    for samples in (4, 400):
+        draws = []
+        for seed in range(6):
+            method = started(WarPI(samples=samples))
+            method.generator.manual_seed(seed)
+            _, grads = meta_gradients(method, monkeypatch)
+            draws.append(torch.cat([g.flatten() for g in grads]))
+        spread.append(float(torch.stack(draws).std(0).norm()))
+    assert 5 < spread[0] / spread[1] < 20
