@@ -1,11 +1,13 @@
 """State on disk: what goes in comes out, what is damaged is refused, and what was there before survives."""
 
+import base64
 import math
 import os
 import pickle
 import random
 import resource
 import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -248,6 +250,29 @@ class TestRestore:
 
 
 SMALL = {"net": {"w": torch.arange(4.0), "b": torch.tensor(True)}, "position": {"epoch": 3}, "rng": [1.5, (2, None)]}
+
+
+# A file of the first release, compressed. Never to be made anew: if it no longer loads, FORMAT must change.
+FIRST = (
+    "eNp9ktFq2zAYhTN2sT1G+K/VTZJdxc5NYReFwqAPEJnwV5YbU0c2lswWgqGPtkebJCedx7zKYHyOzicO+v354yquM+z3R+2wRIf7PWzPYA/I"
+    "bwVsQSn+lHONmKV5SW9ZuRGZyjJkAlFgIjhPk0TkmqmcsZRteJnznIo8zTeKZ6wCAtah0/6os4SyVk7Cdr3bSTCt0RLI2gxNU5C1d6oGn4Pj"
+    "+kFPjmoH44KVTLr3JwV5Q7+wyalNFYwHU9WmdqfJdPpnpCRIOVCqUwnTRlPbuHG+fvoqLEo3dI2Omhejf2L86bRWDVp7Qf60pxOjjW374Eig"
+    "Esbiyh2wqS7MPMNCJgaOaF8WAvwtYBU22C9EkreIPnbutJBIpyb+4qu2P6LzN/8D+66+UQetXrq2Nu4rg5FAEgZdulMXhvMg0jCqAwa1KwjE"
+    "f6GtKqud9Q4lWeEZOmfuEz5j+L9QRpgIVPp/ipIFjokLyObgt3smZiRb5mJN/hf3+Pj9/Z4sI5wW4/hpdV2/7vzr9fXuw+o3QxPsnA=="
+)
+
+
+def test_a_checkpoint_of_the_first_release(file: Path) -> None:
+    file.write_bytes(zlib.decompress(base64.b64decode(FIRST)))
+    numbers = {"none": None, "flag": True, "count": 3, "rate": -0.1, "inf": math.inf, "text": "ä", "list": [1, (2,)]}
+    tensors = {
+        "by class": {0: torch.tensor([1.5, -0.0])},
+        "half": torch.tensor([1.0], dtype=torch.bfloat16),
+        "mask": torch.tensor([True, False]),
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 2),
+    }
+    assert identical(checkpoint.load(file), numbers | tensors)
 
 
 class TestDamage:

@@ -180,6 +180,15 @@ def test_the_same_seed_gives_the_same_run(name: str, tiny: MethodTask, tmp_path:
         assert not any(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True) if p.ndim > 1)
 
 
+def test_all_chance_follows_the_seed(name: str, tiny: MethodTask) -> None:
+    a, b = make_method(name), make_method(name)
+    a.start(tiny[0], RECIPE)
+    b.start(tiny[0], replace(RECIPE, seed=8))
+    assert not torch.equal(a.generator.get_state(), b.generator.get_state())
+    for loader in ("loader", "meta_loader"):
+        assert not torch.equal(getattr(a, loader).draw().rows, getattr(b, loader).draw().rows)
+
+
 def test_leaves_the_global_generators_alone(name: str, tiny: MethodTask) -> None:
     before = global_states()
     trained(name, tiny)

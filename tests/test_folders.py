@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import logging
+import os
 import struct
 import subprocess
 import sys
@@ -17,9 +18,11 @@ import pytest
 import torch
 from PIL import Image
 
+from warpi.data import decode as decoder
 from warpi.data import files
+from warpi.data.decode import decode
 from warpi.data.examples import TensorExamples
-from warpi.data.files import FileExamples, decode, load_tensor
+from warpi.data.files import FileExamples, load_tensor
 from warpi.data.folders import CLOTHING1M, clothing1m, food101n, is_manifest, read_folder, read_manifest
 from warpi.data.split import Loader, Split
 from warpi.errors import UserError
@@ -273,7 +276,7 @@ def test_an_error_in_the_plan_ends_the_readers(examples, started):
 def test_a_reader_that_dies_is_an_error_that_names_the_file(examples, started, monkeypatch, tmp_path):
     script = tmp_path / "dies.py"
     script.write_text("import sys; sys.stdin.readline(); print('null\\n' + 'x' * 767); sys.exit(3)")
-    monkeypatch.setattr(files, "__file__", str(script))
+    monkeypatch.setattr(files, "_READER", str(script))
     with pytest.raises(UserError, match=r"ended with code 3 near .*5\.png"):
         list(copy(examples, workers=1).stream([(torch.tensor([4, 5, 6]), 0)], augment=True))
     assert started
@@ -285,18 +288,18 @@ def test_reader_program(examples):
     request = {"paths": paths, "seed": 1, "first": 0, "short": 18, "size": 16, "views": 1, "augment": False}
     sent = json.dumps(request).encode() + b"\n"
     replies = io.BytesIO()
-    files.serve(io.BytesIO(sent), replies)
+    decoder.serve(io.BytesIO(sent), replies)
     assert replies.getvalue()[:5] == b"null\n"
     assert replies.getvalue()[5:773] == pixels(0)[1:17, 1:17].tobytes()
     assert json.loads(replies.getvalue()[773:]).startswith("FileNotFoundError")
 
-    command = [sys.executable, "-P", "-X", "importtime", files.__file__]
+    command = [sys.executable, "-P", "-X", "importtime", decoder.__file__]
     done = subprocess.run(command, input=sent, capture_output=True, check=True)
     assert done.stdout == replies.getvalue()
     assert b"torch" not in done.stderr
     assert b"numpy" not in done.stderr
 
-    deaf = subprocess.Popen([sys.executable, "-P", files.__file__], stdin=-1, stdout=-1, stderr=-1)
+    deaf = subprocess.Popen([sys.executable, "-P", decoder.__file__], stdin=-1, stdout=-1, stderr=-1)
     deaf.stdout.close()
     deaf.stdin.write(sent)
     deaf.stdin.close()
@@ -373,10 +376,56 @@ def test_too_many_bad_files_are_an_error(examples, bad_files):
         collect(copy(examples, paths=paths[:8], max_bad=0), [(torch.arange(8), 0)])
 
 
-def test_a_batch_of_nothing_is_an_error(examples, bad_files):
+def test_a_batch_of_nothing_is_answered(examples, bad_files):
     some = copy(examples, paths=(*examples.paths, *bad_files[:3]))
-    with pytest.raises(UserError, match=r"none of the 2 images [^,]*cut\.jpg, [^,]*text\.png \.\.\."):
-        collect(some, [(torch.tensor([1, 7]), 0), (torch.tensor([8, 9]), 0)])
+    one, none = some.stream([(torch.tensor([1, 7]), 0), (torch.tensor([8, 9]), 0)], augment=True, views=2)
+    assert one.kept.tolist() == [True, False]
+    assert none.kept.tolist() == [False, False]
+    assert [view.shape for view in none.views] == [(0, 3, SIZE, SIZE)] * 2
+
+
+def test_an_evaluation_batch_of_nothing_is_passed_over(examples, bad_files):
+    some = copy(examples, paths=(*bad_files[:2], *examples.paths[:3], bad_files[2]))
+    split = Split(some, torch.arange(6), torch.arange(10, 16))
+    assert [batch.y.tolist() for batch in split.batches(2)] == [[12, 13], [14]]
+    assert [batch.rows.tolist() for batch in split.batches(1)] == [[2], [3], [4]]
+    with pytest.raises(UserError, match="none of the 2 examples to be evaluated can be read"):
+        list(Split(some, torch.tensor([0, 5]), torch.tensor([1, 1])).batches(1))
+
+
+def test_a_training_batch_of_one_is_passed_over_and_counted(examples, bad_files):
+    """Batches of 2 out of 7 good and 3 bad files: those with fewer than two images are missing, the others are as
+    they would be without the bad ones, and a run that goes on finds the same."""
+    paths = (*examples.paths, *bad_files[:3])
+    split = Split(copy(examples, paths=paths), torch.arange(10), torch.arange(10))
+    planned = [Loader(split, 2, 3)._index(k).tolist() for k in range(20)]
+    wanted = [k for k, rows in enumerate(planned) if max(rows) < 7]
+    assert 0 < len(wanted) < 20
+    loader, seen = Loader(split, 2, 3), []
+    for t in range(4):
+        for batch in loader.epoch(t):
+            seen.append((loader.count - 1, batch))
+        assert loader.count == 5 * (t + 1)  # also where the last batch of an epoch was left out
+    assert [k for k, _ in seen] == wanted
+    assert all(batch.rows.tolist() == planned[k] for k, batch in seen)
+    for done in range(0, 20, 3):
+        late = Loader(split, 2, 3)
+        late.load_state_dict({"count": done})
+        rest = [batch for t in range(4) for batch in late.epoch(t)]
+        assert [b.rows.tolist() for b in rest] == [planned[k] for k in wanted if k >= done]
+        assert torch.equal(rest[-1].x, seen[-1][1].x)
+    drawn = Loader(split, 2, 3)
+    assert [drawn.draw().rows.tolist() for _ in wanted] == [planned[k] for k in wanted]
+
+    single = Loader(split, 1, 3)  # batches of one are what was asked for
+    assert sum(1 for _ in single.epoch(0)) == 7
+    assert single.count == 10
+
+
+def test_a_loader_that_finds_nothing_does_not_look_for_ever(examples, bad_files):
+    some = copy(examples, paths=(examples.paths[0], *bad_files[:3]))
+    with pytest.raises(UserError, match="too few of 4 examples can be read"):
+        Loader(Split(some, torch.arange(4), torch.arange(4)), 2, 0).draw()
 
 
 def test_pillow_is_asked_for(monkeypatch):
@@ -513,6 +562,21 @@ def test_folder_errors(tmp_path):
         read_folder(tmp_path)
 
 
+def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    classes_in(tmp_path, cat=1, dog=1)
+    classes_in(tmp_path / "cat", deep=1)
+    scandir = os.scandir
+
+    def denied(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)  # root may read anything
+    with pytest.raises(UserError, match=r"cannot read .*cat: Permission denied"):
+        read_folder(tmp_path, in_memory=False)
+
+
 def test_folder_by_a_relative_path(tmp_path, monkeypatch):
     classes_in(tmp_path, cat=1, dog=1)
     monkeypatch.chdir(tmp_path)
@@ -596,8 +660,8 @@ def test_manifest_splits(tmp_path):
         ("path,label\n1,a\na/../../x.png,b\n", "line 3: .* is not a file below"),
         ("path,label\n1,a\n/etc/passwd,b\n", "line 3: '/etc/passwd' is not a file below"),
         ("path,label\n1,a\n.,b\n", "line 3: .* is not a file below"),
-        ("path,label,split\n1,a,\n2,b,tset\n", "line 3: unknown split 'tset'; did you mean 'test'"),
-        ("path,label,verified\n1,a,1\n2,b,maybe\n", "line 3: verified is 'maybe'"),
+        ("path,label,split\n1,a,\n2,b,tset\n", "unknown split in .* line 3: 'tset'; did you mean 'test'"),
+        ("path,label,verified\n1,a,1\n2,b,maybe\n", "unknown value of 'verified' in .* line 3: 'maybe'"),
         ("path,label,split\n1,a,test\n2,b,test\n", "no row is for training"),
         ("path,label\n1,a\n2,a\n", r"1 class\(es\) in 2 rows"),
         ("path,label\n", r"0 class\(es\) in 0 rows"),
@@ -611,9 +675,9 @@ def test_manifest_errors(tmp_path, text, message):
 
 
 def test_manifest_of_other_classes(tmp_path):
-    with pytest.raises(UserError, match="line 3: unknown class 'bb'; did you mean 'b'"):
+    with pytest.raises(UserError, match=r"unknown class in .* line 3: 'bb'; did you mean 'b'"):
         manifest(tmp_path, "path,label\n1,a\n2,bb\n", classes=("a", "b"))
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, match=r"cannot read .*absent\.csv: No such file"):
         read_manifest(tmp_path / "absent.csv")
 
 
@@ -670,8 +734,18 @@ def test_clothing1m(clothes, caplog):
     assert "1 images left out of training" in caplog.text
 
 
-def test_clothing1m_errors(clothes):
-    with pytest.raises(UserError, match="give the folder that holds noisy_train_key_list"):
+def test_clothing1m_is_found(clothes, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("WARPI_DATA", str(clothes))
+    assert len(clothing1m(None, in_memory=False).y) == 4
+    above = tmp_path_factory.mktemp("all")
+    (above / "clothing1m").symlink_to(clothes)
+    monkeypatch.setenv("WARPI_DATA", str(above))
+    assert clothing1m(None, in_memory=False).examples.root == str(above / "clothing1m")
+
+
+def test_clothing1m_errors(clothes, monkeypatch):
+    monkeypatch.delenv("WARPI_DATA", raising=False)
+    with pytest.raises(UserError, match="clothing1m needs its files: name the folder that holds noisy_train_key_list"):
         clothing1m(None)
     write(clothes / "clean_val_key_list.txt", "images/9.png")
     with pytest.raises(UserError, match=r"clean_label_kv\.txt has no label for 'images/9\.png'"):
@@ -680,8 +754,11 @@ def test_clothing1m_errors(clothes):
         write(clothes / "noisy_label_kv.txt", "images/0.png 1", wrong)
         with pytest.raises(UserError, match=r"noisy_label_kv\.txt line 2: got 'images/1"):
             clothing1m(clothes)
-    (clothes / "clean_label_kv.txt").unlink()
     write(clothes / "noisy_label_kv.txt", "images/0.png 1")
+    (clothes / "clean_label_kv.txt").write_bytes(b"images/0.png 1\n\xff 2\n")
+    with pytest.raises(UserError, match=r"clean_label_kv\.txt is not UTF-8 text"):
+        clothing1m(clothes)
+    (clothes / "clean_label_kv.txt").unlink()
     with pytest.raises(UserError, match=r"no file .*/clean_label_kv\.txt"):
         clothing1m(clothes)
 
@@ -714,12 +791,14 @@ def test_food101n(food):
         assert (examples.flat(torch.tensor([0])) - 50).abs().max() <= 2
     whole = food101n(food, size=SIZE, in_memory=False, whole=True)
     assert whole.examples.paths == tuple(f"waffles/{k}.jpg" for k in (0, 1, 4, 5))
+    assert food101n(food.parent, size=SIZE, in_memory=False).examples.paths == data.examples.paths
     (food.parent / "food-101").rename(food / "food-101")
     assert food101n(food, size=SIZE, in_memory=False).test.y.tolist() == [1, 0]
 
 
-def test_food101n_errors(food):
-    with pytest.raises(UserError, match=r"give the folder that holds meta/classes\.txt"):
+def test_food101n_errors(food, monkeypatch):
+    monkeypatch.delenv("WARPI_DATA", raising=False)
+    with pytest.raises(UserError, match=r"food101n needs its files: name the folder that holds meta/classes\.txt"):
         food101n(None)
     write(food / "meta" / "verified_train.tsv", "class_name/key\tverification_label", "wafles/0.jpg\t0")
     with pytest.raises(UserError, match=r"verified_train\.tsv line 2: unknown class 'wafles'; did you mean 'waffles'"):

@@ -224,7 +224,7 @@ def test_equals_double_backward(net: str, loss: str, device: str) -> None:
         value, grads = s.lookahead()
     with seeded(3):
         wanted_value, wanted = s.oracle()
-    assert value == pytest.approx(float(wanted_value), rel=EXACT)
+    assert float(value) == pytest.approx(float(wanted_value), rel=EXACT)
     assert_same(grads, wanted)
     assert min(float(g.norm()) for g in wanted) > 0  # nothing was compared with zero
 
@@ -254,7 +254,7 @@ def test_holds_in_evaluation_mode() -> None:
     s = Setting("mlp", "warpi")
     s.net.eval()
     (value, grads), (wanted_value, wanted) = s.lookahead(), s.oracle()
-    assert value == pytest.approx(float(wanted_value), rel=EXACT)
+    assert float(value) == pytest.approx(float(wanted_value), rel=EXACT)
     assert_same(grads, wanted)
 
 
@@ -403,7 +403,7 @@ def test_methods_use_the_exact_gradient(method: MWNet | WarPI, dropout: float, m
         )
     with seeded(3):
         value, grads = meta_gradients(method, monkeypatch)
-    assert value == pytest.approx(float(wanted_value), rel=EXACT)
+    assert float(value) == pytest.approx(float(wanted_value), rel=EXACT)
     assert_same(grads, [w for w in wanted if float(w.norm()) > 0])
     unused = 2 if isinstance(method, WarPI) and method.samples == 0 else 0  # the variance head of WarPI (Detc.)
     assert len(grads) == len(wanted) - unused

@@ -237,9 +237,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"", "cannot read"),
-            (b"{", "cannot read"),
-            (b"\xff\xfe", "cannot read"),
+            (b"", "not JSON"),
+            (b"{", "not JSON"),
+            (b"\xff\xfe", "not JSON"),
             (b"[]", "not of the format 'warpi-run/1'"),
             (b'{"format": "warpi-run/2"}', "not of the format 'warpi-run/1'"),
             (b'{"format": "warpi-run/1"}', "garbled: method is None"),
@@ -291,7 +291,7 @@ class TestRefusals:
     def test_a_file_in_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("mine")
         for out in (tmp_path / "file", tmp_path / "file" / "below"):
-            with pytest.raises(UserError, match=r"cannot .*file"):
+            with pytest.raises(UserError, match=r"cannot read .*: Not a directory; choose another --out"):
                 fit(out, **QUICK)
         assert (tmp_path / "file").read_text() == "mine"
 
@@ -561,12 +561,17 @@ class TestDivergence:
     ) -> None:
         """In the middle of an epoch and at its very end, when scores would be made of nothing."""
         monkeypatch.setitem(METHODS, "poisoned", Poisoned(at=at))
-        with pytest.raises(Diverged, match=rf"a weight became nan at epoch 1, step {at} \(lr 0.05\)"):
+        with pytest.raises(Diverged, match=rf"a weight of \S+ became nan at epoch 1, step {at} \(lr 0.05\)"):
             fit(tmp_path, **{**QUICK, "method": "poisoned"}, checkpoint_seconds=0.0)
         state = checkpoint.load(tmp_path / "checkpoint.safetensors")
         assert state["position"]["step"] == at - 1
         assert all(t.isfinite().all() for t in state["method"]["nets"][0].values())
         assert (tmp_path / "results.jsonl").read_bytes() == b""
+
+    def test_predictions_of_weights_that_are_too_large(self, tmp_path: Path) -> None:
+        """After one finite loss and with finite weights: the logits overflow when they are scored."""
+        with pytest.raises(Diverged, match=r"a prediction became nan at epoch 1, step 1 \(lr 1e\+30\)"):
+            fit(tmp_path, **{**QUICK, "batch_size": 1000}, lr=1e30)
 
     def test_a_buffer_may_hold_anything(self, tmp_path: Path) -> None:
         class Masked(nn.Linear):

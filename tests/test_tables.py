@@ -1,8 +1,10 @@
-"""Tables and arrays of the user's own."""
+"""Tables of the user's own."""
 
 import csv
+import io
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
-from warpi.data.tables import Columns, read_arrays, read_table
+from warpi.data.tables import Columns, read_table
 from warpi.data.toy import digits
 from warpi.errors import UserError
 
@@ -42,9 +43,6 @@ def x_of(source: Dataset | Split | None) -> np.ndarray:
 def listed(tensor: torch.Tensor | None) -> list[Any]:
     assert tensor is not None
     return tensor.tolist()
-
-
-# -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def test_numbers_and_categories(table: Callable[..., Path]) -> None:
@@ -222,8 +220,6 @@ def test_no_such_file(tmp_path: Path) -> None:
         read_table(tmp_path / "absent.csv")
     with pytest.raises(UserError, match=r"ends in '\.xls', allowed are \.csv, \.tsv, \.parquet"):
         read_table(tmp_path / "t.xls")
-    with pytest.raises(UserError, match=r"ends in '\.csv', allowed are \.npz, \.npy"):
-        read_arrays(tmp_path / "t.csv")
 
 
 def test_parquet_reads_as_csv_does(tmp_path: Path) -> None:
@@ -257,26 +253,133 @@ def test_parquet_reads_as_csv_does(tmp_path: Path) -> None:
     assert listed(second.clean) == listed(data.clean)
 
 
-def test_broken_parquet(tmp_path: Path) -> None:
-    file = tmp_path / "t.parquet"
-    for columns, what in (
+def frame_of(column: Any, **more: Any) -> Any:
+    return pd.DataFrame({"a": [0.5, 1, 2, 3], "x": column, "label": list("pqpq")} | more)
+
+
+def alike(a: Dataset, b: Dataset) -> bool:
+    """Everything that a reader decides is the same."""
+
+    def parts(data: Dataset) -> list[Any]:
+        inputs = [(x_of(s).tolist(), s.y.tolist()) if s else None for s in (data, data.test, data.meta)]
+        known = [None if t is None else t.tolist() for t in (data.clean, data.trusted)]
+        return [*inputs, *known, data.classes, data.encoding]
+
+    return parts(a) == parts(b)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "categories"),
+    [
+        ([1, 2, 3, 4], "Int64", None),
+        ([1, 2, 3, 4], "UInt8", None),
+        ([1.5, 2, 3, 4], "Float32", None),
+        ([1, 2, 3, 4], "int64[pyarrow]", None),
+        ([1, 2, 3, 4.5], "float16", None),
+        ([2**63, 1, 2, 3], "uint64", None),
+        ([-1, 2, 3, 4], "int8", None),
+        ([Decimal("1.5"), Decimal("2"), Decimal("3"), Decimal("4")], "object", None),
+        ([True, False, True, True], "boolean", ("False", "True")),
+        ([True, False, True, True], "bool[pyarrow]", ("False", "True")),
+        (["u", "v", "u", "u"], "string", ("u", "v")),
+        (["u", "v", "u", "u"], "string[pyarrow]", ("u", "v")),
+        (["u", "v", "u", "u"], pd.CategoricalDtype(["z", "v", "u"]), ("u", "v")),  # unused ones are not there
+        ([10, 9, 10, 9], "category", None),  # whole numbers are written as such
+    ],
+)
+def test_types_of_parquet(tmp_path: Path, values: list[Any], dtype: Any, categories: tuple[str, ...] | None) -> None:
+    """As a feature and as labels; the same table as csv is read as the same data."""
+    column = pd.Series(values, dtype=dtype)
+    for name, frame in {
+        "feature": frame_of(column),
+        "label": frame_of([1, 2, 3, 4], label=column),
+        "clean_label": frame_of([1, 2, 3, 4], label=column, clean_label=column[::-1].reset_index(drop=True)),
+    }.items():
+        frame.to_parquet(tmp_path / "t.parquet")
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        data = read_table(tmp_path / "t.parquet")
+        assert alike(data, read_table(tmp_path / "t.csv")), name
+        assert isinstance(data.encoding, Columns)
+        if name == "feature":
+            assert data.encoding.categories["x"] == categories
+            if categories is None:
+                np.testing.assert_array_equal(x_of(data)[:, 1], np.array(values, dtype=np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "float64", "int64[pyarrow]", "boolean", "string", "category"])
+def test_blanks_of_parquet(tmp_path: Path, dtype: Any) -> None:
+    """A blank is unknown in clean_label, and refused elsewhere."""
+    values = {"boolean": [True, None, False, True], "string": ["q", None, "p", "p"], "category": ["q", None, "p", "p"]}
+    column = pd.Series(values.get(dtype, [1, None, 0, 0]), dtype=dtype)
+    frame = frame_of([1, 2, 3, 4], clean_label=column, verified=[None, True, False, None])
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = read_table(tmp_path / "t.parquet")
+    assert alike(data, read_table(tmp_path / "t.csv"))
+    assert [k == -1 for k in listed(data.clean)] == [False, True, False, False]
+    assert listed(data.trusted) == [False, True, False, False]
+    for name in ("x", "label"):
+        (frame_of(column) if name == "x" else frame_of([1, 2, 3, 4], label=column)).to_parquet(tmp_path / "t.parquet")
+        with pytest.raises(UserError, match=rf"row 1: column '{name}' (is empty|holds nan)"):
+            read_table(tmp_path / "t.parquet")
+
+
+DAYS = pd.to_datetime(["2020-01-01", "2020-01-02"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
         ({"a": [1.0, None], "label": ["p", "q"]}, "row 1: column 'a' holds nan"),
         ({"a": ["x", None], "label": ["p", "q"]}, "row 1: column 'a' is empty"),
+        ({"a": [1.0, float("inf")], "label": ["p", "q"]}, "row 1: column 'a' holds inf"),
         ({"a": [1, 2], "label": ["p", None]}, "row 1: column 'label' is empty"),
         ({"a": [1, 2], "label": [1.0, None]}, "row 1: column 'label' is empty"),
-        (
-            {"a": pd.to_datetime(["2020-01-01", "2020-01-02"]), "label": [1, 2]},
-            "column 'a' holds values of type datetime64",
-        ),
+        ({"a": DAYS, "label": [1, 2]}, "column 'a' holds values of type datetime64; .* convert the column or drop it"),
+        ({"a": DAYS.tz_localize("UTC"), "label": [1, 2]}, "column 'a' holds values of type datetime64"),
+        ({"a": pd.Categorical(DAYS), "label": [1, 2]}, "column 'a' holds values of type datetime64"),
+        ({"a": DAYS.date, "label": [1, 2]}, "column 'a' holds values of type date"),
+        ({"a": DAYS - DAYS[0], "label": [1, 2]}, "column 'a' holds values of type timedelta64"),
+        ({"a": [1, 2], "label": DAYS}, "column 'label' holds values of type datetime64"),
+        ({"a": [1, 2], "label": [1, 2], "clean_label": DAYS}, "column 'clean_label' holds values of type datetime64"),
+        ({"a": [b"u", b"v"], "label": [1, 2]}, "column 'a' holds values of type bytes"),
         ({"a": [[1], [2]], "label": [1, 2]}, "column 'a' holds values of type mixed"),
         ({"a": [], "label": []}, "no rows"),
-    ):
-        pd.DataFrame(columns).to_parquet(file)
-        with pytest.raises(UserError, match=what):
-            read_table(file)
-    file.write_bytes(b"PAR1 or not")
-    with pytest.raises(UserError, match="not a readable parquet file"):
+        ({"a": [1, 2], "b": [1, 2]}, "no column 'label'"),
+    ],
+)
+def test_broken_parquet(tmp_path: Path, columns: dict[str, Any], what: str) -> None:
+    file = tmp_path / "t.parquet"
+    pd.DataFrame(columns).to_parquet(file)
+    with pytest.raises(UserError, match=what) as e:
         read_table(file)
+    assert str(file) in str(e.value)
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    file = tmp_path / "t.parquet"
+    pd.DataFrame({"a": [1, 2], "label": [1, 2]}).to_parquet(file)
+    whole = file.read_bytes()
+    for data in (b"", b"PAR1 or not", whole[:-1], whole[:40] + b"x" * 40 + whole[80:], whole[:-20] + whole[-8:]):
+        file.write_bytes(data)
+        with pytest.raises(UserError, match=r"t\.parquet") as e:
+            read_table(file)
+        assert "\n" not in str(e.value)
+
+
+def test_files_that_may_not_be_read(
+    tmp_path: Path, table: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd.DataFrame({"a": [1], "label": [1]}).to_parquet(tmp_path / "t.parquet")
+    files = [tmp_path / "t.parquet", *(table("a,label\n1,1\n", name) for name in ("t.csv", "t.tsv"))]
+
+    def denied(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(io, "open", denied)  # root may read anything
+    for file in files:
+        with pytest.raises(UserError, match=f"cannot read {file}: Permission denied; check"):
+            read_table(file)
 
 
 def test_large_whole_numbers_stay_apart_as_labels(tmp_path: Path) -> None:
@@ -339,204 +442,33 @@ def test_csv_round_trip(
     np.testing.assert_array_equal(x_of(read_table(file, like=data)), x)
 
 
-# -- arrays -----------------------------------------------------------------------------------------------------------
+@st.composite
+def frames(draw: st.DrawFn) -> Any:
+    """A table whose types are beyond doubt in a csv too: numbers, words, true/false; some truth, some parts."""
+    n = draw(st.integers(1, 6))
+
+    def column(values: st.SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(values, min_size=n, max_size=n))
+
+    words = st.sampled_from(["red", "two words", "a, b", 'q"q', "ü"])
+    kinds = [NUMBERS, st.integers(-(2**40), 2**40), words, st.booleans()]
+    made = {f"c{j}": column(draw(st.sampled_from(kinds))) for j in range(draw(st.integers(1, 4)))}
+    names = draw(st.sampled_from([words, st.integers(-3, 12), st.booleans()]))
+    made["label"] = column(names)
+    if draw(st.booleans()):
+        made["clean_label"] = column(st.none() | names)
+    if draw(st.booleans()):
+        made["verified"] = column(st.sampled_from([True, False, None]))
+    if draw(st.booleans()):
+        made["split"] = ["train", *column(st.sampled_from(["train", "test", "meta"]))[1:]]
+    return pd.DataFrame(made)
 
 
-def save(folder: Path, **arrays: Any) -> Path:
-    np.savez(folder / "a.npz", **{key: np.asarray(value) for key, value in arrays.items()})
-    return folder / "a.npz"
-
-
-def test_features(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(size=(4, 3))
-    data = read_arrays(save(tmp_path, x=x, y=[7, 3, 7, 10]))
-    assert data.name == "a"
-    assert data.classes == ("3", "7", "10")
-    assert data.y.tolist() == [1, 0, 1, 2]
-    np.testing.assert_array_equal(x_of(data), x.astype(np.float32))
-    assert isinstance(data.examples, TensorExamples)
-    assert data.examples.standardise
-    assert data.examples.crop is None
-    assert data.clean is data.trusted is data.test is data.meta is None
-
-
-@pytest.mark.parametrize("y", [["b", "a", "b"], np.array([b"b", b"a", b"b"]), [[1], [0], [1]], [1.0, 0.0, 1.0]])
-def test_forms_of_labels(tmp_path: Path, y: Any) -> None:
-    assert read_arrays(save(tmp_path, X=np.eye(3), Y=y)).y.tolist() == [1, 0, 1]
-
-
-def test_all_arrays(tmp_path: Path) -> None:
-    file = save(
-        tmp_path,
-        x=np.eye(3, dtype=np.float32),
-        y=[0, 1, 1],
-        clean=[-1, 2, 1],
-        verified=[0, 1, 0],
-        x_test=np.ones((2, 3)),
-        y_test=[2, 0],
-        x_meta=np.zeros((1, 3)),
-        y_meta=[1],
-        classes=["cat", "dog", "eel"],
-        other=np.zeros(9),
-    )
-    data = read_arrays(file)
-    assert data.classes == ("cat", "dog", "eel")
-    assert listed(data.clean) == [-1, 2, 1]
-    assert listed(data.trusted) == [False, True, False]
-    assert data.test is not None
-    assert data.test.y.tolist() == [2, 0]
-    np.testing.assert_array_equal(x_of(data.test), np.ones((2, 3)))
-    assert data.meta is not None
-    assert data.meta.y.tolist() == [1]
-    assert data.meta.rows.tolist() == [0]
-
-
-def test_unknown_truth(tmp_path: Path) -> None:
-    x = np.eye(3)
-    assert listed(read_arrays(save(tmp_path, x=x, y=["p", "q", "p"], clean=["q", "", "p"])).clean) == [1, -1, 0]
-    data = read_arrays(save(tmp_path, x=x, y=[0, 1, 0], clean=[1.0, np.nan, 0.0]))
-    assert listed(data.clean) == [1, -1, 0]
-    assert listed(data.trusted) == [True, False, True]
-    assert listed(read_arrays(save(tmp_path, x=x, y=[-1, 1, 1], clean=[1, -1, 1])).clean) == [1, 0, 1]  # a class -1
-    assert read_arrays(save(tmp_path, x=x, y=[0, 1, 1], clean=[-1, -1, -1])).clean is None
-
-
-def test_another_key_for_the_labels(tmp_path: Path) -> None:
-    file = save(tmp_path, x=np.eye(2), y=[0, 0], coarse=[5, 6])
-    assert read_arrays(file, label="coarse").classes == ("5", "6")
-    with pytest.raises(UserError, match="no array 'fine'"):
-        read_arrays(file, label="fine")
-
-
-def test_separate_files(tmp_path: Path) -> None:
-    np.save(tmp_path / "photos.npy", np.eye(2))
-    with pytest.raises(UserError, match=r"photos_labels\.npy and no .*y\.npy; give --label FILE\.npy"):
-        read_arrays(tmp_path / "photos.npy")
-    np.save(tmp_path / "y.npy", [1, 0])
-    assert read_arrays(tmp_path / "photos.npy").y.tolist() == [1, 0]
-    np.save(tmp_path / "photos_labels.npy", [0, 1])
-    assert read_arrays(tmp_path / "photos.npy").y.tolist() == [0, 1]
-    np.save(tmp_path / "mine.npy", ["b", "a"])
-    assert read_arrays(tmp_path / "photos.npy", label=str(tmp_path / "mine.npy")).y.tolist() == [1, 0]
-    assert read_arrays(tmp_path / "photos.npy", label="mine.npy").classes == ("a", "b")
-    with pytest.raises(UserError, match=r"no labels for .*absent\.npy"):
-        read_arrays(tmp_path / "photos.npy", label="absent.npy")
-
-
-@pytest.mark.parametrize(
-    ("shape", "first", "crop"),
-    [
-        ((16, 16), False, Crop(16, 2)),
-        ((16, 16, 3), False, Crop(16, 2)),
-        ((3, 16, 16), True, Crop(16, 2)),
-        ((16, 16, 1), False, Crop(16, 2)),
-        ((1, 16, 16), True, Crop(16, 2)),
-        ((12, 16, 3), False, None),
-        ((3, 12, 16), True, None),
-        ((3, 3, 1), False, Crop(3, 0)),  # a 1 or 3 at both ends: the reading that is square
-        ((3, 1, 1), True, Crop(1, 0)),
-        ((3, 3, 3), True, Crop(3, 0)),  # both are: channels first
-        ((1, 5, 3), True, None),  # neither is: channels first
-    ],
-)
-def test_images(tmp_path: Path, shape: tuple[int, ...], first: bool, crop: Crop | None) -> None:
-    x = np.random.default_rng(1).integers(0, 256, (6, *shape), dtype=np.uint8)
-    data = read_arrays(save(tmp_path, x=x, y=[0, 1] * 3))
-    want = x[:, None] if len(shape) == 2 else x if first else np.moveaxis(x, 3, 1)
-    assert isinstance(data.examples, TensorExamples)
-    assert data.examples.x.dtype == torch.uint8
-    np.testing.assert_array_equal(x_of(data), want)
-    assert data.examples.crop == crop
-    assert not data.examples.standardise
-    assert data.examples.shape == want.shape[1:]
-    for got, naive in zip(data.examples.scale, (np.mean, np.std), strict=True):
-        assert got.shape == (want.shape[1], 1, 1)
-        np.testing.assert_allclose(got.flatten(), naive(want.astype(np.float64), axis=(0, 2, 3)), rtol=1e-5)
-
-
-def test_images_of_test_and_meta_share_the_scale(tmp_path: Path) -> None:
-    x = np.random.default_rng(1).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
-    file = save(tmp_path, x=x, y=[0, 1] * 3, x_test=x[:2] // 2, y_test=[0, 1])
-    data = read_arrays(file)
-    assert data.test is not None
-    assert isinstance(data.examples, TensorExamples)
-    assert isinstance(data.test.examples, TensorExamples)
-    assert data.test.examples.scale is data.examples.scale
-    second = read_arrays(save(tmp_path, x=x[:1] // 3, y=[1]), like=data)
-    assert isinstance(second.examples, TensorExamples)
-    assert second.examples.scale is data.examples.scale
-    assert second.classes == ("0", "1")
-    flat = np.full((4, 8, 8), 7, np.uint8)  # a constant image has no deviation
-    constant = read_arrays(save(tmp_path, x=flat, y=[0, 1] * 2)).examples
-    assert next(iter(constant.stream([(torch.arange(4), 0)], augment=False))).views[0].abs().max() == 0
-
-
-def test_a_second_file_is_read_like_the_first(tmp_path: Path) -> None:
-    first = read_arrays(save(tmp_path, x=np.eye(3), y=[0, 1, 1], classes=["cat", "dog"]))
-    assert read_arrays(save(tmp_path, x=np.ones((1, 3)), y=[1]), like=first).y.tolist() == [1]
-    assert read_arrays(save(tmp_path, x=np.ones((1, 3)), y=["dog"]), like=first).y.tolist() == [1]
-    for arrays, what in (
-        ({"x": np.ones((1, 3)), "y": [2]}, "unknown class in .*row 0 of train: '2'"),
-        ({"x": np.ones((1, 3)), "y": ["dig"]}, "'dig'; did you mean 'dog'"),
-        ({"x": np.ones((1, 4)), "y": [1]}, r"input of train is torch\.float32 \[4\], expected torch\.float32 \[3\]"),
-        ({"x": np.ones((1, 8, 8), np.uint8), "y": [1]}, r"torch\.uint8 \[1, 8, 8\], expected torch\.float32 \[3\]"),
-    ):
-        with pytest.raises(UserError, match=what):
-            read_arrays(save(tmp_path, **arrays), like=first)
-    names = read_arrays(save(tmp_path, x=np.eye(2), y=[5, 9]))
-    assert read_arrays(save(tmp_path, x=np.ones((1, 2)), y=[9]), like=names).y.tolist() == [1]  # numbers are names
-
-
-@pytest.mark.parametrize(
-    ("arrays", "what"),
-    [
-        ({"y": [1]}, "no array 'x'; arrays: y"),
-        ({"x": np.eye(2)}, "no array 'y'; arrays: x"),
-        ({"x": np.eye(2), "X": np.eye(2), "y": [0, 1]}, "more than one array 'x'"),
-        ({"x": np.eye(2), "y": [0, 1, 1]}, "y has 3 rows, the inputs have 2"),
-        ({"x": np.eye(2), "y": [0, 1], "clean": [1]}, "clean has 1 rows, the inputs have 2"),
-        ({"x": np.eye(2), "y": [0, 1], "verified": [1]}, "verified has 1 rows, the inputs have 2"),
-        ({"x": np.eye(2), "y": [0, 1], "verified": [1, 2]}, "value of 'verified' in .*row 1: '2'"),
-        ({"x": np.eye(2), "y": [0, 1], "x_test": np.eye(2)}, "x_test and y_test come together"),
-        ({"x": np.eye(2), "y": [0, 1], "x_meta": np.eye(3), "y_meta": [0, 1, 1]}, r"input of meta is .*\[3\]"),
-        ({"x": np.eye(2), "y": [0, 1.5]}, r"y: row 1 holds 1\.5; labels must be whole"),
-        ({"x": np.eye(2), "y": [0, np.nan]}, "row 1 of y has no label"),
-        ({"x": np.eye(2), "y": [0, np.inf]}, "row 1 holds inf"),
-        ({"x": np.eye(2), "y": ["a", ""]}, "row 1 of y has no label"),
-        ({"x": np.eye(2), "y": [[0, 1], [1, 0]]}, r"y must be whole numbers or text, one a row; got int64 \[2, 2\]"),
-        ({"x": np.eye(2), "y": [1j, 2]}, "must be whole numbers"),
-        ({"x": np.eye(2), "y": [0, 2], "classes": ["p", "q"]}, "row 1 of train: '2'; allowed: 0, 1, p, q"),
-        ({"x": np.eye(2), "y": [0, -1], "classes": ["p", "q"]}, "row 1 of train: '-1'"),
-        ({"x": np.eye(2), "y": [0, 1], "classes": ["p", "p"]}, "names that differ"),
-        ({"x": [[1, np.nan], [0, 1]], "y": [0, 1]}, "x: row 0, column 1 holds nan"),
-        ({"x": [[1, 1e300], [0, 1]], "y": [0, 1]}, r"row 0, column 1 holds 1e\+300"),
-        ({"x": [1.0, 2.0], "y": [0, 1]}, r"x is float64 \[2\]; allowed are"),
-        ({"x": np.zeros((2, 8, 8)), "y": [0, 1]}, r"x is float64 \[2, 8, 8\]; allowed are"),
-        ({"x": np.zeros((2, 8, 8, 4), np.uint8), "y": [0, 1]}, r"x is uint8 \[2, 8, 8, 4\]; allowed are"),
-        ({"x": np.zeros((0, 3)), "y": []}, r"x is float64 \[0, 3\]"),
-        ({"x": [["a", "b"]], "y": [0]}, "allowed are numbers"),
-        ({"x": np.array([{}], dtype=object), "y": [0]}, "objects are refused"),
-        ({"x": np.eye(2), "y": np.array(["a", 1], dtype=object)}, "objects are refused"),
-    ],
-)
-def test_broken_arrays(tmp_path: Path, arrays: dict[str, Any], what: str) -> None:
-    file = save(tmp_path, **arrays)
-    with pytest.raises(UserError, match=what) as e:
-        read_arrays(file)
-    assert str(file) in str(e.value)
-
-
-def test_broken_array_files(tmp_path: Path) -> None:
-    file = save(tmp_path, x=np.eye(20), y=range(20))
-    whole = file.read_bytes()
-    for data in (b"", whole[:100], whole[:-30], b"hello world", b"PK\x03\x04"):
-        file.write_bytes(data)
-        with pytest.raises(UserError, match=r"a\.npz"):
-            read_arrays(file)
-    np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
-    np.save(tmp_path / "y.npy", [0])
-    with pytest.raises(UserError, match=r"x\.npy: not a readable file of plain arrays, objects are refused"):
-        read_arrays(tmp_path / "x.npy")
-    (tmp_path / "x.npy").write_bytes(whole)
-    with pytest.raises(UserError, match=r"x\.npy: not a \.npy file"):
-        read_arrays(tmp_path / "x.npy")
+@given(frames())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_csv_and_parquet_of_a_table_are_the_same_data(tmp_path: Path, frame: Any) -> None:
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    first, second = read_table(tmp_path / "t.csv"), read_table(tmp_path / "t.parquet")
+    assert alike(first, second)
+    assert alike(read_table(tmp_path / "t.parquet", like=first), read_table(tmp_path / "t.csv", like=second))

@@ -54,6 +54,12 @@ def counts_of(y: Tensor, k: int) -> list[int]:
     return torch.bincount(y, minlength=k).tolist()
 
 
+def check_stratified(taken: list[int], of: list[int], share: float) -> None:
+    """Every class gives its share, rounded up or down, and the sum is right."""
+    assert sum(taken) == round(share * sum(of))
+    assert all(abs(t - share * n) < 1 for t, n in zip(taken, of, strict=True))
+
+
 data_sets = st.builds(
     made,
     st.lists(st.integers(30, 50), min_size=2, max_size=5),
@@ -107,8 +113,7 @@ def test_a_task(dataset: Dataset, noise: str, seed: int, val: float, test: float
     for split, share, of in ((truth.test, test, torch.arange(n)), (task.val, val, None)):
         if split is not None:
             of = torch.tensor(sorted(rows["train"] + rows["val"])) if of is None else of
-            wanted = [round(share * c) for c in counts_of(clean[of], k)]
-            assert counts_of(clean[split.rows], k) == wanted
+            check_stratified(counts_of(clean[split.rows], k), counts_of(clean[of], k), share)
 
 
 @SOME
@@ -140,12 +145,10 @@ def test_limit(dataset: Dataset, seed: int, limit: int) -> None:
     k = dataset.n_classes
     rows = list(chain(*rows_of(*make_task(dataset, meta=k, limit=limit, seed=seed)).values()))
     assert len(set(rows)) == len(rows)
-    assert abs(len(rows) - min(limit, len(dataset.y))) <= k / 2  # a share of every class, rounded
+    assert len(rows) == min(limit, len(dataset.y))
     assert dataset.clean is not None
-    wanted = [round(limit / len(dataset.y) * c) for c in counts_of(dataset.clean, k)]
-    assert counts_of(dataset.clean[rows], k) == [
-        min(w, c) for w, c in zip(wanted, counts_of(dataset.clean, k), strict=True)
-    ]
+    share = min(1.0, limit / len(dataset.y))
+    check_stratified(counts_of(dataset.clean[rows], k), counts_of(dataset.clean, k), share)
 
 
 # --- what the published code got wrong ------------------------------------------------------------------------------
@@ -269,7 +272,10 @@ def test_a_test_set_that_comes_with_the_data() -> None:
     own = split_of(made([30, 20], seed=3))
     dataset = made([40, 40], test=own)
     task, truth = make_task(dataset, meta=4, test=0.5)
-    assert truth.test is own
+    assert truth.test is not None
+    assert truth.test.examples is own.examples
+    assert torch.equal(truth.test.rows, own.rows)
+    assert torch.equal(truth.test.y, own.y)
     assert truth.test_is_clean
     assert len(task.train) + 4 + len(task.val or ()) == 80
     _, small = make_task(dataset, meta=4, limit=25)

@@ -1,7 +1,9 @@
-"""Files that are never half written."""
+"""Files that are never half written, and folders that one process at a time writes to."""
 
 import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from warpi.errors import UserError
@@ -29,3 +31,37 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> No
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file. It is on the disk when this returns; a crash before may leave a part of it."""
+    try:
+        with open(path, "a") as f:
+            f.write(line + "\n")
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as e:
+        raise UserError(f"cannot write {path}: {e.strerror}; the last checkpoint is intact, go on by --resume") from e
+
+
+@contextlib.contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """A folder that can be written to, that no other process works in, and in which no half-written files lie."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")  # noqa: SIM115
+    except OSError as e:
+        raise UserError(f"cannot write to {folder}: {e.strerror}; choose another --out") from e
+    with lock:
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
+            except BlockingIOError as e:
+                raise UserError(f"another process is training in {folder}; wait for it, or choose another --out") from e
+            except OSError:
+                pass  # a file system without locks
+        for left in folder.glob(".*.part"):  # by a process that was killed while it wrote
+            left.unlink(missing_ok=True)
+        yield

@@ -1,7 +1,7 @@
 """The one training loop."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ Record = dict[str, float]
 
 
 class Diverged(UserError):
-    """The loss or the weights are no longer finite numbers."""
+    """A log, a weight or a prediction is no longer a finite number."""
 
 
 @dataclass
@@ -54,40 +54,51 @@ def train(
             at.add(dict(log))
             at.seconds = time.perf_counter() - began
             if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number makes a GPU wait
-                check_finite(method, at)
+                check_logs(method, at)
             yield None
-        check_finite(method, at, weights=True)
+        check_logs(method, at)
+        check_weights(method, at)
         record: Record = {"epoch": t + 1, "lr": recipe.lr_at(t)}
         record |= {name: total.item() / at.step for name, total in at.sums.items()}
-        record |= score(method, task, truth)
+        record |= score(method, task, truth, at)
         record["seconds"] = time.perf_counter() - began
         at.epoch, at.step, at.seconds, at.sums = t + 1, 0, 0.0, {}
         yield record
 
 
-def score(method: Method, task: Task, truth: Truth | None) -> Record:
+def score(method: Method, task: Task, truth: Truth | None, at: Position | None = None) -> Record:
     """Scores of the method as it is now, in evaluation mode."""
+
+    def predict(x: Tensor) -> Tensor:
+        p = method.predict(x)
+        _check_finite({"a prediction": p}, method, at or Position())
+        return p
+
     for net in method.nets:
         net.eval()
     record: Record = {}
     for name, split in (("val", task.val), ("test", truth.test if truth else None)):
         if split is not None:
-            s = evaluate(method.predict, split)
+            s = evaluate(predict, split)
             record |= {f"{name}_acc": s.acc, f"{name}_nll": s.nll, f"{name}_ece": s.ece}
     for net in method.nets:
         net.train()
     return record
 
 
-def check_finite(method: Method, at: Position, weights: bool = False) -> None:
-    """Stop at the first log that is not a finite number: a sum never recovers from one.
+def check_logs(method: Method, at: Position) -> None:
+    """Stop at the first log that is not a finite number: a sum never recovers from one."""
+    _check_finite(at.sums, method, at)
 
-    Before anything is scored or stored, the weights are looked at too: a step can spoil them after a finite loss.
-    """
-    values = list(at.sums.items())
-    if weights:
-        values += [("a weight", p.detach()) for net in method.nets for p in net.parameters()]
-    for name, value in values:
+
+def check_weights(method: Method, at: Position) -> None:
+    """A step can spoil the weights after a finite loss; such weights are neither scored nor stored."""
+    for net in method.nets:
+        _check_finite({f"a weight of {name}": p.detach() for name, p in net.named_parameters()}, method, at)
+
+
+def _check_finite(values: Mapping[str, Tensor], method: Method, at: Position) -> None:
+    for name, value in values.items():
         if not value.isfinite().all():
             raise Diverged(
                 f"{name} became {value[~value.isfinite()][0].item()} at epoch {at.epoch + 1}, step {at.step} "

@@ -3,7 +3,7 @@
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
@@ -58,30 +58,6 @@ def field_comments(cls: type) -> dict[str, str]:
     pattern = re.compile(r"^    (\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
     sources = [inspect.getsource(base) for base in reversed(cls.__mro__) if is_dataclass(base)]
     return {name: text for source in sources for name, text in pattern.findall(source)}
-
-
-def check(cls: type, values: Mapping[str, Any]) -> None:
-    """Settings from python must be of the type that the flags of these fields would give."""
-    hints = get_type_hints(cls)
-    for name, value in values.items():
-        if not _fits(value, hints[name]):
-            if get_origin(hints[name]) is Literal and isinstance(value, str):
-                raise unknown(name, value, map(str, get_args(hints[name])))
-            kind = str(hints[name]) if get_origin(hints[name]) else hints[name].__name__
-            raise UserError(f"{name} must be {kind}, got {value!r}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, kind) for kind in args)
-    if origin is Literal:
-        return value in args
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(part, args[0]) for part in value)
-    if hint in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool)
-    return isinstance(value, origin or hint)
 
 
 def _reading(hint: Any, name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from warpi.atomic import write_atomically
 from warpi.data.dataset import Dataset, check_labels
+from warpi.data.reading import reading
 from warpi.errors import UserError
 
 FORMAT = "warpi-noise/1"
@@ -36,7 +37,6 @@ def labels_hash(y: Tensor, replaced: Tensor | None = None) -> str:
 
 def write_manifest(path: Path | str, *, data: str, noise: str, seed: int, n_classes: int, labels: NoisyLabels) -> None:
     """Write the labels of all rows of a data set. The file appears whole or not at all."""
-    path = Path(path)
     content = {
         "format": FORMAT,
         "data": data,
@@ -51,17 +51,7 @@ def write_manifest(path: Path | str, *, data: str, noise: str, seed: int, n_clas
     if labels.replaced is not None:
         content["replaced"] = labels.replaced.tolist()
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(f"{{\n{lines}\n}}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise UserError(f"cannot write the noise manifest {path}: {error.strerror}; choose another path") from error
-    finally:
-        part.unlink(missing_ok=True)  # gone already when all went well
+    write_atomically(Path(path), f"{{\n{lines}\n}}\n".encode())
 
 
 def read_manifest(path: Path | str, dataset: Dataset) -> NoisyLabels:
@@ -92,11 +82,11 @@ def noise_of(path: Path | str) -> str:
 
 
 def _load(path: Path | str) -> dict[str, Any]:
+    with reading(f"the noise manifest {path}"):
+        text = Path(path).read_bytes()
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the noise manifest {path}: {error.strerror}; check the path") from error
-    except ValueError as error:  # not JSON, or not even text
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, or not even text
         raise UserError(f"noise manifest {path} is not JSON ({error}); make one with: warpi corrupt") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         got = content.get("format") if isinstance(content, dict) else None

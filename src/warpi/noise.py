@@ -230,6 +230,10 @@ NOISES: dict[str, NoiseEntry] = {
     "open_set": NoiseEntry("inputs of another data set under labels of this one", {"from": None}),
     "given": NoiseEntry("labels as they are, or given:NAME (a label set), or given:FILE.json (a manifest)"),
 }
+# The kinds that ask for nothing but labels and their own options.
+_ALIKE: dict[str, Callable[..., NoisyLabels]] = {
+    "uniform": uniform, "symmetric": symmetric, "flip": flip, "flip2": flip2, "pair": pair
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,7 @@ class Noise:
         kind, _, rate = (part.strip() for part in head.partition(":"))
         if kind not in NOISES:
             raise unknown("noise", kind, NOISES)
-        options = _parse_options(kind, settings)
+        options = _parse_options(kind, settings)  # first: `given` takes none, and has no rate either
         return cls(kind, _parse_rate(kind, rate), options=options)
 
     def __str__(self) -> str:
@@ -264,7 +268,7 @@ class Noise:
     @property
     def other_name(self) -> str | None:
         """The data set whose inputs open-set noise puts in, to be loaded by the caller; None: no other is needed."""
-        if self.source is not None and _is_manifest(self.source):
+        if self.source and self.source.endswith(".json"):
             made_with = noise_of(self.source)
             return Noise.parse(made_with).other_name if made_with.startswith("open_set") else None
         name = dict(self.options).get("from")
@@ -277,16 +281,6 @@ class Noise:
         settings: dict[str, Any] = {**NOISES[self.kind].options, **dict(self.options)}
         draw = (dataset.y, dataset.n_classes, cast(float, self.rate), generator)
         match self.kind:
-            case "uniform":
-                return uniform(*draw)
-            case "symmetric":
-                return symmetric(*draw)
-            case "flip":
-                return flip(*draw, **settings)
-            case "flip2":
-                return flip2(*draw, **settings)
-            case "pair":
-                return pair(*draw)
             case "asymmetric":
                 return asymmetric(*draw, dataset.classes, dataset.superclass)
             case "hierarchical":
@@ -295,12 +289,12 @@ class Noise:
                 return instance(*draw, dataset.examples.flat, top=_largest_possible(dataset.examples), **settings)
             case "open_set":
                 return open_set(*draw, _n_other(dataset, other))
-        raise unknown("noise", self.kind, NOISES)
+        return _ALIKE[self.kind](*draw, **settings)
 
     def _given(self, dataset: Dataset, other: Dataset | None) -> NoisyLabels:
         if self.source is None:
             return given(dataset.y, dataset.n_classes, dataset.clean)
-        if not _is_manifest(self.source):
+        if not self.source.endswith(".json"):
             if not dataset.label_sets:
                 raise UserError(f"data set {dataset.name!r} has no label sets; give a manifest *.json or plain 'given'")
             if self.source not in dataset.label_sets:
@@ -313,12 +307,10 @@ class Noise:
 
 
 def _parse_rate(kind: str, text: str) -> float:
-    if not text:
-        raise UserError(f"noise {kind!r} needs a rate in 0..1; write e.g. {kind}:0.4")
     try:
         rate = float(text)
     except ValueError:
-        raise UserError(f"noise {kind!r}: the rate {text!r} is not a number; write e.g. {kind}:0.4") from None
+        raise UserError(f"noise {kind!r} needs a rate, {text!r} is not a number; write e.g. {kind}:0.4") from None
     _check(kind, n_classes=2**31, rate=rate)
     return rate + 0.0  # -0.0 is 0.0
 
@@ -343,10 +335,6 @@ def _parse_options(kind: str, settings: Iterable[str]) -> tuple[tuple[str, int |
         if default is None and name not in found:
             raise UserError(f"noise {kind!r} needs the option {name!r}; write e.g. {kind}:0.2,{name}=cifar100")
     return tuple(sorted((name, value) for name, value in found.items() if value != defaults[name]))
-
-
-def _is_manifest(source: str) -> bool:
-    return source.endswith(".json")
 
 
 def _n_other(dataset: Dataset, other: Dataset | None) -> int:

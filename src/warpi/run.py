@@ -5,18 +5,17 @@ A run folder holds `spec.json` (settings, facts about the task, versions), `resu
 """
 
 import json
-import os
 import platform
 import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -24,12 +23,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import warpi
 from warpi import checkpoint
-from warpi.atomic import write_atomically
+from warpi.atomic import append_line, one_writer, write_atomically
 from warpi.data import load_dataset
 from warpi.data.split import Loader
-from warpi.engine import Position, Record, check_finite, train
+from warpi.engine import Position, Record, check_logs, check_weights, train
 from warpi.errors import UserError, missing, unknown
-from warpi.flags import check
 from warpi.method import Method
 from warpi.methods import METHODS, make_method
 from warpi.noise import Noise
@@ -144,7 +142,7 @@ def fit(
     if stored is not None:
         _same_task(stored, json.loads(json.dumps(description)), path)
 
-    with _folder(path), seeded(derive(spec.recipe.seed, "training")):
+    with one_writer(path), seeded(derive(spec.recipe.seed, "training")):
         if read_spec(path) != stored:  # while this process was reading the data
             raise UserError(f"another process has begun a run in {path}; choose another --out")
         learner = make_method(spec.method, **spec.options)
@@ -156,7 +154,8 @@ def fit(
         saved_at = time.monotonic()
 
         def save() -> None:
-            check_finite(learner, at, weights=True)
+            check_logs(learner, at)
+            check_weights(learner, at)
             state = {"method": checkpoint.state_of(learner), "position": vars(at), "rng": checkpoint.global_rng()}
             checkpoint.save(file, state)
 
@@ -171,7 +170,7 @@ def fit(
                         continue
                 else:
                     history.append(record)
-                    _append(path / "results.jsonl", record)
+                    append_line(path / "results.jsonl", json.dumps(record))
                     progress.line(record)
                     if board is not None:
                         for name, value in record.items():
@@ -195,7 +194,7 @@ def prepare(method: str, **settings: Any) -> tuple[RunSpec, Task, Truth]:
         if not any(name in group for group in names.values()):
             raise unknown("setting", name, set().union(*names.values()))
     for cls, group in names.items():
-        check(cls, {name: settings[name] for name in group & settings.keys()})
+        _check_types(cls, {name: settings[name] for name in group & settings.keys()})
     chosen = {k: v for k, v in settings.items() if k in names[DataSpec]}
     data = DataSpec(**chosen)
     noise = Noise.parse(data.noise)
@@ -277,8 +276,10 @@ def read_spec(path: Path) -> dict[str, Any] | None:
         stored: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as e:
-        raise UserError(f"cannot read {file}: {e}") from e
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {e.strerror}; choose another --out") from e
+    except ValueError as e:
+        raise UserError(f"{file} is not JSON ({e}); choose another --out") from e
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise UserError(f"{file} is not of the format {FORMAT!r}; choose another --out")
     spec = stored.get("spec")
@@ -337,6 +338,29 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in settings.items()}
 
 
+def _check_types(cls: type, values: Mapping[str, Any]) -> None:
+    """Settings from python must be of the types that their flags would give."""
+    hints = get_type_hints(cls)
+    for name, value in values.items():
+        if not _fits(value, hint := hints[name]):
+            if get_origin(hint) is Literal and isinstance(value, str):
+                raise unknown(name, value, map(str, get_args(hint)))
+            raise UserError(f"{name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, kind) for kind in args)
+    if origin is Literal:
+        return value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(part, args[0]) for part in value)
+    if hint in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
 def _check_batches(learner: Method) -> None:
     """A batch of one cannot be normalised; torch says so only at the first step, and in other words."""
     loaders = [value for value in vars(learner).values() if isinstance(value, Loader)]
@@ -361,39 +385,6 @@ def _cut_results(file: Path, epochs: int) -> list[Record]:
         )
     write_atomically(file, b"".join(lines))
     return records
-
-
-def _append(file: Path, record: Record) -> None:
-    try:
-        with open(file, "a") as f:
-            f.write(json.dumps(record) + "\n")
-            f.flush()
-            os.fsync(f.fileno())  # the checkpoint that counts on this line comes after it
-    except OSError as e:
-        raise UserError(f"cannot write {file}: {e.strerror}; the last checkpoint is intact, go on by --resume") from e
-
-
-@contextmanager
-def _folder(path: Path) -> Iterator[None]:
-    """A folder that can be written to, and that no other process trains in."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = open(path / ".lock", "w")  # noqa: SIM115
-    except OSError as e:
-        raise UserError(f"cannot write to {path}: {e.strerror}; choose another --out") from e
-    with lock:
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
-            except BlockingIOError as e:
-                raise UserError(f"another process is training in {path}; wait for it, or choose another --out") from e
-            except OSError:
-                pass  # a file system without locks
-        for left in path.glob(".*.part"):  # by a process that was killed while it wrote
-            left.unlink(missing_ok=True)
-        yield
 
 
 @contextmanager

@@ -1,16 +1,20 @@
 """From a data set to a task: split once, corrupt the labels of the training rows, keep the truth apart."""
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 
 from warpi.data.dataset import Dataset
+from warpi.data.overlap import overlap
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.manifest import labels_hash
 from warpi.noise import Noise
 from warpi.rng import generator
+
+log = logging.getLogger("warpi.task")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +36,9 @@ class Task:
         return self.train.examples.shape
 
     def to(self, device: torch.device | str) -> "Task":
-        meta, val = _move(self.meta, device), _move(self.val, device)
-        return replace(self, train=self.train.to(device), meta=meta, val=val)
+        train = self.train.to(device)
+        meta, val = (_move(split, device, beside=(self.train, train)) for split in (self.meta, self.val))
+        return replace(self, train=train, meta=meta, val=val)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,71 +82,72 @@ def make_task(
             raise UserError(f"{name} is a share of the rows in [0, 1), got {share}")
     if limit is not None and limit < 1:
         raise UserError(f"limit must be at least 1 row, got {limit}")
-    known = dataset.clean is not None and bool((dataset.clean >= 0).all())
-    strata = dataset.clean if known and dataset.clean is not None else dataset.y  # [N] what splits are balanced by
-    chance = generator(seed, "split")
+
+    def chance(purpose: str) -> Generator:
+        return generator(seed, "split", purpose)
 
     # 1. split once
+    strata = dataset.truth  # [N] what splits are balanced by
     rows = torch.arange(len(dataset.y))
     if limit is not None:
-        rows = _stratified(rows, strata, limit / len(rows), chance)[0]
+        rows, _ = _stratified(rows, strata, limit / len(rows), chance("limit"))
     test_rows = rows[:0]
-    if dataset.test is None:
-        test_rows, rows = _stratified(rows, strata, test, chance)
-    own_meta, meta_rows, rows = _trusted(dataset, meta_data, rows, meta, known, chance)
-    val_rows, rows = _stratified(rows, strata, val, chance)
+    if dataset.test is None:  # rows that a person has checked are too precious to be tested on
+        pool = rows if dataset.trusted is None else rows[~dataset.trusted[rows]]
+        test_rows, _ = _stratified(pool, strata, test, chance("test"))
+        rows = _without(rows, test_rows)
+    trusted, meta_rows = _trusted(dataset, meta_data, rows, meta, chance("meta"))
+    val_rows, train_rows = _stratified(_without(rows, meta_rows), strata, val, chance("val"))
 
-    # 2. corrupt, and put together
+    # 2. corrupt the labels (or the inputs) of train and val, and nothing else
     noisy = noise.apply(dataset, generator(seed, "noise"), other)
-    examples = dataset.examples
+    examples, clean = dataset.examples, dataset.clean
     if noisy.replaced is not None and other is not None:
-        noisy_rows = torch.cat([rows, val_rows])
+        noisy_rows = torch.cat([train_rows, val_rows])
         hit = noisy_rows[noisy.replaced[noisy_rows] >= 0]
         examples = examples.replaced(hit, other.examples, noisy.replaced[hit])
-    truth_of = dataset.y if dataset.clean is None else torch.where(dataset.clean >= 0, dataset.clean, dataset.y)
-    if (scale := examples.standardised(rows)) is not None:
+        clean = None if clean is None else clean.index_fill(0, hit, -1)  # no class of ours is right for them
+    if (scale := examples.standardised(train_rows)) is not None:
         examples = examples.scaled(scale)
-        own_meta = own_meta and replace(own_meta, examples=own_meta.examples.scaled(scale))
-    train = Split(examples, rows, noisy.y[rows])
-    if len(meta_rows):
-        own_meta = Split(examples, meta_rows, truth_of[meta_rows])
-    held_out = Split(examples, val_rows, noisy.y[val_rows]) if len(val_rows) else None
 
-    test_split = Split(examples, test_rows, truth_of[test_rows]) if len(test_rows) else dataset.test
-    test_is_clean = dataset.test is not None or (
-        dataset.clean is not None and bool((dataset.clean[test_rows] >= 0).all())
-    )
-    if dataset.test is not None:
-        if scale is not None:
-            test_split = replace(dataset.test, examples=dataset.test.examples.scaled(scale))
-        if limit is not None and test_split is not None:
-            test_split = _subset(
-                test_split, _stratified(torch.arange(len(test_split)), test_split.y, limit / len(test_split), chance)[0]
-            )
+    def part(rows: Tensor, y: Tensor) -> Split | None:
+        return Split(examples, rows, y[rows]) if len(rows) else None
+
+    def apart(split: Split | None) -> Split | None:
+        return split and replace(split, examples=split.examples.scaled(scale) if scale else split.examples)
+
+    train = Split(examples, train_rows, noisy.y[train_rows])
+    checked = part(meta_rows, dataset.truth) or apart(trusted)
+    held_out = part(val_rows, noisy.y)
+    exam = part(test_rows, dataset.truth) or apart(dataset.test)
+    if limit is not None and dataset.test is not None and exam is not None:
+        exam = _subset(exam, _stratified(torch.arange(len(exam)), exam.y, limit / len(exam), chance("test"))[0])
 
     # 3. what every method relies on
     _check_classes(train.y, dataset.classes, "the training rows", "drop the class or give it examples")
-    if own_meta is not None:
-        _check_classes(
-            own_meta.y, dataset.classes, "the trusted examples", "add at least one of each to the trusted set"
-        )
-    clean = None if dataset.clean is None else dataset.clean[rows]
-    if clean is not None and noisy.replaced is not None:
-        clean = torch.where(noisy.replaced[rows] >= 0, -1, clean)
-    wrong = float((clean != train.y).double().mean()) if known and clean is not None else None
+    if checked is not None:
+        _check_classes(checked.y, dataset.classes, "the trusted examples", "add at least one of each to them")
+        if trusted is not None and (shared := overlap(train, checked)):
+            log.warning("%d of the %d trusted examples are also among the noisy training rows", shared, len(checked))
+    clean = None if clean is None else clean[train_rows]
+    rate = None if clean is None or not dataset.truth_is_known else float((clean != train.y).double().mean())
+    exam_is_clean = dataset.test is not None or (
+        dataset.clean is not None and bool((dataset.clean[test_rows] >= 0).all())
+    )
     return (
-        Task(train, own_meta, held_out, dataset.classes, wrong),
-        Truth(test_split, test_is_clean, clean, noisy.T, labels_hash(noisy.y, noisy.replaced)),
+        Task(train, checked, held_out, dataset.classes, rate),
+        Truth(exam, exam_is_clean, clean, noisy.T, labels_hash(noisy.y, noisy.replaced)),
     )
 
 
 def _trusted(
-    dataset: Dataset, meta_data: Dataset | None, rows: Tensor, n: int | None, known: bool, chance: Generator
-) -> tuple[Split | None, Tensor, Tensor]:
-    """(trusted examples of their own, trusted rows of the data set, the rows that are left)"""
+    dataset: Dataset, meta_data: Dataset | None, rows: Tensor, n: int | None, chance: Generator
+) -> tuple[Split | None, Tensor]:
+    """(trusted examples that lie apart, trusted ones among `rows`): one of the two, or neither."""
+    none = rows[:0]
     if n == 0:
-        return None, rows[:0], rows
-    own = dataset.meta
+        return None, none
+    apart = dataset.meta
     if meta_data is not None:
         for what, got, wanted in (
             ("classes", meta_data.classes, dataset.classes),
@@ -149,25 +155,22 @@ def _trusted(
         ):
             if got != wanted:
                 raise UserError(f"the trusted examples of {meta_data.name} have {what} {got}, the data has {wanted}")
-        own = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.y)
-    if own is not None:
+        apart = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
+    if apart is not None:
         if n is not None:
-            own = _subset(own, _balanced(torch.arange(len(own)), own.y, n, dataset.classes, chance))
-        return own, rows[:0], rows
+            apart = _subset(apart, _balanced(torch.arange(len(apart)), apart.y, n, dataset.classes, chance))
+        return apart, none
     if dataset.trusted is not None:
         pool = rows[dataset.trusted[rows]]
-        truth = dataset.y if dataset.clean is None else torch.where(dataset.clean >= 0, dataset.clean, dataset.y)
-        taken = pool if n is None else _balanced(pool, truth, n, dataset.classes, chance)
-    elif n is None:
-        return None, rows[:0], rows
-    elif known and dataset.clean is not None:
-        taken = _balanced(rows, dataset.clean, n, dataset.classes, chance)
-    else:
+        return None, pool if n is None else _balanced(pool, dataset.truth, n, dataset.classes, chance)
+    if n is None:
+        return None, none
+    if not dataset.truth_is_known:
         raise UserError(
             f"--meta {n} holds trusted examples out of a data set whose true labels are known; those of {dataset.name} "
             "are not: give a checked file with --meta-data, or mark checked rows in a 'verified' column"
         )
-    return None, taken, rows[~torch.isin(rows, taken)]
+    return None, _balanced(rows, dataset.truth, n, dataset.classes, chance)
 
 
 def _balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], chance: Generator) -> Tensor:
@@ -185,14 +188,24 @@ def _balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], chance:
 
 
 def _stratified(rows: Tensor, y: Tensor, share: float, chance: Generator) -> tuple[Tensor, Tensor]:
-    """(a random share of the rows of every class, the others), both in ascending order"""
-    taken = []
-    for k in sorted(set(y[rows].tolist())):
-        mine = rows[y[rows] == k]
-        count = min(len(mine), round(share * len(mine)))
-        taken.append(mine[torch.randperm(len(mine), generator=chance)[:count]])
+    """(a random share of the rows, of every class alike, the others), both in ascending order.
+
+    Classes are rounded such that the sum is right: those with the largest remainders are rounded up.
+    """
+    groups = [rows[y[rows] == k] for k in sorted(set(y[rows].tolist()))]
+    exact = [min(share, 1.0) * len(group) for group in groups]
+    up = round(sum(exact)) - sum(map(int, exact))
+    raised = sorted(range(len(groups)), key=lambda k: int(exact[k]) - exact[k])[:up]
+    taken = [
+        group[torch.randperm(len(group), generator=chance)[: int(exact[k]) + (k in raised)]]
+        for k, group in enumerate(groups)
+    ]
     inside = torch.cat(taken).sort().values if taken else rows[:0]
-    return inside, rows[~torch.isin(rows, inside)]
+    return inside, _without(rows, inside)
+
+
+def _without(rows: Tensor, others: Tensor) -> Tensor:
+    return rows[~torch.isin(rows, others)]
 
 
 def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str) -> None:
@@ -206,5 +219,8 @@ def _subset(split: Split, index: Tensor) -> Split:
     return replace(split, rows=split.rows[index], y=split.y[index])
 
 
-def _move(split: Split | None, device: torch.device | str) -> Split | None:
+def _move(split: Split | None, device: torch.device | str, beside: tuple[Split, Split] | None = None) -> Split | None:
+    """A split on the device; where it shares its examples with a split that has been moved, it goes on sharing them."""
+    if split is not None and beside is not None and split.examples is beside[0].examples:
+        return replace(split, examples=beside[1].examples, y=split.y.to(device))
     return None if split is None else split.to(device)

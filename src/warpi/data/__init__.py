@@ -5,24 +5,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from warpi.data.arrays import read_arrays
 from warpi.data.cifar import cifar10, cifar100
 from warpi.data.dataset import Dataset
+from warpi.data.files import FileExamples
 from warpi.data.folders import clothing1m, food101n, is_manifest, read_folder, read_manifest
-from warpi.data.tables import read_arrays, read_table
+from warpi.data.reading import reading
+from warpi.data.tables import read_table
 from warpi.data.toy import digits
 from warpi.errors import UserError, unknown
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A reader, and the settings that suit what it reads (each can be overruled by a flag)."""
+    """A reader, and the settings that suit what it reads (each can be overruled by a flag).
 
-    load: Callable[[Path | None], Dataset]
+    Settings are fields of DataSpec and Recipe, and `CLASS.field` for the hyper-parameters of a method's class.
+    """
+
+    load: Callable[..., Dataset]  # of the folder of its files (or None) and, where `sized`, of `size`
     summary: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    sized: bool = False  # image files, which can be read at any size
 
 
-_SMALL = {"net": "mlp", "epochs": 60, "batch_size": 64, "meta_batch_size": 64, "lr": 0.05}
+_SMALL = {
+    "net": "mlp",
+    "epochs": 30,
+    "batch_size": 64,
+    "meta_batch_size": 64,
+    "lr": 0.1,
+    "weight_decay": 5e-3,
+    "WarPI.output": "tanh",  # why: docs/methods/warpi.md
+    "WarPI.label_input": "one_hot",
+}
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
 
@@ -34,8 +50,12 @@ DATASETS: dict[str, Entry] = {
     "cifar100": Entry(
         cifar100, "60,000 photos, 32 x 32, 100 classes; official files, CIFAR-N labels beside them", _CIFAR
     ),
-    "clothing1m": Entry(clothing1m, "1 million photos of clothes, 14 classes; published key files", _PHOTOS),
-    "food101n": Entry(food101n, "Food-101N with the Food-101 test set, 101 classes; published lists", _PHOTOS),
+    "clothing1m": Entry(
+        clothing1m, "1 million photos of clothes, 14 classes; published key files", _PHOTOS, sized=True
+    ),
+    "food101n": Entry(
+        food101n, "Food-101N with the Food-101 test set, 101 classes; published lists", _PHOTOS, sized=True
+    ),
 }
 
 
@@ -47,16 +67,27 @@ def load_dataset(
     image_size: int | None = None,
     like: Dataset | None = None,
 ) -> tuple[Dataset, Mapping[str, Any]]:
-    """A data set by name or path, and the settings that suit it. `like`: share the classes of a first file."""
+    """A data set by name or path, and the settings that suit it.
+
+    `root` is the folder of the files of a named data set or manifest, `label` the column (key, file) of the labels,
+    `image_size` the side at which image files are read. `like` is the data set of a first file: this one shares its
+    classes and is read in the same way.
+    """
     if data in DATASETS:
         entry = DATASETS[data]
-        return entry.load(root), entry.defaults
+        if image_size is not None and not entry.sized:
+            raise _no_size(data)
+        return entry.load(root, size=image_size) if entry.sized else entry.load(root), entry.defaults
     path = Path(data)
-    if not path.exists():
+    with reading(data):
+        found = bool(data) and path.exists()
+    if not found:
         if path.suffix or len(path.parts) > 1:
             raise UserError(f"no file or folder {data!r}")
         raise unknown("data set", data, DATASETS)
     dataset = _read(path, root, label, image_size, like)
+    if dataset.n_classes < 2:
+        raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
     shape = dataset.examples.shape
     if len(shape) == 1:
         return dataset, _SMALL
@@ -64,14 +95,24 @@ def load_dataset(
 
 
 def _read(path: Path, root: Path | None, label: str | None, size: int | None, like: Dataset | None) -> Dataset:
-    classes = like.classes if like else None
+    suffix, classes = path.suffix.lower(), like.classes if like else None
+    # Beside files that are read as they are needed, so are these: the crops are alike, and `overlap` can compare them.
+    in_memory = False if like and isinstance(like.examples, FileExamples) else None
     if path.is_dir():
-        return read_folder(path, size=size, classes=classes)
-    match path.suffix.lower():
-        case ".npz" | ".npy":
+        return read_folder(path, size=size, classes=classes, in_memory=in_memory)
+    if suffix in (".csv", ".tsv") and is_manifest(path):
+        return read_manifest(path, root=root, label=label, size=size, classes=classes, in_memory=in_memory)
+    if size is not None:
+        raise _no_size(path)
+    match suffix:
+        case ".npz":
             return read_arrays(path, label, like=like)
-        case ".csv" | ".tsv" if is_manifest(path):
-            return read_manifest(path, root=root, label=label, size=size, classes=classes)
+        case ".npy":  # its label is a file: that of the first, not of the second
+            return read_arrays(path, None if like else label, like=like)
         case ".csv" | ".tsv" | ".parquet":
             return read_table(path, label, like=like)
     raise UserError(f"cannot read {path}: allowed are .npz, .npy, .csv, .tsv, .parquet and folders of images")
+
+
+def _no_size(data: object) -> UserError:
+    return UserError(f"{data} cannot be read at another size; image_size is for image files, leave it out")

@@ -1,20 +1,23 @@
 """CIFAR-10 and CIFAR-100 from their official files, and the human labels of CIFAR-N where these lie beside them."""
 
-import os
+import io
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from warpi.data.arrays import load_arrays
 from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
+from warpi.data.reading import data_root, reading
 from warpi.data.split import Split
 from warpi.data.unpickle import safe_load
 from warpi.errors import UserError
@@ -99,7 +102,7 @@ def cifar100(root: Path | None = None) -> Dataset:
 
 
 def _read(kind: _Kind, root: Path | None) -> Dataset:
-    root = _root(kind, root)
+    root = data_root(root, kind.name, _how_to_get(kind))
     folder, layout = _folder(kind, root)
     if missing := [name for name in (*layout.train, layout.test, layout.names) if not (folder / name).is_file()]:
         raise UserError(f"{folder} has no file {missing[0]!r}; unpack {layout.archive} again, in full")
@@ -123,12 +126,6 @@ def _read(kind: _Kind, root: Path | None) -> Dataset:
     )
 
 
-def _root(kind: _Kind, root: Path | None) -> Path:
-    if root is None and not os.environ.get("WARPI_DATA"):
-        raise UserError(f"{kind.name} needs its files: {_how_to_get(kind)}")
-    return Path(os.environ["WARPI_DATA"] if root is None else root)
-
-
 def _how_to_get(kind: _Kind) -> str:
     return (
         f"download {kind.python.archive} (or {kind.binary.archive}), unpack it, and name the folder that now holds "
@@ -138,10 +135,11 @@ def _how_to_get(kind: _Kind) -> str:
 
 def _folder(kind: _Kind, root: Path) -> tuple[Path, _Layout]:
     """Where the files are and in which form; python files come first."""
-    for layout in (kind.python, kind.binary):
-        for folder in (root / layout.folder, root):
-            if any((folder / name).is_file() for name in layout.train):
-                return folder, layout
+    with reading(root):
+        for layout in (kind.python, kind.binary):
+            for folder in (root / layout.folder, root):
+                if any((folder / name).is_file() for name in layout.train):
+                    return folder, layout
     raise UserError(f"{kind.name} is not in {root}: {_how_to_get(kind)}")
 
 
@@ -160,7 +158,8 @@ def _read_python(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np
 
 def _read_binary(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Records of label bytes and pixels -> images [N, 3072], labels [N, 1 or 2]."""
-    records, size = np.fromfile(path, dtype=np.uint8), len(kind.labels) + _PIXELS
+    with reading(path):
+        records, size = np.frombuffer(path.read_bytes(), dtype=np.uint8), len(kind.labels) + _PIXELS
     if len(records) % size or not len(records):
         raise UserError(f"{path}: {len(records)} bytes are no whole number of records of {size}; fetch the file again")
     records = records.reshape(-1, size)
@@ -169,7 +168,8 @@ def _read_binary(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np
 
 def _class_names(path: Path, kind: _Kind) -> tuple[str, ...]:
     if path.suffix == ".txt":
-        names: Any = path.read_text(encoding="utf-8").split()
+        with reading(path):
+            names: Any = path.read_text(encoding="utf-8").split()
     else:
         meta = safe_load(path)
         names = meta.get(kind.names) if isinstance(meta, dict) else None
@@ -226,35 +226,35 @@ def _human_files(kind: _Kind, root: Path) -> Iterator[Path]:
 
 
 def _npz(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:  # numpy would leave a broken file open
-            arrays = np.load(file, allow_pickle=False)
-            if isinstance(arrays, np.ndarray):
-                raise ValueError("a single array")
-            return dict(arrays)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as e:
-        raise UserError(f"{path}: not a readable .npz of plain arrays ({e}); fetch it again") from e
+    arrays = load_arrays(path)
+    if isinstance(arrays, np.ndarray):
+        raise UserError(f"{path}: a single array, not a .npz of label sets; fetch it again")
+    return arrays
 
 
 def _saved_by_torch(path: Path) -> dict[str, Any]:
     """A dict of numpy arrays as torch.save writes it: a pickle in a zip file, or (before torch 1.6) the fourth of
     several pickles in a row."""
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
-                if inner is None:
-                    raise UserError(f"{path}: not a file of torch.save (no data.pkl inside); fetch it again")
-                with archive.open(inner) as file:
-                    saved = safe_load(file, str(path))
+    with reading(path), path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            saved = safe_load(_unzipped(file, path), str(path))
         else:
-            with path.open("rb") as file:
-                saved = [safe_load(file) for _ in range(4)][-1]
-    except (OSError, zipfile.BadZipFile) as e:
-        raise UserError(f"{path}: cannot be read ({e}); fetch it again") from e
+            file.seek(0)
+            saved = [safe_load(file) for _ in range(4)][-1]
     if not isinstance(saved, dict):
         raise UserError(f"{path}: holds a {type(saved).__name__}, not a dict of label arrays; fetch it again")
     return saved
+
+
+def _unzipped(file: IO[bytes], path: Path) -> IO[bytes]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
+            if inner is None:
+                raise UserError(f"{path}: not a file of torch.save (no data.pkl inside); fetch it again")
+            return io.BytesIO(archive.read(inner))
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:
+        raise UserError(f"{path}: a damaged zip file ({e}); fetch it again") from e
 
 
 def _whole(values: Sequence[int] | NDArray[Any] | None, what: str) -> NDArray[np.int64]:

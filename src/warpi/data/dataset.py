@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from warpi.data.examples import Examples
@@ -33,15 +34,64 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_labels(self.y, len(self.examples), self.n_classes, f"labels of {self.name}")
+        if self.clean is not None:
+            check_labels(self.clean.clamp(min=0), len(self.y), self.n_classes, f"true labels of {self.name}")
+        if self.trusted is not None and (self.trusted.shape != self.y.shape or self.trusted.dtype != torch.bool):
+            got = f"{self.trusted.dtype} {list(self.trusted.shape)}"
+            raise UserError(f"trusted rows of {self.name}: got {got} for {len(self.y)} examples; give one bool a row")
         for name, labels in self.label_sets.items():
             check_labels(labels, len(self.examples), self.n_classes, f"label set {name!r} of {self.name}")
         for split, what in ((self.meta, "trusted examples"), (self.test, "test set")):
             if split is not None:
                 check_labels(split.y, len(split.rows), self.n_classes, f"{what} of {self.name}")
 
+    @classmethod
+    def of_parts(
+        cls,
+        name: str,
+        parts: Mapping[str, tuple[Examples, Tensor]],
+        classes: tuple[str, ...],
+        *,
+        clean: Tensor | None = None,
+        verified: Tensor | None = None,
+        encoding: object = None,
+    ) -> "Dataset":
+        """Put together what a reader found: inputs and labels of train and, where there are such, of test and meta.
+
+        `clean` and `verified` [N] are about train. Where nothing says which rows a person has checked, but some have
+        a clean label and some have none, those that have one are the checked ones.
+        """
+        if clean is not None and bool((clean < 0).all()):
+            clean = None
+        if verified is None and clean is not None and bool((clean < 0).any()):
+            verified = clean >= 0
+        held = {part: Split(examples, torch.arange(len(y)), y) for part, (examples, y) in parts.items()}
+        train = held["train"]
+        return cls(
+            name,
+            train.examples,
+            train.y,
+            classes,
+            clean,
+            verified,
+            meta=held.get("meta"),
+            test=held.get("test"),
+            encoding=encoding,
+        )
+
     @property
     def n_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def truth(self) -> Tensor:
+        """The best that is known: the true label where there is one, else the given one.  [N]"""
+        return self.y if self.clean is None else torch.where(self.clean >= 0, self.clean, self.y)
+
+    @property
+    def truth_is_known(self) -> bool:
+        """Whether every row has a true label."""
+        return self.clean is not None and bool((self.clean >= 0).all())
 
 
 def check_labels(y: Tensor, n: int, n_classes: int, what: str) -> None:

@@ -1,140 +1,28 @@
-"""Images read from their files while training goes on: any number of them, in a bounded amount of memory.
+"""Images read from their files while training goes on: any number of them, in a bounded amount of memory."""
 
-The upper half decodes and needs nothing but Pillow. It is also a program of its own: a reader process runs this file
-up to the line that ends it, before torch is imported. So a reader starts in 50 ms and 15 MB, no fork and no copy of
-the main program takes place, and a reader ends by itself when the main process is gone.
-"""
-
-# ruff: noqa: E402
-
-import hashlib
 import json
-import struct
-import sys
-import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-# What Pillow raises on damaged files; a Warning where one is turned into an error (an image of too many pixels).
-_BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError)
-_BROKEN += (EOFError, ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error, Warning)
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # not EPS and the like, which start other programs
-_LONGEST = 100  # times the shorter side: a strip of 1 x 100,000 pixels would fill the memory once it is enlarged
-
-
-def decode(path: str, short: int) -> "Image":
-    """The image as 8-bit RGB, upright, its shorter side `short` pixels."""
-    from PIL import Image, ImageOps
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        try:
-            with Image.open(path, formats=_FORMATS) as image:
-                image.draft(None, (2 * short, 2 * short))  # large JPEGs are decoded at 1/2, 1/4 or 1/8
-                image.load()
-                with suppress(*_BROKEN):  # where the note on how the camera was held is damaged, the pixels are good
-                    ImageOps.exif_transpose(image, in_place=True)
-                upright = _rgb(image)
-        except Image.DecompressionBombError as error:
-            raise ValueError(str(error)) from error
-    low, high = min(upright.size), max(upright.size)
-    if high > _LONGEST * low:
-        raise ValueError(f"{upright.width} x {upright.height} pixels: too long and narrow")
-    width, height = (max(short, round(side * short / low)) for side in upright.size)
-    return upright.resize((width, height), Image.Resampling.BILINEAR)
-
-
-def _rgb(image: "Image") -> "Image":
-    """Any mode to RGB: 16 bits are scaled, not cut off; what is transparent becomes white."""
-    from PIL import Image
-
-    if image.mode == "F":
-        raise ValueError("pixels are floating-point numbers, whose range is unknown")
-    if image.mode.startswith("I"):
-        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    elif "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
-        colours = image.convert("RGBA")
-        white = Image.new("RGBA", colours.size, "white")
-        image = Image.alpha_composite(white, colours)
-    return image.convert("RGB")
-
-
-def decoded(
-    paths: list[str], *, seed: int, first: int, short: int, size: int, views: int, augment: bool
-) -> Iterator[tuple[str | None, list[bytes]]]:
-    """For each path: why it could not be read, or None; and its views, each size * size * 3 bytes.
-
-    The paths are at the positions first, first + 1, ... of a batch. Where a crop lies and whether it is mirrored
-    follows from (seed, position, view) alone. Without augmentation: the middle of the middle square, so that a copy
-    of that square in memory gives the same crop.
-    """
-    from PIL.Image import Transpose
-
-    for position, path in enumerate(paths, first):
-        try:
-            image = decode(path, short)
-        except _BROKEN as error:
-            yield f"{type(error).__name__}: {error}", []
-            continue
-        crops = []
-        for view in range(views):
-            left, top = ((side - short) // 2 + (short - size) // 2 for side in image.size)
-            mirror = False
-            if augment:
-                digest = hashlib.sha256(f"{seed}/{position}/{view}".encode()).digest()
-                a, b, c = struct.unpack("<3Q", digest[:24])
-                left, top, mirror = a % (image.width - size + 1), b % (image.height - size + 1), bool(c % 2)
-            crop = image.crop((left, top, left + size, top + size))
-            crops.append((crop.transpose(Transpose.FLIP_LEFT_RIGHT) if mirror else crop).tobytes())
-        yield None, crops
-
-
-def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """A reader process: a line of JSON asks for images; each is answered by a line (null or why not) and its bytes."""
-    for line in requests:
-        for reason, crops in decoded(**json.loads(line)):
-            replies.write(json.dumps(reason).encode() + b"\n")
-            for crop in crops:
-                replies.write(crop)
-            replies.flush()  # so that, if the next image brings this process down, it is known which one did
-
-
-if __name__ == "__main__":
-    import os
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then ends this one
-    try:
-        serve(sys.stdin.buffer, sys.stdout.buffer)
-    except BrokenPipeError:
-        os._exit(0)  # the main process is gone; there is nobody to flush to
-    sys.exit()
-
 import logging
 import os
 import subprocess
+import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BufferedReader
-from typing import NamedTuple, Self, cast
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from warpi.data.augment import Crop
+from warpi.data.decode import decoded
 from warpi.data.examples import Examples, Read, Scale, TensorExamples
 from warpi.errors import UserError, missing
 
@@ -144,6 +32,7 @@ IMAGENET = Scale(  # of pixels 0..255
     torch.tensor([123.675, 116.28, 103.53]).view(3, 1, 1), torch.tensor([58.395, 57.12, 57.375]).view(3, 1, 1)
 )
 _CPU = torch.device("cpu")
+_READER = str(Path(__file__).with_name("decode.py"))  # the program of a reader process
 _CHUNK = 16  # images a request: a batch is shared among the readers, so that the first one is there soon
 _AHEAD = 4  # requests a reader
 
@@ -159,7 +48,8 @@ class FileExamples(Examples):
 
     An image is turned upright, scaled so that its shorter side is `stored_size(size)`, and cropped to size x size: at
     random and mirrored by chance in training, from the middle otherwise. A file that cannot be read is logged once,
-    left out of its batch and kept in `bad`. More than `allowed` such files are an error.
+    left out of its batch and kept in `bad`. More than `allowed` such files are an error. Other numbers of
+    `workers` and `max_bad` are set with `dataclasses.replace(examples, workers=16)`.
     """
 
     root: str
@@ -198,12 +88,7 @@ class FileExamples(Examples):
     def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
         drawn = views if augment else 1
         with closing(self._read(batches, crop=self.size, views=drawn, augment=augment)) as reads:
-            for paths, images, kept in reads:
-                if not kept.any():  # no network takes zero rows, and every batch asked for is answered
-                    first = ", ".join(paths[:3])
-                    raise UserError(
-                        f"none of the {len(kept)} images of a batch can be read; mend or remove: {first} ..."
-                    )
+            for images, kept in reads:
                 whole = bool(kept.all())
                 x = (images if whole else images[:, kept]).to(self.device, non_blocking=True)
                 x = x.permute(0, 1, 4, 2, 3).contiguous()  # [V, B', 3, size, size] uint8
@@ -228,7 +113,7 @@ class FileExamples(Examples):
         """The middle crop of each image; zeros where it cannot be read."""
         batches = ((chunk, 0) for chunk in torch.split(rows, _CHUNK))
         parts = []
-        for _, images, kept in self._read(batches, crop=self.size, views=1, augment=False):
+        for images, kept in self._read(batches, crop=self.size, views=1, augment=False):
             images[0, ~kept] = 0
             parts.append(images[0].permute(0, 3, 1, 2).flatten(1))
         return torch.cat(parts).to(self.device).float()
@@ -238,8 +123,8 @@ class FileExamples(Examples):
 
     def _read(
         self, batches: Iterable[tuple[Tensor, int]], *, crop: int, views: int, augment: bool
-    ) -> Generator[tuple[list[str], Tensor, Tensor], None, None]:
-        """For each batch its paths, its images [V, B, crop, crop, 3] uint8, and which of them could be read [B]."""
+    ) -> Generator[tuple[Tensor, Tensor], None, None]:
+        """For each batch its images [V, B, crop, crop, 3] uint8, and which of them could be read [B]."""
         plan, pending = iter(batches), deque[_Asked]()
         options = {"short": stored_size(self.size), "size": crop, "views": views, "augment": augment}
         readers = _Readers(self.workers) if self.workers else None
@@ -256,7 +141,7 @@ class FileExamples(Examples):
                 paths, images, answers = pending.popleft()
                 reasons = [reason for answer in answers for reason in answer()]
                 self._note(paths, reasons)
-                yield paths, images, torch.tensor([reason is None for reason in reasons], dtype=torch.bool)
+                yield images, torch.tensor([reason is None for reason in reasons], dtype=torch.bool)
         finally:
             if readers:
                 readers.close()
@@ -345,7 +230,7 @@ class _Readers:
     def _process(self) -> "subprocess.Popen[bytes]":
         if not hasattr(self._own, "process"):
             pipe = subprocess.PIPE
-            command = [sys.executable, "-P", __file__]  # -P: its folder is not a place to import from
+            command = [sys.executable, "-P", _READER]  # -P: its folder is not a place to import from
             self._own.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pipesize=1 << 20)
             self._processes.append(self._own.process)
         process: subprocess.Popen[bytes] = self._own.process
@@ -378,7 +263,7 @@ def load_tensor(examples: FileExamples) -> tuple[TensorExamples, Tensor]:
     batches = ((chunk, 0) for chunk in torch.split(torch.arange(n), _CHUNK))
     start = done = 0
     with closing(examples._read(batches, crop=side, views=1, augment=False)) as reads:
-        for _, images, good in reads:
+        for images, good in reads:
             readable = images[0, good].permute(0, 3, 1, 2)
             x[done : done + len(readable)] = readable
             kept[start : start + len(good)] = good

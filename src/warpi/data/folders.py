@@ -3,7 +3,7 @@
 import csv
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
 from warpi.data.files import FileExamples, load_tensor, stored_size
-from warpi.data.split import Split
+from warpi.data.labels import check_known, in_order, marked, numbered
+from warpi.data.reading import data_root, reading
 from warpi.errors import UserError, unknown
 
 logger = logging.getLogger("warpi.data")
@@ -25,7 +26,6 @@ CLOTHING1M = (
     *("Jacket", "Down coat", "Suit", "Shawl", "Dress", "Vest", "Underwear"),
 )
 _PARTS = ("train", "test", "val", "meta")
-_TRUE, _FALSE = ("1", "true", "t", "yes", "y", "x"), ("0", "false", "f", "no", "n", "")
 
 
 class _Part(NamedTuple):
@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 
     root: Path
     paths: Sequence[str]
-    y: Sequence[int]
+    y: Sequence[int] | Tensor
 
 
 def read_folder(
@@ -51,21 +51,23 @@ def read_folder(
     present = [name for name in _PARTS if name in folders]
     if "train" not in folders or (len(folders) > 1 and present == ["train"]):  # a class may be called train
         classes = _classes(path, folders, classes)
-        return _dataset(path.resolve().name, classes, size, in_memory, _scan(path, classes))
+        return _dataset(path.resolve().name, classes, size, in_memory, {"train": _scan(path, classes)})
     classes = _classes(path / "train", _folders(path / "train"), classes)
     unused = [name for name in folders if name not in _PARTS or (name == "val" and "test" in folders)]
     if unused:
         logger.warning("%s: not used: %s; trusted examples are looked for in meta", path, ", ".join(unused))
     parts = {name: _scan(path / name, classes) for name in _PARTS if name in folders and name not in unused}
-    test = parts.get("test", parts.get("val"))
-    return _dataset(path.resolve().name, classes, size, in_memory, parts["train"], parts.get("meta"), test)
+    if "val" in parts:
+        parts["test"] = parts.pop("val")
+    return _dataset(path.resolve().name, classes, size, in_memory, parts)
 
 
 def _folders(path: Path) -> list[str]:
     """Names of the folders in `path`; not those that are hidden or lead back to where they are."""
-    here = path.resolve()
-    found = (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return sorted(e.name for e in found if not (e.is_symlink() and here.is_relative_to(e.resolve())))
+    with reading(path):
+        here = path.resolve()
+        found = (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(e.name for e in found if not (e.is_symlink() and here.is_relative_to(e.resolve())))
 
 
 def _classes(path: Path, found: list[str], given: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -84,16 +86,28 @@ def _scan(path: Path, classes: tuple[str, ...]) -> _Part:
     for name in _folders(path):
         if name not in number:
             raise unknown(f"class (a folder of {path})", name, classes)
-        before = len(rows)
-        for folder, below, files in os.walk(path / name):
+        files = _images(path, name)
+        if not files:
+            raise UserError(f"class folder {path / name} holds no images ({' '.join(SUFFIXES)}); fill or remove it")
+        rows.extend((file, number[name]) for file in files)
+    rows.sort()
+    return _Part(path, [file for file, _ in rows], [k for _, k in rows])
+
+
+def _images(path: Path, name: str) -> list[str]:
+    """The images in the folder `name` of `path`, at any depth, as seen from `path`."""
+
+    def refuse(error: OSError) -> None:  # os.walk would pass over a folder that may not be read
+        raise error
+
+    found = list[str]()
+    with reading(path / name):
+        for folder, below, files in os.walk(path / name, onerror=refuse):
             below[:] = [entry for entry in below if not entry.startswith(".")]
             inside = os.path.relpath(folder, path)
             images = (file for file in files if file.lower().endswith(SUFFIXES) and not file.startswith("."))
-            rows.extend((os.path.join(inside, file), number[name]) for file in images)
-        if len(rows) == before:
-            raise UserError(f"class folder {path / name} holds no images ({' '.join(SUFFIXES)}); fill or remove it")
-    rows.sort()
-    return _Part(path, [file for file, _ in rows], [k for _, k in rows])
+            found.extend(os.path.join(inside, file) for file in images)
+    return found
 
 
 def is_manifest(path: Path) -> bool:
@@ -136,51 +150,37 @@ def read_manifest(
     label = (label or "label").strip().lower()
     lines, rows = dict[str, int](), list[_Row]()
     for line, cells in _cells(path, required=("path", label)):
-        where = f"{path} line {line}"
-        row = _row(where, cells, below, label)
-        if row.path in lines:
-            raise UserError(f"{where}: path {row.path!r} is also on line {lines[row.path]}; keep one of the two")
-        lines[row.path] = line
+        row = _row(f"{path} line {line}", cells, below, label)
+        if (first := lines.setdefault(row.path, line)) != line:
+            raise UserError(f"{path} line {line}: path {row.path!r} is also on line {first}; keep one of the two")
         rows.append(row)
-    names = {row.label for row in rows} | {row.clean for row in rows if row.clean}
-    if classes is None:
-        numbers = all(name.isascii() and name.removeprefix("-").isdigit() for name in names)
-        classes = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
-    number = {name: k for k, name in enumerate(classes)} | {"": -1}
-    for row in rows:
-        for name in (row.label, row.clean):
-            if name not in number:
-                raise UserError(f"{path} line {lines[row.path]}: {unknown('class', name, classes)}")
+    classes = classes or in_order({name for row in rows for name in (row.label, row.clean)} - {""})
     if len(classes) < 2:
         raise UserError(f"{path} holds {len(classes)} class(es) in {len(rows)} rows; at least two are needed")
-    train = [row for row in rows if row.split == "train"]
-    if not train:
+
+    def at(i: int) -> str:
+        return f"{path} line {lines[rows[i].path]}"
+
+    y, clean = numbered([row.label for row in rows], classes, at), numbered([row.clean for row in rows], classes, at)
+    marks = [row.verified for row in rows if row.verified is not None]
+    of = {part: [i for i, row in enumerate(rows) if row.split == part] for part in ("train", "test", "meta")}
+    if not of["train"]:
         raise UserError(f"{path}: no row is for training; the column split is train, test or meta (blank: train)")
-    clean = torch.tensor([number[row.clean] for row in train])
-    known = clean if (clean >= 0).any() else None
-    trusted = known >= 0 if known is not None and (known < 0).any() else None
-    if train[0].verified is not None:
-        trusted = torch.tensor([row.verified is True for row in train])
-    held = {name: [row for row in rows if row.split == name] for name in ("meta", "test")}
-    meta, test = (_Part(root, [r.path for r in h], [number[r.clean or r.label] for r in h]) for h in held.values())
-    return _dataset(
-        path.stem,
-        classes,
-        size,
-        in_memory,
-        _Part(root, [row.path for row in train], [number[row.label] for row in train]),
-        meta if meta.paths else None,
-        test if test.paths else None,
-        clean=known,
-        trusted=trusted,
-    )
+    truth = torch.where(clean >= 0, clean, y)
+    parts = {
+        part: _Part(root, [rows[i].path for i in index], (y if part == "train" else truth)[index])
+        for part, index in of.items()
+        if index
+    }
+    verified = marked(marks, at)[of["train"]] if marks else None
+    return _dataset(path.stem, classes, size, in_memory, parts, clean=clean[of["train"]], verified=verified)
 
 
 class _Row(NamedTuple):
     path: str
     label: str
     clean: str  # "": unknown
-    verified: bool | None  # None: there is no such column
+    verified: str | None  # None: there is no such column
     split: str
 
 
@@ -188,7 +188,7 @@ def _cells(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[st
     """Line number and cells by column name of each row that is not blank."""
     end = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             header = _header(first)
             absent = [name for name in required if name not in header]
@@ -205,10 +205,6 @@ def _cells(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[st
                 if len(cells) != len(header):
                     raise UserError(f"{path} line {line}: got {len(cells)} cells for {len(header)} columns")
                 yield line, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
-    except FileNotFoundError:
-        raise UserError(f"no file {path}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
     except csv.Error as error:
         raise UserError(f"{path} line {end + 1}: {error}") from None
 
@@ -220,13 +216,8 @@ def _row(where: str, cells: dict[str, str], below: str, label: str) -> _Row:
     if not path.startswith(below):
         raise UserError(f"{where}: {cells['path']!r} is not a file below {below}; move it there or give another root")
     split = cells.get("split", "").lower() or "train"
-    if split not in ("train", "test", "meta"):
-        raise UserError(f"{where}: {unknown('split', split, ('train', 'test', 'meta'))}")
-    verified = cells.get("verified")
-    if verified is not None and verified.lower() not in _TRUE + _FALSE:
-        raise UserError(f"{where}: verified is {verified!r}; allowed are 1/true/yes and 0/false/no or blank")
-    checked = None if verified is None else verified.lower() in _TRUE
-    return _Row(path.removeprefix(below), cells[label], cells.get("clean_label", ""), checked, split)
+    check_known([split], ("train", "test", "meta"), lambda _: where, "split")
+    return _Row(path.removeprefix(below), cells[label], cells.get("clean_label", ""), cells.get("verified"), split)
 
 
 def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
@@ -234,10 +225,11 @@ def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | 
 
     Trained on noisy_train_key_list.txt with the labels of noisy_label_kv.txt; the truth of a row is known where
     clean_label_kv.txt has its key. Trusted examples: clean_val_key_list.txt; test set: clean_test_key_list.txt.
+    `root` holds these files, or a folder clothing1m that does.
 
     Reference: Xiao et al., Learning from massive noisy labeled data for image classification, CVPR 2015.
     """
-    root = _root(root, "Clothing1M", "noisy_train_key_list.txt")
+    root = _root(root, "clothing1m", "clothing1m", "noisy_train_key_list.txt")
     noisy, checked = _label_kv(root / "noisy_label_kv.txt"), _label_kv(root / "clean_label_kv.txt")
 
     def part(keys: list[str], labels: dict[str, int], name: str) -> _Part:
@@ -250,9 +242,10 @@ def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | 
     test = part(_keys(root / "clean_test_key_list.txt"), checked, "clean_label_kv.txt")
     keys = _without(_keys(root / "noisy_train_key_list.txt"), meta.paths, test.paths)
     clean = torch.tensor([checked.get(key, -1) for key in keys])
-    known = clean if (clean >= 0).any() else None
     train = part(keys, noisy, "noisy_label_kv.txt")
-    return _dataset("clothing1m", CLOTHING1M, size, in_memory, train, meta, test, clean=known)
+    return _dataset(
+        "clothing1m", CLOTHING1M, size, in_memory, {"train": train, "meta": meta, "test": test}, clean=clean
+    )
 
 
 def _label_kv(path: Path) -> dict[str, int]:
@@ -274,7 +267,7 @@ def food101n(
 ) -> Dataset:
     """Food-101N: images of 101 dishes from the web, and the test set of Food-101.
 
-    `root` is Food-101N_release, with food-101 in it or beside it. Trained, as published, on the images of
+    `root` is or holds Food-101N_release, with food-101 in it or beside it. Trained, as published, on the images of
     verified_train.tsv with the class they were found under: whether that class was verified as right is ignored. With
     `whole` on all of imagelist.tsv except the images of verified_val.tsv. Trusted examples: the images of
     verified_val.tsv whose class is right.
@@ -282,7 +275,7 @@ def food101n(
     Reference: Lee et al., CleanNet: transfer learning for scalable image classifier training with label noise,
     CVPR 2018; Bossard et al., Food-101, ECCV 2014.
     """
-    root = _root(root, "Food-101N", "meta/classes.txt")
+    root = _root(root, "food101n", "Food-101N_release", "meta/classes.txt")
     classes = tuple(text for _, text in _lines(root / "meta" / "classes.txt"))
     number = {name: k for k, name in enumerate(classes)}
 
@@ -304,21 +297,24 @@ def food101n(
     train = _Part(root / "images", keys, [found[key] for key in keys])
     meta = _Part(root / "images", list(right), list(right.values()))
     test = _Part(beside / "images", list(tested), list(tested.values()))
-    return _dataset("food101n", classes, size, in_memory, train, meta, test)
+    return _dataset("food101n", classes, size, in_memory, {"train": train, "meta": meta, "test": test})
 
 
-def _root(root: Path | None, name: str, first: str) -> Path:
-    if root is None:
-        raise UserError(f"{name} is not downloaded for you; give the folder that holds {first}")
-    return root
+def _root(root: Path | None, data: str, folder: str, first: str) -> Path:
+    """Where `first` lies: in `root` itself or in the folder of that name in it."""
+    root = data_root(root, data, f"name the folder that holds {first} with --root FOLDER or in WARPI_DATA")
+    with reading(root):
+        return root / folder if (root / folder / first).is_file() else root
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Line number and text of the lines that are not blank, less the header that Food-101N has."""
-    if not path.is_file():
-        raise UserError(f"no file {path}; unpack the data set as it is published, or give another folder")
-    with path.open(encoding="utf-8-sig") as file:
-        yield from ((k, line.strip()) for k, line in enumerate(file, 1) if line.strip() and line[:10] != "class_name")
+    with reading(path):
+        if not path.is_file():
+            raise UserError(f"no file {path}; unpack the data set as it is published, or give another folder")
+        with path.open(encoding="utf-8-sig") as file:
+            lines = ((k, line.strip()) for k, line in enumerate(file, 1))
+            yield from ((k, line) for k, line in lines if line and not line.startswith("class_name"))
 
 
 def _without(keys: list[str], *held: Sequence[str]) -> list[str]:
@@ -335,33 +331,26 @@ def _dataset(
     classes: tuple[str, ...],
     size: int | None,
     in_memory: bool | None,
-    train: _Part,
-    meta: _Part | None = None,
-    test: _Part | None = None,
+    parts: Mapping[str, _Part],
     *,
     clean: Tensor | None = None,
-    trusted: Tensor | None = None,
+    verified: Tensor | None = None,
 ) -> Dataset:
-    """Put together what a reader found; in memory the rows of unreadable files are dropped."""
+    """Put together what a reader found in train, test and meta; in memory the rows of unreadable files are dropped."""
     size = 224 if size is None else size
     if in_memory is None:
-        n = sum(len(part.paths) for part in (train, meta, test) if part)
-        in_memory = n * 3 * stored_size(size) ** 2 <= IN_MEMORY
+        in_memory = sum(len(part.paths) for part in parts.values()) * 3 * stored_size(size) ** 2 <= IN_MEMORY
 
     def load(part: _Part) -> tuple[Examples, Tensor, Tensor]:
         """The images, their labels, and which of the files they are."""
-        examples, y = FileExamples(str(part.root), tuple(part.paths), size), torch.tensor(part.y, dtype=torch.int64)
+        examples, y = FileExamples(str(part.root), tuple(part.paths), size), torch.as_tensor(part.y, dtype=torch.int64)
         if not in_memory:
             return examples, y, torch.ones(len(y), dtype=torch.bool)
         tensor, kept = load_tensor(examples)
         return tensor, y[kept], kept
 
-    def split(part: _Part | None) -> Split | None:
-        if part is None:
-            return None
-        examples, y, _ = load(part)
-        return Split(examples, torch.arange(len(y)), y)
-
-    examples, y, kept = load(train)
-    clean, trusted = (None if known is None else known[kept] for known in (clean, trusted))
-    return Dataset(name, examples, y, classes, clean, trusted, split(meta), split(test))
+    loaded = {which: load(part) for which, part in parts.items()}
+    kept = loaded["train"][2]
+    clean, verified = (None if known is None else known[kept] for known in (clean, verified))
+    held = {which: (examples, y) for which, (examples, y, _) in loaded.items()}
+    return Dataset.of_parts(name, held, classes, clean=clean, verified=verified)

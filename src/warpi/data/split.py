@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from warpi.data.examples import Examples
+from warpi.errors import UserError
 from warpi.rng import derive, generator
 from warpi.types import Batch
 
@@ -28,11 +29,17 @@ class Split:
         return replace(self, examples=self.examples.to(device), y=self.y.to(device))
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """All rows once, in order, as they are: for evaluation."""
+        """All rows once, in order, as they are: for evaluation. Rows that cannot be read are left out."""
         chunks = torch.split(torch.arange(len(self)), size)
         reads = self.examples.stream(((self.rows[chunk], 0) for chunk in chunks), augment=False)
+        unread = 0
         for chunk, read in zip(chunks, reads, strict=True):
-            yield self._batch(chunk, read.views, read.kept)
+            if read.kept is None or read.kept.any():
+                yield self._batch(chunk, read.views, read.kept)
+            else:
+                unread += len(chunk)
+        if unread == len(self) > 0:
+            raise UserError(f"none of the {len(self)} examples to be evaluated can be read; mend or remove them")
 
     def _batch(self, index: Tensor, views: tuple[Tensor, ...], kept: Tensor | None) -> Batch:
         index = index if kept is None else index[kept]
@@ -45,7 +52,8 @@ class Loader:
 
     Pass p over the data follows a permutation made from (seed, p), and batch k is augmented by chance made from
     (seed, k), so a run can be taken up at any batch. An epoch is `steps` batches: one pass, whose last incomplete
-    batch is left out, unless a method sets another number.
+    batch is left out, unless a method sets another number. A batch of which fewer than two examples can be read counts
+    as given, but is left out: BatchNorm needs two.
     """
 
     def __init__(self, split: Split, batch_size: int, seed: int, *, augment: bool = True, views: int = 1) -> None:
@@ -80,9 +88,16 @@ class Loader:
                 yield self.split.rows[index], derive(self.seed, "augment", k)
 
         reads = self.split.examples.stream(plan(), augment=self.augment, views=self.views)
+        used = start  # the last batch that could be, or the first of all
         for k, read in enumerate(reads, start):
-            self.count = k + 1
-            yield self.split._batch(pending.popleft(), read.views, read.kept)
+            self.count, index = k + 1, pending.popleft()
+            if read.kept is None or int(read.kept.sum()) >= min(2, self.batch_size):
+                used = k
+                yield self.split._batch(index, read.views, read.kept)
+            elif k - used >= self.per_pass:  # a pass without any: the next would be no better
+                raise UserError(
+                    f"too few of {len(self.split)} examples can be read to train on: no batch holds two; mend the files"
+                )
 
     def _index(self, k: int) -> Tensor:
         """Positions within the split of batch k.  [B]"""

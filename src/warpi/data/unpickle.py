@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from warpi.data.reading import reading
 from warpi.errors import UserError
 
 
@@ -20,11 +21,8 @@ def safe_load(source: Path | str | IO[bytes], name: str | None = None) -> Any:
     of python 2 are read as latin-1. Errors call the file `name`, needed only where an open file has none of its own.
     """
     if isinstance(source, Path | str):
-        try:
-            with open(source, "rb") as file:
-                return _load(file, name or str(source))
-        except OSError as e:
-            raise UserError(f"cannot read {source}: {e.strerror or e}") from e
+        with reading(source), Path(source).open("rb") as file:
+            return _load(file, name or str(source))
     return _load(source, name or str(getattr(source, "name", "pickle")))
 
 

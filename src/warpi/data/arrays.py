@@ -1,0 +1,176 @@
+"""Arrays of inputs and labels (.npz, .npy)."""
+
+import struct
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from warpi.data.augment import Crop
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Scale, TensorExamples
+from warpi.data.labels import in_order, marked, numbered, parsed, plain
+from warpi.data.reading import checked_suffix, few, reading
+from warpi.data.tables import features
+from warpi.errors import UserError
+
+# What damaged bytes make of numpy's reader and of those that it builds on.
+_BROKEN = (
+    *(ValueError, EOFError, RuntimeError, SyntaxError, MemoryError),
+    *(tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile),
+)
+
+
+def read_arrays(
+    path: Path, label: str | None = None, *, classes: tuple[str, ...] | None = None, like: Dataset | None = None
+) -> Dataset:
+    """Arrays of inputs and labels: a .npz with x and y, or a .npy of inputs with another .npy of labels.
+
+    .npz: x [N, ...] and y [N] (or the key `label`); optional clean (-1, NaN or '' where unknown), verified [N],
+    x_test and y_test, x_meta and y_meta, classes (K names). Keys may be in capitals; other keys are not looked at.
+    .npy: the labels are in the file `label`, or beside NAME.npy in NAME_labels.npy or y.npy.
+
+    x of two dimensions [N, D] is features, standardised later. uint8 of three is grey images [N, H, W]; of four it is
+    [N, C, H, W] or [N, H, W, C] with C 1 or 3: channels are where a 1 or 3 stands; where one stands at both ends, they
+    come first unless only the other reading is a square image. Anything else is refused. Square images are augmented.
+
+    Labels are whole numbers or text. Where the names of the classes are given (`classes`, `like`, or in the file) and
+    are not all numbers, whole numbers count them from 0. -1 in `clean` means unknown unless there is a class -1.
+    `like` is the data set of the first file where this is a second one: the shapes must agree, the classes are shared.
+    """
+    arrays = (_read_npz if checked_suffix(path, (".npz", ".npy")) == ".npz" else _read_npy)(path, label)
+    x: dict[str, Tensor] = {}
+    texts: dict[str, list[str]] = {}
+    for part, end in {"train": "", "test": "_test", "meta": "_meta"}.items():
+        if (f"x{end}" in arrays) != (f"y{end}" in arrays):
+            raise UserError(f"{path}: x{end} and y{end} come together, got only one of them")
+        if f"x{end}" in arrays:
+            x[part] = _inputs(arrays[f"x{end}"], f"{path}: x{end}")
+            texts[part] = _texts(arrays[f"y{end}"], f"{path}: y{end}", len(x[part]))
+            if "" in texts[part]:
+                raise UserError(f"{path}: row {texts[part].index('')} of y{end} has no label")
+    if "clean" in arrays:
+        texts["clean"] = _texts(arrays["clean"], f"{path}: clean", len(x["train"]))
+    if classes is None and like is not None:
+        classes = like.classes
+    if classes is None and "classes" in arrays:
+        classes = tuple(_texts(arrays["classes"], f"{path}: classes"))
+        if len({*classes, ""}) <= len(classes):
+            raise UserError(f"{path}: classes must be names that differ, got {few(classes)}")
+    if "clean" in texts and "-1" not in (classes or texts["train"]):
+        texts["clean"] = ["" if text == "-1" else text for text in texts["clean"]]
+    counted = classes is not None and parsed(classes) is None
+    classes = classes or in_order({text for column in texts.values() for text in column} - {""})
+    y = {
+        part: numbered(column, classes, lambda row: f"{path}, row {row} of {part}", counted)
+        for part, column in texts.items()
+    }
+
+    first = like.examples if like else features(x["train"]) if x["train"].ndim == 2 else _images(x["train"])
+    if not isinstance(first, TensorExamples):
+        raise UserError(f"{path} holds arrays, the first data set does not; give both in the same form")
+    for part, tensor in x.items():
+        if tensor.shape[1:] != first.x.shape[1:] or tensor.dtype != first.x.dtype:
+            got, want = (f"{t.dtype} {list(t.shape[1:])}" for t in (tensor, first.x))
+            raise UserError(f"{path}: an input of {part} is {got}, expected {want}")
+    marks = _texts(arrays["verified"], f"{path}: verified", len(x["train"])) if "verified" in arrays else None
+    return Dataset.of_parts(
+        path.stem,
+        {part: (TensorExamples(x[part], first.scale, first.crop, first.standardise), y[part]) for part in x},
+        classes,
+        clean=y.get("clean"),
+        verified=None if marks is None else marked(marks, lambda row: f"{path}, row {row}"),
+    )
+
+
+def _texts(values: NDArray[Any], what: str, n: int | None = None) -> list[str]:
+    """An array of n labels (whole numbers or text) as text, '' where missing."""
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim != 1 or values.dtype.kind not in "iubfUS":
+        raise UserError(f"{what} must be whole numbers or text, one a row; got {values.dtype} {list(values.shape)}")
+    if n is not None and len(values) != n:
+        raise UserError(f"{what} has {len(values)} rows, the inputs have {n}; there must be as many")
+    if values.dtype.kind == "f" and (bad := np.isinf(values) | (np.floor(values) < values)).any():
+        row = int(bad.argmax())
+        raise UserError(f"{what}: row {row} holds {values[row]}; labels must be whole numbers or text")
+    return plain(values)
+
+
+def _read_npz(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
+    """The arrays under their names in small letters, the labels as y."""
+    held = load_arrays(path)
+    if not isinstance(held, dict):
+        raise UserError(f"{path}: not a .npz file")
+    label = label or next((key for key in ("y", "Y") if key in held), "y")
+    names = {key: "y" if key == label else key.lower() for key in held if key == label or key.lower() != "y"}
+    for name in ("x", "y"):
+        if (count := list(names.values()).count(name)) != 1:
+            got = "no" if not count else "more than one"
+            raise UserError(f"{path} has {got} array {label if name == 'y' else name!r}; arrays: {few(held)}")
+    return {name: held[key] for key, name in names.items()}
+
+
+def _read_npy(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
+    beside = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("y.npy")]
+    files = [Path(label), path.parent / label] if label else beside
+    with reading(label):
+        found = next((file for file in files if file.is_file() and file != path), None)
+    if found is None:
+        raise UserError(f"no labels for {path}: there is no {' and no '.join(map(str, files))}; give --label FILE.npy")
+    x, y = load_arrays(path), load_arrays(found)
+    if isinstance(x, dict) or isinstance(y, dict):
+        raise UserError(f"{path if isinstance(x, dict) else found}: not a .npy file")
+    return {"x": x, "y": y}
+
+
+def load_arrays(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """What a .npy or .npz file holds, as long as it is plain numbers and text."""
+    try:
+        with reading(path), path.open("rb") as file:  # numpy would leave a broken file open
+            held = np.load(file, allow_pickle=False)
+            return held if isinstance(held, np.ndarray) else dict(held)
+    except _BROKEN as e:
+        reason = str(e).partition("\n")[0]
+        raise UserError(f"{path}: not a readable file of plain arrays, objects are refused ({reason})") from e
+
+
+def _inputs(x: NDArray[Any], what: str) -> Tensor:
+    """Features float32 [N, D], or images uint8 [N, C, H, W]."""
+    if x.ndim == 2 and x.dtype.kind in "iufb" and x.size:
+        with np.errstate(over="ignore"):
+            features = x.astype(np.float32)
+        if not np.isfinite(features).all():
+            row, column = (int(i) for i in np.argwhere(~np.isfinite(features))[0])
+            raise UserError(f"{what}: row {row}, column {column} holds {x[row, column]}; fill it or drop the row")
+        return torch.from_numpy(features)
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or (x.ndim == 4 and not {*x.shape[1::2]} & {1, 3}):
+        raise UserError(
+            f"{what} is {x.dtype} {list(x.shape)}; allowed are numbers [N, D], and images of uint8 [N, H, W], "
+            "[N, C, H, W] or [N, H, W, C] with C 1 or 3"
+        )
+    if x.ndim == 3:
+        x = x[:, None]  # [N, 1, H, W]
+    else:
+        _, a, b, c = x.shape
+        if c in (1, 3) and (a not in (1, 3) or a == b != c):
+            x = x.transpose(0, 3, 1, 2)  # [N, C, H, W]
+    return torch.from_numpy(x.copy())
+
+
+def _images(x: Tensor) -> TensorExamples:
+    """Normalised by the mean and deviation of each channel of these images, 0..255."""
+    levels = torch.arange(256, dtype=torch.float64)
+    share = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256) for c in range(x.shape[1])]).double()
+    share /= share.sum(1, keepdim=True)  # [C, 256]: a histogram is exact, and needs no copy of the images as floats
+    mean = share @ levels
+    std = (share @ levels.square() - mean.square()).clamp(min=0).sqrt()
+    std[std < 1e-3] = 1.0
+    scale = Scale(*(t.float().view(-1, 1, 1) for t in (mean, std)))
+    height, width = x.shape[2:]
+    return TensorExamples(x, scale, Crop(size=height, pad=height // 8) if height == width else None)

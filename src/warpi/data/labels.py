@@ -1,0 +1,68 @@
+"""Labels as people write them: text and numbers to classes, words for a missing one, marks for a checked row."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from warpi.errors import unknown
+
+MISSING = {"", "nan", "na", "n/a", "null", "none"}  # in a column of numbers; elsewhere all but the first are words
+_TRUE, _FALSE = {"1", "true", "t", "yes", "y", "x"}, {"0", "false", "f", "no", "n", ""}
+
+
+def plain(values: NDArray[Any]) -> list[str]:
+    """Numbers or text as text, '' where missing. 1.0 is written 1."""
+    if values.dtype.kind == "f":
+        return ["" if math.isnan(v) else str(int(v)) if v.is_integer() else repr(v) for v in values.tolist()]
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    return [str(v).strip() for v in values.tolist()]
+
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    """Numbers in numerical order; anything else, and numbers among words, as text."""
+    numbers = parsed(names)
+    if numbers is None or np.isnan(numbers).any():
+        return tuple(sorted(names))
+    return tuple(name for _, name in sorted(zip(numbers, names, strict=True)))
+
+
+def numbered(texts: Sequence[str], classes: tuple[str, ...], at: Callable[[int], str], counted: bool = False) -> Tensor:
+    """Names -> [N] positions in `classes`, -1 for ''. `counted`: whole numbers are positions already."""
+    index = {"": -1} | {name: k for k, name in enumerate(classes)}
+    if counted:
+        index = {str(k): k for k in range(len(classes))} | index
+    check_known(texts, index, at, "class")
+    return torch.tensor([index[text] for text in texts], dtype=torch.int64)
+
+
+def marked(texts: Iterable[str], at: Callable[[int], str]) -> Tensor:
+    """Which rows a column `verified` says were checked.  [N] bool"""
+    texts = [text.lower() for text in texts]
+    check_known(texts, _TRUE | _FALSE, at, "value of 'verified'")
+    return torch.tensor([text in _TRUE for text in texts])
+
+
+def check_known(texts: Iterable[str], allowed: Collection[str], at: Callable[[int], str], what: str) -> None:
+    """Refuse the first text that is not allowed."""
+    for row, text in enumerate(texts):
+        if text not in allowed:
+            raise unknown(f"{what} in {at(row)}:", text, (name for name in allowed if name))
+
+
+def parsed(cells: Iterable[str]) -> NDArray[np.float64] | None:
+    """Cells as numbers, NaN where missing; None if one of them is neither."""
+    cells = list(cells)
+    try:
+        numbers = np.array(cells, dtype=object).astype(np.float64)
+    except ValueError:  # a word, or a word for a missing number
+        try:
+            numbers = np.array([math.nan if cell.lower() in MISSING else float(cell) for cell in cells])
+        except ValueError:
+            return None
+    return None if any("_" in cell for cell in cells) else numbers  # python reads 1_0 as 10

@@ -1,0 +1,46 @@
+"""Whether two sets share examples."""
+
+import os
+from collections.abc import Hashable, Iterator
+from functools import cache
+from hashlib import blake2b
+
+from torch import Tensor
+
+from warpi.data.examples import TensorExamples
+from warpi.data.files import FileExamples
+from warpi.data.split import Split
+
+
+def overlap(a: Split, b: Split) -> int:
+    """How many examples of `b` have an input that also occurs in `a`.
+
+    Tensors of one shape and type are compared by their content, image files by where they lie once links are
+    followed; 0 where the two cannot be compared.
+    """
+    x, other = a.examples, b.examples
+    if isinstance(x, TensorExamples) and isinstance(other, TensorExamples):
+        if x.x.shape[1:] != other.x.shape[1:] or x.x.dtype != other.x.dtype:
+            return 0
+        return _shared(_contents(x.x[a.rows]), _contents(other.x[b.rows]))
+    if isinstance(x, FileExamples) and isinstance(other, FileExamples):
+        return _shared(_places(x, a.rows), _places(other, b.rows))
+    return 0
+
+
+def _shared(first: Iterator[Hashable], second: Iterator[Hashable]) -> int:
+    seen = set(first)
+    return sum(key in seen for key in second)
+
+
+def _contents(x: Tensor) -> Iterator[bytes]:
+    rows = x.flatten(1).cpu().numpy()
+    return (blake2b(row, digest_size=16).digest() for row in rows)
+
+
+def _places(examples: FileExamples, rows: Tensor) -> Iterator[str]:
+    resolved = cache(os.path.realpath)  # of folders: there are few, and each takes a look at all that it lies in
+    for row in rows.tolist():
+        path = os.path.join(examples.root, examples.paths[row])
+        folder, name = os.path.split(path)
+        yield os.path.realpath(path) if os.path.islink(path) else os.path.join(resolved(folder), name)

@@ -1,0 +1,274 @@
+"""load_dataset: every kind of name and path, read alike the second time, with the settings that suit it."""
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from warpi.data import DATASETS, folders, load_dataset
+from warpi.data.examples import TensorExamples
+from warpi.data.files import FileExamples
+from warpi.data.overlap import overlap
+from warpi.data.split import Split
+from warpi.errors import UserError
+from warpi.nets import NETS
+from warpi.recipe import Recipe
+
+CHANCE = np.random.default_rng(0)
+FLAT, SMALL, PHOTOS = ("mlp", 60), ("resnet18", 120), ("resnet50", 10)
+
+
+def picture(path: Path, side: int = 20) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(CHANCE.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(path)
+
+
+def write(path: Path, *lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One of each kind, six rows of two classes; the names of the classes are those in `classes`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WARPI_DATA", raising=False)
+    y = [0, 1] * 3
+    rows = [(k / 2, "red" if k % 3 else "blue", ("cat", "dog")[label]) for k, label in enumerate(y)]
+    for name, delimiter in (("table.csv", ","), ("table.tsv", "\t"), ("UPPER.CSV", ",")):
+        with open(name, "w", newline="") as file:
+            csv.writer(file, delimiter=delimiter).writerows([("size", "colour", "label"), *rows])
+    pd = pytest.importorskip("pandas")
+    pd.DataFrame(rows, columns=["size", "colour", "label"]).to_parquet("table.parquet")
+    flat, images = CHANCE.normal(size=(6, 3)), CHANCE.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    large = CHANCE.integers(0, 256, (6, 96, 96), dtype=np.uint8)
+    names = np.array(["cat", "dog"])
+    np.savez("flat.npz", x=flat, y=y, classes=names)
+    np.savez("images.npz", x=images, y=y, classes=names)
+    np.savez("large.npz", x=large, y=y, classes=names)
+    np.save("flat.npy", flat)
+    np.save("flat_labels.npy", names[y])
+    for k, label in enumerate(y):
+        picture(tmp_path / "folder" / ("cat", "dog")[label] / f"{k}.png")
+    listed = [f"{('cat', 'dog')[label]}/{k}.png" for k, label in enumerate(y)]
+    write(tmp_path / "list.csv", "label,path", *(f"{file.partition('/')[0]},folder/{file}" for file in listed))
+    write(tmp_path / "list.tsv", "label\tpath", *(f"{file.partition('/')[0]}\t{file}" for file in listed))
+    return tmp_path
+
+
+KINDS: list[tuple[str, dict[str, Any], tuple[int, ...], tuple[str, int]]] = [
+    ("table.csv", {}, (3,), FLAT),
+    ("table.tsv", {}, (3,), FLAT),
+    ("UPPER.CSV", {}, (3,), FLAT),
+    ("table.parquet", {}, (3,), FLAT),
+    ("flat.npz", {}, (3,), FLAT),
+    ("flat.npy", {}, (3,), FLAT),
+    ("images.npz", {}, (3, 8, 8), SMALL),
+    ("large.npz", {}, (1, 96, 96), PHOTOS),
+    ("folder", {}, (3, 224, 224), PHOTOS),
+    ("folder", {"image_size": 16}, (3, 16, 16), SMALL),
+    ("folder", {"image_size": 65}, (3, 65, 65), PHOTOS),
+    ("list.csv", {}, (3, 224, 224), PHOTOS),
+    ("list.csv", {"image_size": 16}, (3, 16, 16), SMALL),
+    ("list.tsv", {"image_size": 16, "root": Path("folder")}, (3, 16, 16), SMALL),
+]
+
+
+@pytest.mark.parametrize(("path", "settings", "shape", "suits"), KINDS)
+@pytest.mark.parametrize("absolute", [False, True])
+def test_every_kind_of_path(
+    here: Path, path: str, settings: dict[str, Any], shape: tuple[int, ...], suits: tuple[str, int], absolute: bool
+) -> None:
+    dataset, defaults = load_dataset(str(here / path) if absolute else path, **settings)
+    assert dataset.examples.shape == shape
+    assert dataset.classes == ("cat", "dog")
+    assert sorted(dataset.y.tolist()) == [0, 0, 0, 1, 1, 1]
+    assert dataset.name == Path(path).stem
+    assert (defaults["net"], defaults["epochs"]) == suits
+    assert defaults.get("meta") is None  # how many to trust is for the user to say
+    (read,) = dataset.examples.stream([(torch.arange(6), 0)], augment=True)
+    assert read.views[0].shape == (6, *shape)
+
+
+def test_a_manifest_is_told_from_a_table_by_its_header(here: Path) -> None:
+    write(here / "a.csv", "Path,label", "folder/cat/0.png,cat", "folder/dog/1.png,dog")
+    assert load_dataset("a.csv")[0].examples.shape == (3, 224, 224)
+    write(here / "a.csv", "path_length,label", "1.5,cat", "2.5,dog")
+    assert load_dataset("a.csv")[0].examples.shape == (1,)
+    write(here / "a.csv", "kind,path", "cat,folder/cat/0.png", "dog,folder/dog/1.png")
+    assert load_dataset("a.csv", label="kind")[0].classes == ("cat", "dog")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("path", "settings"), [(path, settings) for path, settings, *_ in KINDS])
+def test_a_second_file_is_read_like_the_first(path: str, settings: dict[str, Any]) -> None:
+    first, _ = load_dataset(path, **settings)
+    second, _ = load_dataset(path, like=first, **settings)
+    assert second.classes == first.classes
+    assert second.y.tolist() == first.y.tolist()
+    assert second.encoding == first.encoding
+    whole = [Split(data.examples, torch.arange(6), data.y) for data in (first, second)]
+    assert overlap(whole[0], whole[1]) == 6
+
+
+def test_classes_and_categories_come_from_the_first_file(here: Path) -> None:
+    write(here / "two.csv", "label,colour,size", "dog,red,1")
+    table, _ = load_dataset("table.csv")
+    second, _ = load_dataset("two.csv", like=table)
+    assert isinstance(second.examples, TensorExamples)
+    assert second.examples.x.tolist() == [[1.0, 0.0, 1.0]]  # size, blue, red
+    assert second.y.tolist() == [1]
+    across, _ = load_dataset("table.parquet", like=table)
+    assert across.encoding == table.encoding
+    picture(here / "more" / "dog" / "x.png")
+    folder, _ = load_dataset("folder", image_size=16)
+    assert load_dataset("more", image_size=16, like=folder)[0].y.tolist() == [1]
+    write(here / "more.csv", "path,label", "more/dog/x.png,dog")
+    assert load_dataset("more.csv", image_size=16, like=folder)[0].y.tolist() == [1]
+    np.savez("more.npz", x=np.ones((1, 3)), y=["dog"])
+    arrays, _ = load_dataset("flat.npz")
+    assert load_dataset("more.npz", like=arrays)[0].y.tolist() == [1]
+    for path, first, what in (
+        ("flat.npz", folder, r"expected torch\.uint8"),
+        ("two.csv", arrays, "flat is not; give both in the same form"),
+        ("images.npz", arrays, r"expected torch\.float32 \[3\]"),
+    ):
+        with pytest.raises(UserError, match=what):
+            load_dataset(path, like=first)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_label_file_of_the_first_is_not_that_of_the_second() -> None:
+    np.save("mine.npy", ["dog"] * 3 + ["cat"] * 3)
+    first, _ = load_dataset("flat.npy", label="mine.npy")
+    assert first.y.tolist() == [1, 1, 1, 0, 0, 0]
+    np.save("checked.npy", np.ones((1, 3)))
+    np.save("checked_labels.npy", ["dog"])
+    assert load_dataset("checked.npy", label="mine.npy", like=first)[0].y.tolist() == [1]
+
+
+def test_a_second_folder_is_read_from_its_files_where_the_first_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that images which are in both can be found."""
+    in_memory, _ = load_dataset("folder", image_size=16)
+    assert isinstance(in_memory.examples, TensorExamples)
+    monkeypatch.setattr(folders, "IN_MEMORY", 0)
+    first, _ = load_dataset("folder", image_size=16)
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    write(here / "some.csv", "path,label", "folder/cat/0.png,cat", "folder/dog/1.png,dog")
+    second, _ = load_dataset("some.csv", image_size=16, like=first)
+    assert isinstance(first.examples, FileExamples)
+    assert isinstance(second.examples, FileExamples)
+    a, b = (Split(data.examples, torch.arange(len(data.y)), data.y) for data in (first, second))
+    assert overlap(a, b) == 2
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_names(here: Path, digits: Any) -> None:
+    (here / "digits").mkdir()  # a name goes before a folder that is called so
+    dataset, defaults = load_dataset("digits")
+    assert dataset.examples.shape == digits.examples.shape == (64,)
+    assert defaults["net"] == "mlp"
+    assert defaults["meta"] == 50
+
+
+@pytest.mark.usefixtures("here")
+def test_defaults_are_settings_that_there_are() -> None:
+    found = [entry.defaults for entry in DATASETS.values()] + [load_dataset(path)[1] for path, *_ in KINDS[:9]]
+    for defaults in found:
+        assert defaults["net"] in NETS
+        recipe = Recipe(**{name: value for name, value in defaults.items() if name != "meta"})
+        assert recipe.lr_at(0) > 0
+
+
+@pytest.fixture
+def published(here: Path) -> Callable[[str], Path]:
+    """The layouts of Clothing1M and Food-101N with an image a part."""
+    keys = [f"images/{k}.png" for k in range(3)]
+    for key in keys:
+        picture(here / "clothing1m" / key)
+    for name, key in zip(("noisy_train", "clean_val", "clean_test"), keys, strict=True):
+        write(here / "clothing1m" / f"{name}_key_list.txt", key)
+    for name in ("noisy", "clean"):
+        write(here / "clothing1m" / f"{name}_label_kv.txt", *(f"{key} {k}" for k, key in enumerate(keys)))
+    food = here / "food101n" / "Food-101N_release"
+    write(food / "meta" / "classes.txt", "class_name", "pie", "soup")
+    write(food / "meta" / "verified_train.tsv", "class_name/key\tverification_label", "pie/0.jpg\t1")
+    write(food / "meta" / "verified_val.tsv", "class_name/key\tverification_label", "soup/1.jpg\t1")
+    write(here / "food101n" / "food-101" / "meta" / "test.txt", "soup/2")
+    for path in (food / "images/pie/0.jpg", food / "images/soup/1.jpg", here / "food101n/food-101/images/soup/2.jpg"):
+        picture(path)
+    return lambda name: here / name
+
+
+@pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if entry.sized])
+def test_named_image_files_at_any_size(published: Callable[[str], Path], name: str) -> None:
+    for size in (None, 16):
+        dataset, defaults = load_dataset(name, root=published(name), image_size=size)
+        assert dataset.test is not None
+        assert dataset.meta is not None
+        for examples in (dataset.examples, dataset.test.examples, dataset.meta.examples):
+            assert examples.shape == (3, size or 224, size or 224)
+        assert dataset.name == name
+        assert defaults == DATASETS[name].defaults
+    with pytest.raises(UserError, match=r"size 0.*allowed are size >= 1"):
+        load_dataset(name, root=published(name), image_size=0)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["digits", "cifar10", "table.csv", "flat.npz", "table.parquet"])
+def test_what_has_one_size_cannot_be_read_at_another(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} cannot be read at another size"):
+        load_dataset(name, image_size=32)
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ("cifra10", "unknown data set 'cifra10'; did you mean 'cifar10'"),
+        ("Digits", "did you mean 'digits'"),
+        ("zzz", "unknown data set 'zzz'; allowed: cifar10, cifar100, clothing1m, digits, food101n"),
+        ("", "unknown data set ''; allowed"),
+        ("tabel.csv", r"no file or folder 'tabel\.csv'"),
+        ("no/such/folder", "no file or folder 'no/such/folder'"),
+        ("x" * 5000, "cannot read xxx.*File name too long"),
+        ("notes.txt", r"cannot read notes\.txt: allowed are \.npz, \.npy, \.csv, \.tsv, \.parquet and folders"),
+        ("table.xlsx", r"cannot read table\.xlsx: allowed are"),
+        ("bare", "cannot read bare: allowed are"),
+        ("empty", "empty holds no folders"),
+        ("one.csv", r"one\.csv: every row has the label 'p'; at least two classes"),
+        ("cifar10", r"cifar10 needs its files: download cifar-10-python\.tar\.gz.*--root FOLDER"),
+        ("clothing1m", r"clothing1m needs its files: .*noisy_train_key_list\.txt with --root FOLDER"),
+        ("food101n", "food101n needs its files"),
+    ],
+)
+def test_mistakes(here: Path, data: str, what: str) -> None:
+    for name in ("notes.txt", "table.xlsx", "bare"):
+        (here / name).write_text("a,label\n1,2\n")
+    (here / "empty").mkdir()
+    (here / "one.csv").write_text("a,label\n1,p\n2,p\n")
+    with pytest.raises(UserError, match=what) as e:
+        load_dataset(data)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("path", ["table.csv", "table.parquet", "flat.npz", "flat.npy", "list.csv"])
+def test_files_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    def denied(file: object, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(io, "open", denied)  # root may read anything
+    with pytest.raises(UserError, match=f"cannot read {path}: Permission denied"):
+        load_dataset(path)
