@@ -25,7 +25,7 @@ class GCE(Method):
 def accuracy(method: Method, epochs: int = 30) -> float:
     dataset, _ = load_dataset("digits")
     task, truth = make_task(dataset, "symmetric:0.4", meta=50, seed=0)
-    method.start(task, Recipe(net="mlp", epochs=epochs, lr=0.1))
+    method.start(task, Recipe(net="mlp", epochs=epochs))
     *_, last = (record for record in train(method, task, truth) if record)
     return last["test_acc"]
 

@@ -23,7 +23,7 @@ FLOORS = [
     ["method"],
     ["evaluate", "checkpoint", "methods"],
     ["engine"],
-    ["progress"],
+    ["progress", "spec"],
     ["run"],
     ["flags", "report"],
     ["cli"],

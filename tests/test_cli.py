@@ -22,7 +22,7 @@ from warpi.methods import METHODS
 from warpi.nets import NETS
 from warpi.noise import NOISES
 from warpi.recipe import Recipe
-from warpi.run import DataSpec, _check_types
+from warpi.spec import DataSpec, _check_types
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
 
@@ -255,7 +255,7 @@ class TestFit:
     def test_flags_reach_the_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = tmp_path / "a run"
         argv = ["fit", "--limit", "300", "--noise", "pair:0.2", "--method", "warpi", "--out", str(out), "--meta", "20"]
-        argv += ["--epochs", "2", "--seed", "4", "--lr", "0.02", "--samples", "2", "--output", "tanh", "--val", "0.2"]
+        argv += ["--epochs", "2", "--seed", "4", "--lr", "0.02", "--samples", "2", "--output", "sigmoid", "--val", "0.2"]
         argv += ["--virtual-lr", "0.1", "--milestones", "0.5", "--schedule", "cosine", "--net", "mlp"]
         assert main(argv) == 0
         text = capsys.readouterr().out.splitlines()
@@ -263,7 +263,8 @@ class TestFit:
         assert text[-1].startswith("warpi after 2 epochs: test accuracy ")
         spec = json.loads((out / "spec.json").read_text())["spec"]
         assert (spec["noise"], spec["seed"], spec["meta"], spec["val"]) == ("pair:0.2", 4, 20, 0.2)
-        assert spec["changed"] == {"samples": 2, "output": "tanh", "virtual_lr": 0.1}
+        assert spec["changed"] == {"samples": 2, "output": "sigmoid", "virtual_lr": 0.1}
+        assert spec["options"]["label_input"] == "one_hot", "what suits the data is no change"
         assert spec["recipe"]["milestones"] == [0.5]
         assert (spec["recipe"]["lr"], spec["recipe"]["schedule"]) == (0.02, "cosine")
         before = (out / "results.jsonl").read_text()

@@ -309,7 +309,6 @@ def test_killed_while_it_writes(server: Server, tmp_path: Path) -> None:
         assert state["n"] >= n, "what was stored is stored"
         assert (state["x"] == state["n"]).all()
         n = state["n"]
-    print("HALVES", n, n_halves, a_write)
     assert n > 80
     assert n_halves > 20, "some of these moments lay within a write"
 

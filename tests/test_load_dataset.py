@@ -17,11 +17,12 @@ from warpi.data.files import FileExamples
 from warpi.data.overlap import overlap
 from warpi.data.split import Split
 from warpi.errors import UserError
+from warpi.methods import make_method
 from warpi.nets import NETS
 from warpi.recipe import Recipe
 
 CHANCE = np.random.default_rng(0)
-FLAT, SMALL, PHOTOS = ("mlp", 60), ("resnet18", 120), ("resnet50", 10)
+FLAT, SMALL, PHOTOS = ("mlp", 30), ("resnet18", 120), ("resnet50", 10)
 
 
 def picture(path: Path, side: int = 20) -> None:
@@ -185,7 +186,9 @@ def test_defaults_are_settings_that_there_are() -> None:
     found = [entry.defaults for entry in DATASETS.values()] + [load_dataset(path)[1] for path, *_ in KINDS[:9]]
     for defaults in found:
         assert defaults["net"] in NETS
-        recipe = Recipe(**{name: value for name, value in defaults.items() if name != "meta"})
+        options = {name.removeprefix("WarPI."): value for name, value in defaults.items() if "." in name}
+        make_method("warpi", **options)
+        recipe = Recipe(**{name: value for name, value in defaults.items() if name != "meta" and "." not in name})
         assert recipe.lr_at(0) > 0
 
 

@@ -501,8 +501,8 @@ def test_the_meta_gradient_is_an_average_over_samples(monkeypatch: pytest.Monkey
     spread = []
     for samples in (4, 400):
         draws = []
-        for seed in range(6):
-            method = started(WarPI(samples=samples))
+        for seed in range(12):
+            method = started(WarPI(samples=samples, virtual_lr=1e-4))  # no ReLU changes sides
             method.generator.manual_seed(seed)
             _, grads = meta_gradients(method, monkeypatch)
             draws.append(torch.cat([g.flatten() for g in grads]))

@@ -245,7 +245,7 @@ class TestRefusals:
             (b'{"format": "warpi-run/1"}', "garbled: method is None"),
             (b'{"format": "warpi-run/1", "spec": {"method": "ce", "options": 1}}', "garbled: options is 1"),
             (
-                b'{"format": "warpi-run/1", "facts": {}, '
+                b'{"format": "warpi-run/1", "facts": {}, "environment": {}, '
                 b'"spec": {"method": "e", "options": {}, "recipe": {}, "seed": 0}}',
                 "unknown method 'e'",
             ),

@@ -27,8 +27,9 @@ commands:
 def fit(argv: list[str]) -> None:
     from warpi.methods import METHODS
     from warpi.recipe import Recipe
-    from warpi.run import DataSpec, Stopped, read_spec
+    from warpi.run import Stopped, read_spec
     from warpi.run import fit as run_fit
+    from warpi.spec import DataSpec
 
     first = Parser(prog="warpi fit", add_help=False)
     first.add_argument("--method", default=None)
@@ -91,7 +92,7 @@ def corrupt(argv: list[str]) -> None:
     from warpi.manifest import labels_hash, write_manifest
     from warpi.noise import Noise
     from warpi.rng import generator
-    from warpi.run import DataSpec
+    from warpi.spec import DataSpec
 
     parser = Parser(
         prog="warpi corrupt", description="Draw label noise and write it to a file, for `--noise given:FILE`."
@@ -106,13 +107,11 @@ def corrupt(argv: list[str]) -> None:
     root = Path(spec.root) if spec.root else None
     dataset, _ = load_dataset(spec.data, root=root, label=spec.label, image_size=spec.image_size)
     noise = Noise.parse(spec.noise)
-    other = load_dataset(noise.other_name, root=root)[0] if noise.other_name else None
+    other = load_dataset(noise.other_name, root=root, image_size=spec.image_size)[0] if noise.other_name else None
     labels = noise.apply(dataset, generator(seed, "noise"), other)
     write_manifest(out, data=dataset.name, noise=str(noise), seed=seed, n_classes=dataset.n_classes, labels=labels)
-    wrong = float((labels.y != dataset.y).double().mean())
-    print(
-        f"{out}: {len(labels.y)} labels of {dataset.name}, {100 * wrong:.2f} % changed, sha256 {labels_hash(labels.y)}"
-    )
+    wrong, digest = float((labels.y != dataset.y).double().mean()), labels_hash(labels.y, labels.replaced)
+    print(f"{out}: {len(labels.y)} labels of {dataset.name}, {100 * wrong:.2f} % changed, sha256 {digest}")
 
 
 def list_names(argv: list[str]) -> None:

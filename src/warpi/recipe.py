@@ -21,11 +21,11 @@ class Recipe:
 
     net: Net = "mlp"  # a name of `warpi list nets`, your own nn.Module, or a function (shape, n_classes) -> module
     weights: str | None = None  # pretrained weights: a local .safetensors or .pth file, or "torchvision"
-    epochs: int = 60
+    epochs: int = 30
     batch_size: int = 64
     meta_batch_size: int = 64
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
+    lr: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 5e-4
     schedule: Literal["step", "cosine", "constant"] = "step"

@@ -1,4 +1,4 @@
-"""A training run on disk: its settings, its folder, and the way back into it after a crash.
+"""A training run on disk: its folder, and the way back into it after a crash.
 
 A run folder holds `spec.json` (settings, facts about the task, versions), `results.jsonl` (a line an epoch),
 `checkpoint.safetensors` (all state) and, when the run is complete, `done`.
@@ -12,10 +12,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,64 +23,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import warpi
 from warpi import checkpoint
 from warpi.atomic import append_line, one_writer, write_atomically
-from warpi.data import load_dataset
 from warpi.data.split import Loader
 from warpi.engine import Position, Record, check_logs, check_weights, train
 from warpi.errors import UserError, missing, unknown
 from warpi.method import Method
 from warpi.methods import METHODS, make_method
-from warpi.noise import Noise
 from warpi.progress import Progress
-from warpi.recipe import Recipe
 from warpi.rng import derive, seeded
-from warpi.task import Task, Truth, make_task
+from warpi.spec import DataSpec, RunSpec, plain, prepare
+from warpi.task import Task, Truth
 
 FORMAT = "warpi-run/1"
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """What to learn from."""
-
-    data: str = "digits"  # a name of `warpi list datasets`, or a path: .npz .npy .csv .tsv .parquet, or an image folder
-    root: str | None = None  # folder of the data set's files; default: the environment variable WARPI_DATA
-    label: str | None = None  # column (or .npy file) of the labels
-    image_size: int | None = None  # side of the images a folder is read at; default 224
-    noise: str = "given"  # KIND:RATE of `warpi list noises`; "given" takes the labels as they are
-    meta: int | None = None  # trusted examples held out of clean data, or taken of those marked as trusted
-    meta_data: str | None = None  # a second file or folder with the trusted examples
-    val: float = 0.1  # share of the noisy rows held out for validation
-    test: float = 0.25  # share held out for testing where the data has no test set
-    limit: int | None = None  # use only that many rows, for a quick try
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"limit must be at least 1, got {self.limit}")
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """Everything that decides the numbers of a run."""
-
-    data: DataSpec
-    method: str
-    options: Mapping[str, Any]  # hyper-parameters of the method that differ from its defaults
-    recipe: Recipe
-
-    def to_json(self) -> dict[str, Any]:
-        recipe = {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
-        if not isinstance(net := recipe["net"], str):
-            named = net if hasattr(net, "__qualname__") else type(net)
-            recipe["net"] = f"{named.__module__}.{named.__qualname__}"
-        seed = recipe.pop("seed")
-        return {
-            **asdict(self.data),
-            "method": self.method,
-            "options": asdict(make_method(self.method, **self.options)),
-            "changed": dict(self.options),
-            "recipe": recipe,
-            "seed": seed,
-        }
 
 
 @dataclass(frozen=True)
@@ -122,12 +74,14 @@ def fit(
     set takes the default that suits the data; the method is `warpi` unless one is named. With `resume` an interrupted
     run goes on where its last checkpoint was, and ends as if it had never been interrupted.
     """
-    path, settings = Path(out), _plain(settings)
+    path, settings = Path(out), plain(settings)
+    stored = read_spec(path)
+    if stored is not None and threads is None:
+        threads = stored["environment"].get("threads")  # sums depend on how they are shared out
     if threads is not None:
         if threads < 1:
             raise UserError(f"threads must be at least 1, got {threads}")
         torch.set_num_threads(threads)
-    stored = read_spec(path)
     if stored is not None and not resume:
         raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
     file = path / "checkpoint.safetensors"
@@ -182,48 +136,6 @@ def fit(
                     raise Stopped(caught[0], path)
         write_atomically(path / "done", b"")
     return Run(path, learner, task, truth, history)
-
-
-def prepare(method: str, **settings: Any) -> tuple[RunSpec, Task, Truth]:
-    """Settings to a full specification and the task it describes."""
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    settings = _plain(settings)
-    names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(METHODS[method]))}
-    for name in settings:
-        if not any(name in group for group in names.values()):
-            raise unknown("setting", name, set().union(*names.values()))
-    for cls, group in names.items():
-        _check_types(cls, {name: settings[name] for name in group & settings.keys()})
-    chosen = {k: v for k, v in settings.items() if k in names[DataSpec]}
-    data = DataSpec(**chosen)
-    noise = Noise.parse(data.noise)
-    root = Path(data.root) if data.root else None
-    dataset, defaults = load_dataset(data.data, root=root, label=data.label, image_size=data.image_size)
-    meta_data = None
-    if data.meta_data:
-        meta_data, _ = load_dataset(
-            data.meta_data, root=root, label=data.label, image_size=data.image_size, like=dataset
-        )
-    other = load_dataset(noise.other_name, root=root)[0] if noise.other_name else None
-    if data.meta is None and meta_data is None:
-        chosen["meta"] = defaults.get("meta")
-    data = DataSpec(**chosen)
-    recipe = Recipe(**{k: v for k, v in {**defaults, **settings}.items() if k in names[Recipe]})
-    options = {k: v for k, v in settings.items() if k in names[type(METHODS[method])]}
-    options = {k: v for k, v in options.items() if v != getattr(METHODS[method], k)}
-    task, truth = make_task(
-        dataset,
-        noise,
-        meta=data.meta,
-        val=data.val,
-        test=data.test,
-        limit=data.limit,
-        seed=recipe.seed,
-        meta_data=meta_data,
-        other=other,
-    )
-    return RunSpec(data, method, options, recipe), task, truth
 
 
 def pick_device(device: str) -> torch.device:
@@ -283,8 +195,9 @@ def read_spec(path: Path) -> dict[str, Any] | None:
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise UserError(f"{file} is not of the format {FORMAT!r}; choose another --out")
     spec = stored.get("spec")
-    parts = {**spec, "facts": stored.get("facts")} if isinstance(spec, dict) else {}
-    for name, kind in (("method", str), ("options", dict), ("recipe", dict), ("seed", int), ("facts", dict)):
+    parts = {**stored, **spec} if isinstance(spec, dict) else {}
+    kinds = {"method": str, "options": dict, "recipe": dict, "seed": int, "facts": dict, "environment": dict}
+    for name, kind in kinds.items():
         if not isinstance(parts.get(name), kind):
             raise UserError(f"{file} is garbled: {name} is {parts.get(name)!r}; choose another --out")
     return stored
@@ -295,7 +208,7 @@ def _same_settings(
 ) -> tuple[dict[str, Any], str]:
     """The settings of the stored run; those given again must be the same."""
     spec = stored["spec"]
-    flat = _plain({**spec["options"], **spec["recipe"], "seed": spec["seed"]})
+    flat = plain({**spec["options"], **spec["recipe"], "seed": spec["seed"]})
     flat |= {f.name: spec[f.name] for f in fields(DataSpec) if f.name in spec}
     for name, value in {"method": method, **settings}.items():
         if name not in {**flat, "method": 0}:
@@ -323,42 +236,6 @@ def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
     checkpoint.restore(learner, state["method"])
     checkpoint.set_global_rng(state["rng"])
     return Position(**state["position"])
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they look when read from a flag: paths are text, lists are tuples, numbers are python's own."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Path):
-            return str(value)
-        if isinstance(value, np.generic):
-            return value.item()
-        return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
-
-    return {name: plain(value) for name, value in settings.items()}
-
-
-def _check_types(cls: type, values: Mapping[str, Any]) -> None:
-    """Settings from python must be of the types that their flags would give."""
-    hints = get_type_hints(cls)
-    for name, value in values.items():
-        if not _fits(value, hint := hints[name]):
-            if get_origin(hint) is Literal and isinstance(value, str):
-                raise unknown(name, value, map(str, get_args(hint)))
-            raise UserError(f"{name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, kind) for kind in args)
-    if origin is Literal:
-        return value in args
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(part, args[0]) for part in value)
-    if hint in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool)
-    return isinstance(value, origin or hint)
 
 
 def _check_batches(learner: Method) -> None:

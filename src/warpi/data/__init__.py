@@ -34,8 +34,7 @@ _SMALL = {
     "epochs": 30,
     "batch_size": 64,
     "meta_batch_size": 64,
-    "lr": 0.1,
-    "weight_decay": 5e-3,
+    "lr": 0.05,
     "WarPI.output": "tanh",  # why: docs/methods/warpi.md
     "WarPI.label_input": "one_hot",
 }
