@@ -63,43 +63,22 @@ for line in sys.stdin:
         finally:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(code)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    print("pid", pid, flush=True)
+    print("code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
-
-
-class Server:
-    """Forks one process at a time."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", SERVER, json.dumps(FIT)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
-        assert self._line() == "ready"
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def start(self, **job: Any) -> "Child":
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        self.child = Child(int(self._line()), lambda: int(self._line()))
-        return self.child
-
-    def stop(self) -> None:
-        if not self.child.ended():  # a test has failed
-            self.child.send(signal.SIGKILL)
-        self.process.communicate()
 
 
 class Child:
     """A process under way."""
 
     def __init__(self, pid: int, wait: Callable[[], int]) -> None:
-        self.pid, self.wait = pid, wait
+        self.pid, self._wait = pid, wait
+        self.code: int | None = None
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        self.code = self._wait() if self.code is None else self.code
+        return self.code
 
     def ended(self) -> bool:
         try:
@@ -121,6 +100,41 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
         return self.wait()
+
+
+class Server:
+    """Forks one process at a time."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", SERVER, json.dumps(FIT)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+        self.child: Child | None = None
+        self._read("ready")
+
+    def _read(self, word: str) -> str:
+        """The rest of the next line, which must begin with `word`: an exit code is never taken for a process."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith(word), line
+        return line.removeprefix(word)
+
+    def start(self, **job: Any) -> Child:
+        self.clear()
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        self.child = Child(int(self._read("pid")), lambda: int(self._read("code")))
+        return self.child
+
+    def clear(self) -> None:
+        if self.child is not None and self.child.code is None:  # a test has failed and left it
+            self.child.send(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self.clear()
+        self.process.communicate()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
+from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -40,15 +42,14 @@ class _Line:
     bold: bool  # whether `last` is the best of its block
 
 
-def to_rich(rows: Sequence[Row]) -> Table:
-    """The table for a terminal."""
-    blocks = _blocks(rows)
-    notes = list(dict.fromkeys(block.note for block in blocks))
-    table = Table(caption=Text("\n".join([*notes, _LEGEND])), caption_justify="left")
-    for i, head in enumerate(_HEADS):
-        table.add_column(Text(head), justify="left" if i == 0 else "right", overflow="fold")
+def to_rich(rows: Sequence[Row]) -> Group:
+    """The tables for a terminal, one a block, narrow enough for 80 columns."""
+    blocks, parts = _blocks(rows), list[Table | Text]()
     for block in blocks:
-        table.add_row(Text(block.title, style="bold underline"))
+        table = Table(title=Text(block.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+        for i, head in enumerate(_HEADS):
+            narrow = Text(head.replace("best on ", "best on\n"))
+            table.add_column(narrow, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
         for name, lines in block.sections:
             table.add_row(Text(name, style="italic"))
             for line in lines:
@@ -57,7 +58,9 @@ def to_rich(rows: Sequence[Row]) -> Table:
                     cells[2].stylize("bold")
                 table.add_row(*cells)
             table.add_section()
-    return table
+        parts.append(table)
+    notes = dict.fromkeys(block.note for block in blocks)
+    return Group(*parts, Text("\n".join([*notes, _LEGEND]), style="dim"))
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
