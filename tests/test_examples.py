@@ -1,0 +1,64 @@
+"""What the documentation shows runs, and what it points to is there."""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_readme_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(snippet.replace("epochs=30", "epochs=4"), scope)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert float(lines[-1].split()[1]) > 60
+    assert scope["probabilities"].shape == (100, 10)  # type: ignore[attr-defined]
+
+
+def test_readme_commands_have_flags_that_exist() -> None:
+    from warpi.cli import COMMANDS
+    from warpi.methods import METHODS
+    from warpi.recipe import Recipe
+    from warpi.spec import DataSpec
+
+    fields = {n for c in (DataSpec, Recipe, *map(type, METHODS.values())) for n in c.__dataclass_fields__}
+    flags = {"--" + n.replace("_", "-") for n in fields} | {"--out", "--resume", "--method", "--json"}
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("warpi ")]
+    assert len(lines) >= 8
+    for line in lines:
+        assert line.split()[1] in COMMANDS, line
+        assert set(re.findall(r"--[\w-]+", line)) <= flags, line
+
+
+def test_own_method() -> None:
+    module = runpy.run_path(str(ROOT / "examples" / "own_method.py"))
+    assert module["accuracy"](module["GCE"](), 8) > module["accuracy"](module["CE"](), 8)
+
+
+def test_demo(tmp_path: Path) -> None:
+    """One run and the report of the demo; the whole of it is `make demo`, which CI runs too."""
+    module = runpy.run_path(str(ROOT / "examples" / "demo.py"))
+    assert module["run"]((tmp_path, "pair:0.4", "ce", 0)) == "pair-ce-0"
+    before = (tmp_path / "pair-ce-0" / "results.jsonl").read_text()
+    assert module["run"]((tmp_path, "pair:0.4", "ce", 0)) == "pair-ce-0", "a complete run is not repeated"
+    assert (tmp_path / "pair-ce-0" / "results.jsonl").read_text() == before
+    command = [sys.executable, "-m", "warpi", "report", str(tmp_path), "--json", str(tmp_path / "summary.json")]
+    subprocess.run(command, check=True, capture_output=True)
+    (row,) = json.loads((tmp_path / "summary.json").read_text())
+    assert {"method", "data", "noise", "net", "n_seeds", "last_mean", "last_std", "val_mean", "best_mean"} <= set(row)
+    assert (row["method"], row["n_seeds"]) == ("ce", 1)
