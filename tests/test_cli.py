@@ -255,8 +255,9 @@ class TestFit:
     def test_flags_reach_the_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = tmp_path / "a run"
         argv = ["fit", "--limit", "300", "--noise", "pair:0.2", "--method", "warpi", "--out", str(out), "--meta", "20"]
-        argv += ["--epochs", "2", "--seed", "4", "--lr", "0.02", "--samples", "2", "--output", "sigmoid", "--val", "0.2"]
-        argv += ["--virtual-lr", "0.1", "--milestones", "0.5", "--schedule", "cosine", "--net", "mlp"]
+        argv += ["--epochs", "2", "--seed", "4", "--lr", "0.02", "--samples", "2"]
+        argv += ["--output", "sigmoid"]
+        argv += ["--virtual-lr", "0.1", "--milestones", "0.5", "--schedule", "cosine", "--net", "mlp", "--val", "0.2"]
         assert main(argv) == 0
         text = capsys.readouterr().out.splitlines()
         assert text[0].startswith("epoch 1/2  loss ")
