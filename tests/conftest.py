@@ -1,5 +1,7 @@
 """Small things that several test files share."""
 
+import os
+
 import pytest
 import torch
 
@@ -10,6 +12,12 @@ from warpi.data.toy import digits as read_digits
 from warpi.task import Task, Truth, make_task
 
 torch.set_num_threads(1)  # the last bit of a sum depends on the number of threads
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is not marked `gpu` is about the CPU, also where there is a GPU."""
+    if "not gpu" in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session")

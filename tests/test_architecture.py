@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 # From the ground up. A module may import from lower floors, and from its own package.
 FLOORS = [
     ["errors", "types", "rng"],
-    ["atomic"],
+    ["atomic", "settings"],
     ["data"],
     ["manifest", "nets", "losses", "gaussian", "lookahead"],
     ["noise"],

@@ -22,7 +22,8 @@ from warpi.methods import METHODS
 from warpi.nets import NETS
 from warpi.noise import NOISES
 from warpi.recipe import Recipe
-from warpi.spec import DataSpec, _check_types
+from warpi.settings import check_types
+from warpi.spec import DataSpec
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
 
@@ -88,7 +89,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--noise", "uniform"], "needs a rate"),
     (["FIT", "--epochs", "ten"], "argument --epochs: invalid int value: 'ten'"),
     (["FIT", "--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
-    (["FIT", "--lr", "-1"], "lr must be a number of at least 0, got -1.0"),
+    (["FIT", "--lr", "-1"], "lr must be at least 0, got -1.0"),
     (["FIT", "--milestones", "a,b"], "argument --milestones: invalid"),
     (["FIT", "--limit", "-3"], "limit must be at least 1, got -3"),
     (["FIT", "--val", "1.5"], "val is a share of the rows in [0, 1), got 1.5"),
@@ -373,7 +374,7 @@ class TestFlags:
         got = read(*argv)
         assert got == wanted
         assert {name: type(value) for name, value in got.items()} == {n: type(v) for n, v in wanted.items()}
-        _check_types(Settings, got)  # what a flag gives is what python must give
+        check_types(Settings, got)  # what a flag gives is what python must give
         assert vars(Settings(**got)) == {**vars(Settings()), **wanted}
 
     @pytest.mark.parametrize(

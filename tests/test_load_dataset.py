@@ -275,3 +275,8 @@ def test_files_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, path: str) 
     monkeypatch.setattr(io, "open", denied)  # root may read anything
     with pytest.raises(UserError, match=f"cannot read {path}: Permission denied"):
         load_dataset(path)
+
+
+def test_a_named_data_set_knows_its_labels() -> None:
+    with pytest.raises(UserError, match="digits knows its own labels"):
+        load_dataset("digits", label="species")

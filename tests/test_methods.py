@@ -273,3 +273,17 @@ def test_mwnet_gives_wrong_labels_less_weight(digits: Dataset) -> None:
     with torch.no_grad():
         w = method.V(cross_entropy(method.net(batch.x), batch.y)[:, None])[:, 0]
     assert w[wrong].mean() < 0.5 * w[~wrong].mean()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": -1}, "samples must be at least 0, got -1"),
+        ({"hidden": 0}, "hidden must be at least 1, got 0"),
+        ({"meta_lr": float("nan")}, "meta_lr must be at least 0, got nan"),
+        ({"virtual_lr": -0.1}, "virtual_lr must be at least 0, got -0.1"),
+    ],
+)
+def test_numbers_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_method("warpi", **options)

@@ -361,7 +361,7 @@ NO_MIDDLE = split_of(replace(made([8, 1, 8]), y=2 * (torch.arange(17) % 2)))
         (UNKNOWN, {"val": -0.1}, "val is a share"),
         (UNKNOWN, {"test": 25}, "test is a share .* got 25"),
         (UNKNOWN, {"test": float("nan")}, "test is a share"),
-        (UNKNOWN, {"limit": 0}, "limit must be at least 1 row, got 0"),
+        (UNKNOWN, {"limit": 0}, "limit must be at least 1, got 0"),
         (UNKNOWN, {"limit": -5}, "limit must be at least 1"),
         (UNKNOWN, {"limit": 1}, "classes have no example"),
         (UNKNOWN, {"noise": "flop:0.1"}, "did you mean 'flip'"),

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from warpi.data.split import Split as Split
     from warpi.engine import train as train
     from warpi.errors import UserError as UserError
-    from warpi.lookahead import meta_gradient as meta_gradient
     from warpi.method import Method as Method
     from warpi.methods import METHODS as METHODS
     from warpi.methods import make_method as make_method
@@ -42,7 +41,6 @@ _HOME = {
     "warpi.data.split": ("Split",),
     "warpi.engine": ("train",),
     "warpi.errors": ("UserError",),
-    "warpi.lookahead": ("meta_gradient",),
     "warpi.method": ("Method",),
     "warpi.methods": ("METHODS", "make_method"),
     "warpi.methods.mwnet": ("MWNet",),

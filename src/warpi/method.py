@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from warpi.data.split import Loader
 from warpi.errors import UserError
-from warpi.recipe import Recipe, check_choices
+from warpi.recipe import Recipe
 from warpi.rng import derive, generator
+from warpi.settings import check_choices
 from warpi.task import Task
 from warpi.types import Batch, Log
 

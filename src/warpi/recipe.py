@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 
-from warpi.errors import UserError, unknown
 from warpi.nets import make_net
 from warpi.rng import derive, seeded
+from warpi.settings import at_least, check_choices
 
 Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
@@ -35,12 +35,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name in ("epochs", "batch_size", "meta_batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "momentum", "weight_decay", "decay"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise UserError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
+        at_least(self, epochs=1, batch_size=1, meta_batch_size=1, lr=0, momentum=0, weight_decay=0, decay=0)
 
     def lr_at(self, t: int) -> float:
         """Learning rate of epoch t, counted from 0."""
@@ -59,12 +54,3 @@ class Recipe:
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-
-
-def check_choices(settings: object) -> None:
-    """Fields of a dataclass that are a Literal hold one of its values: a misspelt one must not mean another."""
-    hints = get_type_hints(type(settings))
-    for f in fields(settings):  # type: ignore[arg-type]
-        allowed, got = get_args(hints[f.name]), getattr(settings, f.name)
-        if get_origin(hints[f.name]) is Literal and got not in allowed:
-            raise unknown(f.name.replace("_", " "), str(got), map(str, allowed))

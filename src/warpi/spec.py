@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 
 from warpi.data import load_dataset
-from warpi.errors import UserError, unknown
+from warpi.errors import unknown
 from warpi.methods import METHODS
 from warpi.noise import Noise
 from warpi.recipe import Recipe
+from warpi.settings import check_types
 from warpi.task import Task, Truth, make_task
 
 
@@ -30,10 +30,6 @@ class DataSpec:
     val: float = 0.1  # share of the noisy rows held out for validation
     test: float = 0.25  # share held out for testing where the data has no test set
     limit: int | None = None  # use only that many rows, for a quick try
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"limit must be at least 1, got {self.limit}")
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ def prepare(method: str, **settings: Any) -> tuple[RunSpec, Task, Truth]:
         if not any(name in group for group in names.values()):
             raise unknown("setting", name, set().union(*names.values()))
     for cls, group in names.items():
-        _check_types(cls, {name: settings[name] for name in group & settings.keys()})
+        check_types(cls, {name: settings[name] for name in group & settings.keys()})
     chosen = {k: v for k, v in settings.items() if k in names[DataSpec]}
     data = DataSpec(**chosen)
     noise = Noise.parse(data.noise)
@@ -118,26 +114,3 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         return tuple(map(one, value)) if isinstance(value, list | tuple) else value
 
     return {name: one(value) for name, value in settings.items()}
-
-
-def _check_types(cls: type, values: Mapping[str, Any]) -> None:
-    """Settings from python must be of the types that their flags would give."""
-    hints = get_type_hints(cls)
-    for name, value in values.items():
-        if not _fits(value, hint := hints[name]):
-            if get_origin(hint) is Literal and isinstance(value, str):
-                raise unknown(name, value, map(str, get_args(hint)))
-            raise UserError(f"{name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, kind) for kind in args)
-    if origin is Literal:
-        return value in args
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(part, args[0]) for part in value)
-    if hint in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool)
-    return isinstance(value, origin or hint)

@@ -81,7 +81,7 @@ def make_task(
         if not 0 <= share < 1:
             raise UserError(f"{name} is a share of the rows in [0, 1), got {share}")
     if limit is not None and limit < 1:
-        raise UserError(f"limit must be at least 1 row, got {limit}")
+        raise UserError(f"limit must be at least 1, got {limit}")
 
     def chance(purpose: str) -> Generator:
         return generator(seed, "split", purpose)

@@ -76,6 +76,8 @@ def load_dataset(
         entry = DATASETS[data]
         if image_size is not None and not entry.sized:
             raise _no_size(data)
+        if label is not None:
+            raise UserError(f"{data} knows its own labels; --label is for tables, arrays and manifests")
         return entry.load(root, size=image_size) if entry.sized else entry.load(root), entry.defaults
     path = Path(data)
     with reading(data):

@@ -11,6 +11,7 @@ from warpi.losses import cross_entropy
 from warpi.method import Method, descend
 from warpi.recipe import Recipe
 from warpi.rng import derive, seeded
+from warpi.settings import at_least
 from warpi.task import Task
 from warpi.types import Batch, Log
 
@@ -33,6 +34,10 @@ class MWNet(Method):
     hidden: int = 100
     meta_lr: float = 1e-3
     meta_weight_decay: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, hidden=1, meta_lr=0, meta_weight_decay=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -13,6 +13,7 @@ from warpi.losses import cross_entropy
 from warpi.method import Method, descend
 from warpi.recipe import Recipe
 from warpi.rng import derive, seeded
+from warpi.settings import at_least
 from warpi.task import Task
 from warpi.types import Batch, Log
 
@@ -83,6 +84,10 @@ class WarPI(Method):
     hidden: int = 100
     meta_lr: float = 3e-4  # beta, of Adam
     virtual_lr: float | None = None  # alpha of Eq. (11); None: the classifier's current learning rate
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, samples=0, hidden=1, meta_lr=0, virtual_lr=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
