@@ -27,6 +27,8 @@ from warpi.spec import DataSpec
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, cwd=cwd)
@@ -248,8 +250,11 @@ class TestList:
     def test_methods_say_what_they_need(self, capsys: pytest.CaptureFixture[str]) -> None:
         main(["list", "methods", "--json"])
         rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-        assert rows["warpi"]["trusted data"] is True
-        assert rows["ce"]["trusted data"] is False
+        assert rows["warpi"]["needs"] == ["trusted data"]
+        assert rows["ce"]["needs"] == []
+        assert rows["warpi_detc"]["options"]["samples"] == 0
+        assert "samples=0" in rows["warpi_detc"]["summary"]
+        assert all((ROOT / row["docs"]).exists() for row in rows.values())
 
 
 class TestFit:

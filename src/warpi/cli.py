@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -128,23 +128,33 @@ def list_names(argv: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0], box=None)
+    shown = [name for name in rows[0] if name not in ("options", "docs") or given["what"] == "noises"]
+    table = Table(*shown, box=None)
     for row in rows:
-        table.add_row(*(_cell(v) for v in row.values()))
+        table.add_row(*(_cell(row[name]) for name in shown))
     Console(highlight=False).print(table)
 
 
 def _methods() -> list[dict[str, Any]]:
+    from warpi.method import Method
     from warpi.methods import METHODS
+
+    def summary(method: Method) -> str:
+        changed = [f"{k}={v}" for k, v in asdict(method).items() if v != getattr(type(method)(), k)]
+        return (type(method).__doc__ or "").splitlines()[0] + (f" Here {', '.join(changed)}." if changed else "")
+
+    def needs(method: Method) -> list[str]:
+        wants = {"trusted data": method.needs_meta, "noise rate": method.needs_noise_rate}
+        wants[f"{method.n_nets} networks"] = method.n_nets > 1
+        return [name for name, wanted in wants.items() if wanted]
 
     return [
         {
             "name": name,
-            "summary": (type(m).__doc__ or "").splitlines()[0],
-            "trusted data": m.needs_meta,
-            "networks": m.n_nets,
-            "noise rate": m.needs_noise_rate,
-            "defaults": repr(m),
+            "needs": needs(m),
+            "summary": summary(m),
+            "options": asdict(m),
+            "docs": f"docs/methods/{name}.md",
         }
         for name, m in METHODS.items()
     ]
@@ -173,8 +183,8 @@ def _nets() -> list[dict[str, Any]]:
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else ""
+    if isinstance(value, list):
+        return ", ".join(value)
     if isinstance(value, dict):
         return ", ".join(f"{k}={v}" for k, v in value.items())
     return str(value)
