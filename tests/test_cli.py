@@ -95,7 +95,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--milestones", "a,b"], "argument --milestones: invalid"),
     (["FIT", "--limit", "-3"], "limit must be at least 1, got -3"),
     (["FIT", "--val", "1.5"], "val is a share of the rows in [0, 1), got 1.5"),
-    (["FIT", "--threads", "0"], "threads must be at least 1, got 0"),
+    (["FIT", "--threads", "0"], "threads must be at least 1 and at most 1024, got 0"),
     (["FIT", "--batch-size", "1"], "batches of 1 example"),
     (["FIT", "--meta", "3"], "3 trusted examples cannot hold all 10 classes"),
     (["FIT", "--lr", "1e30", "--epochs", "3"], "became"),
@@ -379,7 +379,7 @@ class TestFlags:
         got = read(*argv)
         assert got == wanted
         assert {name: type(value) for name, value in got.items()} == {n: type(v) for n, v in wanted.items()}
-        check_types(Settings, got)  # what a flag gives is what python must give
+        check_types(Settings(**got))  # what a flag gives is what python must give
         assert vars(Settings(**got)) == {**vars(Settings()), **wanted}
 
     @pytest.mark.parametrize(

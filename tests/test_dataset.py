@@ -15,11 +15,16 @@ from torch import Tensor
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Read, Scale, TensorExamples
 from warpi.data.files import FileExamples
-from warpi.data.overlap import overlap
+from warpi.data.overlap import shared
 from warpi.data.split import Loader, Split
 from warpi.errors import UserError
 
 ONE = Scale(torch.tensor(0.0), torch.tensor(1.0))
+
+
+def overlap(a: Split, b: Split) -> int:
+    """How many examples of b also occur in a."""
+    return int(shared(b, a).sum())
 
 
 def examples(n: int = 4) -> TensorExamples:

@@ -14,7 +14,7 @@ from PIL import Image
 from warpi.data import DATASETS, folders, load_dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.files import FileExamples
-from warpi.data.overlap import overlap
+from warpi.data.overlap import shared
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.methods import make_method
@@ -23,6 +23,11 @@ from warpi.recipe import Recipe
 
 CHANCE = np.random.default_rng(0)
 FLAT, SMALL, PHOTOS = ("mlp", 30), ("resnet18", 120), ("resnet50", 10)
+
+
+def overlap(a: Split, b: Split) -> int:
+    """How many examples of b also occur in a."""
+    return int(shared(b, a).sum())
 
 
 def picture(path: Path, side: int = 20) -> None:

@@ -1,8 +1,10 @@
 """Reports: read made-up run folders, count, compare with numbers worked out by hand."""
 
 import ast
+import errno
 import io
 import json
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -14,6 +16,7 @@ import pytest
 from rich.console import Console
 
 import warpi.report
+from warpi.cli import main
 from warpi.errors import UserError
 from warpi.report import (
     command,
@@ -132,6 +135,52 @@ def test_broken_spec_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         find_runs([tmp_path])
     assert str(tmp_path / "spec.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["spec.json", "results.jsonl"])
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(tmp_path / "x" / "a", epochs_of([10.0]))
+    with monkeypatch.context() as patch:
+        read = Path.read_bytes
+
+        def refuse(path: Path) -> bytes:  # by hand: a test that runs as root may read everything
+            if path.name == name:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return read(path)
+
+        patch.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(UserError) as caught:
+            find_runs([folder])
+        assert str(caught.value).startswith(f"cannot read {folder / name}: Permission denied; ")
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    for path in (folder, tmp_path):
+        with pytest.raises(UserError) as caught:
+            find_runs([path])
+        assert str(caught.value).startswith(f"cannot read {folder / name}: {os.strerror(errno.EISDIR)}; ")
+
+
+def test_a_folder_that_cannot_be_searched_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(UserError, match="Permission denied") as caught:
+        find_runs([tmp_path / "a"])
+    assert str(tmp_path / "a") in str(caught.value)
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read = make(tmp_path / "a", epochs_of([10.0]), done=False), Path.read_bytes
+
+    def end(path: Path) -> bytes:
+        content = read(path)
+        if path.name == "results.jsonl":
+            (folder / "done").touch()
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", end)
+    assert [run.done for run in find_runs([folder])] == [False]
 
 
 def test_cut_off_last_line_is_ignored_and_such_a_run_is_not_finished(tmp_path: Path) -> None:
@@ -304,6 +353,54 @@ def test_one_name_in_recipe_and_options_keeps_labels_apart(tmp_path: Path) -> No
     for i, (ours, theirs) in enumerate([(0.1, 1.0), (0.2, 1.0), (0.1, 2.0)]):
         make(tmp_path / str(i), epochs_of([80.0]), spec_of(recipe={"lr": ours}) | {"options": {"lr": theirs}})
     assert len({row.label for row in table(tmp_path)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "labels"),
+    [
+        ("inputs_sha256", ("1a2b3c4d5e", "1a2b3c4f5e"), ["ce (inputs 1a2b3c4d)", "ce (inputs 1a2b3c4f)"]),
+        ("n_parameters", (650, 1290), ["ce (1290 parameters)", "ce (650 parameters)"]),
+        ("n_classes", (10, 3), ["ce (10 classes)", "ce (3 classes)"]),
+    ],
+)
+def test_runs_on_other_data_or_nets_of_one_name_are_not_seeds_of_each_other(
+    tmp_path: Path, name: str, values: tuple[Any, Any], labels: list[str]
+) -> None:
+    shared = {"n_classes": 10, "inputs_sha256": "aa", "n_parameters": 650}
+    for seed, value in enumerate([values[0], values[0], values[1]]):
+        make(tmp_path / str(seed), epochs_of([80.0 + seed]), spec_of(seed=seed), **shared | {name: value})
+    rows = table(tmp_path)
+    assert [row.label for row in rows] == labels
+    assert sorted((row.seeds, row.last_mean) for row in rows) == [((0, 1), 80.5), ((2,), 82.0)]
+    assert {g.label for g in group(find_runs([tmp_path]))} == set(labels)
+
+
+def test_the_same_seed_on_other_data_is_no_contradiction(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0]), inputs_sha256="aaaaaaaaaa")
+    make(tmp_path / "b", epochs_of([90.0]), inputs_sha256="bbbbbbbbbb")
+    assert [(row.label, row.last_mean) for row in table(tmp_path)] == [
+        ("ce (inputs aaaaaaaa)", 80.0),
+        ("ce (inputs bbbbbbbb)", 90.0),
+    ]
+
+
+def test_facts_are_in_the_label_only_where_nothing_else_tells(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0]), inputs_sha256="aaaaaaaaaa", n_parameters=5)
+    make(tmp_path / "b", epochs_of([80.0]))  # written before these facts were
+    make(tmp_path / "c", epochs_of([80.0]), spec_of(limit=7), inputs_sha256="cccccccccc", n_parameters=5)
+    make(tmp_path / "d", epochs_of([80.0]), spec_of("gce"), inputs_sha256="dddddddddd", n_parameters=5)
+    assert [row.label for row in table(tmp_path)] == [
+        "ce (limit=7)",
+        "ce (limit=none, inputs aaaaaaaa, 5 parameters)",
+        "ce (limit=none, inputs unknown, unknown parameters)",
+        "gce",
+    ]
+
+
+def test_folders_without_the_facts_are_seeds_of_each_other(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0]))
+    make(tmp_path / "b", epochs_of([90.0]), spec_of(seed=1), inputs_sha256=None)
+    assert [(row.label, row.n_seeds) for row in table(tmp_path)] == [("ce", 2)]
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -542,30 +639,60 @@ def test_a_missing_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: 
 def test_write_report_leaves_every_file(tmp_path: Path) -> None:
     make(tmp_path / "runs" / "a", epochs_of([80.0, 90.0], [40.0, 50.0]))
     out, extra = tmp_path / "out", tmp_path / "numbers.json"
-    text = write_report([tmp_path / "runs"], out, extra)
+    runs = find_runs([tmp_path / "runs"])
+    rows = write_report(runs, out, extra)
+    assert rows == summarise(runs)
     names = {
         "report.md",
         "report.html",
+        "report.tex",
         "summary.json",
         "curves-digits-pair-0.4-mlp.png",
         "curves-digits-pair-0.4-mlp.svg",
     }
     assert {path.name for path in out.iterdir()} == names
-    assert (out / "report.md").read_text() == text
-    assert "![curves-digits-pair-0.4-mlp](curves-digits-pair-0.4-mlp.png)" in text
+    picture = "\n![curves-digits-pair-0.4-mlp](curves-digits-pair-0.4-mlp.png)\n"
+    assert (out / "report.md").read_text() == to_markdown(rows) + picture
+    assert (out / "report.tex").read_text() == to_latex(rows)
     assert (out / "summary.json").read_bytes() == extra.read_bytes()
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert write_report([tmp_path / "runs"], out) == text
+    assert write_report(runs, out) == rows
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_write_report_without_folder_only_returns(tmp_path: Path) -> None:
     folder = make(tmp_path / "a", epochs_of([80.0]))
     before = sorted(tmp_path.rglob("*"))
-    assert write_report([folder], None, None).startswith("### digits, noise pair:0.4, mlp\n")
+    runs = find_runs([folder])
+    assert write_report(runs, None, None) == summarise(runs)
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(UserError, match="cannot"):
-        write_report([folder], folder / "spec.json")
+        write_report(runs, folder / "spec.json")
+
+
+def test_the_command_reads_each_file_once_and_prints_paths_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, read, seen = make(tmp_path / "a", epochs_of([80.0])), Path.read_bytes, list[str]()
+
+    def count(path: Path) -> bytes:
+        seen.append(path.name)
+        content = read(path)
+        if path.name == "results.jsonl":  # the run goes on
+            (folder / "results.jsonl").write_text(json.dumps({"epoch": 2, "test_acc": 95.0}) + "\n")
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", count)
+    out = tmp_path / "[bold]x :smile:" / ("long" * 30)
+    assert main(["report", str(folder), "--out", str(out), "--json", str(tmp_path / "t.json")]) == 0
+    assert sorted(name for name in seen if name in ("results.jsonl", "spec.json")) == ["results.jsonl", "spec.json"]
+    (row,) = json.loads((tmp_path / "t.json").read_text())
+    said = capsys.readouterr().out
+    assert row["last_mean"] == 80.0
+    assert "80.00" in said
+    assert "95.00" not in said
+    assert said.endswith(f"report: {out / 'report.html'}\n")
+    assert (out / "report.tex").exists()
 
 
 def test_rows_of_a_block_come_together_in_whatever_order_they_are_given(tmp_path: Path) -> None:

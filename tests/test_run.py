@@ -21,7 +21,9 @@ import warpi
 from warpi import checkpoint, engine, run
 from warpi.engine import Diverged, Position, train
 from warpi.errors import UserError
-from warpi.methods import METHODS
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.methods import METHODS, WarPI
 from warpi.methods.plain import CE
 from warpi.recipe import Recipe
 from warpi.run import Stopped, fit, pick_device, prepare
@@ -196,7 +198,7 @@ class TestRefusals:
         deeper = nn.Sequential(nn.Linear(64, 10))
         fit(tmp_path / "b", **QUICK, net=deeper)
         deeper.append(nn.Linear(10, 10))  # of the same class, but another
-        with pytest.raises(UserError, match="checkpoint does not fit in 'nets'"):
+        with pytest.raises(UserError, match=r"network of .* has changed: n_parameters was 650, is 760"):
             fit(tmp_path / "b", **QUICK, net=deeper, resume=True)
 
     @pytest.mark.parametrize("resume", [False, True])
@@ -276,7 +278,7 @@ class TestRefusals:
         settings = {"data": tmp_path / "d.npz", "method": "ce", "epochs": 1, "noise": "given"}
         fit(tmp_path / "a", **settings)
         np.savez(tmp_path / "d.npz", x=x, y=y[::-1])
-        with pytest.raises(UserError, match=r"the data of .* has changed: noise_sha256 was"):
+        with pytest.raises(UserError, match=r"the data or the network of .* has changed: noise_sha256 was"):
             fit(tmp_path / "a", resume=True)
 
     def test_a_checkpoint_without_its_spec(self, whole: Path, tmp_path: Path) -> None:
@@ -333,7 +335,7 @@ class TestRefusals:
         assert json.loads((tmp_path / "spec.json").read_text())["spec"]["seed"] == 9
 
     def test_threads(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="threads must be at least 1, got 0"):
+        with pytest.raises(UserError, match="threads must be at least 1 and at most 1024, got 0"):
             fit(tmp_path, **QUICK, threads=0)
 
     @pytest.mark.parametrize("device", ["gpu", "mps", "meta", "", "cuda:99"])
@@ -746,3 +748,70 @@ class TestProgress:
         began = time.perf_counter()
         seconds = fit(tmp_path, resume=True).history[0]["seconds"]
         assert 0 < spent < seconds < spent + time.perf_counter() - began
+
+
+class TestReviewed:
+    """What a review of the first version found."""
+
+    def test_predictions_of_one_example_are_those_of_the_batch(self, tmp_path: Path) -> None:
+        run = fit(tmp_path, **QUICK)
+        batch = next(run.truth.test.batches(50))  # type: ignore[union-attr]
+        before = {name: b.clone() for name, b in run.method.net.named_buffers()}
+        p = run.method.predict(batch.x)
+        torch.testing.assert_close(run.method.predict(batch.x[:1]), p[:1])
+        assert all(torch.equal(b, before[name]) for name, b in run.method.net.named_buffers())
+        assert run.method.net.training
+
+    def test_a_method_of_ones_own(self, tmp_path: Path) -> None:
+        method = _Shy(push=0.5)
+        run = fit(tmp_path / "a", **{**QUICK, "method": method})
+        spec = json.loads((tmp_path / "a" / "spec.json").read_text())["spec"]
+        assert (spec["method"], spec["options"], spec["changed"]) == ("_Shy", {"push": 0.5}, {"push": 0.5})
+        again = fit(tmp_path / "a", **{**QUICK, "method": method}, resume=True)
+        assert [r["loss"] for r in again.history] == [r["loss"] for r in run.history]
+        with pytest.raises(UserError, match=r"begun with push = 0.5, not 0.25"):
+            fit(tmp_path / "a", **{**QUICK, "method": _Shy(push=0.25)}, resume=True)
+        with pytest.raises(UserError, match="unknown method '_Shy'"):
+            fit(tmp_path / "a", resume=True)
+
+    def test_a_method_of_the_table_as_a_value(self, tmp_path: Path) -> None:
+        fit(tmp_path, **{**QUICK, "method": WarPI(samples=2)})
+        spec = json.loads((tmp_path / "spec.json").read_text())["spec"]
+        assert spec["method"] == "warpi"
+        assert spec["options"]["output"] == "sigmoid", "a value says all of its hyper-parameters"
+
+    def test_nothing_to_go_on_with(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"no run in .* to go on with"):
+            fit(tmp_path / "typo", resume=True)
+
+    def test_changed_inputs_are_noticed(self, tmp_path: Path) -> None:
+        chance, y = np.random.default_rng(0), np.arange(200) % 2
+        x = chance.normal(size=(200, 3)).astype(np.float32)
+        np.savez(tmp_path / "x.npz", x=x, y=y)
+        fit(tmp_path / "run", data=str(tmp_path / "x.npz"), method="ce", epochs=1)
+        np.savez(tmp_path / "x.npz", x=x + 1, y=y)
+        with pytest.raises(UserError, match="has changed: inputs_sha256"):
+            fit(tmp_path / "run", resume=True)
+
+    def test_threads_are_put_back(self, tmp_path: Path) -> None:
+        before = torch.get_num_threads()
+        fit(tmp_path, **QUICK, threads=before + 1)
+        assert torch.get_num_threads() == before
+
+    def test_noise_is_stored_in_one_spelling(self, tmp_path: Path) -> None:
+        fit(tmp_path, **{**QUICK, "noise": "pair:0.40"})
+        assert json.loads((tmp_path / "spec.json").read_text())["spec"]["noise"] == "pair:0.4"
+        fit(tmp_path, **{**QUICK, "noise": "pair:0.400"}, resume=True)
+
+    def test_batches_that_are_never_drawn_may_be_of_one(self, tmp_path: Path) -> None:
+        fit(tmp_path, **{**QUICK, "method": "ce"}, meta_batch_size=1)
+
+
+@dataclass
+class _Shy(Method):
+    push: float = 1.0
+
+    def step(self, batch: Batch) -> Log:
+        loss = self.push * cross_entropy(self.net(batch.x), batch.y).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

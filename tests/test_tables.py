@@ -472,3 +472,12 @@ def test_csv_and_parquet_of_a_table_are_the_same_data(tmp_path: Path, frame: Any
     first, second = read_table(tmp_path / "t.csv"), read_table(tmp_path / "t.parquet")
     assert alike(first, second)
     assert alike(read_table(tmp_path / "t.parquet", like=first), read_table(tmp_path / "t.csv", like=second))
+
+
+@pytest.mark.parametrize(("last", "known"), [("a", True), ("", False)])
+def test_whether_test_labels_are_known_to_be_right(tmp_path: Path, last: str, known: bool) -> None:
+    rows = ["x,label,clean_label,split", "1,a,,train", "2,b,,train", "3,a,b,test", f"4,a,{last},test"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    dataset = read_table(tmp_path / "t.csv")
+    assert dataset.test is not None
+    assert dataset.test_is_clean is known

@@ -270,7 +270,7 @@ def test_without_trusted_examples() -> None:
 
 def test_a_test_set_that_comes_with_the_data() -> None:
     own = split_of(made([30, 20], seed=3))
-    dataset = made([40, 40], test=own)
+    dataset = made([40, 40], test=own, test_is_clean=True)
     task, truth = make_task(dataset, meta=4, test=0.5)
     assert truth.test is not None
     assert truth.test.examples is own.examples
@@ -278,6 +278,7 @@ def test_a_test_set_that_comes_with_the_data() -> None:
     assert torch.equal(truth.test.y, own.y)
     assert truth.test_is_clean
     assert len(task.train) + 4 + len(task.val or ()) == 80
+    assert not make_task(replace(dataset, test_is_clean=False), meta=4)[1].test_is_clean, "nobody has said so"
     _, small = make_task(dataset, meta=4, limit=25)
     assert small.test is not None
     assert len(small.test) == 25
@@ -382,3 +383,29 @@ def test_mistakes(dataset: Dataset, settings: dict[str, Any], words: str) -> Non
     with pytest.raises(UserError, match=words) as caught:
         make_task(dataset, **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_trusted_rows_of_a_second_file_are_used_only_there() -> None:
+    dataset = made([60, 60])
+    rows = torch.arange(0, 120, 5)
+    second = Dataset(
+        "second", TensorExamples(dataset.examples.x[rows], dataset.examples.scale), dataset.y[rows], dataset.classes
+    )  # type: ignore[attr-defined]
+    task, truth = make_task(dataset, meta_data=second)
+    found = {int(v) for name, split in parts(task, truth).items() if name != "meta" for v in split.rows}
+    assert found == set(range(120)) - set(rows.tolist())
+
+
+def test_trusted_examples_in_the_test_set_are_refused() -> None:
+    own = split_of(made([30, 20], seed=3))
+    with pytest.raises(UserError, match="50 of 50 trusted examples are also in the test set"):
+        make_task(made([40, 40], test=own, meta=own))
+
+
+def test_examples_are_moved_once(tiny: tuple[Task, Truth]) -> None:
+    from warpi.task import Moved
+
+    moved = Moved()
+    task, truth = tiny[0].to("meta", moved), tiny[1].to("meta", moved)
+    assert len(moved) == 1
+    assert task.train.examples is task.val.examples is task.meta.examples is truth.test.examples  # type: ignore[union-attr]

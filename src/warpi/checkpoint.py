@@ -6,6 +6,7 @@ both, since neither torch nor safetensors notices a flipped bit.
 
 import hashlib
 import json
+import logging
 import random
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from warpi.recipe import Recipe
 from warpi.task import Task
 
 FORMAT = "warpi-checkpoint/1"
+log = logging.getLogger("warpi.checkpoint")
 _INPUTS = (Task, Recipe)  # made anew from the spec, never stored
 
 
@@ -157,7 +159,10 @@ def _decode(tree: Any, tensors: dict[str, Tensor], device: torch.device | str = 
 def _restored(value: Any, stored: Any) -> Any:
     """`stored` in the place of `value`: into it where it is an object with state, else instead of it."""
     if isinstance(value, Generator):
-        value.set_state(stored)
+        if stored.numel() == value.get_state().numel():
+            value.set_state(stored)
+        else:  # a GPU's generator has another kind of state than a CPU's
+            log.warning("the run goes on on another kind of device: its chance begins anew")
         return value
     if isinstance(value, Tensor) and isinstance(stored, Tensor):
         if not value.requires_grad:

@@ -1,12 +1,14 @@
 """The command line: `warpi fit | report | corrupt | list`. Heavy imports wait until a command needs them."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import warpi
 from warpi.errors import UserError, unknown
 from warpi.flags import Parser, add_fields
 
@@ -55,13 +57,17 @@ def fit(argv: list[str]) -> None:
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_fields(parser, "data", DataSpec)
     add_fields(parser, "training (defaults depend on the data)", Recipe)
-    add_fields(parser, f"method {name}", METHODS[name])
+    add_fields(parser, f"method {name} (defaults depend on the data)", METHODS[name])
     given = parser.read(argv)
     try:
         done = run_fit(**given)
     except Stopped as e:
         print(f"warpi: {e}", file=sys.stderr)
         raise SystemExit(128 + e.signum) from e
+    except (MemoryError, RuntimeError) as e:
+        if "memory" not in str(e):
+            raise
+        raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --batch-size and --meta-batch-size") from e
     if not given["quiet"]:
         last = done.history[-1]
         score = f"test accuracy {last['test_acc']:.2f} %" if "test_acc" in last else "no test set"
@@ -71,20 +77,20 @@ def fit(argv: list[str]) -> None:
 def report(argv: list[str]) -> None:
     from rich.console import Console
 
-    from warpi.report import find_runs, summarise, to_rich, write_report
+    from warpi.report import find_runs, to_rich, write_report
 
     parser = Parser(prog="warpi report", description="Compare runs: a table, and with --out curves and a page.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table's rows as JSON")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write report.md, report.html and curves as PNG and SVG"
+        "--out", type=Path, metavar="DIR", help="write report.md, .html, .tex and curves as PNG and SVG"
     )
     given = parser.read(argv)
-    write_report(given["runs"], given["out"], given["json"])
+    rows = write_report(find_runs(given["runs"]), given["out"], given["json"])
     console = Console(highlight=False)
-    console.print(to_rich(summarise(find_runs(given["runs"]))))
+    console.print(to_rich(rows))
     if given["out"]:
-        console.print(f"report: {given['out'] / 'report.html'}")
+        console.print(f"report: {given['out'] / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
 
 
 def corrupt(argv: list[str]) -> None:
@@ -110,7 +116,8 @@ def corrupt(argv: list[str]) -> None:
     other = load_dataset(noise.other_name, root=root, image_size=spec.image_size)[0] if noise.other_name else None
     labels = noise.apply(dataset, generator(seed, "noise"), other)
     write_manifest(out, data=dataset.name, noise=str(noise), seed=seed, n_classes=dataset.n_classes, labels=labels)
-    wrong, digest = float((labels.y != dataset.y).double().mean()), labels_hash(labels.y, labels.replaced)
+    hit = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0
+    wrong, digest = float(hit.double().mean()), labels_hash(labels.y, labels.replaced)
     print(f"{out}: {len(labels.y)} labels of {dataset.name}, {100 * wrong:.2f} % changed, sha256 {digest}")
 
 
@@ -211,9 +218,7 @@ def main(argv: list[str] | None = None) -> int:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(USAGE, end="")
         elif argv[0] == "--version":
-            from importlib.metadata import version
-
-            print(f"warpi {version('warpi')}")
+            print(f"warpi {warpi.__version__}")
         elif argv[0] not in COMMANDS:
             raise unknown("command", argv[0], COMMANDS)
         else:
@@ -221,6 +226,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as e:
         print(f"warpi: {' '.join(str(e).split())}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader of our output has gone, as in `warpi list methods | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("warpi: interrupted", file=sys.stderr)
         return 130

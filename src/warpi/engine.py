@@ -9,7 +9,7 @@ from torch import Tensor
 
 from warpi.errors import UserError
 from warpi.evaluate import evaluate
-from warpi.method import Method
+from warpi.method import Method, evaluating
 from warpi.task import Task, Truth
 
 Record = dict[str, float]
@@ -74,15 +74,12 @@ def score(method: Method, task: Task, truth: Truth | None, at: Position | None =
         _check_finite({"a prediction": p}, method, at or Position())
         return p
 
-    for net in method.nets:
-        net.eval()
     record: Record = {}
-    for name, split in (("val", task.val), ("test", truth.test if truth else None)):
-        if split is not None:
-            s = evaluate(predict, split)
-            record |= {f"{name}_acc": s.acc, f"{name}_nll": s.nll, f"{name}_ece": s.ece}
-    for net in method.nets:
-        net.train()
+    with evaluating(method.nets):
+        for name, split in (("val", task.val), ("test", truth.test if truth else None)):
+            if split is not None:
+                s = evaluate(predict, split)
+                record |= {f"{name}_acc": s.acc, f"{name}_nll": s.nll, f"{name}_ece": s.ece}
     return record
 
 

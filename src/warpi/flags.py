@@ -22,12 +22,18 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: list[str]) -> dict[str, Any]:
         """The flags that were given, by field name."""
+        required = [action for action in self._actions if action.required]
+        for action in required:  # a misspelt --out is a misspelt flag, not a missing one
+            action.required = False
         known, rest = self.parse_known_args(argv)
         if rest:
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             if rest[0].startswith("-"):
                 raise unknown("flag", rest[0].split("=")[0], flags)
             raise UserError(f"{self.prog}: unexpected {rest[0]!r}; flags begin with --, see {self.prog} --help")
+        for action in required:
+            if getattr(known, action.dest) in (None, []):
+                raise UserError(f"{self.prog}: required: {(*action.option_strings, action.metavar)[0]}")
         return vars(known)
 
 

@@ -1,7 +1,8 @@
 """The contract between a method and the engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from warpi.data.split import Loader
 from warpi.errors import UserError
 from warpi.recipe import Recipe
 from warpi.rng import derive, generator
-from warpi.settings import check_choices
+from warpi.settings import check_types
 from warpi.task import Task
 from warpi.types import Batch, Log
 
@@ -34,7 +35,7 @@ class Method(ABC):
     resumes_mid_epoch: ClassVar[bool] = True  # False where `epoch` keeps more between two steps than its loaders do
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         """Make all state. Redefine to add some; call this first."""
@@ -73,8 +74,9 @@ class Method(ABC):
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities of new inputs, averaged over the networks.  [B, K]"""
-        return torch.stack([net(x).softmax(dim=1) for net in self.nets]).mean(0)
+        """Class probabilities of new inputs, averaged over the networks, in evaluation mode.  [B, K]"""
+        with evaluating(self.nets):
+            return torch.stack([net(x).softmax(dim=1) for net in self.nets]).mean(0)
 
     @property
     def net(self) -> nn.Module:
@@ -89,6 +91,19 @@ class Method(ABC):
         """The classifier's current learning rate."""
         lr: float = self.optimizer.param_groups[0]["lr"]
         return lr
+
+
+@contextmanager
+def evaluating(nets: Iterable[nn.Module]) -> Iterator[None]:
+    """Networks in evaluation mode inside, and as they were afterwards."""
+    modules = [(module, module.training) for net in nets for module in net.modules()]
+    for module, _ in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modules:
+            module.training = training
 
 
 def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:

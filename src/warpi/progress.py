@@ -40,4 +40,5 @@ class Progress:
         if not self.quiet:
             shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in _SHOWN.items() if name in record)
             epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
-            self.console.print(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")
+            text = f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s"
+            self.console.print(text, markup=False, soft_wrap=True)

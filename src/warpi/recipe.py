@@ -10,7 +10,7 @@ from torch import nn
 
 from warpi.nets import make_net
 from warpi.rng import derive, seeded
-from warpi.settings import at_least, check_choices
+from warpi.settings import at_least, check_types, within
 
 Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
@@ -34,8 +34,9 @@ class Recipe:
     seed: int = 0  # chance of training; the chance that makes the task is another number made from it
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         at_least(self, epochs=1, batch_size=1, meta_batch_size=1, lr=0, momentum=0, weight_decay=0, decay=0)
+        within(self, milestones=(0, 1))
 
     def lr_at(self, t: int) -> float:
         """Learning rate of epoch t, counted from 0."""

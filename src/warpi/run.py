@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import warpi
 from warpi import checkpoint
 from warpi.atomic import append_line, one_writer, write_atomically
-from warpi.data.split import Loader
 from warpi.engine import Position, Record, check_logs, check_weights, train
 from warpi.errors import UserError, missing, unknown
 from warpi.method import Method
-from warpi.methods import METHODS, make_method
+from warpi.noise import Noise
 from warpi.progress import Progress
 from warpi.rng import derive, seeded
-from warpi.spec import DataSpec, RunSpec, plain, prepare
-from warpi.task import Task, Truth
+from warpi.spec import DataSpec, RunSpec, named, plain, prepare
+from warpi.task import Moved, Task, Truth
 
 FORMAT = "warpi-run/1"
 
@@ -59,7 +58,7 @@ class Stopped(Exception):
 def fit(
     out: Path | str,
     *,
-    method: str | None = None,
+    method: str | Method | None = None,
     resume: bool = False,
     device: str = "auto",
     threads: int | None = None,
@@ -71,37 +70,48 @@ def fit(
     """Train a method on data with noisy labels and leave a run folder behind.
 
     Settings are the fields of DataSpec, of Recipe and of the method, as they are flags of `warpi fit`; what is not
-    set takes the default that suits the data; the method is `warpi` unless one is named. With `resume` an interrupted
-    run goes on where its last checkpoint was, and ends as if it had never been interrupted.
+    set takes the default that suits the data. The method is a name, or a Method of your own; `warpi` if none is given.
+    With `resume` an interrupted run goes on where its last checkpoint was, and ends as if it had never stopped.
     """
     path, settings = Path(out), plain(settings)
-    stored = read_spec(path)
-    if stored is not None and threads is None:
-        threads = stored["environment"].get("threads")  # sums depend on how they are shared out
-    if threads is not None:
-        if threads < 1:
-            raise UserError(f"threads must be at least 1, got {threads}")
-        torch.set_num_threads(threads)
-    if stored is not None and not resume:
-        raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
-    file = path / "checkpoint.safetensors"
+    stored, file = read_spec(path), path / "checkpoint.safetensors"
+    if stored is None and resume and method is None and not settings:
+        raise UserError(f"there is no run in {path} to go on with")
     if stored is None and checkpoint.exists(file):
         raise UserError(f"{path} holds a checkpoint, but the spec.json it belongs to is gone; choose another --out")
+    if stored is not None and not resume:
+        raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
     if stored is not None:
+        if threads is None:
+            threads = stored["environment"].get("threads")  # sums depend on how they are shared out
         settings, method = _same_settings(stored, settings, method, path)
-    spec, task, truth = prepare(method or "warpi", **settings)
-    where = pick_device(device)
-    task, truth = task.to(where), truth.to(where)
-    description = _describe(spec, task, truth, where)
-    if stored is not None:
-        _same_task(stored, json.loads(json.dumps(description)), path)
+    with _threads(threads):
+        return _fit(path, file, stored, method or "warpi", settings, device, checkpoint_seconds, tensorboard, quiet)
 
+
+def _fit(
+    path: Path,
+    file: Path,
+    stored: dict[str, Any] | None,
+    method: str | Method,
+    settings: dict[str, Any],
+    device: str,
+    checkpoint_seconds: float,
+    tensorboard: bool,
+    quiet: bool,
+) -> Run:
+    spec, task, truth = prepare(method, **settings)
+    where, moved = pick_device(device), Moved()
+    task, truth = task.to(where, moved), truth.to(where, moved)
     with one_writer(path), seeded(derive(spec.recipe.seed, "training")):
         if read_spec(path) != stored:  # while this process was reading the data
             raise UserError(f"another process has begun a run in {path}; choose another --out")
-        learner = make_method(spec.method, **spec.options)
+        learner = replace(spec.base, **spec.options)
         learner.start(task, spec.recipe)
         _check_batches(learner)
+        description = _describe(spec, learner, truth, where)
+        if stored is not None:
+            _same_task(stored, json.loads(json.dumps(description)), path)
         at = _go_on(file, learner, where) if checkpoint.exists(file) else Position()
         history = _cut_results(path / "results.jsonl", at.epoch)
         progress = Progress(spec.recipe.epochs, len(learner.loader), at.epoch * len(learner.loader) + at.step, quiet)
@@ -119,9 +129,6 @@ def fit(
             for record in train(learner, task, truth, at):
                 if record is None:
                     progress.step()
-                    due = time.monotonic() - saved_at >= checkpoint_seconds or bool(caught)
-                    if not (due and learner.resumes_mid_epoch) and not caught:
-                        continue
                 else:
                     history.append(record)
                     append_line(path / "results.jsonl", json.dumps(record))
@@ -129,7 +136,8 @@ def fit(
                     if board is not None:
                         for name, value in record.items():
                             board.add_scalar(name, value, int(record["epoch"]))
-                if record is not None or learner.resumes_mid_epoch:
+                due = bool(caught) or time.monotonic() - saved_at >= checkpoint_seconds
+                if record is not None or (due and learner.resumes_mid_epoch):
                     save()
                     saved_at = time.monotonic()
                 if caught:
@@ -153,7 +161,8 @@ def pick_device(device: str) -> torch.device:
     return where
 
 
-def _describe(spec: RunSpec, task: Task, truth: Truth, device: torch.device) -> dict[str, Any]:
+def _describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device) -> dict[str, Any]:
+    task = learner.task
     return {
         "format": FORMAT,
         "version": warpi.__version__,
@@ -164,11 +173,13 @@ def _describe(spec: RunSpec, task: Task, truth: Truth, device: torch.device) -> 
             "n_val": len(task.val) if task.val else 0,
             "n_test": len(truth.test) if truth.test else 0,
             "n_classes": task.n_classes,
+            "n_parameters": sum(p.numel() for p in learner.net.parameters()),
+            "inputs_sha256": spec.inputs_sha256,
             "noise_sha256": truth.noise_hash,
             "wrong_share": task.noise_rate,
             "test_labels": "clean" if truth.test_is_clean else "given",
-            "needs_meta": METHODS[spec.method].needs_meta,
-            "needs_noise_rate": METHODS[spec.method].needs_noise_rate,
+            "needs_meta": spec.base.needs_meta,
+            "needs_noise_rate": spec.base.needs_noise_rate,
         },
         "environment": {
             "python": platform.python_version(),
@@ -204,10 +215,14 @@ def read_spec(path: Path) -> dict[str, Any] | None:
 
 
 def _same_settings(
-    stored: dict[str, Any], settings: Mapping[str, Any], method: str | None, path: Path
-) -> tuple[dict[str, Any], str]:
+    stored: dict[str, Any], settings: Mapping[str, Any], method: str | Method | None, path: Path
+) -> tuple[dict[str, Any], str | Method]:
     """The settings of the stored run; those given again must be the same."""
-    spec = stored["spec"]
+    spec, again = stored["spec"], method
+    if isinstance(method, Method):
+        settings, (method, _) = {**plain(asdict(method)), **settings}, named(method)
+    if isinstance(settings.get("noise"), str):
+        settings = {**settings, "noise": str(Noise.parse(settings["noise"]))}
     flat = plain({**spec["options"], **spec["recipe"], "seed": spec["seed"]})
     flat |= {f.name: spec[f.name] for f in fields(DataSpec) if f.name in spec}
     for name, value in {"method": method, **settings}.items():
@@ -217,17 +232,19 @@ def _same_settings(
         if isinstance(value, str | int | float | tuple) and was != value:
             raise UserError(f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it")
     own = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
-    return {**flat, **own}, spec["method"]
+    return {**flat, **own}, again if isinstance(again, Method) else spec["method"]
 
 
 def _same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
     """What the stored settings lead to now must be what they led to then."""
     if stored["spec"] != now["spec"]:
         raise UserError(f"{path} was made by other defaults (version {stored.get('version')}); choose another --out")
-    for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "noise_sha256"):
+    for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"):
         was, got = stored["facts"].get(name), now["facts"][name]
         if was != got:
-            raise UserError(f"the data of {path} has changed: {name} was {was}, is {got}; choose another --out")
+            raise UserError(
+                f"the data or the network of {path} has changed: {name} was {was}, is {got}; choose another --out"
+            )
 
 
 def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
@@ -240,7 +257,7 @@ def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
 
 def _check_batches(learner: Method) -> None:
     """A batch of one cannot be normalised; torch says so only at the first step, and in other words."""
-    loaders = [value for value in vars(learner).values() if isinstance(value, Loader)]
+    loaders = [learner.loader, *([learner.meta_loader] if learner.needs_meta else [])]
     modules = [module for net in learner.nets for module in net.modules()]
     if any(x.batch_size == 1 for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
         raise UserError(
@@ -262,6 +279,19 @@ def _cut_results(file: Path, epochs: int) -> list[Record]:
         )
     write_atomically(file, b"".join(lines))
     return records
+
+
+@contextmanager
+def _threads(n: int | None) -> Iterator[None]:
+    """That many CPU threads inside, and as many as there were afterwards."""
+    if n is not None and not 1 <= n <= 1024:
+        raise UserError(f"threads must be at least 1 and at most 1024, got {n}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(n or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -1,21 +1,11 @@
 """The fields of a dataclass hold what they may: types, choices, limits."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from warpi.errors import UserError, unknown
-
-
-def check_choices(settings: object) -> None:
-    """Fields of a dataclass that are a Literal hold one of its values: a misspelt one must not mean another."""
-    hints = get_type_hints(type(settings))
-    for f in fields(settings):  # type: ignore[arg-type]
-        allowed, got = get_args(hints[f.name]), getattr(settings, f.name)
-        if get_origin(hints[f.name]) is Literal and got not in allowed:
-            raise unknown(f.name.replace("_", " "), str(got), map(str, allowed))
 
 
 def at_least(settings: object, **limits: float) -> None:
@@ -26,14 +16,23 @@ def at_least(settings: object, **limits: float) -> None:
             raise UserError(f"{name} must be at least {limit:g}, got {value}")
 
 
-def check_types(cls: type, values: Mapping[str, Any]) -> None:
-    """Settings from python must be of the types that their flags would give."""
-    hints = get_type_hints(cls)
-    for name, value in values.items():
-        if not _fits(value, hint := hints[name]):
+def within(settings: object, **limits: tuple[float, float]) -> None:
+    """Fields that are numbers, or tuples of them, lie in a closed interval."""
+    for name, (low, high) in limits.items():
+        value = getattr(settings, name)
+        if not all(low <= x <= high for x in (value if isinstance(value, tuple) else (value,))):
+            raise UserError(f"{name} must be between {low:g} and {high:g}, got {value}")
+
+
+def check_types(settings: object) -> None:
+    """Every field of a dataclass is of the type it declares: a misspelt choice must not mean another one."""
+    hints = get_type_hints(type(settings))
+    for f in fields(settings):  # type: ignore[arg-type]
+        hint, value = hints[f.name], getattr(settings, f.name)
+        if not _fits(value, hint):
             if get_origin(hint) is Literal and isinstance(value, str):
-                raise unknown(name, value, map(str, get_args(hint)))
-            raise UserError(f"{name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
+                raise unknown(f.name.replace("_", " "), value, map(str, get_args(hint)))
+            raise UserError(f"{f.name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
 
 
 def _fits(value: object, hint: Any) -> bool:

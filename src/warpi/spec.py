@@ -1,7 +1,8 @@
 """Settings to a full specification: the flags of `warpi fit`, checked, with the defaults that suit the data."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from warpi.data import load_dataset
 from warpi.errors import unknown
+from warpi.method import Method
 from warpi.methods import METHODS
 from warpi.noise import Noise
 from warpi.recipe import Recipe
@@ -31,16 +33,21 @@ class DataSpec:
     test: float = 0.25  # share held out for testing where the data has no test set
     limit: int | None = None  # use only that many rows, for a quick try
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
 
 @dataclass(frozen=True)
 class RunSpec:
     """Everything that decides the numbers of a run."""
 
     data: DataSpec
-    method: str
+    method: str  # its name
+    base: Method  # whose hyper-parameters `options` replaces
     options: Mapping[str, Any]  # all hyper-parameters of the method
     changed: Mapping[str, Any]  # those that were set, and differ from what suits the data; reports print them
     recipe: Recipe
+    inputs_sha256: str  # of the inputs as they were read
 
     def to_json(self) -> dict[str, Any]:
         recipe = {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
@@ -58,37 +65,32 @@ class RunSpec:
         }
 
 
-def prepare(method: str, **settings: Any) -> tuple[RunSpec, Task, Truth]:
-    """Settings to a full specification and the task it describes."""
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    settings = plain(settings)
-    names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(METHODS[method]))}
-    for name in settings:
-        if not any(name in group for group in names.values()):
-            raise unknown("setting", name, set().union(*names.values()))
-    for cls, group in names.items():
-        check_types(cls, {name: settings[name] for name in group & settings.keys()})
-    chosen = {k: v for k, v in settings.items() if k in names[DataSpec]}
-    data = DataSpec(**chosen)
-    noise = Noise.parse(data.noise)
-    root = Path(data.root) if data.root else None
-    dataset, defaults = load_dataset(data.data, root=root, label=data.label, image_size=data.image_size)
-    meta_data = None
-    if data.meta_data:
-        meta_data, _ = load_dataset(
-            data.meta_data, root=root, label=data.label, image_size=data.image_size, like=dataset
-        )
-    other = load_dataset(noise.other_name, root=root, image_size=data.image_size)[0] if noise.other_name else None
-    if data.meta is None and meta_data is None:
-        chosen["meta"] = defaults.get("meta")
-    data = DataSpec(**chosen)
+def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth]:
+    """Settings to a full specification and the task it describes.
+
+    A method is a name of METHODS, or a Method of the user's own, whose hyper-parameters then count as settings.
+    """
+    name, base = named(method)
+    settings = plain({**(asdict(method) if isinstance(method, Method) else {}), **settings})
+    names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
+    for setting in settings:
+        if not any(setting in group for group in names.values()):
+            raise unknown("setting", setting, set().union(*names.values()))
+    chosen = {cls: {k: v for k, v in settings.items() if k in group} for cls, group in names.items()}
+    data = DataSpec(**chosen[DataSpec])
+    Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read
+
+    noise, root = Noise.parse(data.noise), Path(data.root) if data.root else None
+    read = partial(load_dataset, root=root, image_size=data.image_size)
+    dataset, defaults = read(data.data, label=data.label)
+    meta_data = read(data.meta_data, label=data.label, like=dataset)[0] if data.meta_data else None
+    other = read(noise.other_name)[0] if noise.other_name else None
+    meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
+    data = replace(data, noise=str(noise), meta=meta)
     recipe = Recipe(**{k: v for k, v in {**defaults, **settings}.items() if k in names[Recipe]})
-    kind = type(METHODS[method])
-    suits = asdict(METHODS[method]) | {
-        k: defaults[f"{kind.__name__}.{k}"] for k in names[kind] if f"{kind.__name__}.{k}" in defaults
-    }
-    changed = {k: v for k, v in settings.items() if k in suits and v != suits[k]}
+    prefix = type(base).__name__ + "."
+    suits = asdict(base) | {k.removeprefix(prefix): v for k, v in defaults.items() if k.startswith(prefix)}
+    changed = {k: v for k, v in chosen[type(base)].items() if v != suits[k]}
     task, truth = make_task(
         dataset,
         noise,
@@ -100,7 +102,19 @@ def prepare(method: str, **settings: Any) -> tuple[RunSpec, Task, Truth]:
         meta_data=meta_data,
         other=other,
     )
-    return RunSpec(data, method, suits | changed, changed, recipe), task, truth
+    return RunSpec(data, name, base, suits | changed, changed, recipe, dataset.examples.digest()), task, truth
+
+
+def named(method: str | Method) -> tuple[str, Method]:
+    """The name of a method and the instance that holds its defaults."""
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        return method, METHODS[method]
+    for name, default in METHODS.items():
+        if type(default) is type(method):
+            return name, default
+    return type(method).__name__, type(method)()
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

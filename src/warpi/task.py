@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from warpi.data.dataset import Dataset
-from warpi.data.overlap import overlap
+from warpi.data.examples import Examples
+from warpi.data.overlap import shared
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.manifest import labels_hash
@@ -35,10 +36,11 @@ class Task:
     def shape(self) -> tuple[int, ...]:
         return self.train.examples.shape
 
-    def to(self, device: torch.device | str) -> "Task":
-        train = self.train.to(device)
-        meta, val = (_move(split, device, beside=(self.train, train)) for split in (self.meta, self.val))
-        return replace(self, train=train, meta=meta, val=val)
+    def to(self, device: torch.device | str, moved: "Moved | None" = None) -> "Task":
+        """On another device. Splits that share their examples go on sharing them, those of a Truth too by `moved`."""
+        moved = {} if moved is None else moved
+        meta, val = (split and _move(split, device, moved) for split in (self.meta, self.val))
+        return replace(self, train=_move(self.train, device, moved), meta=meta, val=val)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +53,8 @@ class Truth:
     T: Tensor | None  # [K, K] transition matrix of the noise, rows = true class
     noise_hash: str  # of the corrupted labels of all rows, the same as in the file of `warpi corrupt`
 
-    def to(self, device: torch.device | str) -> "Truth":
-        return replace(self, test=_move(self.test, device))
+    def to(self, device: torch.device | str, moved: "Moved | None" = None) -> "Truth":
+        return replace(self, test=self.test and _move(self.test, device, {} if moved is None else moved))
 
 
 def make_task(
@@ -91,12 +93,20 @@ def make_task(
     rows = torch.arange(len(dataset.y))
     if limit is not None:
         rows, _ = _stratified(rows, strata, limit / len(rows), chance("limit"))
+    trusted = _apart(dataset, meta_data, meta, chance("meta"))
+    if trusted is not None:  # what is trusted is neither trained on as noisy nor tested on
+        seen = shared(Split(dataset.examples, rows, dataset.y[rows]), trusted)
+        if seen.any():
+            log.warning("%d rows are also among the trusted examples; only there are they used", int(seen.sum()))
+        rows = rows[~seen]
+        if dataset.test is not None and (count := int(shared(trusted, dataset.test).sum())):
+            raise UserError(f"{count} of {len(trusted)} trusted examples are also in the test set; take them out of it")
     test_rows = rows[:0]
     if dataset.test is None:  # rows that a person has checked are too precious to be tested on
         pool = rows if dataset.trusted is None else rows[~dataset.trusted[rows]]
         test_rows, _ = _stratified(pool, strata, test, chance("test"))
         rows = _without(rows, test_rows)
-    trusted, meta_rows = _trusted(dataset, meta_data, rows, meta, chance("meta"))
+    meta_rows = rows[:0] if trusted is not None else _trusted_rows(dataset, rows, meta, chance("meta"))
     val_rows, train_rows = _stratified(_without(rows, meta_rows), strata, val, chance("val"))
 
     # 2. corrupt the labels (or the inputs) of train and val, and nothing else
@@ -127,27 +137,22 @@ def make_task(
     _check_classes(train.y, dataset.classes, "the training rows", "drop the class or give it examples")
     if checked is not None:
         _check_classes(checked.y, dataset.classes, "the trusted examples", "add at least one of each to them")
-        if trusted is not None and (shared := overlap(train, checked)):
-            log.warning("%d of the %d trusted examples are also among the noisy training rows", shared, len(checked))
     clean = None if clean is None else clean[train_rows]
     rate = None if clean is None or not dataset.truth_is_known else float((clean != train.y).double().mean())
-    exam_is_clean = dataset.test is not None or (
-        dataset.clean is not None and bool((dataset.clean[test_rows] >= 0).all())
-    )
+    exam_is_clean = dataset.test_is_clean
+    if dataset.test is None and dataset.clean is not None:
+        exam_is_clean = bool((dataset.clean[test_rows] >= 0).all())
     return (
         Task(train, checked, held_out, dataset.classes, rate),
         Truth(exam, exam_is_clean, clean, noisy.T, labels_hash(noisy.y, noisy.replaced)),
     )
 
 
-def _trusted(
-    dataset: Dataset, meta_data: Dataset | None, rows: Tensor, n: int | None, chance: Generator
-) -> tuple[Split | None, Tensor]:
-    """(trusted examples that lie apart, trusted ones among `rows`): one of the two, or neither."""
-    none = rows[:0]
+def _apart(dataset: Dataset, meta_data: Dataset | None, n: int | None, chance: Generator) -> Split | None:
+    """Trusted examples that lie in a set of their own."""
     if n == 0:
-        return None, none
-    apart = dataset.meta
+        return None
+    own = dataset.meta
     if meta_data is not None:
         for what, got, wanted in (
             ("classes", meta_data.classes, dataset.classes),
@@ -155,22 +160,27 @@ def _trusted(
         ):
             if got != wanted:
                 raise UserError(f"the trusted examples of {meta_data.name} have {what} {got}, the data has {wanted}")
-        apart = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
-    if apart is not None:
-        if n is not None:
-            apart = _subset(apart, _balanced(torch.arange(len(apart)), apart.y, n, dataset.classes, chance))
-        return apart, none
+        own = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
+    if own is None or n is None:
+        return own
+    return _subset(own, _balanced(torch.arange(len(own)), own.y, n, dataset.classes, chance))
+
+
+def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, chance: Generator) -> Tensor:
+    """Rows that the data marks as trusted, or that are held out since the truth about all of them is known."""
+    if n == 0:
+        return rows[:0]
     if dataset.trusted is not None:
         pool = rows[dataset.trusted[rows]]
-        return None, pool if n is None else _balanced(pool, dataset.truth, n, dataset.classes, chance)
+        return pool if n is None else _balanced(pool, dataset.truth, n, dataset.classes, chance)
     if n is None:
-        return None, none
+        return rows[:0]
     if not dataset.truth_is_known:
         raise UserError(
             f"--meta {n} holds trusted examples out of a data set whose true labels are known; those of {dataset.name} "
             "are not: give a checked file with --meta-data, or mark checked rows in a 'verified' column"
         )
-    return None, _balanced(rows, dataset.truth, n, dataset.classes, chance)
+    return _balanced(rows, dataset.truth, n, dataset.classes, chance)
 
 
 def _balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], chance: Generator) -> Tensor:
@@ -219,8 +229,11 @@ def _subset(split: Split, index: Tensor) -> Split:
     return replace(split, rows=split.rows[index], y=split.y[index])
 
 
-def _move(split: Split | None, device: torch.device | str, beside: tuple[Split, Split] | None = None) -> Split | None:
-    """A split on the device; where it shares its examples with a split that has been moved, it goes on sharing them."""
-    if split is not None and beside is not None and split.examples is beside[0].examples:
-        return replace(split, examples=beside[1].examples, y=split.y.to(device))
-    return None if split is None else split.to(device)
+Moved = dict[int, tuple[Examples, Examples]]
+"""Examples before and after a move, by the identity of the former."""
+
+
+def _move(split: Split, device: torch.device | str, moved: Moved) -> Split:
+    if id(split.examples) not in moved:
+        moved[id(split.examples)] = split.examples, split.examples.to(device)
+    return replace(split, examples=moved[id(split.examples)][1], y=split.y.to(device))

@@ -121,6 +121,7 @@ def _read(kind: _Kind, root: Path | None) -> Dataset:
         classes=classes,
         clean=y,
         test=Split(_examples(x_test, kind), torch.arange(len(x_test)), y_test),
+        test_is_clean=True,
         superclass=_superclass(np.concatenate([labels, labels_test]), len(classes), folder) if coarse else None,
         label_sets=_human_labels(kind, root, y),
     )

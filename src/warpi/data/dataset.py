@@ -28,6 +28,7 @@ class Dataset:
     trusted: Tensor | None = None  # [N] bool; None: the data set does not say
     meta: Split | None = None  # trusted examples that come in a set of their own
     test: Split | None = None  # None: a part of the rows is held out
+    test_is_clean: bool = False  # whether the labels of `test` are known to be right
     superclass: Tensor | None = None  # [K] for `hierarchical` and `asymmetric` noise
     label_sets: Mapping[str, Tensor] = field(default_factory=dict)  # each [N]
     encoding: object = None  # how a reader made features out of columns, so that it can read a second file alike
@@ -54,6 +55,7 @@ class Dataset:
         *,
         clean: Tensor | None = None,
         verified: Tensor | None = None,
+        test_is_clean: bool = False,
         encoding: object = None,
     ) -> "Dataset":
         """Put together what a reader found: inputs and labels of train and, where there are such, of test and meta.
@@ -76,6 +78,7 @@ class Dataset:
             verified,
             meta=held.get("meta"),
             test=held.get("test"),
+            test_is_clean=test_is_clean,
             encoding=encoding,
         )
 

@@ -1,5 +1,6 @@
 """Where the inputs lie: N examples stored once, read a batch of rows at a time."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -54,6 +55,10 @@ class Examples(ABC):
     @abstractmethod
     def scaled(self, scale: "Scale") -> Self:
         """A copy with another normalisation."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A hash by which a run knows its inputs again."""
 
     @abstractmethod
     def flat(self, rows: Tensor) -> Tensor:
@@ -120,6 +125,12 @@ class TensorExamples(Examples):
 
     def scaled(self, scale: Scale) -> Self:
         return replace(self, scale=scale)
+
+    def digest(self) -> str:
+        x = self.x.cpu().contiguous()
+        content = hashlib.sha256(f"{x.dtype} {tuple(x.shape)}".encode())
+        content.update(x.numpy().data if x.numel() else b"")
+        return content.hexdigest()
 
     def flat(self, rows: Tensor) -> Tensor:
         return self.x[rows].flatten(1).float()

@@ -173,7 +173,11 @@ def read_manifest(
         if index
     }
     verified = marked(marks, at)[of["train"]] if marks else None
-    return _dataset(path.stem, classes, size, in_memory, parts, clean=clean[of["train"]], verified=verified)
+    test_is_clean = bool((clean[of["test"]] >= 0).all())
+    known = clean[of["train"]]
+    return _dataset(
+        path.stem, classes, size, in_memory, parts, clean=known, verified=verified, test_is_clean=test_is_clean
+    )
 
 
 class _Row(NamedTuple):
@@ -243,9 +247,8 @@ def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | 
     keys = _without(_keys(root / "noisy_train_key_list.txt"), meta.paths, test.paths)
     clean = torch.tensor([checked.get(key, -1) for key in keys])
     train = part(keys, noisy, "noisy_label_kv.txt")
-    return _dataset(
-        "clothing1m", CLOTHING1M, size, in_memory, {"train": train, "meta": meta, "test": test}, clean=clean
-    )
+    parts = {"train": train, "meta": meta, "test": test}
+    return _dataset("clothing1m", CLOTHING1M, size, in_memory, parts, clean=clean, test_is_clean=True)
 
 
 def _label_kv(path: Path) -> dict[str, int]:
@@ -297,7 +300,8 @@ def food101n(
     train = _Part(root / "images", keys, [found[key] for key in keys])
     meta = _Part(root / "images", list(right), list(right.values()))
     test = _Part(beside / "images", list(tested), list(tested.values()))
-    return _dataset("food101n", classes, size, in_memory, {"train": train, "meta": meta, "test": test})
+    parts = {"train": train, "meta": meta, "test": test}
+    return _dataset("food101n", classes, size, in_memory, parts, test_is_clean=True)
 
 
 def _root(root: Path | None, data: str, folder: str, first: str) -> Path:
@@ -335,6 +339,7 @@ def _dataset(
     *,
     clean: Tensor | None = None,
     verified: Tensor | None = None,
+    test_is_clean: bool = False,
 ) -> Dataset:
     """Put together what a reader found in train, test and meta; in memory the rows of unreadable files are dropped."""
     size = 224 if size is None else size
@@ -353,4 +358,4 @@ def _dataset(
     kept = loaded["train"][2]
     clean, verified = (None if known is None else known[kept] for known in (clean, verified))
     held = {which: (examples, y) for which, (examples, y, _) in loaded.items()}
-    return Dataset.of_parts(name, held, classes, clean=clean, verified=verified)
+    return Dataset.of_parts(name, held, classes, clean=clean, verified=verified, test_is_clean=test_is_clean)

@@ -1,10 +1,11 @@
-"""Whether two sets share examples."""
+"""Which examples two sets share."""
 
 import os
 from collections.abc import Hashable, Iterator
 from functools import cache
 from hashlib import blake2b
 
+import torch
 from torch import Tensor
 
 from warpi.data.examples import TensorExamples
@@ -12,25 +13,24 @@ from warpi.data.files import FileExamples
 from warpi.data.split import Split
 
 
-def overlap(a: Split, b: Split) -> int:
-    """How many examples of `b` have an input that also occurs in `a`.
+def shared(a: Split, b: Split) -> Tensor:
+    """Which examples of `a` have an input that also occurs in `b`.  [len(a)] bool
 
     Tensors of one shape and type are compared by their content, image files by where they lie once links are
-    followed; 0 where the two cannot be compared.
+    followed; none are marked where the two cannot be compared.
     """
     x, other = a.examples, b.examples
     if isinstance(x, TensorExamples) and isinstance(other, TensorExamples):
-        if x.x.shape[1:] != other.x.shape[1:] or x.x.dtype != other.x.dtype:
-            return 0
-        return _shared(_contents(x.x[a.rows]), _contents(other.x[b.rows]))
-    if isinstance(x, FileExamples) and isinstance(other, FileExamples):
-        return _shared(_places(x, a.rows), _places(other, b.rows))
-    return 0
+        if x.x.shape[1:] == other.x.shape[1:] and x.x.dtype == other.x.dtype:
+            return _marked(_contents(x.x[a.rows]), _contents(other.x[b.rows]))
+    elif isinstance(x, FileExamples) and isinstance(other, FileExamples):
+        return _marked(_places(x, a.rows), _places(other, b.rows))
+    return torch.zeros(len(a), dtype=torch.bool)
 
 
-def _shared(first: Iterator[Hashable], second: Iterator[Hashable]) -> int:
-    seen = set(first)
-    return sum(key in seen for key in second)
+def _marked(first: Iterator[Hashable], second: Iterator[Hashable]) -> Tensor:
+    seen = set(second)
+    return torch.tensor([key in seen for key in first], dtype=torch.bool)
 
 
 def _contents(x: Tensor) -> Iterator[bytes]:

@@ -75,6 +75,7 @@ def read_table(
         classes,
         clean=clean[train],
         verified=marked(_labels(table.columns["verified"]), table.at)[train] if "verified" in table.columns else None,
+        test_is_clean="test" in parts and bool((clean[parts["test"]] >= 0).all()),
         encoding=columns,
     )
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from warpi.losses import cross_entropy
 from warpi.method import Method, descend
 from warpi.recipe import Recipe
+from warpi.settings import within
 from warpi.task import Task
 from warpi.types import Batch, Log
 
@@ -53,7 +54,11 @@ class FineTune(Method):
     """
 
     needs_meta: ClassVar[bool] = True
-    share: float = 1 / 12
+    share: float = 1 / 12  # of the epochs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, share=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -23,21 +23,20 @@ __all__ = [
 ]
 
 
-def write_report(paths: Sequence[Path], out: Path | None = None, json: Path | None = None) -> str:
-    """Compare the runs in `paths`; return the comparison as Markdown.
+def write_report(runs: Sequence[Run], out: Path | None = None, json: Path | None = None) -> list[Row]:
+    """Compare runs (of `find_runs`); return the rows of the table.
 
-    With `out`, a folder: report.md, report.html, summary.json and curves-*.png and .svg. With `json`, a file: the
-    numbers.
+    With `out`, a folder: report.md, report.html, report.tex, summary.json and curves-*.png and .svg. With `json`, a
+    file: the numbers.
     """
-    runs = find_runs(paths)
     rows = summarise(runs)
-    text = to_markdown(rows)
     if json is not None:
         write_json(rows, json)
     if out is not None:
         write_json(rows, out / "summary.json")
         figures = curves(runs, out)
-        text += "".join(f"\n![{path.stem}]({path.name})\n" for path in figures if path.suffix == ".png")
-        write(out / "report.md", text)
+        pictures = "".join(f"\n![{path.stem}]({path.name})\n" for path in figures if path.suffix == ".png")
+        write(out / "report.md", to_markdown(rows) + pictures)
+        write(out / "report.tex", to_latex(rows))
         write(out / "report.html", to_html(rows, runs, figures))
-    return text
+    return rows

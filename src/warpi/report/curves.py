@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from warpi.errors import missing
-from warpi.report.runs import Group, Run, group, number
+from warpi.report.runs import Experiment, Run, group, number
 from warpi.report.table import write
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def line(runs: Sequence[Run], key: str) -> Line:
     )
 
 
-def _draw(groups: Sequence[Group], looks: dict[str, int]) -> "Figure":
+def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
     from matplotlib.figure import Figure  # the object itself: pyplot would keep it in a global list
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
@@ -117,7 +117,7 @@ def _draw(groups: Sequence[Group], looks: dict[str, int]) -> "Figure":
     return figure
 
 
-def _plot(axes: "Axes", g: Group, key: str, look: int, style: Literal["-", "--"] = "-") -> list[float]:
+def _plot(axes: "Axes", g: Experiment, key: str, look: int, style: Literal["-", "--"] = "-") -> list[float]:
     """The mean, a band of one deviation where there are several seeds, a dot where there is one epoch. The means."""
     epochs, mean, std = line(g.counted, key)
     if epochs:
@@ -143,12 +143,12 @@ def _look(i: int) -> tuple[str, str]:
     return _COLOURS[i % len(_COLOURS)], _MARKERS[i // len(_COLOURS) % len(_MARKERS)]
 
 
-def _last(g: Group) -> float:
+def _last(g: Experiment) -> float:
     """What the legend is sorted by, so that it reads like the right end of the lines."""
     return (line(g.counted, "test_acc").mean or [float("-inf")])[-1]
 
 
-def _title(groups: Sequence[Group]) -> str:
+def _title(groups: Sequence[Experiment]) -> str:
     counts = sorted({len(g.counted) for g in groups})
     seeds = f"{counts[0]} seed" + "s" * (counts[0] != 1) if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     band = " (band: ± one standard deviation)" if counts[-1] > 1 else ""

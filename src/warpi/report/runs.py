@@ -12,6 +12,7 @@ from typing import Any
 from warpi.errors import UserError
 
 _FORMAT = "warpi-run/1"
+_FACTS = {"n_classes": "{} classes", "inputs_sha256": "inputs {:.8}", "n_parameters": "{} parameters"}
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
 
 
@@ -29,8 +30,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Group:
-    """The runs of one experiment: equal in all but the seed."""
+class Experiment:
+    """Runs that are equal in all but the seed."""
 
     label: str  # the method, and what tells it from its neighbours
     data: str
@@ -95,10 +96,13 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs in `paths`, each a run folder or a folder with run folders somewhere below it."""
     folders: dict[Path, Path] = {}  # the same folder may be named twice
     for path in map(Path, paths):
-        if not path.is_dir():
-            what = "is a file" if path.exists() else "does not exist"
-            raise UserError(f"{path} {what}; give a run folder, or a folder that holds run folders")
-        found = [path] if (path / "spec.json").is_file() else sorted(p.parent for p in path.rglob("spec.json"))
+        try:
+            if not path.is_dir():
+                what = "is a file" if path.exists() else "does not exist"
+                raise UserError(f"{path} {what}; give a run folder, or a folder that holds run folders")
+            found = [path] if (path / "spec.json").exists() else sorted(p.parent for p in path.rglob("spec.json"))
+        except OSError as error:
+            raise _unreadable(path, error) from error
         if not found:
             raise UserError(f"no runs in {path}: no spec.json in it or below; warpi fit makes run folders")
         for folder in found:
@@ -108,28 +112,32 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     return [_read(folder) for folder in folders.values()]
 
 
-def group(runs: Iterable[Run]) -> list[Group]:
+def group(runs: Iterable[Run]) -> list[Experiment]:
     """Runs that differ in nothing but the seed (and where the data lies), those of a table beside each other.
 
-    Labels are unique within a table: where the method and its changed options do not tell two groups apart, the fields
-    that do are added. A folder that holds the same run once more is left out.
+    Neither a path nor the name of a network says what is behind it, so that facts about both count too. Labels are
+    unique within a table: where the method and its changed options do not tell two experiments apart, the fields that
+    do are added, and where there are none, the facts. A folder that holds the same run once more is left out.
     """
-    found: dict[str, list[Run]] = {}
+    found: dict[str, dict[str, list[Run]]] = {}  # by spec, then by facts
     for run in runs:
-        found.setdefault(json.dumps(_fields(run.spec), sort_keys=True), []).append(run)
-    same: dict[tuple[tuple[str, str, str], str], list[list[Run]]] = {}
-    for members in found.values():
-        same.setdefault((_block(members[0].spec), _label(members[0].spec)), []).append(members)
-    groups = []
+        facts = json.dumps([run.facts.get(name) for name in _FACTS])
+        found.setdefault(json.dumps(_fields(run.spec), sort_keys=True), {}).setdefault(facts, []).append(run)
+    same: dict[tuple[tuple[str, str, str], str], list[list[list[Run]]]] = {}
+    for by_facts in found.values():
+        spec = next(iter(by_facts.values()))[0].spec
+        same.setdefault((_block(spec), _label(spec)), []).append(list(by_facts.values()))
+    experiments = []
     for (block, _), rivals in same.items():
-        specs = [_fields(members[0].spec) for members in rivals]
+        specs = [_fields(twins[0][0].spec) for twins in rivals]
         names = sorted({name for spec in specs for name in spec})
         differ = [name for name in names if len({json.dumps(spec.get(name)) for spec in specs}) > 1]
-        for members, spec in zip(rivals, specs, strict=True):
-            tails = [name.split(".")[-1] for name in differ]  # `lr` may be a field of the recipe and of the method
+        tails = [name.split(".")[-1] for name in differ]  # `lr` may be a field of the recipe and of the method
+        for twins, spec in zip(rivals, specs, strict=True):
             extra = {t if tails.count(t) == 1 else n: spec.get(n) for n, t in zip(differ, tails, strict=True)}
-            groups.append(Group(_label(members[0].spec, extra), *block, _once(members)))
-    return sorted(groups, key=lambda g: (g.data, g.noise, g.net, g.needs_meta, g.label))
+            for members, words in zip(twins, _tell_apart([members[0].facts for members in twins]), strict=True):
+                experiments.append(Experiment(_label(members[0].spec, extra, words), *block, _once(members)))
+    return sorted(experiments, key=lambda g: (g.data, g.noise, g.net, g.needs_meta, g.label))
 
 
 def summarise(runs: Iterable[Run]) -> list[Row]:
@@ -176,7 +184,9 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 def _read(folder: Path) -> Run:
     file = folder / "spec.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise _unreadable(file, error) from error
     except ValueError as error:
         raise UserError(f"{file} is not JSON ({error}); run it again, or leave this folder out") from error
     form = content.get("format") if isinstance(content, dict) else None
@@ -189,8 +199,9 @@ def _read(folder: Path) -> Run:
         if not isinstance(spec.get(name), kind):
             raise UserError(f"{file}: {name!r} must be a {kind.__name__}, got {spec.get(name)!r}; run it again")
     spec |= {name: _table(spec, name, file) for name in ("options", "changed", "recipe")}
+    done = (folder / "done").exists()  # before the results: the run may end at this moment
     epochs, whole = _read_epochs(folder / "results.jsonl")
-    done = (folder / "done").exists() and whole and bool(epochs)  # a run without its last epoch cannot be finished
+    done = done and whole and bool(epochs)  # a run without its last epoch cannot be finished
     facts, environment = _table(content, "facts", file), _table(content, "environment", file)
     return Run(folder, spec, facts, environment, epochs, done, str(content.get("version", "unknown")))
 
@@ -205,9 +216,12 @@ def _table(content: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
 def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
     """The epochs, and whether the last line is whole: a crash may have cut it off. Of an epoch that was run twice
     (after a crash) the later line holds."""
-    if not file.exists():
+    try:
+        lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
         return [], True
-    lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise _unreadable(file, error) from error
     filled = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     epochs: dict[int, dict[str, Any]] = {}
     for i, line in filled:
@@ -230,6 +244,10 @@ def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
     return [epochs[t] for t in sorted(epochs)], True
 
 
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot read {path}: {error.strerror}; mend that, or leave this folder out")
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -250,9 +268,19 @@ def _block(spec: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(spec["data"]), say(spec.get("noise")), say(spec["recipe"].get("net"))
 
 
-def _label(spec: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> str:
-    shown = ", ".join(f"{name}={say(value)}" for name, value in {**spec["changed"], **(extra or {})}.items())
+def _label(spec: Mapping[str, Any], extra: Mapping[str, Any] | None = None, facts: Iterable[str] = ()) -> str:
+    fields = [f"{name}={say(value)}" for name, value in {**spec["changed"], **(extra or {})}.items()]
+    shown = ", ".join([*fields, *facts])
     return f"{spec['method']} ({shown})" if shown else str(spec["method"])
+
+
+def _tell_apart(facts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Of experiments of one spec, the facts that are not the same in all, in words."""
+    differ = [name for name in _FACTS if len({json.dumps(each.get(name)) for each in facts}) > 1]
+    return [
+        [_FACTS[name].format(str("unknown" if each.get(name) is None else each[name])) for name in differ]
+        for each in facts
+    ]
 
 
 def _once(runs: Iterable[Run]) -> tuple[Run, ...]:
@@ -281,7 +309,7 @@ def _results(run: Run) -> list[str]:
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def _row(g: Group) -> Row:
+def _row(g: Experiment) -> Row:
     runs, first = g.counted, g.first
     last_mean, last_std = _mean_std([number(run.epochs[-1], "test_acc") for run in runs])
     val_mean, val_std = _mean_std([_by_validation(run) for run in runs])
