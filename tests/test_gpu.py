@@ -24,13 +24,14 @@ def test_every_method_trains(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("net", [name for name in NETS if name != "mlp"])
-def test_every_net_takes_the_meta_step(net: str, tmp_path: Path) -> None:
+def test_every_net_takes_the_meta_step(net: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     chance, y = np.random.default_rng(0), np.arange(120) % 3
     x = (chance.integers(0, 128, (120, 3, 32, 32)) + 100 * (y == 1)[:, None, None, None]).astype(np.uint8)
     np.savez(tmp_path / "x.npz", x=x, y=y, clean=y)
     settings = {"epochs": 1, "meta": 12, "batch_size": 16, "meta_batch_size": 12, "net": net, "device": "cuda"}
     run = fit(tmp_path / "run", data=str(tmp_path / "x.npz"), noise="symmetric:0.3", method="warpi", **settings)
     assert np.isfinite(run.history[-1]["meta_loss"])
+    assert not caplog.records, "in forward mode, with no warning that it is not"
 
 
 def test_a_run_goes_on_on_the_other_device(tmp_path: Path) -> None:

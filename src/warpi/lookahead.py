@@ -131,7 +131,7 @@ def _double_backward(noisy: Forward, theta: Mapping[str, Tensor], along: dict[st
 
 def _tolerance(z: Tensor) -> float:
     """Far above rounding, far below another mask."""
-    return float(torch.finfo(z.dtype).eps ** (1 / 3))
+    return float(torch.finfo(z.dtype).eps ** 0.25)
 
 
 def _short(error: RuntimeError) -> str:

@@ -1,8 +1,8 @@
 """Label noise. The same word means different things in different papers: each docstring says exactly what is done.
 
 Every function takes labels y [N], the number of classes K, a rate r in 0..1 and a generator, changes nothing in place
-and corrupts each row independently of the others. Chance comes from a CPU generator wherever label hashes are to agree
-between machines.
+and corrupts each row independently of the others (open_set takes an exact share of the rows). Chance comes from a CPU
+generator wherever label hashes are to agree between machines.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
