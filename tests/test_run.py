@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import warpi
 from warpi import checkpoint, engine, run
+from warpi.cli import main
 from warpi.engine import Diverged, Position, train
 from warpi.errors import UserError
 from warpi.losses import cross_entropy
@@ -783,6 +784,8 @@ class TestReviewed:
     def test_nothing_to_go_on_with(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"no run in .* to go on with"):
             fit(tmp_path / "typo", resume=True)
+        assert main(["fit", "--out", str(tmp_path / "typo"), "--resume"]) == 2
+        assert not (tmp_path / "typo").exists()
 
     def test_changed_inputs_are_noticed(self, tmp_path: Path) -> None:
         chance, y = np.random.default_rng(0), np.arange(200) % 2

@@ -48,7 +48,7 @@ def fit(argv: list[str]) -> None:
     )
     run = parser.add_argument_group("run")
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run folder")
-    run.add_argument("--method", default=name, metavar="NAME", help="a name of `warpi list methods`")
+    run.add_argument("--method", metavar="NAME", help="a name of `warpi list methods` (default: warpi)")
     run.add_argument("--resume", action="store_true", help="go on where the run in DIR was interrupted")
     run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to train")
     run.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; results depend on them")

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -85,25 +85,13 @@ def fit(
         if threads is None:
             threads = stored["environment"].get("threads")  # sums depend on how they are shared out
         settings, method = _same_settings(stored, settings, method, path)
-    with _threads(threads):
-        return _fit(path, file, stored, method or "warpi", settings, device, checkpoint_seconds, tensorboard, quiet)
-
-
-def _fit(
-    path: Path,
-    file: Path,
-    stored: dict[str, Any] | None,
-    method: str | Method,
-    settings: dict[str, Any],
-    device: str,
-    checkpoint_seconds: float,
-    tensorboard: bool,
-    quiet: bool,
-) -> Run:
-    spec, task, truth = prepare(method, **settings)
-    where, moved = pick_device(device), Moved()
-    task, truth = task.to(where, moved), truth.to(where, moved)
-    with one_writer(path), seeded(derive(spec.recipe.seed, "training")):
+    with ExitStack() as held:
+        held.enter_context(_threads(threads))
+        spec, task, truth = prepare(method or "warpi", **settings)
+        where, moved = pick_device(device), Moved()
+        task, truth = task.to(where, moved), truth.to(where, moved)
+        held.enter_context(one_writer(path))
+        held.enter_context(seeded(derive(spec.recipe.seed, "training")))
         if read_spec(path) != stored:  # while this process was reading the data
             raise UserError(f"another process has begun a run in {path}; choose another --out")
         learner = replace(spec.base, **spec.options)
@@ -114,8 +102,7 @@ def _fit(
             _same_task(stored, json.loads(json.dumps(description)), path)
         at = _go_on(file, learner, where) if checkpoint.exists(file) else Position()
         history = _cut_results(path / "results.jsonl", at.epoch)
-        progress = Progress(spec.recipe.epochs, len(learner.loader), at.epoch * len(learner.loader) + at.step, quiet)
-        saved_at = time.monotonic()
+        steps, saved_at = len(learner.loader), time.monotonic()
 
         def save() -> None:
             check_logs(learner, at)
@@ -123,27 +110,29 @@ def _fit(
             state = {"method": checkpoint.state_of(learner), "position": vars(at), "rng": checkpoint.global_rng()}
             checkpoint.save(file, state)
 
-        with progress, _signals() as caught, _board(path, at.epoch + 1) if tensorboard else nullcontext() as board:
-            if stored is None:
-                write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
-            for record in train(learner, task, truth, at):
-                if record is None:
-                    progress.step()
-                else:
-                    history.append(record)
-                    append_line(path / "results.jsonl", json.dumps(record))
-                    progress.line(record)
-                    if board is not None:
-                        for name, value in record.items():
-                            board.add_scalar(name, value, int(record["epoch"]))
-                due = bool(caught) or time.monotonic() - saved_at >= checkpoint_seconds
-                if record is not None or (due and learner.resumes_mid_epoch):
-                    save()
-                    saved_at = time.monotonic()
-                if caught:
-                    raise Stopped(caught[0], path)
+        progress = held.enter_context(Progress(spec.recipe.epochs, steps, at.epoch * steps + at.step, quiet))
+        caught = held.enter_context(_signals())
+        board = held.enter_context(_board(path, at.epoch + 1)) if tensorboard else None
+        if stored is None:
+            write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
+        for record in train(learner, task, truth, at):
+            if record is None:
+                progress.step()
+            else:
+                history.append(record)
+                append_line(path / "results.jsonl", json.dumps(record))
+                progress.line(record)
+                if board is not None:
+                    for name, value in record.items():
+                        board.add_scalar(name, value, int(record["epoch"]))
+            due = bool(caught) or time.monotonic() - saved_at >= checkpoint_seconds
+            if record is not None or (due and learner.resumes_mid_epoch):
+                save()
+                saved_at = time.monotonic()
+            if caught:
+                raise Stopped(caught[0], path)
         write_atomically(path / "done", b"")
-    return Run(path, learner, task, truth, history)
+        return Run(path, learner, task, truth, history)
 
 
 def pick_device(device: str) -> torch.device:
