@@ -733,7 +733,8 @@ class TestProgress:
     def test_a_line_an_epoch(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         fit(tmp_path / "a", **{**QUICK, "epochs": 10}, quiet=False)
         lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 10
+        assert len(lines) == 1 + 10
+        assert lines.pop(0).startswith("digits, noise uniform:0.4 (32.4 % wrong): 185 noisy, 20 trusted, ")
         assert lines[0].startswith("epoch  1/10  loss 2.")
         assert "test %" in lines[-1]
         assert "lr 0.0005" in lines[-1]
@@ -795,6 +796,18 @@ class TestReviewed:
         np.savez(tmp_path / "x.npz", x=x + 1, y=y)
         with pytest.raises(UserError, match="has changed: inputs_sha256"):
             fit(tmp_path / "run", resume=True)
+
+    def test_a_run_that_failed_at_once_can_be_begun_anew(self, tmp_path: Path) -> None:
+        with pytest.raises(Diverged):
+            fit(tmp_path, **QUICK, lr=1e30)
+        run = fit(tmp_path, **QUICK, lr=0.01)
+        assert json.loads((tmp_path / "spec.json").read_text())["spec"]["recipe"]["lr"] == 0.01
+        assert len(run.history) == QUICK["epochs"]
+
+    def test_threads_belong_to_a_run(self, tmp_path: Path) -> None:
+        fit(tmp_path, **QUICK, threads=1)
+        with pytest.raises(UserError, match="begun with threads = 1, not 2"):
+            fit(tmp_path, resume=True, threads=2)
 
     def test_threads_are_put_back(self, tmp_path: Path) -> None:
         before = torch.get_num_threads()

@@ -481,3 +481,9 @@ def test_whether_test_labels_are_known_to_be_right(tmp_path: Path, last: str, kn
     dataset = read_table(tmp_path / "t.csv")
     assert dataset.test is not None
     assert dataset.test_is_clean is known
+
+
+def test_a_reserved_column_in_another_spelling(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,label,Clean_Label\n1,a,a\n2,b,b\n")
+    with pytest.raises(UserError, match="column 'Clean_Label' looks like 'clean_label'"):
+        read_table(tmp_path / "t.csv")

@@ -70,7 +70,8 @@ def fit(argv: list[str]) -> None:
         raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --batch-size and --meta-batch-size") from e
     if not given["quiet"]:
         last = done.history[-1]
-        score = f"test accuracy {last['test_acc']:.2f} %" if "test_acc" in last else "no test set"
+        against = "" if done.truth.test_is_clean else " against the given labels, which may be wrong themselves"
+        score = f"test accuracy {last['test_acc']:.2f} %{against}" if "test_acc" in last else "no test set"
         print(f"{name} after {int(last['epoch'])} epochs: {score}; run folder {done.path}")
 
 

@@ -33,12 +33,14 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.bar.stop()
 
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
     def step(self) -> None:
         self.bar.advance(self.job)
 
     def line(self, record: dict[str, float]) -> None:
-        if not self.quiet:
-            shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in _SHOWN.items() if name in record)
-            epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
-            text = f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s"
-            self.console.print(text, markup=False, soft_wrap=True)
+        shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in _SHOWN.items() if name in record)
+        epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
+        self.say(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")

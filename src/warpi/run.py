@@ -74,7 +74,9 @@ def fit(
     With `resume` an interrupted run goes on where its last checkpoint was, and ends as if it had never stopped.
     """
     path, settings = Path(out), plain(settings)
-    stored, file = read_spec(path), path / "checkpoint.safetensors"
+    found, file = read_spec(path), path / "checkpoint.safetensors"
+    begun = checkpoint.exists(file) or (path / "done").exists()
+    stored = found if resume or begun else None  # a run that failed before its first checkpoint is begun anew
     if stored is None and resume and method is None and not settings:
         raise UserError(f"there is no run in {path} to go on with")
     if stored is None and checkpoint.exists(file):
@@ -82,8 +84,12 @@ def fit(
     if stored is not None and not resume:
         raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
     if stored is not None:
-        if threads is None:
-            threads = stored["environment"].get("threads")  # sums depend on how they are shared out
+        before = stored["environment"].get("threads")  # sums depend on how they are shared out
+        if threads is not None and threads != before:
+            raise UserError(
+                f"{path} was begun with threads = {before}, not {threads}; choose another --out to change it"
+            )
+        threads = before
         settings, method = _same_settings(stored, settings, method, path)
     with ExitStack() as held:
         held.enter_context(_threads(threads))
@@ -92,7 +98,7 @@ def fit(
         task, truth = task.to(where, moved), truth.to(where, moved)
         held.enter_context(one_writer(path))
         held.enter_context(seeded(derive(spec.recipe.seed, "training")))
-        if read_spec(path) != stored:  # while this process was reading the data
+        if read_spec(path) != found:  # while this process was reading the data
             raise UserError(f"another process has begun a run in {path}; choose another --out")
         learner = replace(spec.base, **spec.options)
         learner.start(task, spec.recipe)
@@ -111,6 +117,7 @@ def fit(
             checkpoint.save(file, state)
 
         progress = held.enter_context(Progress(spec.recipe.epochs, steps, at.epoch * steps + at.step, quiet))
+        progress.say(_summary(spec, learner, truth))
         caught = held.enter_context(_signals())
         board = held.enter_context(_board(path, at.epoch + 1)) if tensorboard else None
         if stored is None:
@@ -148,6 +155,16 @@ def pick_device(device: str) -> torch.device:
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
         raise UserError(f"there are {torch.cuda.device_count()} CUDA devices here, got {device!r}; use --device cpu")
     return where
+
+
+def _summary(spec: RunSpec, learner: Method, truth: Truth) -> str:
+    """What a run learns from, in a line."""
+    task = learner.task
+    parts = {"noisy": task.train, "trusted": task.meta, "validation": task.val, "test": truth.test}
+    rows = ", ".join(f"{len(split):,} {name}" for name, split in parts.items() if split)
+    wrong = "" if task.noise_rate is None else f" ({100 * task.noise_rate:.1f} % wrong)"
+    shape = " x ".join(map(str, task.shape))
+    return f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, inputs of {shape}"
 
 
 def _describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device) -> dict[str, Any]:

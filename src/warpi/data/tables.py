@@ -51,6 +51,9 @@ def read_table(
     read = _read_parquet if checked_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
     with reading(path):
         table = read(path)
+    for name in table.columns:
+        if name.lower() in _RESERVED and name not in (*_RESERVED, label):
+            raise UserError(f"{path}: column {name!r} looks like {name.lower()!r}, which has a meaning; rename it")
     known = _columns_of(like, path)
     label = label or (known.label if known else "label")
     if label not in table.columns:

@@ -145,14 +145,14 @@ def summarise(runs: Iterable[Run]) -> list[Row]:
     return [_row(g) for g in group(runs)]
 
 
-def command(spec: Mapping[str, Any], out: str | None = None) -> str:
+def command(spec: Mapping[str, Any], out: str | None = None, threads: int | None = None) -> str:
     """The command line that makes this run again, in the folder `out`: a flag for every field that has a value.
 
     Of the options of the method only those that differ from its defaults; recipe fields are flags like any other.
     """
     parts: dict[str, Any] = {part: spec.get(part) or {} for part in ("recipe", "options", "changed")}
     flags = {name: value for name, value in spec.items() if name not in (*parts, "seed")}
-    flags |= parts["recipe"] | {"seed": spec.get("seed")} | parts["changed"] | {"out": out}
+    flags |= parts["recipe"] | {"seed": spec.get("seed")} | parts["changed"] | {"threads": threads, "out": out}
     words = ["warpi", "fit"]
     for name, value in flags.items():
         flag, text = name.replace("_", "-"), say(value)

@@ -127,7 +127,7 @@ def to_html(rows: Sequence[Row], runs: Sequence[Run], figures: Iterable[Path]) -
         body.append(f"<details><summary>{esc(f'{g.label}: {g.data}, {g.noise}, {g.net}')}</summary>")
         for run in g.runs:
             state = "" if run.done else ", unfinished"
-            again = esc(command(run.spec, f"again/{run.path.name}"))
+            again = esc(command(run.spec, f"again/{run.path.name}", run.environment.get("threads")))
             body.append(f"<p>Seed {run.spec['seed']}{state}: {esc(str(run.path))}</p><pre>{again}</pre>")
         body.append("</details>")
     return _PAGE.replace("BODY", "\n".join(body), 1)
