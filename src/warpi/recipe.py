@@ -31,11 +31,21 @@ class Recipe:
     schedule: Literal["step", "cosine", "constant"] = "step"
     milestones: tuple[float, ...] = (2 / 3, 5 / 6)  # shares of the epochs after which `step` multiplies lr by `decay`
     decay: float = 0.1
+    precision: Literal["32", "bf16"] = "32"  # of the network's passes; weights, losses and meta-networks stay in float32
+    compile: bool = False  # trace the network once: forward-mode products reuse its activations, kernels are fused
+    checkpointing: bool = False  # keep the activations at block borders only and compute the others again (--compile)
+    accumulate: int = 1  # parts in which a batch goes through the network, one after the other, to save memory
+    meta_every: int = 1  # a meta step every that many steps
+    meta_gradient: Literal["exact", "difference"] = "exact"  # difference: the product J g by a finite difference
+    meta_depth: int = 0  # let the virtual step move that many last children of the network only; 0: all of it
+    meta_order: Literal["virtual", "real"] = "virtual"  # real: the real step serves as the virtual one
+    sync_batchnorm: bool = False  # statistics over all ranks instead of each rank's share of the batch
     seed: int = 0  # chance of training; the chance that makes the task is another number made from it
 
     def __post_init__(self) -> None:
         check_types(self)
         at_least(self, epochs=1, batch_size=1, meta_batch_size=1, lr=0, momentum=0, weight_decay=0, decay=0)
+        at_least(self, accumulate=1, meta_every=1, meta_depth=0)
         within(self, milestones=(0, 1))
 
     def lr_at(self, t: int) -> float:

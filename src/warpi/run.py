@@ -10,7 +10,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -55,7 +55,18 @@ class Stopped(Exception):
         self.signum = signum
 
 
-def fit(
+def fit(out: Path | str, **options: Any) -> Run:
+    """Train a method on data with noisy labels and leave a run folder behind; the options are those of `fitting`."""
+    run = fitting(out, **options)
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            done: Run = end.value
+            return done
+
+
+def fitting(
     out: Path | str,
     *,
     method: str | Method | None = None,
@@ -65,13 +76,15 @@ def fit(
     checkpoint_seconds: float = 300.0,
     tensorboard: bool = False,
     quiet: bool = True,
+    caught: list[int] | None = None,
     **settings: Any,
-) -> Run:
-    """Train a method on data with noisy labels and leave a run folder behind.
+) -> Generator[Record | None, None, Run]:
+    """A run of a method on data with noisy labels, a step (None) or an epoch (its record) at a time.
 
     Settings are the fields of DataSpec, of Recipe and of the method, as they are flags of `warpi fit`; what is not
     set takes the default that suits the data. The method is a name, or a Method of your own; `warpi` if none is given.
     With `resume` an interrupted run goes on where its last checkpoint was, and ends as if it had never stopped.
+    Signals are noted and stop the run after the step; who drives several runs notes them in `caught` for all of them.
     """
     path, settings = Path(out), plain(settings)
     found, file = read_spec(path), path / "checkpoint.safetensors"
@@ -118,7 +131,7 @@ def fit(
 
         progress = held.enter_context(Progress(spec.recipe.epochs, steps, at.epoch * steps + at.step, quiet))
         progress.say(_summary(spec, learner, truth))
-        caught = held.enter_context(_signals())
+        caught = held.enter_context(_signals()) if caught is None else caught
         board = held.enter_context(_board(path, at.epoch + 1)) if tensorboard else None
         if stored is None:
             write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
@@ -138,6 +151,7 @@ def fit(
                 saved_at = time.monotonic()
             if caught:
                 raise Stopped(caught[0], path)
+            yield record
         write_atomically(path / "done", b"")
         return Run(path, learner, task, truth, history)
 
