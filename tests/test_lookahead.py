@@ -17,16 +17,17 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from warpi import lookahead
+from warpi import passes
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.errors import UserError
-from warpi.lookahead import LogitLoss, forward, meta_gradient
+from warpi.lookahead import LogitLoss, meta_gradient
 from warpi.method import Method
 from warpi.methods import CE, MWNet, WarPI
 from warpi.methods.warpi import MetaNet
 from warpi.nets.preact import preact18
 from warpi.nets.resnet import resnet32
+from warpi.passes import forward
 from warpi.recipe import Recipe
 from warpi.rng import seeded
 from warpi.task import Task, make_task
@@ -418,22 +419,22 @@ def test_the_global_generator_moves_as_by_two_plain_forwards(net: str) -> None:
 
 @pytest.mark.parametrize("net", NETS)
 def test_only_networks_that_need_it_are_differentiated_twice(net: str, caplog: pytest.LogCaptureFixture) -> None:
-    lookahead._tell.cache_clear()
+    passes._tell.cache_clear()
     for _ in "ab":  # two networks of one type, three steps each: one line
         s = Setting(net, "mwnet")
         with seeded(3):
             s.lookahead()
             s.lookahead()
             s.lookahead()
-        assert bool(lookahead._obstacles[s.net]) == (net in TWICE)
-    assert [r.name for r in caplog.records] == ["warpi.lookahead"] * (net in TWICE)
+        assert bool(passes._obstacles[s.net]) == (net in TWICE)
+    assert [r.name for r in caplog.records] == ["warpi.passes"] * (net in TWICE)
     assert all("exact, but slower" in r.getMessage() and type(s.net).__name__ in r.getMessage() for r in caplog.records)
 
 
 def test_the_failing_product_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     s, tried = Setting("weight norm", "warpi"), []
-    real = lookahead.jvp
-    monkeypatch.setattr(lookahead, "jvp", lambda *args: (tried.append(1), real(*args))[1])
+    real = passes.jvp
+    monkeypatch.setattr(passes, "jvp", lambda *args: (tried.append(1), real(*args))[1])
     _, first = s.lookahead()
     s.net.load_state_dict(s.net.state_dict())
     _, second = s.lookahead()
@@ -444,11 +445,11 @@ def test_the_failing_product_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_network_is_forgotten_with_its_last_reference() -> None:
     s = Setting("spectral norm", "warpi")
     s.lookahead()
-    net, known = weakref.ref(s.net), len(lookahead._obstacles)
+    net, known = weakref.ref(s.net), len(passes._obstacles)
     del s
     gc.collect()
     assert net() is None
-    assert len(lookahead._obstacles) < known
+    assert len(passes._obstacles) < known
 
 
 @pytest.mark.parametrize("net", TWICE)
@@ -471,7 +472,7 @@ def test_lstm_in_single_precision() -> None:
     wanted_value, wanted = s.oracle()
     s.net, s.V, s.x, s.x_meta = s.net.float(), s.V.float(), s.x.float(), s.x_meta.float()
     value, grads = s.lookahead()
-    assert "mkldnn_rnn_layer" in lookahead._obstacles[s.net]
+    assert "mkldnn_rnn_layer" in passes._obstacles[s.net]
     assert float(value) == pytest.approx(float(wanted_value), rel=1e-5)
     assert_same([g.double() for g in grads], wanted, rtol=1e-3)
 
@@ -526,10 +527,10 @@ def test_want_of_memory_is_not_taken_for_a_missing_rule(monkeypatch: pytest.Monk
         raise torch.OutOfMemoryError("no memory left")
 
     s = Setting("mlp", "warpi")
-    monkeypatch.setattr(lookahead, "jvp", full)
+    monkeypatch.setattr(passes, "jvp", full)
     with pytest.raises(torch.OutOfMemoryError):
         s.lookahead()
-    assert s.net not in lookahead._obstacles
+    assert s.net not in passes._obstacles
 
 
 # --- the methods ----------------------------------------------------------------------------------------------------

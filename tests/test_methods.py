@@ -208,8 +208,7 @@ def test_the_virtual_step_follows_the_schedule(tiny: TaskAndTruth, monkeypatch: 
         seen.append(lr)
         return torch.tensor(1.0)
 
-    monkeypatch.setattr("warpi.methods.warpi.meta_gradient", spy)
-    monkeypatch.setattr("warpi.methods.mwnet.meta_gradient", spy)
+    monkeypatch.setattr("warpi.lookahead.meta_gradient", spy)
     for method in (WarPI(), MWNet()):
         seen.clear()
         trained(method, tiny[0], recipe=replace(RECIPE, epochs=3, milestones=(1 / 3, 2 / 3)))

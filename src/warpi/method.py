@@ -9,8 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from warpi import parallel
 from warpi.data.split import Loader
 from warpi.errors import UserError
+from warpi.nets.syncbn import synchronised
+from warpi.passes import tuned
 from warpi.recipe import Recipe
 from warpi.rng import derive, generator
 from warpi.settings import check_types
@@ -43,8 +46,11 @@ class Method(ABC):
         device, seed = task.train.examples.device, recipe.seed
         self.task, self.recipe = task, recipe
         self.nets: list[nn.Module] = [
-            recipe.make_net(task.shape, task.n_classes, i).to(device).train() for i in range(self.n_nets)
+            tuned(recipe.make_net(task.shape, task.n_classes, i).to(device).train(), recipe.how)
+            for i in range(self.n_nets)
         ]
+        if recipe.sync_batchnorm and parallel.ranks() > 1:
+            self.nets = [synchronised(net) for net in self.nets]
         self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
         self.generator = generator(seed, "method", device=device)
         batches = derive(seed, "train batches")
@@ -87,10 +93,15 @@ class Method(ABC):
         return self.optimizers[0]
 
     @property
-    def lr(self) -> float:
-        """The classifier's current learning rate."""
-        lr: float = self.optimizer.param_groups[0]["lr"]
+    def lr(self) -> float | Tensor:
+        """The classifier's current learning rate: a tensor on a GPU, where a captured step reads it anew each time."""
+        lr: float | Tensor = self.optimizer.param_groups[0]["lr"]
         return lr
+
+    @property
+    def is_meta_step(self) -> bool:
+        """Whether the step on the batch that the loader gave last is one of those in which meta-parameters learn."""
+        return (self.loader.count - 1) % self.recipe.meta_every == 0
 
 
 @contextmanager
@@ -110,4 +121,5 @@ def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of an optimizer down the gradient of a loss."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
+    parallel.average(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     optimizer.step()

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from warpi.errors import UserError
 from warpi.nets import make_net
+from warpi.passes import How
 from warpi.rng import derive, seeded
 from warpi.settings import at_least, check_types, within
 
@@ -31,7 +33,7 @@ class Recipe:
     schedule: Literal["step", "cosine", "constant"] = "step"
     milestones: tuple[float, ...] = (2 / 3, 5 / 6)  # shares of the epochs after which `step` multiplies lr by `decay`
     decay: float = 0.1
-    precision: Literal["32", "bf16"] = "32"  # of the network's passes; weights, losses and meta-networks stay in float32
+    precision: Literal["32", "bf16"] = "32"  # of the network's operators; weights and losses stay in float32
     compile: bool = False  # trace the network once: forward-mode products reuse its activations, kernels are fused
     checkpointing: bool = False  # keep the activations at block borders only and compute the others again (--compile)
     accumulate: int = 1  # parts in which a batch goes through the network, one after the other, to save memory
@@ -47,6 +49,10 @@ class Recipe:
         at_least(self, epochs=1, batch_size=1, meta_batch_size=1, lr=0, momentum=0, weight_decay=0, decay=0)
         at_least(self, accumulate=1, meta_every=1, meta_depth=0)
         within(self, milestones=(0, 1))
+        if self.checkpointing and not self.compile:
+            raise UserError("checkpointing chooses among the activations of a traced network; add --compile")
+        if self.meta_gradient == "difference" and self.precision != "32":
+            raise UserError("a finite difference drowns in the rounding of bf16; use --precision 32")
 
     def lr_at(self, t: int) -> float:
         """Learning rate of epoch t, counted from 0."""
@@ -61,7 +67,36 @@ class Recipe:
         with seeded(derive(self.seed, "init", number)):
             return make_net(self.net, shape, n_classes, self.weights)
 
+    @property
+    def how(self) -> How:
+        """How the passes of a network are done."""
+        return How(
+            bf16=self.precision == "bf16",
+            compile=self.compile,
+            checkpointing=self.checkpointing,
+            accumulate=self.accumulate,
+            depth=self.meta_depth,
+            difference=self.meta_gradient == "difference",
+        )
+
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return adam(parameters, self.lr, self.weight_decay)
+        parameters = list(parameters)
+        lr, fused = _for_device(parameters, self.lr)
+        return torch.optim.SGD(
+            parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused or None
+        )
+
+
+def adam(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    """Adam, such that a step of it can be part of a CUDA graph."""
+    parameters = list(parameters)
+    rate, fused = _for_device(parameters, lr)
+    return torch.optim.Adam(parameters, rate, weight_decay=weight_decay, capturable=fused, fused=fused or None)
+
+
+def _for_device(parameters: list[nn.Parameter], lr: float) -> tuple[float | Tensor, bool]:
+    """On a GPU the learning rate is a tensor, which a captured step reads anew, and a step is one kernel."""
+    on_gpu = all(p.is_cuda for p in parameters)
+    return (torch.tensor(lr, device=parameters[0].device) if on_gpu else lr), on_gpu

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from warpi.lookahead import forward, meta_gradient
+from warpi.lookahead import bilevel_step
 from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.recipe import Recipe
+from warpi.method import Method
+from warpi.recipe import Recipe, adam
 from warpi.rng import derive, seeded
 from warpi.settings import at_least
 from warpi.task import Task
@@ -44,22 +43,15 @@ class MWNet(Method):
         with seeded(derive(recipe.seed, "meta-network")):
             V = nn.Sequential(nn.Linear(1, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid())
         self.V = V.to(task.train.y.device)
-        self.meta_optimizer = torch.optim.Adam(self.V.parameters(), self.meta_lr, weight_decay=self.meta_weight_decay)
+        self.meta_optimizer = adam(self.V.parameters(), self.meta_lr, self.meta_weight_decay)
 
     def step(self, batch: Batch) -> Log:
-        meta = self.meta_loader.draw()
-
         def weighted_loss(z: Tensor) -> Tensor:
             losses = cross_entropy(z, batch.y)  # [B]
             w: Tensor = self.V(losses.detach()[:, None])[:, 0]  # [B]
             return (w * losses).mean()
 
-        noisy = forward(self.net, batch.x)
-        self.meta_optimizer.zero_grad()
-        meta_loss = meta_gradient(
-            noisy, weighted_loss, meta.x, lambda z: cross_entropy(z, meta.y).mean(), list(self.V.parameters()), self.lr
-        )
-        self.meta_optimizer.step()
-        loss = weighted_loss(noisy.z)
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "meta_loss": meta_loss}
+        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
+            return cross_entropy(z, y).mean()
+
+        return bilevel_step(self, batch, weighted_loss, meta_loss, self.V.parameters(), self.meta_optimizer)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from warpi.gaussian import DiagGaussian
-from warpi.lookahead import forward, meta_gradient
+from warpi.lookahead import bilevel_step
 from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.recipe import Recipe
+from warpi.method import Method
+from warpi.recipe import Recipe, adam
 from warpi.rng import derive, seeded
 from warpi.settings import at_least
 from warpi.task import Task
@@ -95,7 +95,7 @@ class WarPI(Method):
             activation = nn.Tanh if self.activation == "tanh" else nn.ReLU
             V = MetaNet(task.n_classes, self.hidden, self.label_input, activation)
         self.V = V.to(task.train.y.device)
-        self.meta_optimizer = torch.optim.Adam(self.V.parameters(), self.meta_lr)
+        self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
 
     def rectify(self, z: Tensor, y: Tensor) -> Tensor:
         """Samples of v for logits and given labels.  [max(L, 1), B, K]"""
@@ -104,19 +104,13 @@ class WarPI(Method):
         return OUTPUTS[self.output](s)
 
     def step(self, batch: Batch) -> Log:
-        meta = self.meta_loader.draw()
-
         def rectified_loss(z: Tensor) -> Tensor:
             v = self.rectify(z, batch.y)  # [L, B, K]
             return cross_entropy(v * z, batch.y).mean()  # Eq. (9)
 
-        noisy = forward(self.net, batch.x)
-        alpha = self.lr if self.virtual_lr is None else self.virtual_lr
-        self.meta_optimizer.zero_grad()
-        meta_loss = meta_gradient(  # Eqs. (11), (12)
-            noisy, rectified_loss, meta.x, lambda z: cross_entropy(z, meta.y).mean(), list(self.V.parameters()), alpha
+        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
+            return cross_entropy(z, y).mean()
+
+        return bilevel_step(  # Eqs. (11) to (13)
+            self, batch, rectified_loss, meta_loss, self.V.parameters(), self.meta_optimizer, self.virtual_lr
         )
-        self.meta_optimizer.step()
-        loss = rectified_loss(noisy.z)
-        descend(loss, self.optimizer)  # Eq. (13)
-        return {"loss": loss.detach(), "meta_loss": meta_loss}
