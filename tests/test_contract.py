@@ -24,6 +24,7 @@ from warpi.method import Method
 from warpi.methods import CE, METHODS, CleanOnly, make_method
 from warpi.recipe import Recipe
 from warpi.rng import seeded
+from warpi.spec import DataSpec
 from warpi.task import Task, Truth
 
 RECIPE = Recipe(epochs=2, batch_size=32, meta_batch_size=16, lr=0.05, seed=7)
@@ -120,8 +121,8 @@ def test_has_a_page(name: str) -> None:
 
 
 def test_flags_have_one_meaning_each(name: str) -> None:
-    groups = {cls.__name__: {f.name for f in fields(cls)} for cls in (type(METHODS[name]), Recipe, run.DataSpec)}
-    groups["fit"] = set(inspect.signature(run.fit).parameters) - {"settings"}
+    groups = {cls.__name__: {f.name for f in fields(cls)} for cls in (type(METHODS[name]), Recipe, DataSpec)}
+    groups["fit"] = set(inspect.signature(run.fitting).parameters) - {"settings"}
     for a, b in combinations(groups, 2):
         assert not groups[a] & groups[b], f"{a} and {b} share a name"
 

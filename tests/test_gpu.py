@@ -1,13 +1,16 @@
 """The whole on a CUDA device. Run by hand: PYTHONPATH=src python -m pytest -m gpu"""
 
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from warpi import METHODS, fit
+from warpi import METHODS, fit, parallel
 from warpi.nets import NETS
 
 pytestmark = pytest.mark.gpu
@@ -55,3 +58,26 @@ def test_resume_on_the_gpu(tmp_path: Path) -> None:
     again = fit(out, method="warpi", device="cuda", resume=True, **QUICK).history
     for a, b in zip(whole, again, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
+
+
+def test_one_rank_on_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every average goes through NCCL, which with one rank changes nothing."""
+    alone = fit(tmp_path / "alone", method="warpi", device="cuda", **QUICK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    reduced, total = set(), parallel.total
+
+    def watched(tensor: Tensor, group: dist.ProcessGroup | None = None, **options: bool) -> None:
+        reduced.add((dist.get_backend(group), tensor.is_cuda))
+        total(tensor, group, **options)
+
+    monkeypatch.setattr(parallel, "total", watched)
+    run = fit(tmp_path / "rank", method="warpi", device="cuda", **QUICK)
+    assert ("nccl", True) in reduced
+    assert not dist.is_initialized()
+    for p, q in zip(run.method.net.parameters(), alone.method.net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=1e-3, rtol=1e-2)

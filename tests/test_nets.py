@@ -18,13 +18,14 @@ from warpi.errors import UserError
 from warpi.nets import NETS, make_net
 from warpi.nets.mlp import MLP
 from warpi.nets.preact import PreActBlock, preact18
-from warpi.nets.resnet import _PadShortcut, resnet18, resnet32, resnet50
+from warpi.nets.resnet import _PadShortcut, resnet18, resnet20, resnet32, resnet50
 from warpi.nets.wideresnet import wrn28_10
 from warpi.rng import seeded
 
 # The same architectures, narrow; the size is such that no BatchNorm sees only two numbers.
 NARROW: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda s, k: MLP(s, k, hidden=(8, 6)), (2, 3)),
+    "resnet20": (lambda s, k: resnet20(s, k, width=4), (3, 8, 8)),
     "resnet32": (lambda s, k: resnet32(s, k, width=4), (3, 8, 8)),
     "resnet18": (lambda s, k: resnet18(s, k, width=4), (2, 16, 16)),
     "preact18": (lambda s, k: preact18(s, k, width=4), (1, 16, 16)),
@@ -86,6 +87,7 @@ def count_preact(channels: int, k: int, stem: int, widths: tuple[int, ...], dept
     [
         ("mlp", (64,), 10, None, 64 * 128 + 2 * 128 + 128 * 10 + 10),
         ("mlp", (1, 8, 8), 10, None, 64 * 128 + 2 * 128 + 128 * 10 + 10),
+        ("resnet20", (3, 32, 32), 10, 269_722, count_basic(3, 10, (3, 3, 3), 16, False)),
         ("resnet32", (3, 32, 32), 10, 464_154, count_basic(3, 10, (5, 5, 5), 16, False)),
         ("resnet32", (1, 28, 28), 10, None, count_basic(1, 10, (5, 5, 5), 16, False)),
         ("resnet18", (3, 32, 32), 10, 11_173_962, count_basic(3, 10, (2, 2, 2, 2), 64, True)),
@@ -198,12 +200,13 @@ def test_bottleneck_resnet_is_what_its_formula_says() -> None:
     torch.testing.assert_close(net.features(x), h.mean((2, 3)))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet32"])
+@pytest.mark.parametrize("name", ["resnet18", "resnet20", "resnet32"])
 def test_basic_resnets_are_what_their_formula_says(name: str) -> None:
     net, x = narrow(name)
     s = shuffled_norms(net)
     h = F.relu(norm(F.conv2d(x, s["conv1.weight"], padding=1), s, "bn1"))
-    for i, depth in enumerate((2, 2, 2, 2) if name == "resnet18" else (5, 5, 5), 1):
+    depths = {"resnet18": (2, 2, 2, 2), "resnet20": (3, 3, 3), "resnet32": (5, 5, 5)}[name]
+    for i, depth in enumerate(depths, 1):
         for j in range(depth):
             at, stride = f"layer{i}.{j}", 2 if i > 1 and j == 0 else 1
             r = F.relu(norm(F.conv2d(h, s[f"{at}.conv1.weight"], stride=stride, padding=1), s, f"{at}.bn1"))

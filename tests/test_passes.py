@@ -24,6 +24,7 @@ REFUSED = TWICE
 """Those whose trace fails: the plain passes do them."""
 WAYS = {
     "traced": How(compile=True),
+    "lean": How(compile=True, lean=True),
     "checkpointed": How(compile=True, checkpointing=True),
     "in parts": How(accumulate=3),
     "traced, in parts": How(compile=True, accumulate=3),
@@ -56,7 +57,7 @@ def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: p
 
 
 @pytest.mark.parametrize("net", ["mlp", "residual", "resnet32", "preact18", "dropout", "tied", "unused"])
-@pytest.mark.parametrize("way", ["traced", "checkpointed"])
+@pytest.mark.parametrize("way", ["traced", "lean", "checkpointed"])
 def test_a_traced_step_is_the_plain_step(net: str, way: str) -> None:
     """Logits, gradients of the weights, running statistics and the global generator."""
     plain, other = Setting(net, "warpi"), Setting(net, "warpi")
@@ -206,7 +207,7 @@ def test_the_pass_is_not_computed_again() -> None:
     assert not norms
 
 
-def test_checkpointing_hands_on_less() -> None:
+def test_lean_and_checkpointed_passes_hand_on_less() -> None:
     def handed_on(how: How) -> int:
         with seeded(0):
             net = tuned(WideResNet(3, K, widen=1), how)
@@ -214,6 +215,7 @@ def test_checkpointing_hands_on_less() -> None:
         outputs = trace_of(net).pass_.outputs
         return sum(node.meta["val"].numel() for node in outputs if node is not None and node.op != "placeholder")
 
+    assert handed_on(WAYS["lean"]) < 0.65 * handed_on(TRACED)
     assert handed_on(WAYS["checkpointed"]) < 0.35 * handed_on(TRACED)
 
 

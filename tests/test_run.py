@@ -28,6 +28,7 @@ from warpi.methods import METHODS, WarPI
 from warpi.methods.plain import CE
 from warpi.recipe import Recipe
 from warpi.run import Stopped, fit, pick_device, prepare
+from warpi.spec import DataSpec
 from warpi.types import Batch, Log
 
 SMALL: dict[str, Any] = {"data": "digits", "noise": "uniform:0.4", "limit": 300, "meta": 20, "epochs": 2}
@@ -692,9 +693,9 @@ class TestSettings:
 
     def test_every_setting_has_one_home(self) -> None:
         """A flag and a keyword name a field of the data, of the recipe or of the method: never of two of them."""
-        own = {"out", "method", "resume", "device", "threads", "checkpoint_seconds", "tensorboard", "quiet"}
+        own = {"out", "method", "resume", "device", "devices", "threads", "checkpoint_seconds", "tensorboard", "quiet"}
         for name, method in METHODS.items():
-            groups = [own, *({*c.__dataclass_fields__} for c in (run.DataSpec, Recipe, type(method)))]
+            groups = [own, *({*c.__dataclass_fields__} for c in (DataSpec, Recipe, type(method)))]
             assert sum(map(len, groups)) == len(set().union(*groups)), name
 
 

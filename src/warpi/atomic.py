@@ -9,6 +9,10 @@ from pathlib import Path
 from warpi.errors import UserError
 
 
+class Busy(UserError):
+    """Another process works in this folder."""
+
+
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
     """Replace a file such that a crash leaves either the old or the new one, whole. The old one goes to `keep`."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -59,7 +63,7 @@ def one_writer(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
             except BlockingIOError as e:
-                raise UserError(f"another process is training in {folder}; wait for it, or choose another --out") from e
+                raise Busy(f"another process is training in {folder}; wait for it, or choose another --out") from e
             except OSError:
                 pass  # a file system without locks
         for left in folder.glob(".*.part"):  # by a process that was killed while it wrote

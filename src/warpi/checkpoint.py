@@ -31,7 +31,8 @@ _INPUTS = (Task, Recipe)  # made anew from the spec, never stored
 def state_of(obj: object) -> dict[str, Any]:
     """Everything an object holds that is not a hyper-parameter (a dataclass field of a method) or an input."""
     given = {f.name for f in fields(obj)} if is_dataclass(obj) else set()
-    return {k: v for k, v in vars(obj).items() if k not in given and not isinstance(v, _INPUTS)}
+    own = {k: v for k, v in vars(obj).items() if k not in given and not isinstance(v, _INPUTS)}
+    return {k: v for k, v in own.items() if not callable(getattr(type(obj), k, None))}  # a step that is captured
 
 
 def restore(obj: object, stored: dict[str, Any]) -> None:
@@ -83,11 +84,21 @@ def exists(path: Path) -> bool:
     return path.exists() or _previous(path).exists()
 
 
+def digest(state: dict[str, Any]) -> str:
+    """A hash of everything in a state."""
+    tensors: dict[str, Tensor] = {}
+    return _digest(json.dumps(_encode(state, tensors)), tensors)
+
+
+def newest(path: Path) -> Path:
+    """The file to go on from: the last checkpoint, or the one before where a crash came between two renames."""
+    previous = _previous(path)
+    return previous if not path.exists() and previous.exists() else path
+
+
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a checkpoint, or say what is wrong with it. Tensors that were on a GPU come back on `device`."""
-    previous = _previous(path)
-    if not path.exists() and previous.exists():  # a crash between two renames
-        path = previous
+    previous, path = _previous(path), newest(path)
     other = path != previous and previous.exists()
     advice = f"delete it to go on from {previous.name}" if other else "delete it to begin anew"
     try:
@@ -169,6 +180,8 @@ def _restored(value: Any, stored: Any) -> Any:
             return stored.to(value.device)  # not into it: it may be a tensor of the task
         with torch.no_grad():
             return value.copy_(stored)  # an optimizer holds it
+    if isinstance(value, torch.optim.Optimizer):
+        return _restored_optimizer(value, stored)
     if callable(getattr(value, "load_state_dict", None)):
         value.load_state_dict(stored)
         return value
@@ -178,6 +191,24 @@ def _restored(value: Any, stored: Any) -> Any:
     if isinstance(value, dict) and isinstance(stored, dict) and value.keys() == stored.keys():
         return {k: _restored(v, stored[k]) for k, v in value.items()}
     return stored
+
+
+def _restored_optimizer(value: torch.optim.Optimizer, stored: dict[str, Any]) -> torch.optim.Optimizer:
+    """How a step is done belongs to the device, not to the run; and moments lie in memory as their weights do."""
+    kinds = ("fused", "foreach", "capturable")
+    groups = [
+        {**group, **{k: own[k] for k in kinds if k in own}}
+        for group, own in zip(stored["param_groups"], value.param_groups, strict=True)
+    ]
+    rates = [group["lr"] for group in value.param_groups]
+    value.load_state_dict({**stored, "param_groups": groups})
+    for group, rate in zip(value.param_groups, rates, strict=True):
+        group["lr"] = rate.fill_(float(group["lr"])) if isinstance(rate, Tensor) else float(group["lr"])
+        for p in group["params"]:
+            for name, t in value.state.get(p, {}).items():
+                if isinstance(t, Tensor) and t.shape == p.shape and t.stride() != p.stride():
+                    value.state[p][name] = torch.empty_like(p, dtype=t.dtype).copy_(t)
+    return value
 
 
 def _misfit(name: str, why: str) -> UserError:

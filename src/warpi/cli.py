@@ -1,8 +1,9 @@
-"""The command line: `warpi fit | report | corrupt | list`. Heavy imports wait until a command needs them."""
+"""The command line: `warpi fit | sweep | report | bench | corrupt | list`. Heavy imports wait for their command."""
 
 import json
 import os
 import sys
+from argparse import SUPPRESS
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -18,7 +19,9 @@ Learn from data whose labels are partly wrong, when a few hundred examples can b
 
 commands:
   fit       train a classifier that is not fooled, and leave a run folder behind
+  sweep     many runs from one file, several at a time
   report    a table and curves of one or more runs
+  bench     what a training step costs on this machine, and in other libraries
   corrupt   write label noise to a file that others can use
   list      methods, datasets, noises or nets
 
@@ -27,10 +30,52 @@ commands:
 
 
 def fit(argv: list[str]) -> None:
+    from warpi import parallel
+    from warpi.run import Stopped, pick_device
+    from warpi.run import fit as run_fit
+
+    first = Parser(prog="warpi fit", add_help=False)
+    first.add_argument("--device", default="auto")
+    first.add_argument("--devices", type=int, default=1)
+    peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
+    where = pick_device(peek.device)
+    if not parallel.launched():
+        parallel.check_devices(peek.devices, where)
+        if peek.devices > 1:
+            _, given = _fit_flags(argv)  # mistakes are said once, before anything is started
+            raise SystemExit(parallel.launch(peek.devices, ["fit", *argv], given["out"]))
+    try:
+        with parallel.joined(where):
+            with parallel.together():
+                name, given = _fit_flags(argv)
+                parallel.check_started(given.pop("devices"))
+            done = run_fit(**given)
+            is_first = parallel.rank() == 0
+    except Stopped as e:
+        if e.rank == 0:
+            print(f"warpi: {e}", file=sys.stderr)
+        raise SystemExit(128 + e.signum) from e
+    except parallel.Elsewhere as e:
+        raise SystemExit(2) from e
+    except parallel.Lost as e:
+        parallel.give_up(e)
+    except (MemoryError, RuntimeError) as e:
+        if "memory" not in str(e):
+            raise
+        raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --batch-size and --meta-batch-size") from e
+    if is_first and not given["quiet"]:
+        last = done.history[-1]
+        against = "" if done.truth.test_is_clean else " against the given labels, which may be wrong themselves"
+        score = f"test accuracy {last['test_acc']:.2f} %{against}" if "test_acc" in last else "no test set"
+        print(f"{name} after {int(last['epoch'])} epochs: {score}; run folder {done.path}")
+
+
+def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
+    """The name of the method, which has flags of its own, and everything that was set."""
+    from warpi import parallel
+    from warpi.folder import read_spec
     from warpi.methods import METHODS
     from warpi.recipe import Recipe
-    from warpi.run import Stopped, read_spec
-    from warpi.run import fit as run_fit
     from warpi.spec import DataSpec
 
     first = Parser(prog="warpi fit", add_help=False)
@@ -38,7 +83,9 @@ def fit(argv: list[str]) -> None:
     first.add_argument("--out", type=Path, default=None)
     first.add_argument("--resume", action="store_true")
     peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
-    stored = read_spec(peek.out) if peek.resume and peek.out is not None else None
+    stored = None
+    if peek.resume and peek.out is not None:
+        stored = json.loads(parallel.from_first(lambda: json.dumps(read_spec(peek.out)).encode()))
     name = peek.method or (stored["spec"]["method"] if stored else "warpi")
     if name not in METHODS:
         raise unknown("method", name, METHODS)
@@ -51,6 +98,7 @@ def fit(argv: list[str]) -> None:
     run.add_argument("--method", metavar="NAME", help="a name of `warpi list methods` (default: warpi)")
     run.add_argument("--resume", action="store_true", help="go on where the run in DIR was interrupted")
     run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to train")
+    run.add_argument("--devices", type=int, metavar="N", help="processes that share each batch, one a GPU (default: 1)")
     run.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; results depend on them")
     run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="time between checkpoints")
     run.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
@@ -58,21 +106,37 @@ def fit(argv: list[str]) -> None:
     add_fields(parser, "data", DataSpec)
     add_fields(parser, "training (defaults depend on the data)", Recipe)
     add_fields(parser, f"method {name} (defaults depend on the data)", METHODS[name])
+    return name, parser.read(argv)
+
+
+def sweep(argv: list[str]) -> None:
+    parser = Parser(prog="warpi sweep", description="Do what is left of the runs of a file; compare them all.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the runs, as TOML; see docs/sweep.md")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the run folders (default: as FILE says)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0,cuda:1", help="where to train")
+    parser.add_argument("--per-gpu", default="auto", metavar="auto|N", help="runs at once on a GPU; auto: what pays")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes on the CPU (default: one a core, at most 8)")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="folder of the data set's files")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrule a setting of FILE")
+    parser.add_argument("--dry-run", action="store_true", help="print what is done and what is missing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table's rows as JSON")
+    parser.add_argument("--worker", help=SUPPRESS)
     given = parser.read(argv)
-    try:
-        done = run_fit(**given)
-    except Stopped as e:
-        print(f"warpi: {e}", file=sys.stderr)
-        raise SystemExit(128 + e.signum) from e
-    except (MemoryError, RuntimeError) as e:
-        if "memory" not in str(e):
-            raise
-        raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --batch-size and --meta-batch-size") from e
-    if not given["quiet"]:
-        last = done.history[-1]
-        against = "" if done.truth.test_is_clean else " against the given labels, which may be wrong themselves"
-        score = f"test accuracy {last['test_acc']:.2f} %{against}" if "test_acc" in last else "no test set"
-        print(f"{name} after {int(last['epoch'])} epochs: {score}; run folder {done.path}")
+    if given["dry_run"] and given["json"]:
+        raise UserError("--dry-run makes no table; leave out --json, or use warpi report")
+    from warpi import sweep as sweeps
+
+    plan = sweeps.read_plan(given["file"], given["out"], given["root"], given["set"])
+    if given["dry_run"]:
+        sweeps.dry_run(plan)
+        return
+    means = sweeps.means(given["device"], given["per_gpu"], given["jobs"])
+    if given["worker"]:
+        code = sweeps.serve(plan, means, given["worker"])
+    else:
+        code = sweeps.sweep(plan, means, argv, given["json"])
+    if code:
+        raise SystemExit(code)
 
 
 def report(argv: list[str]) -> None:
@@ -92,6 +156,42 @@ def report(argv: list[str]) -> None:
     console.print(to_rich(rows))
     if given["out"]:
         console.print(f"report: {given['out'] / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+
+
+def bench(argv: list[str]) -> None:
+    from rich.console import Console
+
+    from warpi.atomic import write_atomically
+    from warpi.bench import VARIANTS, Bench, Left
+    from warpi.bench import bench as run_bench
+    from warpi.report.steps import picture_kind, plot, to_rich
+
+    parser = Parser(
+        prog="warpi bench", description="Time and memory of a training step, and how exact its meta gradient is."
+    )
+    parser.add_argument("what", metavar="meta-step")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON, each as soon as it is known")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (.png or .svg)")
+    add_fields(parser, "what is measured", Bench)
+    parser.epilog = "variants: " + ", ".join(VARIANTS)
+    given = parser.read(argv)
+    if (what := given.pop("what")) != "meta-step":
+        raise unknown("benchmark", what, ["meta-step"])
+    out, picture, rows, console = given.pop("json"), given.pop("plot"), list[dict[str, Any]](), Console(highlight=False)
+    spec, kind = Bench(**given), picture_kind(picture) if picture else ""
+    for path in (out, picture):  # before minutes are spent
+        if path and not path.parent.is_dir():
+            raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first")
+    for row in run_bench(spec):
+        if isinstance(row, Left):
+            print(f"warpi: {row.variant} is left out: {row.why}", file=sys.stderr)
+            continue
+        rows.append(row)
+        if out:
+            write_atomically(out, (json.dumps(rows, indent=1) + "\n").encode())
+    console.print(to_rich(rows))
+    if picture:
+        write_atomically(picture, plot(rows, kind))
 
 
 def corrupt(argv: list[str]) -> None:
@@ -206,7 +306,9 @@ _TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "fit": fit,
+    "sweep": sweep,
     "report": report,
+    "bench": bench,
     "corrupt": corrupt,
     "list": list_names,
 }

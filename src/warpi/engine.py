@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 
+from warpi import parallel
+from warpi.capture import captured
 from warpi.errors import UserError
 from warpi.evaluate import evaluate
 from warpi.method import Method, evaluating
 from warpi.task import Task, Truth
+from warpi.types import Log
 
 Record = dict[str, float]
 """What is known after an epoch: mean of the logs, scores, learning rate, seconds. One line of results.jsonl."""
@@ -28,11 +32,16 @@ class Position:
     step: int = 0  # steps done in this epoch
     seconds: float = 0.0  # time spent in this epoch
     sums: dict[str, Tensor] = field(default_factory=dict)  # of the logs of this epoch, on the device
+    counts: dict[str, int] = field(default_factory=dict)  # of their terms: not every step need log everything
 
-    def add(self, log: dict[str, Tensor | float]) -> None:
+    def add(self, log: Log) -> None:
         for name, value in log.items():
-            value = torch.as_tensor(value).detach().double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            value = torch.as_tensor(value).detach()
+            if name in self.sums:
+                self.sums[name].add_(value)
+            else:
+                self.sums[name] = value.to(torch.float64, copy=True)
+            self.counts[name] = self.counts.get(name, 0) + 1
         self.step += 1
 
 
@@ -44,25 +53,34 @@ def train(
     Whoever iterates may store `method` and `at` between two items and go on from them later: the run will be the
     same, bit for bit, on the same kind of CPU.
     """
-    recipe, at = method.recipe, at or Position()
+    with captured(method):
+        yield from _epochs(method, task, truth, at or Position())
+
+
+def _epochs(method: Method, task: Task, truth: Truth | None, at: Position) -> Iterator[Record | None]:
+    recipe = method.recipe
     for t in range(at.epoch, recipe.epochs):
         for optimizer in method.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = recipe.lr_at(t)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(recipe.lr_at(t))
+                else:
+                    group["lr"] = recipe.lr_at(t)
         began = time.perf_counter() - at.seconds
         for log in method.epoch(t):
-            at.add(dict(log))
+            at.add(log)
             at.seconds = time.perf_counter() - began
             if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number makes a GPU wait
                 check_logs(method, at)
             yield None
+        settle(method, at)
         check_logs(method, at)
         check_weights(method, at)
         record: Record = {"epoch": t + 1, "lr": recipe.lr_at(t)}
-        record |= {name: total.item() / at.step for name, total in at.sums.items()}
+        record |= {name: total.item() / at.counts[name] for name, total in at.sums.items()}
         record |= score(method, task, truth, at)
         record["seconds"] = time.perf_counter() - began
-        at.epoch, at.step, at.seconds, at.sums = t + 1, 0, 0.0, {}
+        at.epoch, at.step, at.seconds, at.sums, at.counts = t + 1, 0, 0.0, {}, {}
         yield record
 
 
@@ -81,6 +99,16 @@ def score(method: Method, task: Task, truth: Truth | None, at: Position | None =
                 s = evaluate(predict, split)
                 record |= {f"{name}_acc": s.acc, f"{name}_nll": s.nll, f"{name}_ece": s.ece}
     return record
+
+
+def settle(method: Method, at: Position) -> None:
+    """What each rank knows of its own share, averaged: logs, and BatchNorm's running statistics.
+
+    A mean of moving averages is the moving average of the means, so that this may be done at any time.
+    """
+    norms = [m for net in method.nets for m in net.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
+    parallel.average([*at.sums.values(), *statistics])
 
 
 def check_logs(method: Method, at: Position) -> None:

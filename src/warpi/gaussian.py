@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from warpi import parallel
+
 
 class DiagGaussian(NamedTuple):
     """N(mean, diag(exp(log_var)))."""
@@ -17,10 +19,14 @@ class DiagGaussian(NamedTuple):
         return torch.exp(0.5 * self.log_var)
 
     def rsample(self, n: int, generator: Generator) -> Tensor:
-        """n samples mean + std * eps with eps ~ N(0, I), differentiable in mean and log_var.  [n, ..., D]"""
-        shape = (n, *self.mean.shape)
+        """n samples mean + std * eps with eps ~ N(0, I), differentiable in mean and log_var.  [n, ..., D]
+
+        Of several ranks each draws eps for all their examples and takes its own.
+        """
+        size, (b, *rest) = parallel.ranks(), self.mean.shape
+        shape = (n, b * size, *rest)
         eps = torch.randn(shape, generator=generator, device=self.mean.device, dtype=self.mean.dtype)
-        return self.mean + self.std * eps
+        return self.mean + self.std * eps[:, parallel.share(b * size)]
 
     def kl(self, other: "DiagGaussian") -> Tensor:
         """KL[self || other], summed over the last dimension.  [...]"""

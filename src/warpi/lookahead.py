@@ -48,6 +48,7 @@ def bilevel_step(
         descend(value, method.optimizer)
         return {"loss": value.detach()}
     meta = method.meta_loader.draw()
+    method.optimizer.zero_grad()  # memory of the last step
 
     def judge(z: Tensor) -> Tensor:
         return meta_loss(z, meta.y)
@@ -82,6 +83,7 @@ def meta_gradient(
     names = along(done.net)
     moved = torch._foreach_sub([done.theta[name] for name in names], torch._foreach_mul(step, lr))
     theta_hat = {**done.theta, **dict(zip(names, moved, strict=True))}
+    del step, moved  # memory is short now: the activations of two batches are held
 
     at_hat, g = _gradient_at(done, theta_hat, x_meta, meta_loss)
     _add_gradient(phi, u, -lr * done.ahead(g))

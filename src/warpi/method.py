@@ -13,7 +13,7 @@ from warpi import parallel
 from warpi.data.split import Loader
 from warpi.errors import UserError
 from warpi.nets.syncbn import synchronised
-from warpi.passes import tuned
+from warpi.passes import laid_out, tuned
 from warpi.recipe import Recipe
 from warpi.rng import derive, generator
 from warpi.settings import check_types
@@ -46,7 +46,10 @@ class Method(ABC):
         device, seed = task.train.examples.device, recipe.seed
         self.task, self.recipe = task, recipe
         self.nets: list[nn.Module] = [
-            tuned(recipe.make_net(task.shape, task.n_classes, i).to(device).train(), recipe.how)
+            tuned(
+                laid_out(recipe.make_net(task.shape, task.n_classes, i).to(device).train()),
+                recipe.how(device, self.needs_meta),
+            )
             for i in range(self.n_nets)
         ]
         if recipe.sync_batchnorm and parallel.ranks() > 1:
@@ -120,6 +123,7 @@ def evaluating(nets: Iterable[nn.Module]) -> Iterator[None]:
 def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of an optimizer down the gradient of a loss."""
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    loss.backward(inputs=own)  # type: ignore[no-untyped-call]  # not into a meta-network that shaped the loss
     parallel.average(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     optimizer.step()

@@ -24,14 +24,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from warpi.batchnorm import forward_rules
+from warpi.chance import capturing, generator_state, noted_chance, repeated
 from warpi.errors import UserError
-from warpi.trace import Passes, Point, Untraceable, forward_rules, trace
+from warpi.trace import Passes, Point, Untraceable, trace
 
 _DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # RuntimeErrors that are not the network's
 _log = logging.getLogger(__name__)
 _obstacles: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # why a network has no JVP; "": it has one
 _traces: WeakKeyDictionary[nn.Module, dict[Any, Passes | None]] = WeakKeyDictionary()  # None: it cannot be traced
-_draws: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a network draws from the global generator
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class How:
 
     bf16: bool = False  # the network's operators in bfloat16 where autocast allows it; logits come out in float32
     compile: bool = False  # trace it; on a GPU fuse its kernels
-    checkpointing: bool = False  # keep fewer activations, compute the others again
+    lean: bool = False  # where traced: compute again what BatchNorm and ReLU make of a tensor
+    checkpointing: bool = False  # where traced: keep few activations, compute all the others again
     accumulate: int = 1  # parts in which a batch goes through
     depth: int = 0  # virtual steps move that many last children of the network; 0: all
     difference: bool = False  # J g by a finite difference
@@ -66,6 +68,12 @@ def tuned(net: nn.Module, how: How) -> nn.Module:
         net.__class__ = type(kind.__name__, (Tuned, kind), {"__module__": kind.__module__})
         net.how = how  # type: ignore[assignment]
     return net
+
+
+def laid_out(net: nn.Module) -> nn.Module:
+    """The same network with its weights in memory as the GPU's convolutions want them."""
+    on_gpu = any(p.is_cuda for p in net.parameters())
+    return net.to(memory_format=torch.channels_last) if on_gpu else net  # type: ignore[call-overload]
 
 
 def how_of(net: nn.Module) -> How:
@@ -187,7 +195,7 @@ class _Eager(Pass):
         self.net, self.x, self.theta = net, x, _detached(net, snapshot) if theta is None else theta
         own = _own_parameters(net)
         self.leaves = own if theta is None else {name: p.detach().requires_grad_() for name, p in theta.items()}
-        with _noting_chance(net, x) as chance, _plain_kernels(net), _as_it_is(), torch.enable_grad():
+        with noted_chance(net, x) as chance, _plain_kernels(net), _as_it_is(), torch.enable_grad():
             self.z = net(x) if theta is None else _call(net, self.leaves, x)
         self.chance = chance[0] if chance else None
 
@@ -228,7 +236,7 @@ class _Eager(Pass):
         return result
 
     def _again(self, theta: dict[str, Tensor]) -> Tensor:
-        with _repeat(self.chance, self.x.device), _plain_kernels(self.net), _as_it_is():
+        with repeated(self.chance, self.x.device), _plain_kernels(self.net), _as_it_is():
             return _call(self.net, theta, self.x)
 
     def _double_backward(self, g: Mapping[str, Tensor], why: str) -> Tensor:
@@ -240,7 +248,7 @@ class _Eager(Pass):
                 h = torch.autograd.grad(z, [self.leaves[name] for name in g], w, create_graph=True, allow_unused=True)
                 hg = torch.cat([(a * b).flatten() for a, b in zip(h, g.values(), strict=True) if a is not None])
                 (jg,) = torch.autograd.grad(hg.sum(), w)
-            if not _capturing(z.device):  # this waits for the device
+            if not capturing(z.device):  # this waits for the device
                 gap, size = (hg.sum() - (w * jg).sum()).abs(), hg.norm() + hg.sum().abs()
                 if gap > _tolerance(w, self.net) * size:
                     raise RuntimeError("a backward pass that cannot be differentiated")
@@ -265,14 +273,14 @@ class _InParts(Pass):
         self.parts: list[tuple[Tensor, Tensor | None]] = []
         logits = []
         for part in x.chunk(n):
-            with torch.no_grad(), _noting_chance(net, x) as chance, _plain_kernels(net), _as_it_is():
+            with torch.no_grad(), noted_chance(net, x) as chance, _plain_kernels(net), _as_it_is():
                 logits.append(net(part) if theta is None else _call(net, self.theta, part))
             self.parts.append((part, chance[0] if chance else None))
         self.z = torch.cat(logits)
 
     def _again(self) -> Iterator[Pass]:
         for part, chance in self.parts:
-            with _repeat(chance, part.device):
+            with repeated(chance, part.device):
                 done = (_whole if chance is None else _Eager)(self.net, part, self.theta, False)
             yield done
 
@@ -298,11 +306,13 @@ def _trace_of(net: nn.Module, x: Tensor) -> Passes | None:
     if key not in traces:
         try:
             with _as_it_is(), _plain_kernels(net):
-                with torch.no_grad(), _repeat(_generator_state(x.device), x.device):
+                with torch.no_grad(), repeated(generator_state(x.device), x.device):
                     plain = _call(net, _own_parameters(net), x)
                 fuse = x.is_cuda
-                passes = trace(net, x, plain.shape[1], along(net), checkpointing=how.checkpointing, fuse=fuse)
-                with _repeat(_generator_state(x.device), x.device):
+                passes = trace(
+                    net, x, plain.shape[1], along(net), lean=how.lean, checkpointing=how.checkpointing, fuse=fuse
+                )
+                with repeated(generator_state(x.device), x.device):
                     z = Point(passes, x, _detached(net, False), _others(net)).z
             # fused kernels draw other random numbers
             if not (fuse and passes.draws) and (z - plain).norm() > _tolerance(z, net) * plain.norm():
@@ -395,44 +405,3 @@ def _call(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
     buffers = {name: b.clone() for name, b in net.named_buffers()}
     z: Tensor = functional_call(net, (dict(theta), buffers), (x,))
     return z
-
-
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-@contextmanager
-def _noting_chance(net: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
-    """The state of the global generator before what happens inside, if that draws from it.
-
-    Found by looking at the generator, not for modules: F.dropout is none.
-    """
-    noted: list[Tensor] = []
-    if _capturing(x.device):  # a graph cannot look
-        if _draws.get(net):
-            raise RuntimeError("its network draws random numbers, which in a graph only traced passes can repeat")
-        yield noted
-        return
-    before = _generator_state(x.device)
-    yield noted
-    _draws[net] = not torch.equal(before, _generator_state(x.device))
-    if _draws[net]:
-        noted.append(before)
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-@contextmanager
-def _repeat(chance: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Draw inside what was drawn from `chance` on, and leave the global generator as it was."""
-    if chance is None:
-        yield
-        return
-    with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(chance, device)
-        else:
-            torch.set_rng_state(chance)
-        yield

@@ -34,7 +34,9 @@ class Recipe:
     milestones: tuple[float, ...] = (2 / 3, 5 / 6)  # shares of the epochs after which `step` multiplies lr by `decay`
     decay: float = 0.1
     precision: Literal["32", "bf16"] = "32"  # of the network's operators; weights and losses stay in float32
-    compile: bool = False  # trace the network once: forward-mode products reuse its activations, kernels are fused
+    compile: bool | None = (
+        None  # trace the network once, fuse its kernels; default: for image nets on a GPU, epochs >= 10
+    )
     checkpointing: bool = False  # keep the activations at block borders only and compute the others again (--compile)
     accumulate: int = 1  # parts in which a batch goes through the network, one after the other, to save memory
     meta_every: int = 1  # a meta step every that many steps
@@ -67,12 +69,16 @@ class Recipe:
         with seeded(derive(self.seed, "init", number)):
             return make_net(self.net, shape, n_classes, self.weights)
 
-    @property
-    def how(self) -> How:
-        """How the passes of a network are done."""
+    def how(self, device: torch.device, meta: bool = False) -> How:
+        """How the passes of a network are done. Compiling takes half a minute, which a short run does not win back.
+
+        A meta step holds the activations of two batches at a time, and is lean for it.
+        """
+        pays = device.type == "cuda" and isinstance(self.net, str) and self.net != "mlp" and self.epochs >= 10
         return How(
             bf16=self.precision == "bf16",
-            compile=self.compile,
+            compile=pays if self.compile is None else self.compile,
+            lean=meta,
             checkpointing=self.checkpointing,
             accumulate=self.accumulate,
             depth=self.meta_depth,

@@ -5,34 +5,32 @@ A run folder holds `spec.json` (settings, facts about the task, versions), `resu
 """
 
 import json
-import platform
+import os
 import shlex
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import warpi
-from warpi import checkpoint
+from warpi import checkpoint, parallel
 from warpi.atomic import append_line, one_writer, write_atomically
-from warpi.engine import Position, Record, check_logs, check_weights, train
-from warpi.errors import UserError, missing, unknown
+from warpi.engine import Diverged, Position, Record, check_logs, check_weights, settle, train
+from warpi.errors import UserError, missing
+from warpi.folder import cut_results, describe, look, same_settings, same_task, same_threads
+from warpi.folder import read_spec as read_spec
 from warpi.method import Method
-from warpi.noise import Noise
 from warpi.progress import Progress
 from warpi.rng import derive, seeded
-from warpi.spec import DataSpec, RunSpec, named, plain, prepare
+from warpi.spec import RunSpec, plain, prepare
 from warpi.task import Moved, Task, Truth
-
-FORMAT = "warpi-run/1"
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,9 @@ class Run:
 class Stopped(Exception):
     """A signal asked the run to stop; what was done is stored."""
 
-    def __init__(self, signum: int, path: Path) -> None:
-        again = shlex.join(["warpi", "fit", "--out", str(path), "--resume"])
-        super().__init__(f"stopped by {signal.Signals(signum).name}; go on with: {again}")
-        self.signum = signum
+    def __init__(self, signum: int, again: str) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; {again}")
+        self.signum, self.rank = signum, parallel.rank()
 
 
 def fit(out: Path | str, **options: Any) -> Run:
@@ -85,81 +82,132 @@ def fitting(
     set takes the default that suits the data. The method is a name, or a Method of your own; `warpi` if none is given.
     With `resume` an interrupted run goes on where its last checkpoint was, and ends as if it had never stopped.
     Signals are noted and stop the run after the step; who drives several runs notes them in `caught` for all of them.
+    Of several ranks (`parallel`) all train, and rank 0 reads and writes the folder: the others need not see it.
     """
     path, settings = Path(out), plain(settings)
-    found, file = read_spec(path), path / "checkpoint.safetensors"
-    begun = checkpoint.exists(file) or (path / "done").exists()
-    stored = found if resume or begun else None  # a run that failed before its first checkpoint is begun anew
-    if stored is None and resume and method is None and not settings:
-        raise UserError(f"there is no run in {path} to go on with")
-    if stored is None and checkpoint.exists(file):
-        raise UserError(f"{path} holds a checkpoint, but the spec.json it belongs to is gone; choose another --out")
-    if stored is not None and not resume:
-        raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
-    if stored is not None:
-        before = stored["environment"].get("threads")  # sums depend on how they are shared out
-        if threads is not None and threads != before:
-            raise UserError(
-                f"{path} was begun with threads = {before}, not {threads}; choose another --out to change it"
-            )
-        threads = before
-        settings, method = _same_settings(stored, settings, method, path)
+    file, where = path / "checkpoint.safetensors", pick_device(device)
     with ExitStack() as held:
-        held.enter_context(_threads(threads))
-        spec, task, truth = prepare(method or "warpi", **settings)
-        where, moved = pick_device(device), Moved()
-        task, truth = task.to(where, moved), truth.to(where, moved)
-        held.enter_context(one_writer(path))
-        held.enter_context(seeded(derive(spec.recipe.seed, "training")))
-        if read_spec(path) != found:  # while this process was reading the data
-            raise UserError(f"another process has begun a run in {path}; choose another --out")
-        learner = replace(spec.base, **spec.options)
-        learner.start(task, spec.recipe)
-        _check_batches(learner)
-        description = _describe(spec, learner, truth, where)
-        if stored is not None:
-            _same_task(stored, json.loads(json.dumps(description)), path)
-        at = _go_on(file, learner, where) if checkpoint.exists(file) else Position()
-        history = _cut_results(path / "results.jsonl", at.epoch)
+        held.enter_context(parallel.joined(where))
+        held.enter_context(_way_back(path, where))
+        first = parallel.rank() == 0
+        found, has_checkpoint, begun = json.loads(parallel.from_first(lambda: json.dumps(look(path, file)).encode()))
+        stored = found if resume or begun else None  # a run that failed before its first checkpoint is begun anew
+        with parallel.together():
+            if stored is None and resume and method is None and not settings:
+                raise UserError(f"there is no run in {path} to go on with")
+            if stored is None and has_checkpoint:
+                lost = "the spec.json it belongs to is gone"
+                raise UserError(f"{path} holds a checkpoint, but {lost}; choose another --out")
+            if stored is not None and not resume:
+                raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
+            if stored is not None:
+                threads = same_threads(stored, threads, path)
+                settings, method = same_settings(stored, settings, method, path)
+            held.enter_context(_threads(threads))
+            spec, task, truth = prepare(method or "warpi", **settings)
+            moved = Moved()
+            task, truth = task.to(where, moved), truth.to(where, moved)
+            if first:
+                held.enter_context(one_writer(path))
+                if read_spec(path) != found:  # while this process was reading the data
+                    raise UserError(f"another process has begun a run in {path}; choose another --out")
+            held.enter_context(seeded(derive(spec.recipe.seed, "training")))
+            learner = replace(spec.base, **spec.options)
+            learner.start(task, spec.recipe)
+            _check_batches(learner)
+            description = describe(spec, learner, truth, where)
+            if stored is not None:
+                same_task(stored, json.loads(json.dumps(description)), path)
+        has_checkpoint = parallel.agree(None, first and checkpoint.exists(file))[0]  # now that nobody else can write it
+        at = _go_on(file, learner, where) if has_checkpoint else Position()
+        if parallel.ranks() > 1:
+            state = {"spec": description["spec"], "facts": description["facts"], **checkpoint.state_of(learner)}
+            parallel.check_same(checkpoint.digest(state).encode(), "the run (settings, data, initial weights)")
+        results = path / "results.jsonl"
+        history = json.loads(parallel.from_first(lambda: json.dumps(cut_results(results, at.epoch)).encode()))
         steps, saved_at = len(learner.loader), time.monotonic()
 
-        def save() -> None:
-            check_logs(learner, at)
-            check_weights(learner, at)
-            state = {"method": checkpoint.state_of(learner), "position": vars(at), "rng": checkpoint.global_rng()}
-            checkpoint.save(file, state)
+        def save(record: Record | None) -> None:
+            settle(learner, at)
+            with parallel.together():
+                check_logs(learner, at)
+                check_weights(learner, at)
+                if first:
+                    if record is not None:
+                        append_line(results, json.dumps(record))
+                    rng = checkpoint.global_rng()
+                    checkpoint.save(file, {"method": checkpoint.state_of(learner), "position": vars(at), "rng": rng})
 
-        progress = held.enter_context(Progress(spec.recipe.epochs, steps, at.epoch * steps + at.step, quiet))
+        progress = Progress(spec.recipe.epochs, steps, at.epoch * steps + at.step, quiet or not first)
+        held.enter_context(progress)
         progress.say(_summary(spec, learner, truth))
-        caught = held.enter_context(_signals()) if caught is None else caught
-        board = held.enter_context(_board(path, at.epoch + 1)) if tensorboard else None
-        if stored is None:
-            write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
-        for record in train(learner, task, truth, at):
-            if record is None:
-                progress.step()
-            else:
+        caught = held.enter_context(signals()) if caught is None else caught
+        with parallel.together():
+            board = held.enter_context(_board(path, at.epoch + 1)) if tensorboard and first else None
+            if stored is None and first:
+                write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
+        late = lambda: first and time.monotonic() - saved_at >= checkpoint_seconds
+        for record, signum, due in _in_step(train(learner, task, truth, at), progress, caught, late):
+            if record is not None or ((signum or due) and learner.resumes_mid_epoch):
+                save(record)
+                saved_at = time.monotonic()
+            if record is not None:
                 history.append(record)
-                append_line(path / "results.jsonl", json.dumps(record))
                 progress.line(record)
                 if board is not None:
                     for name, value in record.items():
                         board.add_scalar(name, value, int(record["epoch"]))
-            due = bool(caught) or time.monotonic() - saved_at >= checkpoint_seconds
-            if record is not None or (due and learner.resumes_mid_epoch):
-                save()
-                saved_at = time.monotonic()
-            if caught:
-                raise Stopped(caught[0], path)
+            if signum:
+                raise Stopped(signum, _again(path, where))
             yield record
-        write_atomically(path / "done", b"")
+        with parallel.together():
+            if first:
+                write_atomically(path / "done", b"")
         return Run(path, learner, task, truth, history)
 
 
+def _in_step(
+    training: Iterator[Record | None], progress: Progress, caught: list[int], late: Callable[[], bool]
+) -> Iterator[tuple[Record | None, int, bool]]:
+    """What training yields, and what all ranks agree on after it: the signal to stop at, if there was one, and whether
+    rank 0 finds a checkpoint late. Where one rank diverged, all did."""
+    while True:
+        record, error = None, None
+        try:
+            record = next(training)
+        except StopIteration:
+            return
+        except Diverged as e:
+            error = e
+        if record is None:
+            progress.step()
+        signum, due = parallel.agree(error, caught[0] if caught else 0, late())
+        yield record, signum, bool(due)
+
+
+def _again(path: Path, where: torch.device) -> str:
+    command = ["warpi", "fit", "--out", str(path), "--resume"]
+    if (n := parallel.ranks()) > 1:
+        if os.environ.get("LOCAL_WORLD_SIZE") != str(n):
+            return "go on with the same command and --resume"
+        command += ["--devices", str(n), "--device", where.type]
+    return f"go on with: {shlex.join(command)}"
+
+
+@contextmanager
+def _way_back(path: Path, where: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except parallel.Lost as e:
+        raise parallel.Lost(f"{e}; {_again(path, where)}") from e
+
+
 def pick_device(device: str) -> torch.device:
-    """`auto` is a CUDA device where there is one."""
+    """`auto` is a CUDA device where there is one; each rank on a machine has its own."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and parallel.launched():
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         where = torch.device(device)
     except RuntimeError as e:
@@ -181,97 +229,20 @@ def _summary(spec: RunSpec, learner: Method, truth: Truth) -> str:
     return f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, inputs of {shape}"
 
 
-def _describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device) -> dict[str, Any]:
-    task = learner.task
-    return {
-        "format": FORMAT,
-        "version": warpi.__version__,
-        "spec": spec.to_json(),
-        "facts": {
-            "n_train": len(task.train),
-            "n_meta": len(task.meta) if task.meta else 0,
-            "n_val": len(task.val) if task.val else 0,
-            "n_test": len(truth.test) if truth.test else 0,
-            "n_classes": task.n_classes,
-            "n_parameters": sum(p.numel() for p in learner.net.parameters()),
-            "inputs_sha256": spec.inputs_sha256,
-            "noise_sha256": truth.noise_hash,
-            "wrong_share": task.noise_rate,
-            "test_labels": "clean" if truth.test_is_clean else "given",
-            "needs_meta": spec.base.needs_meta,
-            "needs_noise_rate": spec.base.needs_noise_rate,
-        },
-        "environment": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "device": device.type,
-            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-            "threads": torch.get_num_threads(),
-        },
-    }
-
-
-def read_spec(path: Path) -> dict[str, Any] | None:
-    """What `spec.json` of a run folder holds; None where there is none."""
-    file = path / "spec.json"
-    try:
-        stored: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}; choose another --out") from e
-    except ValueError as e:
-        raise UserError(f"{file} is not JSON ({e}); choose another --out") from e
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise UserError(f"{file} is not of the format {FORMAT!r}; choose another --out")
-    spec = stored.get("spec")
-    parts = {**stored, **spec} if isinstance(spec, dict) else {}
-    kinds = {"method": str, "options": dict, "recipe": dict, "seed": int, "facts": dict, "environment": dict}
-    for name, kind in kinds.items():
-        if not isinstance(parts.get(name), kind):
-            raise UserError(f"{file} is garbled: {name} is {parts.get(name)!r}; choose another --out")
-    return stored
-
-
-def _same_settings(
-    stored: dict[str, Any], settings: Mapping[str, Any], method: str | Method | None, path: Path
-) -> tuple[dict[str, Any], str | Method]:
-    """The settings of the stored run; those given again must be the same."""
-    spec, again = stored["spec"], method
-    if isinstance(method, Method):
-        settings, (method, _) = {**plain(asdict(method)), **settings}, named(method)
-    if isinstance(settings.get("noise"), str):
-        settings = {**settings, "noise": str(Noise.parse(settings["noise"]))}
-    flat = plain({**spec["options"], **spec["recipe"], "seed": spec["seed"]})
-    flat |= {f.name: spec[f.name] for f in fields(DataSpec) if f.name in spec}
-    for name, value in {"method": method, **settings}.items():
-        if name not in {**flat, "method": 0}:
-            raise unknown("setting", name, flat)
-        was = spec["method"] if name == "method" else flat[name]
-        if isinstance(value, str | int | float | tuple) and was != value:
-            raise UserError(f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it")
-    own = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
-    return {**flat, **own}, again if isinstance(again, Method) else spec["method"]
-
-
-def _same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """What the stored settings lead to now must be what they led to then."""
-    if stored["spec"] != now["spec"]:
-        raise UserError(f"{path} was made by other defaults (version {stored.get('version')}); choose another --out")
-    for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"):
-        was, got = stored["facts"].get(name), now["facts"][name]
-        if was != got:
-            raise UserError(
-                f"the data or the network of {path} has changed: {name} was {was}, is {got}; choose another --out"
-            )
-
-
 def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
-    """Put a started method where the last checkpoint was."""
-    state = checkpoint.load(file, device)
-    checkpoint.restore(learner, state["method"])
-    checkpoint.set_global_rng(state["rng"])
+    """Put a started method where the last checkpoint was. Ranks other than 0 may not see that: they get a copy."""
+    with TemporaryDirectory() as folder:
+        if parallel.ranks() > 1:
+            content = parallel.from_first(checkpoint.newest(file).read_bytes)
+            if parallel.rank() > 0:
+                file = Path(folder) / file.name
+                file.write_bytes(content)
+        with parallel.together():
+            state = checkpoint.load(file, device)
+            checkpoint.restore(learner, state["method"])
+            checkpoint.set_global_rng(state["rng"])
+            if device.type == "cuda" and parallel.ranks() > 1 and "cuda" in state["rng"]:
+                torch.cuda.set_rng_state(state["rng"]["cuda"][0], device)  # that of the first rank's device
     return Position(**state["position"])
 
 
@@ -279,26 +250,10 @@ def _check_batches(learner: Method) -> None:
     """A batch of one cannot be normalised; torch says so only at the first step, and in other words."""
     loaders = [learner.loader, *([learner.meta_loader] if learner.needs_meta else [])]
     modules = [module for net in learner.nets for module in net.modules()]
-    if any(x.batch_size == 1 for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
-        raise UserError(
-            "batches of 1 example cannot be trained with BatchNorm; --batch-size and --meta-batch-size >= 2"
-        )
-
-
-def _cut_results(file: Path, epochs: int) -> list[Record]:
-    """The records of the epochs that the checkpoint knows; what a crash left after them is cut off."""
-    try:
-        lines = file.read_bytes().splitlines(keepends=True)[:epochs] if file.exists() else []
-        records = [json.loads(line) for line in lines]
-    except (OSError, ValueError) as e:
-        raise UserError(f"cannot read {file}: {e}; put it back as it was, or choose another --out") from e
-    if len(records) < epochs:
-        raise UserError(
-            f"{file} has {len(records)} epochs, the checkpoint beside it {epochs}; put the lines back, "
-            "or choose another --out"
-        )
-    write_atomically(file, b"".join(lines))
-    return records
+    n = 1 if learner.recipe.sync_batchnorm else parallel.ranks()  # by how many a batch is cut
+    if any(x.batch_size == n for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
+        least = f"--batch-size and --meta-batch-size >= {2 * n}" + (" or --sync-batchnorm" if n > 1 else "")
+        raise UserError(f"batches of 1 example cannot be trained with BatchNorm; {least}")
 
 
 @contextmanager
@@ -315,7 +270,7 @@ def _threads(n: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM are noted, not obeyed at once, so that a checkpoint can be written first."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -1,14 +1,16 @@
 """Settings to a full specification: the flags of `warpi fit`, checked, with the defaults that suit the data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from warpi.data import load_dataset
+from warpi.data.dataset import Dataset
 from warpi.errors import unknown
 from warpi.method import Method
 from warpi.methods import METHODS
@@ -16,6 +18,8 @@ from warpi.noise import Noise
 from warpi.recipe import Recipe
 from warpi.settings import check_types
 from warpi.task import Task, Truth, make_task
+
+_load: Callable[..., tuple[Dataset, Mapping[str, Any]]] = load_dataset
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read
 
     noise, root = Noise.parse(data.noise), Path(data.root) if data.root else None
-    read = partial(load_dataset, root=root, image_size=data.image_size)
+    read = partial(_load, root=root, image_size=data.image_size)
     dataset, defaults = read(data.data, label=data.label)
     meta_data = read(data.meta_data, label=data.label, like=dataset)[0] if data.meta_data else None
     other = read(noise.other_name)[0] if noise.other_name else None
@@ -103,6 +107,17 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
         other=other,
     )
     return RunSpec(data, name, base, suits | changed, changed, recipe, dataset.examples.digest()), task, truth
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Inside, data that several runs share is read once, and lies on a device once: nothing changes it in place."""
+    global _load
+    before, _load = _load, lru_cache(maxsize=4)(_load)
+    try:
+        yield
+    finally:
+        _load = before
 
 
 def named(method: str | Method) -> tuple[str, Method]:

@@ -15,18 +15,17 @@ to step (it draws from python's generators, counts, or looks at values) is refus
 
 import logging
 import operator
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call, jvp, vjp
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
+
+from warpi.batchnorm import forward_rules, normalised
+from warpi.chance import python_chance
 
 _log = logging.getLogger(__name__)
 _SMALL = 2**12  # elements: what a checkpoint of activations keeps anyway
@@ -64,6 +63,8 @@ class Point:
         n = 1 + len(passes.others)
         self.others = dict(zip(passes.others, values[1:n], strict=True))  # as the pass left them
         self.known |= {node: v for node, v in zip(passes.pass_.outputs[n:], values[n:], strict=True) if node}
+        wanted = {*passes.back.inputs, *passes.ahead.inputs}
+        self.known = {node: v for node, v in self.known.items() if node in wanted}  # the rest may be freed
 
     def back(self, u: Tensor, some: bool = False) -> list[Tensor | None]:
         part = self.passes.back_some if some else self.passes.back
@@ -76,9 +77,20 @@ class Point:
 
 
 def trace(
-    net: nn.Module, x: Tensor, n_classes: int, along: Sequence[str], *, checkpointing: bool = False, fuse: bool = False
+    net: nn.Module,
+    x: Tensor,
+    n_classes: int,
+    along: Sequence[str],
+    *,
+    lean: bool = False,
+    checkpointing: bool = False,
+    fuse: bool = False,
 ) -> Passes:
-    """The passes of a network for inputs like x; J g is wanted along the parameters `along`."""
+    """The passes of a network for inputs like x; J g is wanted along the parameters `along`.
+
+    What the first graph hands on is what takes memory. `lean`: not what BatchNorm and ReLU make of a tensor, which is
+    computed again from that tensor. `checkpointing`: next to nothing.
+    """
     theta = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
     buffers = dict(net.named_buffers())
     frozen = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
@@ -122,11 +134,12 @@ def trace(
     z, own, grads, jg = result[0], result[1 : 1 + len(others)], result[1 + len(others) : -1], result[-1]
 
     of_pass = _closed(_ancestors([z, *own]), whole.graph)
-    kept = _cuts(of_pass, z, x_node, checkpointing)
+    again = _normalised(of_pass) if lean or checkpointing else {}
+    kept = _cuts(of_pass, z, x_node, checkpointing) - again.keys()
     some = [grads[list(theta).index(name)] for name in along]
-    back, back_some, ahead = (_Part(whole, outputs, kept, of_pass) for outputs in (grads, some, [jg]))
+    back, back_some, ahead = (_Part(whole, outputs, kept, of_pass, again) for outputs in (grads, some, [jg]))
     handed_on = dict.fromkeys(n for part in (back, ahead) for n in part.inputs if n.op != "placeholder")
-    pass_ = _Part(whole, [z, *own, *handed_on], set(), set())
+    pass_ = _Part(whole, [z, *own, *handed_on])
     if fuse:
         for part in (pass_, back, back_some, ahead):
             part.fuse()
@@ -138,10 +151,15 @@ class _Part:
     """The nodes that lead from `kept` ones (and placeholders) to `outputs`, as a function of its own."""
 
     def __init__(
-        self, whole: fx.GraphModule, outputs: Sequence[fx.Node | None], kept: set[fx.Node], of_pass: set[fx.Node]
+        self,
+        whole: fx.GraphModule,
+        outputs: Sequence[fx.Node | None],
+        kept: Set[fx.Node] = frozenset(),
+        of_pass: Set[fx.Node] = frozenset(),
+        again: "Mapping[fx.Node, _Normalised]" = {},  # noqa: B006
     ) -> None:
         self.outputs = outputs
-        inside = _ancestors([n for n in outputs if n is not None], stop=kept)
+        inside = _ancestors([n for n in outputs if n is not None], kept, again)
         work = [n for n in whole.graph.nodes if n in inside and n.op != "placeholder" and n not in kept]
         self.inputs = [n for n in whole.graph.nodes if n in inside and n not in set(work)]
         graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -151,13 +169,16 @@ class _Part:
         def put(node: fx.Node) -> None:  # what is computed again comes right before its first use, not all at once
             waiting = [node]
             while waiting:
-                for before in waiting[-1].all_input_nodes:
+                for before in _inputs(waiting[-1], again):
                     if before not in new:
                         waiting.append(before)
                         break
                 else:
                     done = waiting.pop()
-                    if done not in new:
+                    if done not in new and done in again:
+                        values = (None if n is None else new[n] for n in again[done])
+                        new[done] = graph.call_function(normalised, tuple(values))
+                    elif done not in new:
                         new[done] = graph.node_copy(done, lambda n: new[n])
 
         for node in work:
@@ -218,15 +239,47 @@ def _fused(code: str, shapes: tuple[Any, ...], source: _Same) -> Callable[..., S
     return run
 
 
-def _ancestors(nodes: Iterable[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
+class _Normalised(NamedTuple):
+    """A node that is relu(BatchNorm(x)), by what it can be computed from again."""
+
+    x: fx.Node
+    m: fx.Node  # mean
+    r: fx.Node  # 1 / deviation
+    w: fx.Node | None
+    b: fx.Node | None
+
+
+def _normalised(of_pass: Set[fx.Node]) -> dict[fx.Node, _Normalised]:
+    """The activations that follow a BatchNorm. Computing them again is one kernel that reads one tensor."""
+    found = {}
+    for relu in of_pass:
+        y = relu.args[0] if relu.target is torch.ops.aten.relu.default else None
+        norm = y.args[0] if isinstance(y, fx.Node) and y.target is operator.getitem and y.args[1] == 0 else None
+        if isinstance(norm, fx.Node) and "batch_norm" in str(norm.target):
+            m, r = ([n for n in norm.users if n.args[1:] == (i,)] for i in (1, 2))
+            x, w, b = norm.args[:3]
+            if m and r and isinstance(x, fx.Node):
+                found[relu] = _Normalised(x, m[0], r[0], w, b)  # type: ignore[arg-type]
+    return found
+
+
+def _inputs(node: fx.Node, again: Mapping[fx.Node, _Normalised]) -> list[fx.Node]:
+    return [n for n in again[node] if n is not None] if node in again else node.all_input_nodes
+
+
+def _ancestors(
+    nodes: Iterable[fx.Node],
+    stop: Set[fx.Node] = frozenset(),
+    again: Mapping[fx.Node, _Normalised] = {},
+) -> set[fx.Node]:
     """The nodes and all they are made of; not what the nodes of `stop` are made of."""
     found, waiting = set[fx.Node](), list(nodes)
     while waiting:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            if not stop or node not in stop:
-                waiting += node.all_input_nodes
+            if node not in stop:
+                waiting += _inputs(node, again)
     return found
 
 
@@ -303,87 +356,4 @@ def _python_state(net: nn.Module) -> Any:
     numbers = [
         (name, key, value) for name, m in net.named_modules() for key, value in vars(m).items() if type(value) in kinds
     ]
-    return random.getstate(), [str(part) for part in np.random.get_state()], numbers  # noqa: NPY002
-
-
-# --- a forward-mode rule for BatchNorm that costs what its backward rule costs ----------------------------------------
-
-
-class forward_rules(TorchFunctionMode):
-    """BatchNorm with a rule of our own inside: two sums and one formula, in the dtype of the activations."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = _batch_norm if func is F.batch_norm else func
-        return call(*args, **(kwargs or {}))
-
-
-def _batch_norm(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    if not training and mean is not None and var is not None:  # a fixed affine map
-        scale, shift = torch.rsqrt(var + eps), -mean * torch.rsqrt(var + eps)
-        if weight is not None:
-            scale, shift = scale * weight, shift * weight
-        shift = shift if bias is None else shift + bias
-        return (x * _over_channels(scale, x) + _over_channels(shift, x)).to(x.dtype)
-    y: Tensor = _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps)[0]  # type: ignore[no-untyped-call]
-    return y
-
-
-def _over_channels(t: Tensor, x: Tensor) -> Tensor:
-    return t.view(1, -1, *[1] * (x.dim() - 2))
-
-
-class _BatchNorm(torch.autograd.Function):
-    """y = w h + b, h = r (x - m), with mean m and r = 1 / deviation of the batch, by channel.
-
-    In forward mode:  dh = r (dx - mean(dx) - h mean(h dx)),  dy = w dh + dw h + db.
-    """
-
-    @staticmethod
-    def forward(
-        x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor | None, var: Tensor | None, mom: float, eps: float
-    ) -> Any:
-        return torch._batch_norm_impl_index(x, w, b, mean, var, True, mom, eps, torch.backends.cudnn.enabled)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, w, b, mean, var, _, ctx.eps = inputs
-        _, m, r, reserve, ctx.kind = output
-        ctx.affine = w is not None, b is not None
-        ctx.mark_non_differentiable(m, r, reserve)
-        ctx.save_for_backward(x, w, mean, var, m, r, reserve)
-        ctx.save_for_forward(x, w, m, r)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
-        x, w, mean, var, m, r, reserve = ctx.saved_tensors
-        wanted = [True, *ctx.affine]
-        dx, dw, db = torch.ops.aten._batch_norm_impl_index_backward(
-            ctx.kind, x, dy, w, mean, var, m, r, True, ctx.eps, wanted, reserve
-        )
-        return dx, dw if wanted[1] else None, db if wanted[2] else None, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, dw: Tensor | None, db: Tensor | None, *_: Any) -> Any:
-        x, w, m, r = ctx.saved_tensors
-        dims, wide = [0, *range(2, x.dim())], m.dtype
-        h = (x.to(wide) - _over_channels(m, x)) * _over_channels(r, x)
-        parts = []
-        if dx is not None:
-            dx = dx.to(wide)
-            dh = dx - _over_channels(dx.mean(dims), x) - h * _over_channels((h * dx).mean(dims), x)
-            parts.append(_over_channels(r if w is None else r * w, x) * dh)
-        if dw is not None:
-            parts.append(_over_channels(dw, x) * h)
-        if db is not None:
-            parts.append(_over_channels(db, x).expand_as(x))
-        dy = sum(parts[1:], parts[0])
-        return dy.to(x.dtype), None, None, None, None
+    return python_chance(), numbers

@@ -1,7 +1,7 @@
 """The nouns that cross module borders."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -9,7 +9,8 @@ Log = Mapping[str, Tensor | float]
 """Names to scalars. Tensors may stay on the device: the engine reads them now and then, not every step."""
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Batch:
     """B examples with the labels they were given."""
 
     views: tuple[Tensor, ...]  # each [B, ...]; one for most methods, more where a method asks for `n_views`

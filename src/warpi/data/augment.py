@@ -19,17 +19,21 @@ class Crop:
     pad: int = 0
     flip: bool = True
 
-    def train(self, x: Tensor, generator: Generator) -> Tensor:
-        """x [B, C, H, W] -> [B, C, size, size], one offset and one mirror an image."""
+    def train(self, x: Tensor, generator: Generator, part: slice = slice(None), whole: int | None = None) -> Tensor:
+        """x [B, C, H, W] -> [B, C, size, size], one offset and one mirror an image.
+
+        Where x is a `part` of a `whole` number of images, chance is drawn for all of them.
+        """
         if self.pad:
             x = F.pad(x.float(), [self.pad] * 4, mode="reflect")
         n, channels, height, width = x.shape
-        top = torch.randint(height - self.size + 1, (n, 1), generator=generator, device=x.device)
-        left = torch.randint(width - self.size + 1, (n, 1), generator=generator, device=x.device)
+        drawn = (whole or n, 1)
+        top = torch.randint(height - self.size + 1, drawn, generator=generator, device=x.device)[part]
+        left = torch.randint(width - self.size + 1, drawn, generator=generator, device=x.device)[part]
         span = torch.arange(self.size, device=x.device)
         columns = left + span  # [B, size]
         if self.flip:
-            mirror = torch.rand((n, 1), generator=generator, device=x.device) < 0.5
+            mirror = torch.rand(drawn, generator=generator, device=x.device)[part] < 0.5
             columns = torch.where(mirror, columns.flip(1), columns)
         flat = (top + span)[:, :, None] * width + columns[:, None, :]  # [B, size, size]
         index = flat.view(n, 1, -1).expand(n, channels, -1)

@@ -3,11 +3,11 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from warpi.data.augment import Crop
 from warpi.errors import UserError
@@ -22,6 +22,8 @@ class Read(NamedTuple):
 
 class Examples(ABC):
     """N inputs. A `Split` is a set of their rows; splits of one data set share one Examples and never overlap."""
+
+    whole: ClassVar[bool] = True  # every row can be read: `Read.kept` is always None
 
     @property
     @abstractmethod
@@ -40,9 +42,11 @@ class Examples(ABC):
     def to(self, device: torch.device | str) -> Self: ...
 
     @abstractmethod
-    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
+    def stream(
+        self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
+    ) -> Iterator[Read]:
         """Read batch after batch. Each is (rows [B], seed); the seed alone decides its augmentation, so that a run
-        can be taken up at any batch."""
+        can be taken up at any batch. Only `part` of each is read, and augmented as it is within the whole batch."""
 
     @abstractmethod
     def replaced(self, rows: Tensor, other: "Examples", other_rows: Tensor) -> Self:
@@ -80,6 +84,7 @@ class TensorExamples(Examples):
     scale: Scale
     crop: Crop | None = None  # augmentation of images; None: nothing is augmented
     standardise: bool = False  # features whose scale is to be learned from the training rows
+    copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)  # of x, one a device
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,17 +98,28 @@ class TensorExamples(Examples):
         return len(self.x)
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, x=self.x.to(device), scale=Scale(*(t.to(device) for t in self.scale)))
+        where = torch.device(device)
+        if where not in self.copies:
+            self.copies[where] = self.x.to(where)
+        return replace(self, x=self.copies[where], scale=Scale(*(t.to(device) for t in self.scale)))
 
-    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
+    def stream(
+        self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
+    ) -> Iterator[Read]:
         generator = torch.Generator(self.device)
         for rows, seed in batches:
-            x = self.x[rows.to(self.device)]
-            if augment and self.crop:
-                generator.manual_seed(seed)
-                yield Read(tuple(self._normal(self.crop.train(x, generator)) for _ in range(views)), None)
-            else:
-                yield Read((self._normal(self.crop.middle(x) if self.crop else x),) * views, None)
+            generator.manual_seed(seed)
+            yield Read(self.read(rows.to(self.device), generator, augment=augment, views=views, part=part), None)
+
+    def read(
+        self, rows: Tensor, generator: Generator, *, augment: bool, views: int = 1, part: slice = slice(None)
+    ) -> tuple[Tensor, ...]:
+        """`part` of the rows, which are on the device: nothing here waits, or looks at a value."""
+        x = self.x[rows[part]]
+        if augment and self.crop:
+            crops = (self.crop.train(x, generator, part, len(rows)) for _ in range(views))
+            return tuple(self._normal(crop) for crop in crops)
+        return (self._normal(self.crop.middle(x) if self.crop else x),) * views
 
     def _normal(self, x: Tensor) -> Tensor:
         return (x.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std

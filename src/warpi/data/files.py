@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self, cast
+from typing import IO, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ class FileExamples(Examples):
     `workers` and `max_bad` are set with `dataclasses.replace(examples, workers=16)`.
     """
 
+    whole: ClassVar[bool] = False
     root: str
     paths: tuple[str, ...]  # relative to root, or absolute
     size: int = 224
@@ -86,9 +87,11 @@ class FileExamples(Examples):
     def to(self, device: torch.device | str) -> Self:
         return replace(self, device=torch.device(device), scale=Scale(*(t.to(device) for t in self.scale)))
 
-    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
+    def stream(
+        self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
+    ) -> Iterator[Read]:
         drawn = views if augment else 1
-        with closing(self._read(batches, crop=self.size, views=drawn, augment=augment)) as reads:
+        with closing(self._read(batches, crop=self.size, views=drawn, augment=augment, part=part)) as reads:
             for images, kept in reads:
                 whole = bool(kept.all())
                 x = (images if whole else images[:, kept]).to(self.device, non_blocking=True)
@@ -127,9 +130,9 @@ class FileExamples(Examples):
         return os.path.join(self.root, self.paths[row])
 
     def _read(
-        self, batches: Iterable[tuple[Tensor, int]], *, crop: int, views: int, augment: bool
+        self, batches: Iterable[tuple[Tensor, int]], *, crop: int, views: int, augment: bool, part: slice = slice(None)
     ) -> Generator[tuple[Tensor, Tensor], None, None]:
-        """For each batch its images [V, B, crop, crop, 3] uint8, and which of them could be read [B]."""
+        """For (the part of) each batch its images [V, B, crop, crop, 3] uint8, and which of them could be read [B]."""
         plan, pending = iter(batches), deque[_Asked]()
         options = {"short": stored_size(self.size), "size": crop, "views": views, "augment": augment}
         readers = _Readers(self.workers) if self.workers else None
@@ -140,7 +143,7 @@ class FileExamples(Examples):
                 while len(pending) < few or sum(len(asked.answers) for asked in pending) < jobs:
                     if (batch := next(plan, None)) is None:
                         break
-                    pending.append(self._ask(*batch, readers, options))
+                    pending.append(self._ask(*batch, part, readers, options))
                 if not pending:
                     return
                 paths, images, answers = pending.popleft()
@@ -151,14 +154,17 @@ class FileExamples(Examples):
             if readers:
                 readers.close()
 
-    def _ask(self, rows: Tensor, seed: int, readers: "_Readers | None", options: dict[str, Any]) -> "_Asked":
-        paths = [self._path(row) for row in rows.tolist()]
+    def _ask(
+        self, rows: Tensor, seed: int, part: slice, readers: "_Readers | None", options: dict[str, Any]
+    ) -> "_Asked":
+        paths = [self._path(row) for row in rows[part].tolist()]
+        before = part.indices(len(rows))[0]  # chance follows from the position within the whole batch
         size = options["size"]
         pinned = self.device.type == "cuda"  # so that the copy to the device does not wait
         images = torch.empty((options["views"], len(paths), size, size, 3), dtype=torch.uint8, pin_memory=pinned)
         answers: list[Callable[[], list[str | None]]] = []
         for first in range(0, len(paths), _CHUNK):
-            request = {"paths": paths[first : first + _CHUNK], "seed": int(seed), "first": first, **options}
+            request = {"paths": paths[first : first + _CHUNK], "seed": int(seed), "first": before + first, **options}
             out = images.numpy()[:, first : first + _CHUNK]
             answers.append(readers.ask(request, out).result if readers else partial(_fill, request, out))
         return _Asked(paths, images, answers)

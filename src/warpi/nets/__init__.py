@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from warpi.errors import UserError, missing, unknown
 from warpi.nets.mlp import MLP
 from warpi.nets.preact import preact18
-from warpi.nets.resnet import resnet18, resnet32, resnet50
+from warpi.nets.resnet import resnet18, resnet20, resnet32, resnet50
 from warpi.nets.wideresnet import wrn28_10
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
@@ -34,6 +34,7 @@ class NetEntry(NamedTuple):
 
 NETS: dict[str, NetEntry] = {
     "mlp": NetEntry("one hidden layer of 128 with BatchNorm; any input, flattened", MLP),
+    "resnet20": NetEntry("CIFAR ResNet-20, 0.27 M parameters; small images", resnet20),
     "resnet32": NetEntry("CIFAR ResNet-32, 0.46 M parameters; small images", resnet32),
     "resnet18": NetEntry("ResNet-18 with a 3x3 stem, 11.2 M parameters; small images", resnet18),
     "preact18": NetEntry("pre-activation ResNet-18, 11.2 M parameters; small images", preact18),

@@ -1,4 +1,4 @@
-"""Residual networks of He et al.: ResNet-32 and ResNet-18 for small images, ResNet-50 for photographs.
+"""Residual networks of He et al.: ResNet-20, -32 and -18 for small images, ResNet-50 for photographs.
 
 Reference: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016.
 """
@@ -145,13 +145,21 @@ def _shortcut(c_in: int, c_out: int, stride: int, pad: bool) -> nn.Module | None
     return nn.Sequential(conv(c_in, c_out, 1, stride), nn.BatchNorm2d(c_out))
 
 
+def resnet20(shape: tuple[int, ...], n_classes: int, *, width: int = 16) -> ResNet:
+    """The CIFAR ResNet-20: as ResNet-32, with 3 blocks a stage."""
+    return _cifar_resnet("resnet20", shape, n_classes, 3, width)
+
+
 def resnet32(shape: tuple[int, ...], n_classes: int, *, width: int = 16) -> ResNet:
     """The CIFAR ResNet-32: 3 stages of 5 basic blocks, 16-32-64 channels, option-A shortcuts.
 
     He's initialisation (fan in) of the last layer too, as the published noisy-label code with this net does.
     """
-    channels = image_channels("resnet32", shape)
-    net = ResNet(channels, n_classes, _BasicBlock, (5, 5, 5), width, pad_shortcut=True)
+    return _cifar_resnet("resnet32", shape, n_classes, 5, width)
+
+
+def _cifar_resnet(name: str, shape: tuple[int, ...], n_classes: int, depth: int, width: int) -> ResNet:
+    net = ResNet(image_channels(name, shape), n_classes, _BasicBlock, (depth,) * 3, width, pad_shortcut=True)
     he_init(net, mode="fan_in")
     nn.init.kaiming_normal_(net.fc.weight)
     return net

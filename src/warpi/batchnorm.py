@@ -1,0 +1,97 @@
+"""BatchNorm with a forward-mode rule that costs what its backward rule costs.
+
+torch's own rule is some twenty small kernels, and in bf16 it gives float32 tangents, which the next layer refuses.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class forward_rules(TorchFunctionMode):
+    """BatchNorm with a rule of our own inside: two sums and one formula, in the dtype of the activations."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = _batch_norm if func is F.batch_norm else func
+        return call(*args, **(kwargs or {}))
+
+
+def _batch_norm(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not training and mean is not None and var is not None:  # a fixed affine map
+        scale, shift = torch.rsqrt(var + eps), -mean * torch.rsqrt(var + eps)
+        if weight is not None:
+            scale, shift = scale * weight, shift * weight
+        shift = shift if bias is None else shift + bias
+        return (x * over_channels(scale, x) + over_channels(shift, x)).to(x.dtype)
+    y: Tensor = _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps)[0]  # type: ignore[no-untyped-call]
+    return y
+
+
+def over_channels(t: Tensor, x: Tensor) -> Tensor:
+    return t.view(1, -1, *[1] * (x.dim() - 2))
+
+
+class _BatchNorm(torch.autograd.Function):
+    """y = w h + b, h = r (x - m), with mean m and r = 1 / deviation of the batch, by channel.
+
+    In forward mode:  dh = r (dx - mean(dx) - h mean(h dx)),  dy = w dh + dw h + db.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor | None, var: Tensor | None, mom: float, eps: float
+    ) -> Any:
+        return torch._batch_norm_impl_index(x, w, b, mean, var, True, mom, eps, torch.backends.cudnn.enabled)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, w, b, mean, var, _, ctx.eps = inputs
+        _, m, r, reserve, ctx.kind = output
+        ctx.affine = w is not None, b is not None
+        ctx.mark_non_differentiable(m, r, reserve)
+        ctx.save_for_backward(x, w, mean, var, m, r, reserve)
+        ctx.save_for_forward(x, w, m, r)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
+        x, w, mean, var, m, r, reserve = ctx.saved_tensors
+        wanted = [True, *ctx.affine]
+        dx, dw, db = torch.ops.aten._batch_norm_impl_index_backward(
+            ctx.kind, x, dy, w, mean, var, m, r, True, ctx.eps, wanted, reserve
+        )
+        return dx, dw if wanted[1] else None, db if wanted[2] else None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dw: Tensor | None, db: Tensor | None, *_: Any) -> Any:
+        x, w, m, r = ctx.saved_tensors
+        dims, wide = [0, *range(2, x.dim())], m.dtype
+        h = (x.to(wide) - over_channels(m, x)) * over_channels(r, x)
+        parts = []
+        if dx is not None:
+            dx = dx.to(wide)
+            dh = dx - over_channels(dx.mean(dims), x) - h * over_channels((h * dx).mean(dims), x)
+            parts.append(over_channels(r if w is None else r * w, x) * dh)
+        if dw is not None:
+            parts.append(over_channels(dw, x) * h)
+        if db is not None:
+            parts.append(over_channels(db, x).expand_as(x))
+        dy = sum(parts[1:], parts[0])
+        return dy.to(x.dtype), None, None, None, None
+
+
+def normalised(x: Tensor, m: Tensor, r: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+    """relu(w r (x - m) + b)"""
+    y = (x.to(m.dtype) - over_channels(m, x)) * over_channels(r if w is None else r * w, x)
+    return torch.relu(y if b is None else y + over_channels(b, x)).to(x.dtype)

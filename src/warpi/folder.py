@@ -1,0 +1,142 @@
+"""What a run folder holds of a run: its description, and whether a run that goes on in it is still the same."""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import warpi
+from warpi import checkpoint, parallel
+from warpi.atomic import write_atomically
+from warpi.engine import Record
+from warpi.errors import UserError, unknown
+from warpi.method import Method
+from warpi.noise import Noise
+from warpi.spec import DataSpec, RunSpec, named, plain
+from warpi.task import Truth
+
+FORMAT = "warpi-run/1"
+
+
+def read_spec(path: Path) -> dict[str, Any] | None:
+    """What `spec.json` of a run folder holds; None where there is none."""
+    file = path / "spec.json"
+    try:
+        stored: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {e.strerror}; choose another --out") from e
+    except ValueError as e:
+        raise UserError(f"{file} is not JSON ({e}); choose another --out") from e
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        raise UserError(f"{file} is not of the format {FORMAT!r}; choose another --out")
+    spec = stored.get("spec")
+    parts = {**stored, **spec} if isinstance(spec, dict) else {}
+    kinds = {"method": str, "options": dict, "recipe": dict, "seed": int, "facts": dict, "environment": dict}
+    for name, kind in kinds.items():
+        if not isinstance(parts.get(name), kind):
+            raise UserError(f"{file} is garbled: {name} is {parts.get(name)!r}; choose another --out")
+    return stored
+
+
+def look(path: Path, file: Path) -> tuple[dict[str, Any] | None, bool, bool]:
+    """What lies in a folder: its spec, whether there is a checkpoint, whether a run was begun."""
+    has_checkpoint = checkpoint.exists(file)
+    return read_spec(path), has_checkpoint, has_checkpoint or (path / "done").exists()
+
+
+def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device) -> dict[str, Any]:
+    task = learner.task
+    return {
+        "format": FORMAT,
+        "version": warpi.__version__,
+        "spec": spec.to_json(),
+        "facts": {
+            "n_train": len(task.train),
+            "n_meta": len(task.meta) if task.meta else 0,
+            "n_val": len(task.val) if task.val else 0,
+            "n_test": len(truth.test) if truth.test else 0,
+            "n_classes": task.n_classes,
+            "n_parameters": sum(p.numel() for p in learner.net.parameters()),
+            "inputs_sha256": spec.inputs_sha256,
+            "noise_sha256": truth.noise_hash,
+            "wrong_share": task.noise_rate,
+            "test_labels": "clean" if truth.test_is_clean else "given",
+            "needs_meta": spec.base.needs_meta,
+            "needs_noise_rate": spec.base.needs_noise_rate,
+        },
+        "environment": {
+            "ranks": parallel.ranks(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "device": device.type,
+            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def same_settings(
+    stored: dict[str, Any], settings: Mapping[str, Any], method: str | Method | None, path: Path
+) -> tuple[dict[str, Any], str | Method]:
+    """The settings of the stored run; those given again must be the same."""
+    spec, again = stored["spec"], method
+    if isinstance(method, Method):
+        settings, (method, _) = {**plain(asdict(method)), **settings}, named(method)
+    if isinstance(settings.get("noise"), str):
+        settings = {**settings, "noise": str(Noise.parse(settings["noise"]))}
+    flat = plain({**spec["options"], **spec["recipe"], "seed": spec["seed"]})
+    flat |= {f.name: spec[f.name] for f in fields(DataSpec) if f.name in spec}
+    for name, value in {"method": method, **settings}.items():
+        if name not in {**flat, "method": 0}:
+            raise unknown("setting", name, flat)
+        was = spec["method"] if name == "method" else flat[name]
+        if isinstance(value, str | int | float | tuple) and was != value:
+            raise UserError(f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it")
+    own = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
+    return {**flat, **own}, again if isinstance(again, Method) else spec["method"]
+
+
+def same_threads(stored: dict[str, Any], threads: int | None, path: Path) -> int | None:
+    """Sums depend on how they are shared out: as many threads as before, unless there are other ranks anyway."""
+    before: int | None = stored["environment"].get("threads")
+    if stored["environment"].get("ranks", 1) != parallel.ranks():
+        return threads
+    if threads is not None and threads != before:
+        raise UserError(f"{path} was begun with threads = {before}, not {threads}; choose another --out to change it")
+    return before
+
+
+def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    """What the stored settings lead to now must be what they led to then."""
+    if stored["spec"] != now["spec"]:
+        raise UserError(f"{path} was made by other defaults (version {stored.get('version')}); choose another --out")
+    for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"):
+        was, got = stored["facts"].get(name), now["facts"][name]
+        if was != got:
+            raise UserError(
+                f"the data or the network of {path} has changed: {name} was {was}, is {got}; choose another --out"
+            )
+
+
+def cut_results(file: Path, epochs: int) -> list[Record]:
+    """The records of the epochs that the checkpoint knows; what a crash left after them is cut off."""
+    try:
+        lines = file.read_bytes().splitlines(keepends=True)[:epochs] if file.exists() else []
+        records = [json.loads(line) for line in lines]
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot read {file}: {e}; put it back as it was, or choose another --out") from e
+    if len(records) < epochs:
+        raise UserError(
+            f"{file} has {len(records)} epochs, the checkpoint beside it {epochs}; put the lines back, "
+            "or choose another --out"
+        )
+    write_atomically(file, b"".join(lines))
+    return records

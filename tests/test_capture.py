@@ -1,0 +1,300 @@
+"""A step as one graph: the same numbers as plain steps, and a reason where it cannot be one.
+
+On the CPU everything but the graph itself takes the same way (`always`).
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from warpi import METHODS
+from warpi.capture import Captured, captured
+from warpi.data.split import Loader, Planned, Split
+from warpi.method import Method
+from warpi.methods import CE, make_method
+from warpi.methods.plain import FineTune
+from warpi.nets import NETS
+from warpi.recipe import Recipe
+from warpi.task import Task, Truth
+from warpi.types import Batch, Log
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+RECIPE = Recipe(epochs=2, batch_size=16, meta_batch_size=8, net="mlp")
+
+
+def started(method: Method, task: Task, device: str, recipe: Recipe = RECIPE) -> Method:
+    method = replace(method)
+    method.start(task.to(device), recipe)
+    return method
+
+
+def steps(method: Method, n: int) -> list[dict[str, float]]:
+    """Logs of the first n steps, over as many epochs as it takes."""
+    logs: list[dict[str, float]] = []
+    for t in range(100):
+        for log in method.epoch(t):
+            logs.append({name: float(value) for name, value in log.items()})
+            if len(logs) == n:
+                return logs
+    raise AssertionError
+
+
+def weights(method: Method) -> list[Tensor]:
+    nets = [*method.nets, *(v for v in vars(method).values() if isinstance(v, nn.Module))]
+    return [t.detach().cpu() for net in nets for t in net.state_dict().values()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("data", ["digits", "pictures"])
+def test_the_same_numbers_as_plain_steps(
+    name: str, device: str, data: str, tiny: tuple[Task, Truth], pictures: tuple[Task, Truth]
+) -> None:
+    """Over the border of two epochs, with augmented pictures too."""
+    task = (tiny if data == "digits" else pictures)[0]
+    plain, other = (started(METHODS[name], task, device) for _ in range(2))
+    wanted = steps(plain, 12)
+    with captured(other, always=True) as step:
+        assert step is not None
+        got = steps(other, 12)
+        assert step.why is None
+        assert any(s.ready for s in step.steps.values())
+        assert any(s.graph is not None for s in step.steps.values()) == (device == "cuda")
+    for a, b in zip(wanted, got, strict=True):
+        assert a == pytest.approx(b, rel=1e-5 if device == "cuda" else 0)
+    for p, q in zip(weights(plain), weights(other), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5) if device == "cuda" else torch.testing.assert_close(p, q)
+    assert (plain.loader.count, plain.meta_loader.count) == (other.loader.count, other.meta_loader.count)
+    assert "step" not in vars(other)
+    assert not other.loader.planned
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_learning_rates_and_kinds_of_steps(device: str, tiny: tuple[Task, Truth]) -> None:
+    """Two kinds of steps are two graphs; a learning rate is not a kind."""
+    recipe = replace(RECIPE, meta_every=3)
+    plain, other = (started(make_method("warpi"), tiny[0], device, recipe) for _ in range(2))
+    with captured(other, always=True) as step:
+        logs = []
+        for method in (plain, other):
+            logs.append(steps(method, 11))
+            for group in method.optimizer.param_groups:
+                group["lr"] = group["lr"].fill_(0.01) if isinstance(group["lr"], Tensor) else 0.01
+            logs[-1] += [{k: float(v) for k, v in log.items()} for log in method.epoch(1)]
+        assert step is not None
+        assert len(step.steps) == 2
+        assert step.why is None
+    assert ["meta_loss" in log for log in logs[0][:7]] == [True, False, False, True, False, False, True]
+    for a, b in zip(*logs, strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+
+
+@dataclass
+class Counting(CE):
+    """A python number that a step changes."""
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.seen = 0
+
+    def step(self, batch: Batch) -> Log:
+        self.seen += 1
+        return super().step(batch)
+
+
+@dataclass
+class Replacing(CE):
+    """A tensor that a step puts in the place of another."""
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.memory = [torch.zeros(3, device=task.train.y.device)]
+
+    def step(self, batch: Batch) -> Log:
+        self.memory[0] = self.memory[0] + 1
+        return super().step(batch)
+
+
+@dataclass
+class Looking(CE):
+    """A value that a step looks at."""
+
+    def step(self, batch: Batch) -> Log:
+        if float(batch.x.sum()) > 1e9:
+            raise AssertionError
+        return super().step(batch)
+
+
+@dataclass
+class Restless(CE):
+    """A number that changes from step to step, outside of them."""
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        for i, batch in enumerate(self.loader.epoch(t)):
+            self.weight = 1.0 + i
+            yield self.step(batch)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (Counting(), "its step changes seen"),
+        (Replacing(), "puts another tensor into memory[0]"),
+        (Restless(), "change too often"),
+        (Looking(), "cannot be captured"),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, Method) else "",
+)
+def test_what_cannot_be_captured_says_why(
+    method: Method, why: str, device: str, tiny: tuple[Task, Truth], caplog: pytest.LogCaptureFixture
+) -> None:
+    if isinstance(method, Looking) and device == "cpu":
+        pytest.skip("needs a graph")
+    plain, other = (started(method, tiny[0], device) for _ in range(2))
+    wanted = steps(plain, 12)
+    with caplog.at_level(logging.WARNING), captured(other, always=True) as step:
+        got = steps(other, 12)
+        assert step is not None
+        assert why in str(step.why)
+    for a, b in zip(wanted, got, strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert message.startswith(f"the step of {type(method).__name__} runs kernel by kernel")
+    assert other.loader.count == plain.loader.count
+
+
+@dataclass
+class Relabelling(CE):
+    """Hands its step batches of its own making."""
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        for batch in self.loader.epoch(t):
+            yield self.step(Batch(batch.views, (batch.y + 1) % self.task.n_classes, batch.rows))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_batches_of_a_methods_own(device: str, tiny: tuple[Task, Truth]) -> None:
+    plain, other = (started(Relabelling(), tiny[0], device) for _ in range(2))
+    wanted = steps(plain, 12)
+    with captured(other, always=True) as step:
+        got = steps(other, 12)
+        assert step is not None
+        assert any(s.ready for s in step.steps.values())
+    for a, b in zip(wanted, got, strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+
+
+def test_two_phases_are_two_kinds(tiny: tuple[Task, Truth]) -> None:
+    """Batches of another loader are read by another graph."""
+    method = started(FineTune(share=0.5), tiny[0], "cpu")
+    with captured(method, always=True) as step:
+        assert step is not None
+        for t in range(2):
+            list(method.epoch(t))
+        assert len(step.steps) == 2
+        assert step.why is None
+
+
+def test_on_a_cpu_nothing_is_captured(tiny: tuple[Task, Truth]) -> None:
+    method = started(CE(), tiny[0], "cpu")
+    with captured(method) as step:
+        assert step is None
+        assert "step" not in vars(method)
+
+
+# --- planned batches --------------------------------------------------------------------------------------------------
+
+
+def test_planned_batches_are_the_same_batches(pictures: tuple[Task, Truth]) -> None:
+    split: Split = pictures[0].train
+    plain, planned = (Loader(split, 7, 3, views=2) for _ in range(2))
+    planned.planned = True
+
+    def drawn(loader: Loader) -> list[Batch]:
+        return [loader.draw(), *loader.epoch(0), *loader.epoch(1), loader.draw()]
+
+    for a, b in zip(drawn(plain), drawn(planned), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True))
+        assert torch.equal(a.y, b.y)
+        assert torch.equal(a.rows, b.rows)
+        assert torch.equal(a.x, b.x)
+    assert plain.count == planned.count
+
+
+def test_a_planned_batch_is_read_when_it_is_looked_at(pictures: tuple[Task, Truth], monkeypatch: Any) -> None:
+    loader = Loader(pictures[0].train, 7, 3)
+    loader.planned = True
+    batch = next(loader.epoch(0))
+    assert isinstance(batch, Planned)
+    reads: list[int] = []
+    real: Callable[[int], Batch] = loader.read
+    monkeypatch.setattr(loader, "read", lambda k: (reads.append(k), real(k))[1])
+    assert not reads
+    assert len(batch.y) == 7
+    assert len(batch.x) == 7
+    assert reads == [0]
+    with pytest.raises(AttributeError, match="z"):
+        _ = batch.z
+
+
+# --- on the device ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+@pytest.mark.parametrize("compile", [False, True])
+def test_an_image_network_in_a_graph(precision: str, compile: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Eager passes or traced and fused ones, captured or not: near the plain step in float32."""
+    from warpi.bench import random_task
+
+    task = random_task(50, 10, 32)
+    recipe = Recipe(net="resnet32", batch_size=50, meta_batch_size=50, epochs=1, lr=0.01)
+    logs = {}
+    for name, settings in {"plain": {}, "fast": {"precision": precision, "compile": compile}}.items():
+        method = make_method("warpi")
+        method.start(
+            task.to("cuda"), replace(recipe, compile=False) if name == "plain" else replace(recipe, **settings)
+        )
+        if name == "plain":
+            logs[name] = steps(method, 8)
+        else:
+            with captured(method) as step:
+                logs[name] = steps(method, 8)
+                assert isinstance(step, Captured)
+                assert step.why is None
+    assert not caplog.records
+    for a, b in zip(logs["plain"], logs["fast"], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=0.02 if precision == "32" else 0.1)
+        assert a["meta_loss"] == pytest.approx(b["meta_loss"], rel=0.02 if precision == "32" else 0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("net", [n for n in NETS if n not in ("mlp", "resnet50")])
+def test_fused_passes_leave_the_right_statistics(net: str) -> None:
+    """Running statistics, gradients and the product of the compiled graphs against plain torch, in float32."""
+    from warpi.nets import make_net
+    from warpi.passes import How, forward, laid_out, tuned
+    from warpi.rng import seeded
+
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        made = []
+        for how in (How(), How(compile=True)):
+            with seeded(0):
+                net_ = tuned(laid_out(make_net(net, (3, 32, 32), 10).cuda().train()), how)
+                x = torch.randn(16, 3, 32, 32).cuda()
+                g = {name: torch.randn_like(p) for name, p in net_.named_parameters()}
+            noisy = forward(net_, x)
+            noisy.z.logsumexp(1).sum().backward()
+            grads = [p.grad for p in net_.parameters() if p.grad is not None]
+            made.append([noisy.z, forward(net_, x).done.ahead(g), *net_.buffers(), *grads])
+        for a, b in zip(*made, strict=True):
+            assert (a.double() - b.double()).norm() <= 2e-3 * a.double().norm() + 1e-6
+    finally:
+        torch.backends.cudnn.allow_tf32 = True

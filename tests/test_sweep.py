@@ -1,0 +1,769 @@
+"""Many runs from one file: what is asked for, in which order and folder, several at once, through every kind of end."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import Tensor, nn
+
+import warpi.sweep
+from warpi import UserError, checkpoint, fit, spec
+from warpi.cli import main
+from warpi.sweep import lanes, means, read_plan
+from warpi.sweep.crowd import Crowd, Meter
+from warpi.sweep.folders import State
+from warpi.sweep.lanes import Claim, Event, drive
+from warpi.sweep.plan import Job, Plan
+from warpi.sweep.show import Board, duration
+
+CPU = torch.device("cpu")
+TINY = {"data": "digits", "limit": 300, "epochs": 2, "meta": 20, "batch_size": 32, "threads": 1}
+TABLES = """
+[defaults]
+data = "digits"
+limit = 300
+epochs = {epochs}
+meta = 20
+batch_size = {batch}
+threads = 1
+[grid]
+noise = ["pair:0.4"]
+method = ["ce", "warpi"]
+seed = [0, 1]
+"""
+
+
+def write(folder: Path, text: str, name: str = "sweep.toml") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+LONGER = "[method.warpi]\nepochs = 10\n"  # so that there is time to be killed
+
+
+def tiny(folder: Path, epochs: int = 2, batch: int = 32, more: str = "") -> Path:
+    return write(folder, TABLES.format(epochs=epochs, batch=batch) + more)
+
+
+def names(plan: Plan) -> list[str]:
+    return [job.name for job in plan.jobs]
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_sections_and_their_precedence(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [sweep]
+        out = "runs/x"
+        [defaults]
+        epochs = 3
+        lr = 0.1
+        milestones = [0.5]
+        [grid]
+        noise = ["pair:0.4", "flip:0.20"]
+        seed = [0, 1]
+        [method.warpi]
+        samples = [1, 5]
+        lr = 0.2
+        [[runs]]
+        method = ["ce", "warpi"]
+        [[runs]]
+        method = "mwnet"
+        seed = [7]
+        noise = "uniform:0.6"
+        milestones = [[0.5], [0.6, 0.8]]
+        """,
+    )
+    plan = read_plan(file)
+    assert plan.out == Path("runs/x")
+    found = {job.name: job.settings for job in plan.jobs}
+    first = ["ce_pair-0.4_seed0", "warpi_pair-0.4_samples-1_seed0", "warpi_pair-0.4_samples-5_seed0"]
+    assert names(plan)[:4] == [*first, "ce_pair-0.4_seed1"], "what a table adds to the grid moves fastest"
+    assert len(found) == 4 + 8 + 2
+    assert found["ce_flip-0.2_seed1"] == {
+        "method": "ce",
+        "noise": "flip:0.2",
+        "seed": 1,
+        "epochs": 3,
+        "lr": 0.1,
+        "milestones": (0.5,),
+    }
+    assert found["warpi_pair-0.4_samples-5_seed0"]["lr"] == 0.2
+    assert found["mwnet_uniform-0.6_milestones-0.6,0.8_seed7"]["milestones"] == (0.6, 0.8)
+    assert "mwnet_uniform-0.6_milestones-0.5_seed7" in found
+
+
+def test_order_is_that_of_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, '[grid]\nseed = [1, 0]\nmethod = ["warpi", "ce"]\n')
+    plan = read_plan(file)
+    assert names(plan) == ["warpi_given_seed1", "ce_given_seed1", "warpi_given_seed0", "ce_given_seed0"]
+    assert plan.out == Path("runs/sweep"), "named after the file"
+    assert read_plan(file, tmp_path).out == tmp_path
+
+
+AXES = {
+    "seed": st.integers(0, 99),
+    "lr": st.floats(1e-6, 10),
+    "noise": st.sampled_from(["pair:0.4", "pair:0.2", "given", "open_set:0.2,from=cifar100", "given:a/b.json"]),
+    "method": st.sampled_from(["ce", "clean_only", "mwnet", "warpi", "warpi_detc"]),
+    "net": st.sampled_from(["mlp", "wrn28_10", "resnet32"]),
+    "data": st.sampled_from(["digits", "a/x.csv", "a-x.csv", "a x.csv"]),
+    "meta": st.integers(1, 50),
+}
+GRIDS = st.sets(st.sampled_from(sorted(AXES)), min_size=1).flatmap(
+    lambda keys: st.fixed_dictionaries(
+        {key: st.lists(AXES[key], min_size=1, max_size=3, unique=True) for key in sorted(keys)}
+    )
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GRIDS)
+def test_cross_product(tmp_path_factory: pytest.TempPathFactory, grid: dict[str, list[Any]]) -> None:
+    folder = tmp_path_factory.mktemp("grid")
+
+    def plan(axes: dict[str, list[Any]]) -> Plan:
+        lines = [f"{key} = {json.dumps(values)}" for key, values in axes.items()]
+        return read_plan(write(folder, "[grid]\n" + "\n".join(lines)))
+
+    wanted = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    jobs = plan(grid).jobs
+    assert [{key: job.settings[key] for key in grid} for job in jobs] == wanted, "each once, the last key fastest"
+    assert len({job.name for job in jobs}) == len(jobs), "no two in one folder"
+    assert all(not set(job.name) & set("/\\: *?\"<>|'") and len(job.name) < 160 for job in jobs)
+    alone = plan({key: [value] for key, value in wanted[-1].items()}).jobs[0]
+    assert alone == jobs[-1], "a name does not depend on what else is in the grid"
+
+
+def test_names_are_readable_and_hashed_where_they_must_be(tmp_path: Path) -> None:
+    def name(**values: Any) -> str:
+        lines = [f"{key} = [{json.dumps(value)}]" for key, value in values.items()]
+        return names(read_plan(write(tmp_path, "[grid]\n" + "\n".join(lines))))[0]
+
+    assert name(method="warpi", noise="pair:0.4", seed=0) == "warpi_pair-0.4_seed0"
+    assert (
+        name(method="warpi", lr=0.1, compile=True, output="tanh") == "warpi_given_compile-true_lr-0.1_output-tanh_seed0"
+    )
+    a, b = name(data="a/x.csv"), name(data="a-x.csv")
+    assert a != b
+    assert a.startswith("warpi_given_data-a-x.csv_seed0_")
+
+
+BAD = {
+    "[defaults]\nepoch = 3": "unknown setting in [defaults] 'epoch'; did you mean 'epochs'?",
+    "[grid]\nlrr = [1.0]": "unknown setting in [grid] 'lrr'; did you mean 'lr'?",
+    "[defautls]\nlr = 1.0": "unknown section 'defautls'; did you mean 'defaults'?",
+    "[sweep]\nouts = 'x'": "unknown setting in [sweep] 'outs'",
+    "[sweep]\nout = 3": "out in [sweep] must be text, got 3",
+    "[method.warpy]\nlr = 0.1": "unknown method 'warpy'; did you mean 'warpi'?",
+    "[method]\nwarpi = 3": "settings of a method are written as [method.warpi], got 3",
+    "[method.warpi]\nmethod = 'ce'": "method cannot be set in [method.warpi]",
+    "[grid]\nmethod = ['warpi', 'cee']": "unknown method 'cee'",
+    "[grid]\nseed = 3": "seed in [grid] must be a list of values, got 3; one value goes into [defaults]",
+    "[grid]\nmilestones = [0.5]": "milestones in [grid] must be a list of values, got [0.5]",
+    "[grid]\nseed = []": "seed in [grid] is an empty list",
+    "[defaults]\nseed = [1, 2]": "seed in [defaults] must be one value, got [1, 2]; several go into [grid]",
+    "[defaults]\nlr = 'fast'": "lr must be float, got 'fast'",
+    "[defaults]\nepochs = 0": "epochs must be at least 1, got 0",
+    "[defaults]\nnet = 'resnet33'": "unknown net 'resnet33'; did you mean 'resnet32'?",
+    "[defaults]\nnoise = 'pairs:0.4'": "unknown noise 'pairs'; did you mean 'pair'?",
+    "[defaults]\nthreads = 0": "threads must be at least 1",
+    "[defaults]\nsamples = 5\n[grid]\nmethod = ['ce', 'warpi']": "'samples' is no setting of the method 'ce'; "
+    "put it into [method.NAME] of the methods that have it: warpi, warpi_detc",
+    "[grid]\nseed = [1, 1]": "the run warpi_given_seed1 is described twice",
+    "[defaults]\nlr = 0.1\n[[runs]]\n[[runs]]\nlr = 0.1": "the run warpi_given_lr-0.1_seed0 is described also as "
+    "warpi_given_seed0",
+    "runs = 3": "runs must be written as [[runs]], got 3",
+    "lr = ": "is not TOML",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_mistakes_are_named(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        read_plan(file)
+    assert str(error.value).startswith(f"{file}")
+    assert BAD[text] in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*none\.toml"):
+        read_plan(tmp_path / "none.toml")
+
+
+def test_set_by_hand(tmp_path: Path) -> None:
+    file = tiny(tmp_path, more="[method.warpi]\nsamples = 2\n")
+    changes = ["epochs=7", "seed=1", "noise=flip:0.2", "warpi.samples=3", "lr=[0.1, 0.2]"]
+    plan = read_plan(file, changes=changes, root=Path("D"))
+    assert names(plan) == [f"{m}_flip-0.2_lr-{lr}_seed1" for m in ("ce", "warpi") for lr in (0.1, 0.2)]
+    assert all(job.settings["epochs"] == 7 and job.settings["root"] == "D" for job in plan.jobs)
+    assert plan.jobs[-1].settings["samples"] == 3
+    for text, said in {
+        "epochs": "key=value",
+        "epoch=3": "did you mean",
+        "cee.lr=3": "unknown method",
+        "lr=[]": "empty",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            read_plan(file, changes=[text])
+
+
+def test_every_recipe_of_this_repository_can_be_read() -> None:
+    found = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+    assert found
+    for file in found:
+        assert read_plan(file).jobs, file
+
+
+def test_the_file_of_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "sweep.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = names(read_plan(write(tmp_path, text)))
+    assert len(found) == 2 * 3 * 3 + 3 * 2
+    for name in re.findall(r"`(warpi_\S+seed\d)`", page):
+        assert name in found
+
+
+# -- the means -------------------------------------------------------------------------------------------------------
+
+
+def test_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warpi.sweep, "cores", lambda: 4)
+    assert means("cpu", "auto", 2).threads == 2
+    assert len(means("auto", "auto", None).processes) == 4
+    for flags in (("cpu,cpu", "auto", None), ("cpu", "3", None), ("cpu", "auto", 0), ("gpu", "auto", None)):
+        with pytest.raises(UserError):
+            means(*flags)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    two = means("auto", "3", None)
+    assert [str(device) for device in two.processes] == ["cuda:0", "cuda:1"]
+    assert (two.per_gpu, two.threads) == (3, None)
+    assert [str(d) for d in means("cuda:1", "auto", None).devices] == ["cuda:1"]
+    for flags in (
+        ("cuda:0,cuda:0", "auto", None),
+        ("cuda:0,cpu", "auto", None),
+        ("cuda", "auto", 2),
+        ("cuda", "0", None),
+    ):
+        with pytest.raises(UserError):
+            means(*flags)
+
+
+# -- how many at once ------------------------------------------------------------------------------------------------
+
+
+class Gpu:
+    """A made-up GPU: `total[n]` is what n runs do together, in steps of the cheapest run a second."""
+
+    def __init__(self, total: list[float], memory: float = 100.0, cost: Callable[[int], float] = lambda _: 1.0) -> None:
+        self.total, self.memory, self.cost = total, memory, cost
+        self.now, self.crowd = 0.0, Crowd()
+        self.meter = Meter(lambda: self.now)
+
+    def settle(self, seconds: int = 60) -> int:
+        n = 0
+        for tick in range(10 * seconds):
+            if n != self.crowd.limit:
+                n = self.crowd.limit
+                self.meter.restart([str(i) for i in range(n)])
+                self.now += 3.0  # slow beginnings are not measured
+            self.now += 0.1
+            for i in range(n):
+                self.meter.add(str(i), int(self.total[n] / n / self.cost(i) * 0.1))
+            if tick % 30 == 0:
+                self.now += 2.0
+                self.meter.pause(2.0)  # an evaluation
+            if rates := self.meter.rates():
+                self.crowd.measured(rates, self.memory - 10 * n, 10 * n)
+        return self.crowd.limit
+
+
+def test_one_more_while_it_pays() -> None:
+    flat = [0, 1000, 1000, 1000]
+    assert Gpu(flat).settle() == 2, "the second neither helps nor harms: it stays, and no third comes"
+    assert Gpu([0, 1000, 900, 900]).settle() == 1, "the second harms"
+    assert Gpu([0, 1000, 1500, 1800, 1850, 1860]).settle() == 4
+    assert Gpu([0, *(1000 * n for n in range(1, 20))]).settle() == 9, "as many as there is memory for"
+    assert Gpu([0, *(1000 * n for n in range(1, 20))], memory=25).settle() == 2
+    cheap = lambda i: 10.0 if i == 0 else 1.0
+    assert Gpu([0, 1000, 900, 900], cost=cheap).settle() == 1, "cheap steps beside dear ones are no gain"
+
+
+def test_windows_are_of_the_same_runs() -> None:
+    clock = SimpleNamespace(now=0.0)
+    meter = Meter(lambda: clock.now)
+    assert meter.rates() is None
+    meter.restart(["a", "b"])
+    meter.add("a", 100)
+    assert meter.rates() is None, "b has not begun"
+    meter.add("b", 20)
+    assert meter.rates() is None, "both are warm: now the window begins"
+    meter.add("a", 300), meter.add("b", 30)
+    clock.now = 1.0
+    assert meter.rates() is None, "too short"
+    clock.now = 6.0
+    meter.pause(3.0)
+    assert meter.rates() == {"a": 100.0, "b": 10.0}
+    assert meter.rates() is None
+
+
+def test_a_given_number_stays() -> None:
+    crowd = Crowd(3)
+    crowd.measured({"a": 1.0, "b": 1.0, "c": 1.0}, 1e9, 1.0)
+    assert crowd.limit == 3
+    crowd.out_of_memory(2)
+    crowd.measured({"a": 1.0, "b": 1.0}, 1e9, 1.0)
+    assert crowd.limit == 2
+
+
+# -- several at once -------------------------------------------------------------------------------------------------
+
+
+class Listed:
+    """Work from a list."""
+
+    def __init__(self, folder: Path, jobs: list[Job]) -> None:
+        self.folder, self.jobs = folder, jobs
+        self.events: list[Event] = []
+        self.failures: dict[str, str] = {}
+        self.finished: list[str] = []
+
+    def take(self) -> Claim | None:
+        if not self.jobs:
+            return None
+        job = self.jobs.pop(0)
+        path = self.folder / job.name
+        return Claim(job, path, 0, checkpoint.exists(path / "checkpoint.safetensors"), ExitStack())
+
+    def more(self) -> bool:
+        return bool(self.jobs)
+
+    def done(self, claim: Claim) -> None:
+        self.finished.append(claim.job.name)
+
+    def failed(self, job: Job, reason: str, details: str) -> None:
+        self.failures[job.name] = reason
+        assert details or "UserError" not in reason
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class Whims(nn.Module):
+    """A network that draws from every global generator."""
+
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(n, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layers(x)
+        return z * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))  # noqa: NPY002
+
+
+def whimsical(shape: tuple[int, ...], k: int) -> nn.Module:
+    return Whims(shape[0], k)
+
+
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{name}/{key}")
+    else:
+        yield name, tree
+
+
+def results(path: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def assert_same_runs(a: Path, b: Path, exact: bool = True) -> None:
+    assert (a / "done").exists()
+    x, y = (dict(leaves(checkpoint.load(path / "checkpoint.safetensors"))) for path in (a, b))
+    assert x.keys() == y.keys()
+    for name, value in x.items():
+        if isinstance(value, Tensor) and exact:
+            assert torch.equal(value, y[name]), name
+        elif isinstance(value, Tensor) and value.is_floating_point():
+            torch.testing.assert_close(value, y[name], rtol=1e-4, atol=1e-5)
+        elif exact:
+            assert value == y[name], name
+    if exact:
+        assert results(a) == results(b)
+    for one, other in zip(results(a), results(b), strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+def test_runs_beside_each_other_are_what_they_are_alone(tmp_path: Path) -> None:
+    """With dropout, and with chance from python and numpy; the runs are of unequal methods and lengths."""
+    jobs = []
+    for method, seed, epochs in [("ce", 0, 2), ("warpi", 1, 3), ("mwnet", 2, 2), ("ce", 3, 1)]:
+        more = {"method": method, "seed": seed, "epochs": epochs, "noise": "pair:0.4", "net": whimsical}
+        jobs.append(Job(f"{method}{seed}", {**TINY, **more}))
+    for job in jobs:
+        fit(tmp_path / "alone" / job.name, device="cpu", **job.settings)
+    before = (random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads())
+    work = Listed(tmp_path / "beside", list(jobs))
+    drive(work, CPU, Crowd(3), [], work.tell)
+    assert work.failures == {}
+    assert (random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads()) == before
+    order = [event.run for event in work.events if event.what == "epoch"]
+    assert order.index("warpi1") < order.index("mwnet2") < len(order) - 1 - order[::-1].index("warpi1"), "in turns"
+    for job in jobs:
+        assert_same_runs(tmp_path / "beside" / job.name, tmp_path / "alone" / job.name)
+
+
+def test_shared_data_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    def counting(*args: Any, **named: Any) -> Any:
+        reads.append(args)
+        return load(*args, **named)
+
+    load = spec._load
+    monkeypatch.setattr(spec, "_load", counting)
+    with spec.read_once():
+        tasks = [spec.prepare("ce", data="digits", noise="pair:0.4", seed=seed)[1] for seed in (0, 1)]
+        spec.prepare("ce", data="digits", label=None, noise="flip:0.4")
+    assert reads == [("digits",)]
+    assert tasks[0].train.examples.x is tasks[1].train.examples.x
+    spec.prepare("ce", data="digits")
+    assert len(reads) == 2, "not outside: a file may have changed"
+    examples = load("digits")[0].examples
+    assert examples.to("meta").x is examples.to("meta").x, "on a device once, too"
+
+
+def fake(path: Path, **how: Any) -> Iterator[dict[str, float] | None]:
+    """A run that needs no time; what it should do stands in its settings."""
+    for step in range(how["steps"]):
+        if "threads" in how:
+            assert step == 0 or torch.get_num_threads() == how["threads"], "each run has its own number"
+            torch.set_num_threads(how["threads"])
+        if how.get("error") and step == how["at"]:
+            raise how["error"]
+        if how.get("hungry") and len(ALIVE) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        ALIVE.add(path.name)
+        if how["caught"]:
+            ALIVE.discard(path.name)
+            raise lanes.Stopped(how["caught"][0], "")
+        yield {"epoch": step + 1.0, "seconds": 1.0, "test_acc": 50.0} if step % 3 == 2 else None
+    ALIVE.discard(path.name)
+    return SimpleNamespace(history=[{"epoch": 1.0}])
+
+
+ALIVE: set[str] = set()
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ALIVE.clear()
+    monkeypatch.setattr(lanes, "fitting", fake)
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
+    errors = [UserError("no such file"), RuntimeError("shapes"), KeyError("bug"), OSError(28, "disk full")]
+    jobs = [Job(f"bad{i}", {"steps": 9, "error": error, "at": 2 * i}) for i, error in enumerate(errors)]
+    jobs[2:2] = [Job("good0", {"steps": 20})]
+    work = Listed(
+        tmp_path, [*jobs, Job("good1", {"steps": 5}), Job("big", {"steps": 3, "error": MemoryError(), "at": 1})]
+    )
+    drive(work, CPU, Crowd(1), [], work.tell)
+    assert work.finished == ["good0", "good1"]
+    assert work.failures.keys() == {"bad0", "bad1", "bad2", "bad3", "big"}
+    assert work.failures["bad0"] == "no such file"
+    assert work.failures["bad2"] == "KeyError: 'bug'"
+    assert "lower batch_size" in work.failures["big"]
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_run_without_memory_beside_others_is_tried_again_with_fewer(tmp_path: Path) -> None:
+    hungry = Job("hungry", {"steps": 4, "hungry": True})
+    work = Listed(tmp_path, [Job("a", {"steps": 8}), Job("b", {"steps": 3}), hungry])
+    take, crowd = work.take, Crowd(3)
+
+    def tell(event: Event) -> None:
+        work.tell(event)
+        if event.what == "again":
+            work.jobs.append(hungry)
+
+    drive(work, CPU, crowd, [], tell)
+    assert work.finished == ["b", "a", "hungry"]
+    assert [event.what for event in work.events if event.run == "hungry"].count("again") >= 1
+    assert crowd.limit < 3
+    assert take() is None
+
+
+@pytest.mark.usefixtures("faked")
+def test_threads_belong_to_a_run(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    work = Listed(tmp_path, [Job(str(n), {"steps": 5, "threads": n}) for n in (1, 2, 3)])
+    drive(work, CPU, Crowd(3), [], work.tell)
+    assert (work.failures, len(work.finished), torch.get_num_threads()) == ({}, 3, before)
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_signal_stops_every_run(tmp_path: Path) -> None:
+    work, caught = Listed(tmp_path, [Job(name, {"steps": 50}) for name in "abc"]), list[int]()
+
+    def tell(event: Event) -> None:
+        work.tell(event)
+        if event.what == "epoch":
+            caught.append(signal.SIGTERM)
+
+    drive(work, CPU, Crowd(2), caught, tell)
+    assert sorted(event.run for event in work.events if event.what == "stopped") == ["a", "b"]
+    assert work.finished == []
+    assert [job.name for job in work.jobs] == ["c"], "nothing new is begun"
+
+
+# -- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_board_counts_and_estimates(tmp_path: Path) -> None:
+    jobs = tuple(Job(f"{m}{s}", {"method": m, "seed": s, "epochs": 10}) for m in ("ce", "warpi") for s in (0, 1))
+    states = {job.name: State(False, False, 0, None) for job in jobs} | {"ce1": State(True, True, 10, 10)}
+    with (tmp_path / "out").open("w") as out, Board(Plan(tmp_path, tmp_path, jobs), states, Console(file=out)) as board:
+        assert (board.count("done"), board.left()) == (1, None)
+        board.tell(Event("begun", "ce0"))
+        board.tell(Event("epoch", "ce0", 4, {"epoch": 4, "seconds": 2.0, "test_acc": 70.0}))
+        assert board.left() == pytest.approx((6 + 10 + 10) * 2.0), "what is not known takes as long as what is"
+        board.tell(Event("begun", "warpi0"))
+        board.tell(Event("epoch", "warpi0", 5, {"epoch": 5, "seconds": 8.0}))
+        assert board.left() == pytest.approx((6 * 2.0 + 5 * 8.0 + 10 * 8.0) / 2)
+        board.tell(Event("failed", "warpi0", reason="no luck"))
+        board.tell(Event("done", "ce0", 10, {"epoch": 10, "seconds": 2.0, "test_acc": 71.5}))
+        assert (board.count("done"), board.failed) == (2, {"warpi0": "no luck"})
+    text = (tmp_path / "out").read_text()
+    assert "[2/4] ce0  test 71.50 %" in text
+    assert "warpi0  failed: no luck" in text
+    assert [duration(s) for s in (7.4, 200, 11000)] == ["7 s", "3 min", "3 h 03 min"]
+
+
+def test_bars_on_a_terminal(tmp_path: Path) -> None:
+    jobs = (Job("a", {"epochs": 4}), Job("b", {"epochs": 4}))
+    with (tmp_path / "out").open("w") as out:
+        console = Console(file=out, force_terminal=True, width=120)
+        with Board(
+            Plan(tmp_path, tmp_path, jobs), {j.name: State(False, False, 0, None) for j in jobs}, console
+        ) as board:
+            board.tell(Event("begun", "a"))
+            board.tell(Event("epoch", "a", 1, {"epoch": 1, "seconds": 100.0, "val_acc": 12.0}))
+            board.bars.refresh()
+    text = (tmp_path / "out").read_text()
+    assert "0 done, 1 active, 1 waiting" in text
+    assert "12 min left" in text
+    assert "val 12.00 %" in text
+
+
+# -- the whole -------------------------------------------------------------------------------------------------------
+
+
+def sweep(file: Path, out: Path, *flags: str) -> int:
+    try:
+        return main(["sweep", str(file), "--out", str(out), "--device", "cpu", *flags])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of `tiny` with small batches, one after the other."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert sweep(tiny(folder, 4, 8, LONGER), folder / "runs", "--jobs", "1") == 0
+    return folder / "runs"
+
+
+def test_a_sweep_and_its_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tiny(tmp_path), tmp_path / "runs"
+    assert sweep(file, out, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "ce_pair-0.4_seed0     missing" in said
+    assert "0 done, 0 begun, 4 missing" in said
+    assert not out.exists()
+    rows = tmp_path / "rows.json"
+    assert sweep(file, out, "--jobs", "1", "--set", "seed=0", "--json", str(rows)) == 0
+    said = capsys.readouterr().out
+    assert "[2/2] warpi_pair-0.4_seed0  test " in said
+    assert "2 of 2 runs done" in said
+    assert [(row["method"], row["seeds"]) for row in json.loads(rows.read_text())] == [("ce", [0]), ("warpi", [0])]
+    fit(out / "ce_pair-0.4_seed1", method="ce", noise="pair:0.4", seed=1, device="cpu", **TINY)  # by hand
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*_seed0/*")}
+    assert sweep(file, out, "--jobs", "1") == 0
+    assert before == {path: path.stat().st_mtime_ns for path in out.glob("*_seed0/*")}, "what is done is left alone"
+    assert "[4/4] warpi_pair-0.4_seed1" in capsys.readouterr().out
+    assert sweep(file, out, "--dry-run") == 0
+    assert "4 done, 0 begun, 0 missing" in capsys.readouterr().out
+    assert sweep(file, out) == 0
+    assert "nothing to do, all 4 runs are done" in capsys.readouterr().out
+    assert sweep(file, out, "--jobs", "1", "--set", "epochs=3") == 1, "the same folders for other settings"
+    errors = capsys.readouterr().err
+    assert errors.count("was begun with epochs = 2, not with epochs = 3; choose another --out") == 4
+    assert sweep(file, out, "--dry-run", "--set", "lr=0.3") == 0
+    assert capsys.readouterr().out.replace("\n", " ").count("was begun with no lr") >= 1
+    assert sweep(file, out, "--dry-run", "--json", str(rows)) == 2
+
+
+def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = '[[runs]]\nmethod = "ce"\nseed = [0]\nlr = [1e30, 0.05]\n'
+    more += '[[runs]]\nmethod = "ce"\nseed = [0]\ndata = "none.csv"\n'
+    file, out = tiny(tmp_path, more=more), tmp_path / "runs"
+    for _ in range(2):  # again at the second call: it may have been mended
+        assert sweep(file, out, "--jobs", "1") == 1
+        said = capsys.readouterr()
+        assert "warpi: ce_pair-0.4_lr-1e+30_seed0 failed: " in said.err
+        assert "lower --lr" in said.err
+        assert "failed: no file or folder 'none.csv'" in said.err
+        assert "1 of 3 runs done" in said.out
+    assert (out / "ce_pair-0.4_lr-0.05_seed0" / "done").exists()
+
+
+def start(file: Path, out: Path, *flags: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "warpi", "sweep", str(file), "--out", str(out), "--device", "cpu", *flags]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def until(happened: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
+    end = time.monotonic() + 120
+    while not happened():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_stopped_and_killed_and_taken_up_again(tmp_path: Path, undisturbed: Path) -> None:
+    """SIGTERM in the first run, kill -9 in the third: the end is as if nothing had been."""
+    file, out = tiny(tmp_path, 4, 8, LONGER), tmp_path / "runs"
+    first = start(file, out, "--jobs", "1")
+    until((out / "ce_pair-0.4_seed0" / "spec.json").exists, first)
+    first.send_signal(signal.SIGTERM)
+    _, errors = first.communicate()
+    assert first.returncode == 143, errors
+    assert errors == f"warpi: stopped by SIGTERM; go on with: warpi sweep {file} --out {out} --device cpu --jobs 1\n"
+    assert list(out.glob("*/checkpoint.safetensors")), "stored at once"
+    second = start(file, out, "--jobs", "1")
+    until((out / "warpi_pair-0.4_seed0" / "checkpoint.safetensors").exists, second)
+    second.kill()
+    second.communicate()
+    assert not (out / "warpi_pair-0.4_seed1" / "done").exists(), "it was in the middle of its work"
+    assert sweep(file, out, "--jobs", "1") == 0
+    for path in (out / name for name in names(read_plan(file))):
+        assert_same_runs(path, undisturbed / path.name)
+
+
+def children() -> list[int]:
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
+def test_two_processes_and_the_death_of_one(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out, events = tiny(tmp_path, 4, 8, LONGER), tmp_path / "runs", list[Event]()
+    tell = Board.tell
+
+    def hear(board: Board, event: Event) -> None:
+        events.append(event)
+        tell(board, event)
+        if len({e.run for e in events if e.what == "epoch"}) >= 2 and not killed:  # both are at work
+            killed.append(min(set(children()) - before))
+            with suppress(ProcessLookupError):
+                os.kill(killed[0], signal.SIGKILL)
+
+    killed, before = list[int](), set(children())
+    monkeypatch.setattr(Board, "tell", hear)
+    assert sweep(file, out, "--jobs", "2") == 0, "the other has done all of it"
+    assert "a process of the sweep ended with code -9" in capsys.readouterr().out
+    counts = {what: [event.run for event in events if event.what == what] for what in ("begun", "done")}
+    wanted = names(read_plan(file))
+    assert len(set(counts["done"])) == len(counts["done"]) >= len(wanted) - 1, "none twice"
+    assert set(counts["begun"]) == set(wanted)
+    assert len(counts["begun"]) <= len(wanted) + 1, "only that of the dead process was begun again"
+    for path in (out / name for name in wanted):
+        assert_same_runs(path, undisturbed / path.name)
+
+
+def test_a_worker_whose_sweep_has_died_stores_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = tiny(tmp_path, 400, 8), tmp_path / "runs"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as nobody_listens:
+        monkeypatch.setattr(sys, "stdout", nobody_listens)
+        assert sweep(file, out, "--jobs", "1", "--worker", "a session") == 143
+        monkeypatch.undo()
+    assert [path.parent.name for path in out.glob("*/checkpoint.safetensors")] == ["ce_pair-0.4_seed0"]
+
+
+def test_two_sweeps_share_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second sweep of the same file takes what the first has not, waits for the rest, and ends with all of it."""
+    file, out = tiny(tmp_path), tmp_path / "runs"
+    queue = warpi.sweep.Queue(read_plan(file, out), "another", lambda _: None)
+    claim = queue.take()
+    assert claim is not None
+    timer = threading.Timer(1.5, claim.held.close)
+    timer.start()
+    assert sweep(file, out, "--jobs", "1") == 0
+    timer.join()
+    assert "[4/4] ce_pair-0.4_seed0" in capsys.readouterr().out, "the last, when its holder had gone"
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_streams_beside_each_other_are_what_they_are_alone(tmp_path: Path) -> None:
+    device = torch.device("cuda:0")
+    more: list[dict[str, Any]] = [
+        {"method": "ce", "seed": 0, "net": whimsical},  # dropout masks come from the global CUDA generator
+        {"method": "warpi", "seed": 1},
+        {"method": "warpi", "seed": 2, "epochs": 3},
+        {"method": "mwnet", "seed": 3},
+    ]
+    jobs = [Job(f"{m['method']}{m['seed']}", {**TINY, "noise": "pair:0.4", **m}) for m in more]
+    for job in jobs:
+        fit(tmp_path / "alone" / job.name, device="cuda:0", **job.settings)
+    work = Listed(tmp_path / "beside", list(jobs))
+    with spec.read_once():
+        drive(work, device, Crowd(3), [], work.tell)
+    assert work.failures == {}
+    assert sorted(work.finished) == sorted(job.name for job in jobs)
+    for job in jobs:
+        assert_same_runs(tmp_path / "beside" / job.name, tmp_path / "alone" / job.name, exact=False)
+
+
+@pytest.mark.gpu
+def test_auto_ends_with_all_runs_done(tmp_path: Path) -> None:
+    file = tiny(tmp_path, more="[method.warpi]\nepochs = 60\n")
+    argv = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--device", "cuda:0", "--per-gpu", "auto"]
+    assert main(argv) == 0
+    assert len(list((tmp_path / "runs").glob("*/done"))) == 4
+    assert json.loads((tmp_path / "runs" / "warpi_pair-0.4_seed0" / "spec.json").read_text())["environment"]["gpu"]
