@@ -544,10 +544,10 @@ def double_task(n: int = 60) -> Task:
     return make_task(dataset, "pair:0.3", meta=12, val=0, seed=1)[0]
 
 
-def started(method: Method, dropout: float = 0.0) -> Method:
+def started(method: Method, dropout: float = 0.0, **settings: Any) -> Method:
     """Ready to train, in float64."""
     net = lambda shape, n_classes: perceptron(shape[0], 8, 7, n_classes, dropout=dropout).double()
-    method.start(double_task(), Recipe(net=net, batch_size=10, meta_batch_size=6, lr=LR))
+    method.start(double_task(), Recipe(net=net, batch_size=10, meta_batch_size=6, lr=LR, **settings))
     if isinstance(method, WarPI | MWNet):
         method.V.double()
     return method
@@ -714,3 +714,51 @@ def test_the_meta_gradient_is_an_average_over_samples(monkeypatch: pytest.Monkey
             draws.append(torch.cat([g.flatten() for g in grads]))
         spread.append(float(torch.stack(draws).std(0).norm()))
     assert 5 < spread[0] / spread[1] < 20
+
+
+# --- the order of the steps ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("method", [MWNet(), WarPI(samples=3)], ids=repr)
+def test_the_real_step_in_the_place_of_the_virtual_one(
+    method: WarPI | MWNet, compile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """theta goes first, by momentum and weight decay as ever; phi goes down the gradient of L_meta at the new theta."""
+    method, twin = (started(copy.copy(method), meta_order="real", compile=c) for c in (compile, False))
+    recipe = method.recipe
+    for m in (method, twin):
+        m.step(noisy_batch(m))  # so that there is momentum
+        m.loader.count = 0
+    batch, meta = noisy_batch(twin), twin.meta_loader.draw()
+    theta, lr = dict(twin.net.named_parameters()), float(twin.lr)
+    buffers = {name: b.clone() for name, b in twin.net.named_buffers()}
+    z = functional_call(twin.net, (theta, buffers), (batch.x,))
+    grads = torch.autograd.grad(own_loss(twin, batch.y)(z), list(theta.values()), create_graph=True)
+    new = {}
+    for (name, p), grad in zip(theta.items(), grads, strict=True):
+        momentum = twin.optimizer.state[p]["momentum_buffer"]
+        new[name] = p - lr * (recipe.momentum * momentum + grad + recipe.weight_decay * p)
+    wanted_value = F.cross_entropy(functional_call(twin.net, (new, buffers), (meta.x,)), meta.y)
+    wanted = torch.autograd.grad(wanted_value, list(twin.V.parameters()))
+
+    value, got = meta_gradients(method, monkeypatch)
+    assert value.item() == pytest.approx(wanted_value.item(), rel=EXACT)
+    assert_same(got, wanted, 1e-11)
+    assert_same([p.detach() for p in method.net.parameters()], [p.detach() for p in new.values()])
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_meta_step_now_and_then(every: int) -> None:
+    """In between, theta goes down the loss that the old phi shapes, and no trusted batch is drawn."""
+    method = started(WarPI(samples=2), meta_every=every)
+    before = [p.clone() for p in method.V.parameters()]
+    for i, batch in enumerate(method.loader.epoch(0)):
+        theta = [p.clone() for p in method.net.parameters()]
+        log = method.step(batch)
+        learns = i % every == 0
+        assert ("meta_loss" in log) == learns
+        assert any(not torch.equal(p, q) for p, q in zip(before, method.V.parameters(), strict=True)) == learns
+        assert all(not torch.equal(p, q) for p, q in zip(theta, method.net.parameters(), strict=True))
+        assert method.meta_loader.count == i // every + 1
+        before = [p.clone() for p in method.V.parameters()]

@@ -287,23 +287,35 @@ class Running:
 
 def _measure(cases: Sequence[Case]) -> Iterator[Row | Left]:
     """On a CPU in turns, so that a noisy neighbour troubles all alike; on a GPU one after the other, for the memory."""
-    alone = not cases or cases[0].device.type == "cuda"
     plain: float | None = None
-    for group in [[case] for case in cases] if alone else [cases]:
-        runs = list[Running]()
-        for case in group:
-            try:
-                runs.append(Running(case))
-            except torch.OutOfMemoryError as e:
-                yield Left(case.name, f"out of memory: {str(e).splitlines()[0]}")
-        for _ in range(group[0].spec.repeats):
-            for run in runs:
-                run.measure()
-        for run in runs:
-            row = _row(run)
-            plain = row["ms"] if run.case.name == "sgd" else plain
+    for group in [[case] for case in cases] if cases[0].device.type == "cuda" else [cases]:
+        for row in _in_turns(group):
+            if isinstance(row, Left):
+                yield row
+                continue
+            plain = row["ms"] if row["variant"] == "sgd" else plain
             yield row | {"ratio_to_sgd": plain and row["ms"] / plain}
+
+
+def _in_turns(cases: Sequence[Case]) -> Iterator[Row | Left]:
+    runs = list[Running]()
+    for case in cases:
+        try:
+            run = Running(case)
+        except torch.OutOfMemoryError as e:
+            yield Left(case.name, f"out of memory: {str(e).splitlines()[0]}")
+            continue
+        if case.variant.captured and not run.captured:
             run.stack.close()
+            yield Left(case.name, "its step cannot be captured")
+        else:
+            runs.append(run)
+    for _ in range(cases[0].spec.repeats):
+        for run in runs:
+            run.measure()
+    for run in runs:
+        yield _row(run)
+        run.stack.close()
 
 
 def _row(run: Running) -> Row:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -160,6 +161,7 @@ class _Logits(torch.autograd.Function):
         return z.view_as(z)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, u: Tensor) -> Any:
         return None, None, *ctx.back(u)
 

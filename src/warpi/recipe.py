@@ -75,6 +75,7 @@ class Recipe:
         A meta step holds the activations of two batches at a time, and is lean for it.
         """
         pays = device.type == "cuda" and isinstance(self.net, str) and self.net != "mlp" and self.epochs >= 10
+        pays = pays and not self.sync_batchnorm  # whose sums over ranks cannot be traced
         return How(
             bf16=self.precision == "bf16",
             compile=pays if self.compile is None else self.compile,
