@@ -60,7 +60,8 @@ class TestRows:
         assert rows[0]["ratio_to_sgd"] == 1
         assert rows[0]["gradient_error"] is None
         assert all(r["gradient_error"] < 1e-4 for r in rows[1:])
-        assert "double_backward" in out
+        assert out.startswith("mlp, 32, batch 8 + 8")
+        assert all(row["variant"] in out and f"{row['ms']:.2f}" in out for row in rows)
         assert (tmp_path / "steps.svg").read_bytes().startswith(b"<?xml")
         assert err == ""
 

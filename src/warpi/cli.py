@@ -259,6 +259,8 @@ def _methods() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
+            "family": m.family,
+            "year": m.year,
             "needs": needs(m),
             "summary": summary(m),
             "options": asdict(m),
@@ -291,6 +293,8 @@ def _nets() -> list[dict[str, Any]]:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     if isinstance(value, list):
         return ", ".join(value)
     if isinstance(value, dict):

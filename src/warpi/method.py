@@ -21,6 +21,10 @@ from warpi.task import Task
 from warpi.types import Batch, Log
 
 
+FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
+"""What methods do about wrong labels, in the order of the lists."""
+
+
 @dataclass
 class Method(ABC):
     """One way to learn from noisy labels.
@@ -31,6 +35,8 @@ class Method(ABC):
     it cannot see the truth. The engine owns time, learning rates, evaluation and checkpoints.
     """
 
+    family: ClassVar[str] = "baseline"  # a name of FAMILIES
+    year: ClassVar[int | None] = None  # of the paper
     n_nets: ClassVar[int] = 1
     n_views: ClassVar[int] = 1  # augmented views of each training example
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples

@@ -29,6 +29,8 @@ class MWNet(Method):
     Reference: Shu et al., Meta-Weight-Net: Learning an Explicit Mapping For Sample Weighting, NeurIPS 2019.
     """
 
+    family: ClassVar[str] = "meta"
+    year: ClassVar[int | None] = 2019
     needs_meta: ClassVar[bool] = True
     hidden: int = 100
     meta_lr: float = 1e-3

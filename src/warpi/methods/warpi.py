@@ -76,6 +76,8 @@ class WarPI(Method):
     Reference: Sun et al., Learning to Rectify for Robust Learning with Noisy Labels, Pattern Recognition 2022.
     """
 
+    family: ClassVar[str] = "meta"
+    year: ClassVar[int | None] = 2022
     needs_meta: ClassVar[bool] = True
     samples: int = 10  # L; 0 is WarPI (Detc.): v at the mean, no sampling
     output: Literal["sigmoid", "tanh", "unbounded"] = "sigmoid"

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
+from rich.console import Group
 from rich.table import Table
 
 from warpi.errors import UserError, missing
@@ -12,24 +14,32 @@ from warpi.errors import UserError, missing
 Row = Mapping[str, Any]
 
 
-def to_rich(rows: Sequence[Row]) -> Table:
-    """The rows as a table for a terminal."""
-    heads = ("net", "precision", "variant", "samples", "ms", "x sgd", "peak MiB", "gradient error")
-    table = Table(box=None)
-    for head in heads:
-        table.add_column(head, justify="left" if head in heads[:3] else "right", no_wrap=True)
+def to_rich(rows: Sequence[Row]) -> Group:
+    """A table for each network and precision, narrow enough for 80 columns."""
+    tables = []
+    for title, mine in _panels(rows).items():
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for head in ("variant", "L", "ms", "x sgd", "peak MiB", "gradient error"):
+            table.add_column(head, justify="left" if head == "variant" else "right", no_wrap=True)
+        for row in mine:
+            table.add_row(
+                row["variant"],
+                _show(row["samples"], "d"),
+                _show(row["ms"], ".2f"),
+                _show(row["ratio_to_sgd"], ".2f"),
+                _show(row["peak_mib"], ".0f"),
+                _show(row["gradient_error"], ".1e"),
+            )
+        tables.append(table)
+    return Group(*tables)
+
+
+def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each network and precision, by a title."""
+    panels: dict[str, list[Row]] = {}
     for row in rows:
-        table.add_row(
-            row["net"],
-            row["precision"],
-            row["variant"],
-            _show(row["samples"], "d"),
-            _show(row["ms"], ".2f"),
-            _show(row["ratio_to_sgd"], ".2f"),
-            _show(row["peak_mib"], ".0f"),
-            _show(row["gradient_error"], ".1e"),
-        )
-    return table
+        panels.setdefault(f"{row['net']}, {row['precision']}, batch {row['batch']} + {row['batch']}", []).append(row)
+    return panels
 
 
 def _show(value: float | None, how: str) -> str:
@@ -42,23 +52,25 @@ def plot(rows: Sequence[Row], kind: str) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as e:
         raise missing("matplotlib", "a picture", "report") from e
-    panels = {
-        (r["net"], r["precision"]): [s for s in rows if (s["net"], s["precision"]) == (r["net"], r["precision"])]
-        for r in rows
-    }
+    panels = _panels(rows)
     figure = Figure(figsize=(8, 0.6 + sum(0.7 + 0.26 * len(p) for p in panels.values())), layout="constrained")
     axes = figure.subplots(len(panels), squeeze=False, height_ratios=[2 + len(p) for p in panels.values()])[:, 0]
-    for ax, ((net, precision), mine) in zip(axes, panels.items(), strict=True):
+    for ax, (title, mine) in zip(axes, panels.items(), strict=True):
         several = len({r["samples"] for r in mine if r["variant"] == "warpi"}) > 1
         names = [r["variant"] + (f" L = {r['samples']}" if several and r["samples"] is not None else "") for r in mine]
         ours = [r["variant"].startswith("warpi") for r in mine]
         bars = ax.barh(range(len(mine)), [r["ms"] for r in mine], color=["#0072b2" if o else "#9aa3ad" for o in ours])
-        ax.bar_label(bars, [f"{r['ms']:.3g} ms" + _times(r["ratio_to_sgd"]) for r in mine], padding=3, fontsize=8)
+        ax.bar_label(
+            bars,
+            [f"{r['ms']:{'.0f' if r['ms'] >= 100 else '.3g'}} ms" + _times(r["ratio_to_sgd"]) for r in mine],
+            padding=3,
+            fontsize=8,
+        )
         ax.set_yticks(range(len(mine)), names, fontsize=8)
         ax.invert_yaxis()
         ax.margins(x=0.18)
         ax.spines[["top", "right"]].set_visible(False)
-        ax.set_title(f"{net}, {precision}, batch {mine[0]['batch']} + {mine[0]['batch']}", loc="left", fontsize=9)
+        ax.set_title(title, loc="left", fontsize=9)
     axes[-1].set_xlabel("ms a step")
     first = rows[0]
     where = first["gpu"] or f"CPU, {first['threads']} threads"
