@@ -220,13 +220,23 @@ CUTS: dict[str, Callable[[int], int]] = {
 }
 
 
-def drops_out(shape: tuple[int, ...], n_classes: int) -> nn.Module:
+class DropsOut(nn.Module):
     """A network of the user's that draws from torch's global generator."""
-    return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(prod(shape), n_classes))
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(prod(shape), n_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x.flatten(1), 0.2, self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(self.features(x))
+        return z
 
 
 RECIPES = {
-    "tiny": replace(RECIPE, net=drops_out),
+    "tiny": replace(RECIPE, net=DropsOut),
     "pictures": replace(RECIPE, optimizer="adam", lr=1e-3, schedule="cosine"),
 }
 

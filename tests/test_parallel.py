@@ -129,6 +129,9 @@ def trained(method: str, net: type[nn.Module], **recipe: Any) -> dict[str, Tenso
 CASES: dict[str, tuple[str, type[nn.Module], type[nn.Module], dict[str, Any]]] = {
     "ce": ("ce", Plain, Plain, {}),
     "mwnet": ("mwnet", Plain, Plain, {}),
+    "l2rw": ("l2rw", Plain, Plain, {}),
+    "gdw": ("gdw", Plain, Plain, {}),
+    "mlc_wang": ("mlc_wang", Plain, Plain, {}),
     "warpi": ("warpi", Plain, Plain, {}),
     "warpi, real step first": ("warpi", Plain, Plain, {"meta_order": "real", "meta_every": 2}),
     "warpi, compiled": ("warpi", Normed, NormedInHalves, {"compile": True}),

@@ -3,6 +3,7 @@
 import copy
 import logging
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,9 +110,29 @@ def test_in_parts(net: str, way: str) -> None:
 
 def test_batches_that_cannot_be_cut() -> None:
     net = tuned(perceptron(5, 8, K), How(accumulate=4))
-    for n in (6, 4):
-        with pytest.raises(UserError, match=f"batch of {n} cannot be cut into 4"):
-            net(torch.zeros(n, 5))
+    assert net(torch.randn(9, 5)).shape == (9, K)  # parts need not be equal
+    with pytest.raises(UserError, match="batch of 7 cannot be cut into 4"):
+        net(torch.zeros(7, 5))
+
+
+class Remembering(nn.Module):
+    """Reads what it changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.mean = nn.Linear(5, K), nn.Buffer(torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.5)
+        z: Tensor = self.fc(x - self.mean)
+        return z
+
+
+def test_parts_that_cannot_be_repeated() -> None:
+    net = tuned(Remembering(), How(accumulate=2))
+    with pytest.raises(UserError, match="cannot go through Remembering in parts"):
+        net(torch.randn(8, 5)).sum().backward()
 
 
 # --- depth ------------------------------------------------------------------------------------------------------------
@@ -236,7 +257,7 @@ class Fickle(nn.Module):
         return z if z.sum() > 0 else 2 * z
 
 
-@pytest.mark.parametrize(("kind", "why"), [("python", "draws from"), ("counts", "draws from"), ("values", "")])
+@pytest.mark.parametrize(("kind", "why"), [("python", "generators"), ("counts", "numbers"), ("values", "")])
 def test_networks_that_change_are_not_traced(kind: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
     passes._tell_untraced.cache_clear()
     net = tuned(Fickle(kind), TRACED)
@@ -246,6 +267,111 @@ def test_networks_that_change_are_not_traced(kind: str, why: str, caplog: pytest
     (message,) = [r.getMessage() for r in caplog.records]
     assert message.startswith("Fickle cannot be traced (")
     assert why in message
+    assert nn.Linear(5, 4)(torch.randn(2, 5)).requires_grad  # what failed half-way has left torch as it was
+
+
+def block(kind: str) -> nn.Module:
+    """Operators in place, which overwrite what the way back needs; statistics that do not reach the logits."""
+    if kind == "silu":
+        body: list[nn.Module] = [
+            nn.Conv2d(3, 8, 3, bias=False),
+            nn.BatchNorm2d(8),
+            nn.SiLU(inplace=True),
+            nn.Conv2d(8, 8, 3),
+        ]
+        return nn.Sequential(*body, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(128, K))
+    if kind == "gru":
+        return Gru()
+    return Slices()
+
+
+class Gru(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.GRU(24, 6, batch_first=True), nn.Linear(6, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(self.body(x.flatten(2))[0][:, -1])
+        return z
+
+
+class Slices(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.fc = nn.Linear(192, 16), nn.Linear(16, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.first(x.flatten(1))
+        h[:, 0].mul_(1.2)
+        z: Tensor = self.fc(h.tanh())
+        return z
+
+
+@pytest.mark.parametrize("way", ["traced", "lean", "checkpointed"])
+@pytest.mark.parametrize("kind", ["silu", "gru", "slices"])
+def test_operators_in_place(kind: str, way: str) -> None:
+    with seeded(0):
+        net, x = block(kind).double(), torch.randn(6, 3, 8, 8).double()
+        if kind == "gru":
+            x = x.view(6, 8, 24)
+        u = torch.randn(6, K).double()
+        g = {name: torch.randn_like(p) for name, p in net.named_parameters()}
+    plain = forward(net, x).done
+    wanted = [*plain.back(u), plain.ahead(g)]
+    done = forward(tuned(net, WAYS[way]), x).done
+    assert_same([*done.back(u), done.ahead(g), *done.back(u)], [*wanted, *wanted[:-1]])
+
+
+class Constant(nn.Module):
+    """Holds a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.fc, self.k = nn.Linear(5, K), scale * torch.arange(1.0, K + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(x) * self.k
+        return z
+
+
+def test_tensors_that_a_network_holds() -> None:
+    x = torch.randn(4, 5)
+    for scale in (1.0, 2.0):
+        net = tuned(Constant(scale), TRACED)
+        assert_same([net(x).detach()], [(net.fc(x) * net.k).detach()], 1e-6)
+        assert trace_of(net)
+
+
+def test_numbers_that_are_set_later_count() -> None:
+    net = tuned(nn.Sequential(nn.Linear(5, 8), nn.LeakyReLU(0.1), nn.Linear(8, K)), TRACED)
+    x = torch.randn(4, 5)
+    before = net(x)
+    net[1].negative_slope = 0.9  # type: ignore[index]
+    assert not torch.equal(net(x), before)
+
+
+def test_a_difference_needs_the_same_masks() -> None:
+    s = Setting("dropout", "warpi")
+    with seeded(3):
+        _, wanted = s.oracle()
+    tuned(s.net, How(compile=True, difference=True))
+    with seeded(3):
+        _, got = s.lookahead()
+    assert_same(got, wanted, 0.1)
+
+
+def test_a_tuned_network_is_still_a_network(tmp_path: Path) -> None:
+    net = tuned(Residual(), How(bf16=True, compile=True))
+    x = torch.randn(4, 3, 8, 8, requires_grad=True)
+    (d,) = torch.autograd.grad(net(x).sum(), x)  # inputs have gradients too
+    assert d.abs().sum() > 0
+    torch.save(net, tmp_path / "net.pt")
+    again = torch.load(tmp_path / "net.pt", weights_only=False)
+    assert type(again).__name__ == "Residual"
+    assert passes.how_of(again) == How(bf16=True, compile=True)
+    (g,) = torch.autograd.grad(net(x.detach()).sum(), [net.fc.weight], create_graph=True)
+    with pytest.raises(RuntimeError):  # not zero without a word
+        torch.autograd.grad(g.sum(), [net.fc.weight])
 
 
 def test_a_new_shape_is_a_new_trace() -> None:

@@ -19,6 +19,7 @@ from warpi.chance import python_chance
 from warpi.checkpoint import state_of
 from warpi.data.split import Loader, Planned, Slot
 from warpi.method import Method
+from warpi.trace import numbers_of
 from warpi.types import Batch, Log
 
 _log = logging.getLogger(__name__)
@@ -35,17 +36,30 @@ def captured(method: Method, always: bool = False) -> Iterator["Captured | None"
     if method.task.train.y.device.type != "cuda" and not always:
         yield None
         return
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True  # shapes stay the same: trying all algorithms once pays
     step = Captured(method)
     method.step = step  # type: ignore[method-assign]
+    with _searching():
+        try:
+            yield step
+        finally:
+            del method.step
+            for loader in step.loaders:
+                loader.planned, loader._endless = False, None
+
+
+_searches: list[bool] = []  # what cuDNN was told before the first of several runs began
+
+
+@contextmanager
+def _searching() -> Iterator[None]:
+    """cuDNN tries all its algorithms once: shapes stay the same, so that this pays."""
+    _searches.append(torch.backends.cudnn.benchmark)
+    torch.backends.cudnn.benchmark = True
     try:
-        yield step
+        yield
     finally:
-        torch.backends.cudnn.benchmark = before
-        del method.step
-        for loader in step.loaders:
-            loader.planned = False
+        before = _searches.pop()
+        torch.backends.cudnn.benchmark = before or bool(_searches)
 
 
 class Captured:
@@ -55,14 +69,14 @@ class Captured:
         self.method, self.plain = method, method.step
         self.loaders = [v for v in vars(method).values() if isinstance(v, Loader) and v.resident]
         for loader in self.loaders:
-            loader.planned = True
+            loader.planned, loader._endless = True, None
         self.steps: dict[Any, _Step] = {}
         self.why: str | None = None  # it is not captured
 
     def __call__(self, batch: Batch) -> Log:
         if self.why is not None:
             return self.plain(batch)
-        kind = self.method.is_meta_step, _numbers(self.method), _form(batch)
+        kind = self.method.is_meta_step, tuple(_anatomy(self.method).items()), _form(batch)
         if kind not in self.steps:
             if len(self.steps) >= _MOST:
                 self._give_up("numbers that its step reads change too often; make them tensors")
@@ -103,11 +117,15 @@ class _Step:
 
     def watched(self, batch: Batch) -> tuple[Log, str]:
         """A plain step, and why it could not be recorded, if so."""
-        before, counts, chance = _anatomy(self.method), [loader.count for loader in self.loaders], python_chance()
+        before, counts, chance = _anatomy(self.method, deep=True), [x.count for x in self.loaders], python_chance()
+        files = [v for v in vars(self.method).values() if isinstance(v, Loader) and not v.resident]
+        read = [loader.count for loader in files]
         log = self.plain(batch)
         self.draws = {i: x.count - n for i, (x, n) in enumerate(zip(self.loaders, counts, strict=True))}
         self.warm += 1
-        after, why = _anatomy(self.method), ""
+        after, why = _anatomy(self.method, deep=True), ""
+        if [loader.count for loader in files] != read:
+            why = "it reads files"
         if python_chance() != chance:
             why = "it draws from python's or numpy's generators, which a graph would not"
         for name, (kind, value) in after.items():
@@ -130,7 +148,7 @@ class _Step:
     def record(self, batch: Batch) -> None:
         """Everything the device does in a step, once, without doing it."""
         self.slots = [(x, Slot(x)) for i, x in enumerate(self.loaders) for _ in range(self.draws.get(i, 0))]
-        self.input = Slot(batch.loader) if isinstance(batch, Planned) else Batch(*_static(batch))
+        self.input = Slot(batch.loader) if Planned.is_one(batch) else Batch(*_static(batch))
         self.forget_gradients()  # else the graph would add to some whose memory others will have
         if batch.y.is_cuda:
             self.graph = torch.cuda.CUDAGraph()
@@ -153,7 +171,7 @@ class _Step:
 
     def launch(self, batch: Batch) -> Log:
         if isinstance(self.input, Slot):
-            assert isinstance(batch, Planned)
+            assert Planned.is_one(batch)
             self.input.fill(batch.k)
         else:
             for own, new in zip(_tensors(self.input), _tensors(batch), strict=True):
@@ -164,25 +182,19 @@ class _Step:
         if self.graph is None:
             return self._body()
         self.graph.replay()
-        return self.log
+        return {name: torch.as_tensor(value).clone() for name, value in self.log.items()}  # the next will overwrite it
 
 
-def _numbers(method: Method) -> tuple[Any, ...]:
-    """The numbers of a method, which a graph would keep as they were, and where its tensors lie."""
-    return tuple(
-        v.data_ptr() if isinstance(v, Tensor) else v
-        for v in vars(method).values()
-        if isinstance(v, Tensor | bool | int | float | str)
-    )
+def _anatomy(method: Method, deep: bool = False) -> dict[str, tuple[str, Any]]:
+    """Every number of a method's state, which a graph would keep as it was, and where every tensor lies.
 
-
-def _anatomy(method: Method) -> dict[str, tuple[str, Any]]:
-    """Every number of a method's state, and where every tensor lies."""
+    With `deep` also those of its networks, which takes longer.
+    """
     found: dict[str, tuple[str, Any]] = {}
 
     def look(name: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            found[name] = "tensor", value.data_ptr()
+            found[name] = "tensor", (value.data_ptr(), value.shape)
         elif isinstance(value, bool | int | float | str):
             found[name] = "number", value
         elif isinstance(value, list | tuple):
@@ -191,6 +203,12 @@ def _anatomy(method: Method) -> dict[str, tuple[str, Any]]:
         elif isinstance(value, dict):
             for k, v in value.items():
                 look(f"{name}[{k!r}]", v)
+        elif isinstance(value, torch.optim.Optimizer):
+            for i, group in enumerate(value.param_groups):
+                look(f"{name}[{i}]", {k: v for k, v in group.items() if k != "params"})
+        elif deep and isinstance(value, nn.Module):
+            look(f"numbers of {name}", numbers_of(value))
+            look(f"buffers of {name}", dict(value.named_buffers()))
 
     for name, value in state_of(method).items():
         look(name, value)
@@ -203,7 +221,7 @@ def _generators(method: Method) -> list[Generator]:
 
 def _form(batch: Batch) -> Any:
     """What a recorded step expects: a batch of one of its loaders, or tensors of these shapes."""
-    if isinstance(batch, Planned):
+    if Planned.is_one(batch):
         return id(batch.loader)
     return tuple((tuple(t.shape), t.dtype) for t in _tensors(batch))
 

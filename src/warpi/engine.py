@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from warpi import parallel
@@ -106,7 +106,9 @@ def settle(method: Method, at: Position) -> None:
 
     A mean of moving averages is the moving average of the means, so that this may be done at any time.
     """
-    norms = [m for net in method.nets for m in net.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    held = [net for v in vars(method).values() for net in (v if isinstance(v, list) else [v])]  # averaged ones too
+    nets = [net for net in held if isinstance(net, nn.Module)]
+    norms = [m for net in nets for m in net.modules() if isinstance(m, _NormBase) and m.track_running_stats]
     statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
     parallel.average([*at.sums.values(), *statistics])
 

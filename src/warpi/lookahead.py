@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from warpi import parallel
+from warpi.errors import UserError
+from warpi.losses import cross_entropy
 from warpi.method import Method, descend
 from warpi.passes import Forward, Pass, along, at, forward
 from warpi.types import Batch, Log
@@ -35,30 +37,37 @@ def bilevel_step(
     phi: Iterable[Tensor],
     meta_optimizer: torch.optim.Optimizer,
     alpha: float | Tensor | None = None,
+    *,
+    trusted: Batch | None = None,
+    own_loss: Callable[[], Tensor] | None = None,
 ) -> Log:
     """One step of a meta method: phi down its meta gradient, then theta down the loss that the new phi shapes.
 
-    `loss` maps the logits of the noisy batch to a loss, `meta_loss` logits and labels of the trusted one. The recipe
-    may ask for a meta step now and then only, or for the real step in the place of the virtual one.
+    `loss` maps the logits of the noisy batch to a loss, `meta_loss` logits and labels of the trusted one, which is
+    `trusted` or the next of the loader. What phi should minimise besides is its `own_loss`. The recipe may ask for a
+    meta step now and then only, or for the real step in the place of the virtual one.
     """
-    alpha, phi, real_first = method.lr if alpha is None else alpha, list(phi), method.recipe.meta_order == "real"
-    noisy = forward(method.net, batch.x, snapshot=real_first)
+    phi, real_first = list(phi), method.recipe.meta_order == "real"
+    alpha = method.lr if alpha is None or real_first else alpha
+    noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step)
     if not method.is_meta_step:
         value = loss(noisy.z)
         descend(value, method.optimizer)
         return {"loss": value.detach()}
-    meta = method.meta_loader.draw()
+    meta = method.meta_loader.draw() if trusted is None else trusted
     method.optimizer.zero_grad()  # memory of the last step
 
     def judge(z: Tensor) -> Tensor:
         return meta_loss(z, meta.y)
 
     meta_optimizer.zero_grad()
+    if own_loss is not None:
+        _add_gradient(phi, own_loss())
     if real_first:
         z = noisy.z.detach().requires_grad_()
         value = loss(z)
         (u,) = torch.autograd.grad(value, z, create_graph=True)  # [B, K], a function of phi
-        _go(method, noisy.done.back(u.detach()))
+        step_along(method, noisy.done.back(u.detach()))
         judged, g = _gradient_at(noisy.done, dict(method.net.named_parameters()), meta.x, judge)
         _add_gradient(phi, u, -alpha * noisy.done.ahead(g))
         meta_optimizer.step()
@@ -70,10 +79,43 @@ def bilevel_step(
     return {"loss": value.detach(), "meta_loss": judged}
 
 
+def batch_gradient(
+    method: Method, noisy: Forward, loss: LogitLoss, phi: Tensor, alpha: float | Tensor, *, shared: bool
+) -> tuple[Tensor, Tensor]:
+    """d L_meta / d phi and L_meta for a phi that is made anew for every batch.
+
+    It belongs to the examples of the batch, of which every rank has its own, or is `shared` by all of them.
+    """
+    if method.recipe.meta_every > 1 or method.recipe.meta_order == "real":
+        raise UserError(
+            f"{type(method).__name__} learns its weights anew for every batch, before its step; "
+            "leave --meta-every 1 and --meta-order virtual"
+        )
+    meta = method.meta_loader.draw()
+    method.optimizer.zero_grad()  # memory of the last step
+
+    def judge(z: Tensor) -> Tensor:
+        return cross_entropy(z, meta.y).mean()
+
+    judged = meta_gradient(noisy, loss, meta.x, judge, [phi], alpha, shared=shared)
+    assert phi.grad is not None
+    return phi.grad, judged
+
+
 def meta_gradient(
-    noisy: Forward, loss: LogitLoss, x_meta: Tensor, meta_loss: LogitLoss, phi: Sequence[Tensor], lr: float | Tensor
+    noisy: Forward,
+    loss: LogitLoss,
+    x_meta: Tensor,
+    meta_loss: LogitLoss,
+    phi: Sequence[Tensor],
+    lr: float | Tensor,
+    *,
+    shared: bool = True,
 ) -> Tensor:
-    """Add d L_meta(theta_hat(phi)) / d phi to the .grad of every tensor of phi; return L_meta(theta_hat)."""
+    """Add d L_meta(theta_hat(phi)) / d phi to the .grad of every tensor of phi; return L_meta(theta_hat).
+
+    Ranks have a phi in common, of whose gradients they take the mean, unless it is not `shared`.
+    """
     done = noisy.done
     z = noisy.z.detach().requires_grad_()
     (u,) = torch.autograd.grad(loss(z), z, create_graph=True)  # [B, K], a function of phi
@@ -86,7 +128,7 @@ def meta_gradient(
     del step, moved  # memory is short now: the activations of two batches are held
 
     at_hat, g = _gradient_at(done, theta_hat, x_meta, meta_loss)
-    _add_gradient(phi, u, -lr * done.ahead(g))
+    _add_gradient(phi, u, -lr * done.ahead(g), shared=shared)
     return at_hat
 
 
@@ -101,16 +143,17 @@ def _gradient_at(done: Pass, theta: dict[str, Tensor], x: Tensor, loss: LogitLos
     return value.detach(), dict(zip(along(done.net), g, strict=True))
 
 
-def _add_gradient(phi: Sequence[Tensor], u: Tensor, weight: Tensor) -> None:
+def _add_gradient(phi: Sequence[Tensor], u: Tensor, weight: Tensor | None = None, *, shared: bool = True) -> None:
     """Add d<u(phi), weight>/dphi to .grad."""
     grads = list(torch.autograd.grad(u, phi, weight, allow_unused=True))
-    parallel.average([d for d in grads if d is not None])
+    if shared:
+        parallel.average([d for d in grads if d is not None])
     for p, d in zip(phi, grads, strict=True):
         if d is not None:
             p.grad = d if p.grad is None else p.grad + d
 
 
-def _go(method: Method, grads: Sequence[Tensor]) -> None:
+def step_along(method: Method, grads: Sequence[Tensor]) -> None:
     """The real step along a gradient that is known already."""
     parallel.average(grads)
     method.optimizer.zero_grad()

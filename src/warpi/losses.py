@@ -1,5 +1,8 @@
-"""Losses an example: (z [B, K], y [B]) -> [B]. The method reduces."""
+"""Losses an example: (z [..., B, K], y [B]) -> [..., B]. The method reduces. p = softmax(z)."""
 
+import math
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -8,3 +11,74 @@ def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     """-log softmax(z)_y.  z [..., B, K], y [B] -> [..., B]"""
     log_p = F.log_softmax(z, dim=-1)
     return -log_p.gather(-1, y.expand(z.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
+def soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
+    """-sum_k q_k log p_k: targets are distributions.  q [B, K]"""
+    return -(q * F.log_softmax(z, dim=-1)).sum(-1)
+
+
+def one_hot(y: Tensor, n_classes: int) -> Tensor:
+    """Labels as distributions.  [B, K]"""
+    return F.one_hot(y, n_classes).float()
+
+
+def smooth_cross_entropy(z: Tensor, y: Tensor, smoothing: float) -> Tensor:
+    """Cross-entropy with the target (1 - e) y + e / K."""
+    return (1 - smoothing) * cross_entropy(z, y) - smoothing * F.log_softmax(z, dim=-1).mean(-1)
+
+
+def absolute_error(z: Tensor, y: Tensor) -> Tensor:
+    """|p - y|_1 = 2 (1 - p_y)."""
+    return -2 * torch.expm1(-cross_entropy(z, y))
+
+
+def generalised_cross_entropy(z: Tensor, y: Tensor, q: float) -> Tensor:
+    """(1 - p_y^q) / q; its limit for q = 0 is cross-entropy. From log p_y, so that p_y = 0 has a gradient."""
+    ce = cross_entropy(z, y)
+    return -torch.expm1(-q * ce) / q if q else ce
+
+
+def truncated_cross_entropy(z: Tensor, y: Tensor, kept: Tensor, q: float, k: float) -> Tensor:
+    """kept * (L_q(p_y) - L_q(k)), L_q the generalised cross-entropy: what an example is worth beside pruning it."""
+    at_k = (1 - k**q) / q if q else -math.log(k)
+    return kept * (generalised_cross_entropy(z, y, q) - at_k)
+
+
+def symmetric_cross_entropy(z: Tensor, y: Tensor, alpha: float, beta: float, log_zero: float) -> Tensor:
+    """alpha CE(y, p) + beta CE(p, y), where the logarithm of the label's zeros is `log_zero`."""
+    reverse = -log_zero / 2 * absolute_error(z, y)  # -sum_k p_k log y_k = -A (1 - p_y)
+    return alpha * cross_entropy(z, y) + beta * reverse
+
+
+def focal(z: Tensor, y: Tensor, gamma: float) -> Tensor:
+    """-(1 - p_y)^gamma log p_y."""
+    ce = cross_entropy(z, y)
+    wrong = -torch.expm1(-ce)  # 1 - p_y
+    return wrong.clamp_min(1e-12) ** gamma * ce  # the slope of a root at 0 is infinite
+
+
+def soft_bootstrap(z: Tensor, y: Tensor, beta: float) -> Tensor:
+    """-sum_k (beta y_k + (1 - beta) p_k) log p_k, differentiated through both p."""
+    return beta * cross_entropy(z, y) + (1 - beta) * entropy(z)
+
+
+def hard_bootstrap(z: Tensor, y: Tensor, beta: float) -> Tensor:
+    """Cross-entropy with the target beta y + (1 - beta) [k = argmax p]."""
+    return beta * cross_entropy(z, y) - (1 - beta) * F.log_softmax(z, dim=-1).amax(-1)
+
+
+def entropy(z: Tensor) -> Tensor:
+    """-sum_k p_k log p_k."""
+    return soft_cross_entropy(z, z.softmax(dim=-1))
+
+
+def squared_error(z: Tensor, q: Tensor) -> Tensor:
+    """1/K sum_k (p_k - q_k)^2: unlike cross-entropy bounded, for targets that were guessed.  q [B, K]"""
+    return (z.softmax(dim=-1) - q).square().mean(-1)
+
+
+def prior_penalty(z: Tensor) -> Tensor:
+    """KL(uniform || mean_i p_i), of a whole batch: against putting every example into one class.  z [B, K] -> []"""
+    mean = z.softmax(dim=-1).mean(0).clamp_min(1e-8)  # [K]
+    return -mean.log().mean() - math.log(len(mean))

@@ -12,8 +12,8 @@ derivative.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -23,16 +23,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, jvp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from warpi.batchnorm import forward_rules
-from warpi.chance import capturing, generator_state, noted_chance, repeated
+from warpi.chance import capturing, noted_chance, repeated
 from warpi.errors import UserError
-from warpi.trace import Passes, Point, Untraceable, trace
+from warpi.retrace import checked_trace
+from warpi.stateless import call_with, detached, filled, others, own_parameters, plain_kernels
+from warpi.trace import Passes, Point, Untraceable, numbers_of
 
+_MOST_TRACES = 8  # shapes of a batch, of one network; each takes seconds
 _DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # RuntimeErrors that are not the network's
 _log = logging.getLogger(__name__)
 _obstacles: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # why a network has no JVP; "": it has one
+_repeats: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # networks whose parts could be done again
 _traces: WeakKeyDictionary[nn.Module, dict[Any, Passes | None]] = WeakKeyDictionary()  # None: it cannot be traced
 
 
@@ -50,16 +53,23 @@ class How:
 
 
 class Tuned(nn.Module):
-    """Mixed into the class of a network by `tuned`: calls of the network are done as `how` says."""
+    """Mixed into the class of a network by `tuned`: calls of the network are done as `_how` says."""
 
-    how: How
+    _how: How
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled() and not _plain and (self.how.compile or self.how.accumulate > 1):
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        how, plain = self._how, bool(_plain or args or kwargs)
+        learning = self.training and torch.is_grad_enabled() and not x.requires_grad
+        if learning and not plain and (how.compile or how.accumulate > 1):
             return forward(self, x).z
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.how.bf16, cache_enabled=False):
-            z: Tensor = super().forward(x)
-        return z.float() if self.how.bf16 else z
+        if not how.bf16:
+            return super().forward(x, *args, **kwargs)
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            z = super().forward(x, *args, **kwargs)
+        return z.float() if isinstance(z, Tensor) else z
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # pickle knows the network's own class
+        return _retuned, (type(self).__mro__[2], self._how), self.__dict__
 
 
 def tuned(net: nn.Module, how: How) -> nn.Module:
@@ -67,8 +77,12 @@ def tuned(net: nn.Module, how: How) -> nn.Module:
     if how != How():
         kind = type(net)
         net.__class__ = type(kind.__name__, (Tuned, kind), {"__module__": kind.__module__})
-        net.how = how  # type: ignore[assignment]
+        net._how = how  # type: ignore[assignment]
     return net
+
+
+def _retuned(kind: type[nn.Module], how: How) -> nn.Module:
+    return tuned(kind.__new__(kind), how)
 
 
 def laid_out(net: nn.Module) -> nn.Module:
@@ -78,7 +92,7 @@ def laid_out(net: nn.Module) -> nn.Module:
 
 
 def how_of(net: nn.Module) -> How:
-    return net.how if isinstance(net, Tuned) else How()
+    return net._how if isinstance(net, Tuned) else How()
 
 
 def along(net: nn.Module) -> list[str]:
@@ -132,7 +146,7 @@ def forward(net: nn.Module, x: Tensor, *, snapshot: bool = False) -> Forward:
     done = _pass(net, _laid_out(net, x), None, snapshot)
     if done.z.requires_grad:
         return Forward(done.z, done)
-    return Forward(_Logits.apply(done.back, done.z, *_own_parameters(net).values()), done)  # type: ignore[no-untyped-call]
+    return Forward(_Logits.apply(done.back, done.z, *own_parameters(net).values()), done)  # type: ignore[no-untyped-call]
 
 
 def at(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Pass:
@@ -172,8 +186,8 @@ class _Traced(Pass):
     def __init__(
         self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool, passes: Passes
     ) -> None:
-        self.net, self.x, self.theta = net, x, _detached(net, snapshot) if theta is None else theta
-        self.point = Point(passes, x, self.theta, _others(net))
+        self.net, self.x, self.theta = net, x, detached(net, snapshot) if theta is None else theta
+        self.point = Point(passes, x, self.theta, others(net))
         self.z = self.point.z
         if theta is None:
             buffers = dict(net.named_buffers())
@@ -182,11 +196,11 @@ class _Traced(Pass):
                     buffer.copy_(self.point.others[name])
 
     def back(self, u: Tensor, some: bool = False) -> list[Tensor]:
-        return _filled(self.point.back(u, some), [self.theta[name] for name in self.names(some)])
+        return filled(self.point.back(u, some), [self.theta[name] for name in self.names(some)])
 
     def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
-        if how_of(self.net).difference:
-            return _difference(self, g, lambda p: Point(self.point.passes, self.x, p, _others(self.net)).z)
+        if how_of(self.net).difference and not self.point.passes.draws:  # other masks would not be a difference
+            return _difference(self, g, lambda p: Point(self.point.passes, self.x, p, others(self.net)).z)
         return self.point.ahead(g)
 
 
@@ -194,11 +208,14 @@ class _Eager(Pass):
     """By torch, operator by operator: any network."""
 
     def __init__(self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> None:
-        self.net, self.x, self.theta = net, x, _detached(net, snapshot) if theta is None else theta
-        own = _own_parameters(net)
-        self.leaves = own if theta is None else {name: p.detach().requires_grad_() for name, p in theta.items()}
-        with noted_chance(net, x) as chance, _plain_kernels(net), _as_it_is(), torch.enable_grad():
-            self.z = net(x) if theta is None else _call(net, self.leaves, x)
+        self.net, self.x, self.theta = net, x, detached(net, snapshot) if theta is None else theta
+        apart = snapshot or theta is not None  # not the parameters themselves, which may change in place
+        self.leaves = {n: p.requires_grad_() for n, p in self.theta.items()} if apart else own_parameters(net)
+        with noted_chance(net, x) as chance, plain_kernels(net), _as_it_is(), torch.enable_grad():
+            if theta is not None:
+                self.z = call_with(net, self.leaves, x)
+            else:
+                self.z = functional_call(net, self.leaves, (x,)) if snapshot else net(x)
         self.chance = chance[0] if chance else None
 
     def back(self, u: Tensor, some: bool = False) -> list[Tensor]:
@@ -206,7 +223,7 @@ class _Eager(Pass):
         grads = torch.autograd.grad(
             self.z, [self.leaves[name] for name in names], u, retain_graph=True, allow_unused=True
         )
-        return _filled(grads, [self.theta[name] for name in names])
+        return filled(grads, [self.theta[name] for name in names])
 
     def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
         """In forward mode where the network allows it, else by differentiating the graph of z twice."""
@@ -215,10 +232,11 @@ class _Eager(Pass):
         known = _obstacles.get(self.net)
         if known:
             return self._double_backward(g, known)
-        here = {name: self.theta[name] for name in g}
-        rest = {name: p for name, p in self.theta.items() if name not in here}
+        theta = {name: p.detach() for name, p in self.theta.items()}
+        here = {name: theta[name] for name in g}
+        rest = {name: p for name, p in theta.items() if name not in here}
         try:
-            with torch.no_grad(), forward_rules():
+            with torch.no_grad(), forward_rules(least=2**16):
                 z, jg = jvp(lambda p: self._again({**rest, **p}), (here,), (dict(g),))[:2]
         except _DEVICE_ERRORS:
             raise
@@ -238,8 +256,8 @@ class _Eager(Pass):
         return result
 
     def _again(self, theta: dict[str, Tensor]) -> Tensor:
-        with repeated(self.chance, self.x.device), _plain_kernels(self.net), _as_it_is():
-            return _call(self.net, theta, self.x)
+        with repeated(self.chance, self.x.device), plain_kernels(self.net), _as_it_is():
+            return call_with(self.net, theta, self.x)
 
     def _double_backward(self, g: Mapping[str, Tensor], why: str) -> Tensor:
         """h(w) = J^T w is linear, so that d<h, g>/dw = J g at any w; <h, g> = <w, J g> unless an operator cut it."""
@@ -269,26 +287,33 @@ class _InParts(Pass):
     """Part after part, keeping no activations: each is done again where it is gone through. BatchNorm sees parts."""
 
     def __init__(self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> None:
-        self.net, self.theta = net, _detached(net, snapshot) if theta is None else theta
-        if len(x) % (n := how_of(net).accumulate) or len(x) < 2 * n:
-            raise UserError(f"a batch of {len(x)} cannot be cut into {n} equal parts of 2 or more; change --accumulate")
+        self.net, self.theta = net, detached(net, snapshot) if theta is None else theta
+        if len(x) < 2 * (n := how_of(net).accumulate):
+            raise UserError(f"a batch of {len(x)} cannot be cut into {n} parts of 2 or more; lower --accumulate")
         self.parts: list[tuple[Tensor, Tensor | None]] = []
-        logits = []
-        for part in x.chunk(n):
-            with torch.no_grad(), noted_chance(net, x) as chance, _plain_kernels(net), _as_it_is():
-                logits.append(net(part) if theta is None else _call(net, self.theta, part))
+        self.logits: list[Tensor] = []
+        for part in x.tensor_split(n):
+            with torch.no_grad(), noted_chance(net, x) as chance, plain_kernels(net), _as_it_is():
+                self.logits.append(net(part) if theta is None else call_with(net, self.theta, part))
             self.parts.append((part, chance[0] if chance else None))
-        self.z = torch.cat(logits)
+        self.z = torch.cat(self.logits)
 
     def _again(self) -> Iterator[Pass]:
-        for part, chance in self.parts:
+        for (part, chance), before in zip(self.parts, self.logits, strict=True):
             with repeated(chance, part.device):
                 done = (_whole if chance is None else _Eager)(self.net, part, self.theta, False)
+            known = _repeats.get(self.net)  # looked at once, since this waits for the device
+            if not known and (done.z - before).norm() > _tolerance(before, self.net) * before.norm():
+                raise UserError(
+                    f"a batch cannot go through {type(self.net).__name__} in parts: done again, a part gives other "
+                    "logits (it reads what it changes, or its chance is not torch's); use --accumulate 1"
+                )
             yield done
+        _repeats[self.net] = True
 
     def back(self, u: Tensor, some: bool = False) -> list[Tensor]:
         total = [torch.zeros_like(self.theta[name]) for name in self.names(some)]
-        for again, part in zip(self._again(), u.chunk(len(self.parts)), strict=True):
+        for again, part in zip(self._again(), torch.split(u, [len(p) for p, _ in self.parts]), strict=True):
             torch._foreach_add_(total, again.back(part, some))
         return total
 
@@ -304,24 +329,15 @@ def _trace_of(net: nn.Module, x: Tensor) -> Passes | None:
     how, traces = how_of(net), _traces.setdefault(net, {})
     modes = tuple(module.training for module in net.modules())
     trainable = tuple(p.requires_grad for p in net.parameters())
-    key = x.shape, x.stride(), x.dtype, x.device, modes, trainable, torch.is_autocast_enabled(x.device.type)
+    autocast = torch.is_autocast_enabled(x.device.type)
+    key = x.shape, x.stride(), x.dtype, x.device, modes, trainable, autocast, numbers_of(net)
     if key not in traces:
         try:
-            with _as_it_is(), _plain_kernels(net):
-                with torch.no_grad(), repeated(generator_state(x.device), x.device):
-                    plain = _call(net, _own_parameters(net), x)
-                fuse = x.is_cuda
-                passes = trace(
-                    net, x, plain.shape[1], along(net), lean=how.lean, checkpointing=how.checkpointing, fuse=fuse
-                )
-                with repeated(generator_state(x.device), x.device):
-                    z = Point(passes, x, _detached(net, False), _others(net)).z
-            # fused kernels draw other random numbers
-            if not (fuse and passes.draws) and (z - plain).norm() > _tolerance(z, net) * plain.norm():
-                raise Untraceable("traced, it gives other logits")
-            traces[key] = passes
-        except Untraceable as why:
             traces[key] = None
+            if len(traces) <= _MOST_TRACES:
+                with _as_it_is(), plain_kernels(net):
+                    traces[key] = checked_trace(net, x, along(net), how.lean, how.checkpointing, _tolerance(x, net))
+        except Untraceable as why:
             _tell_untraced(type(net).__name__, str(why))
     return traces[key]
 
@@ -341,7 +357,7 @@ def _tolerance(z: Tensor, net: nn.Module) -> float:
     return float(torch.finfo(torch.bfloat16 if how_of(net).bf16 else z.dtype).eps ** 0.25)
 
 
-def _short(error: RuntimeError) -> str:
+def _short(error: Exception) -> str:
     return str(error).partition("\n")[0][:160]
 
 
@@ -354,24 +370,6 @@ def _tell(net: str, why: str) -> None:
 @cache
 def _tell_untraced(net: str, why: str) -> None:
     _log.warning("%s cannot be traced (%s): its passes are exact, but slower", net, why)
-
-
-def _own_parameters(net: nn.Module) -> dict[str, Tensor]:
-    return {name: p for name, p in net.named_parameters() if p.requires_grad}
-
-
-def _detached(net: nn.Module, copy: bool) -> dict[str, Tensor]:
-    return {name: p.detach().clone() if copy else p.detach() for name, p in _own_parameters(net).items()}
-
-
-def _others(net: nn.Module) -> dict[str, Tensor]:
-    """Frozen parameters and buffers."""
-    frozen = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
-    return {**frozen, **dict(net.named_buffers())}
-
-
-def _filled(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(p) if d is None else d for d, p in zip(grads, like, strict=True)]
 
 
 def _laid_out(net: nn.Module, x: Tensor) -> Tensor:
@@ -390,20 +388,3 @@ def _as_it_is() -> Iterator[None]:
         yield
     finally:
         _plain.pop()
-
-
-@contextmanager
-def _plain_kernels(net: nn.Module) -> Iterator[None]:
-    """Kernels that can be differentiated twice or in forward mode, and draw the same masks in both passes."""
-    with ExitStack() as flags:
-        flags.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if any(isinstance(m, nn.RNNBase) for m in net.modules()):  # for no other network: convolutions need cuDNN
-            flags.enter_context(torch.backends.cudnn.flags(enabled=False))
-        yield
-
-
-def _call(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The network with other parameters; its buffers (running statistics) are read from a copy and stay as they are."""
-    buffers = {name: b.clone() for name, b in net.named_buffers()}
-    z: Tensor = functional_call(net, (dict(theta), buffers), (x,))
-    return z

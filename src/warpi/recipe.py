@@ -53,6 +53,10 @@ class Recipe:
         within(self, milestones=(0, 1))
         if self.checkpointing and not self.compile:
             raise UserError("checkpointing chooses among the activations of a traced network; add --compile")
+        if self.meta_order == "real" and self.optimizer != "sgd":
+            raise UserError(
+                "the real step can serve as the virtual one if it is linear in the gradient; --optimizer sgd"
+            )
         if self.meta_gradient == "difference" and self.precision != "32":
             raise UserError("a finite difference drowns in the rounding of bf16; use --precision 32")
 
@@ -72,14 +76,15 @@ class Recipe:
     def how(self, device: torch.device, meta: bool = False) -> How:
         """How the passes of a network are done. Compiling takes half a minute, which a short run does not win back.
 
-        A meta step holds the activations of two batches at a time, and is lean for it.
+        A meta step holds the activations of two batches at a time; on a GPU, where memory is short, it is lean.
         """
         pays = device.type == "cuda" and isinstance(self.net, str) and self.net != "mlp" and self.epochs >= 10
         pays = pays and not self.sync_batchnorm  # whose sums over ranks cannot be traced
+        traced = pays if self.compile is None else self.compile
         return How(
             bf16=self.precision == "bf16",
-            compile=pays if self.compile is None else self.compile,
-            lean=meta,
+            compile=traced,
+            lean=traced and meta and device.type == "cuda",
             checkpointing=self.checkpointing,
             accumulate=self.accumulate,
             depth=self.meta_depth,

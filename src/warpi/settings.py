@@ -17,10 +17,10 @@ def at_least(settings: object, **limits: float) -> None:
 
 
 def within(settings: object, **limits: tuple[float, float]) -> None:
-    """Fields that are numbers, or tuples of them, lie in a closed interval."""
+    """Fields that are numbers, or tuples of them, lie in a closed interval; None is left alone."""
     for name, (low, high) in limits.items():
         value = getattr(settings, name)
-        if not all(low <= x <= high for x in (value if isinstance(value, tuple) else (value,))):
+        if value is not None and not all(low <= x <= high for x in (value if isinstance(value, tuple) else (value,))):
             raise UserError(f"{name} must be between {low:g} and {high:g}, got {value}")
 
 

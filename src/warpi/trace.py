@@ -13,10 +13,12 @@ The python code of the network runs at tracing time only. A network whose python
 to step (it draws from python's generators, counts, or looks at values) is refused with a reason.
 """
 
+import gc
 import logging
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +50,11 @@ class Passes(NamedTuple):
     u: fx.Node
     g: dict[str, fx.Node]  # along these parameters
     draws: bool  # whether the network draws random numbers
+
+    def fuse(self) -> None:
+        """Let torch.compile make fewer kernels of each graph."""
+        for part in (self.pass_, self.back, self.back_some, self.ahead):
+            part.fuse()
 
 
 class Point:
@@ -84,7 +91,6 @@ def trace(
     *,
     lean: bool = False,
     checkpointing: bool = False,
-    fuse: bool = False,
 ) -> Passes:
     """The passes of a network for inputs like x; J g is wanted along the parameters `along`.
 
@@ -116,12 +122,22 @@ def trace(
 
     u = torch.empty(len(x), n_classes, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     g = {name: torch.empty_like(theta[name]) for name in along}
-    before = _python_state(net)
-    try:
-        whole = make_fx(everything, tracing_mode="fake")(x, theta, others, u, g)
-    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError, LookupError) as error:
-        raise Untraceable(str(error).strip().partition("\n")[0][:160] or type(error).__name__) from error
-    if _python_state(net) != before:
+    before = python_state(net)
+    # What fails half-way must not leave torch's dispatcher in a state of its own: its frames go before the guard does.
+    why, tls = "", (torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set())
+    with torch._C._ForceDispatchKeyGuard(*tls), _quiet("torch._subclasses.fake_tensor"):
+        try:
+            trace_it = partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)  # a module may hold tensors
+            whole = trace_it(everything)(x, theta, others, u, g)
+            # once more without operators in place: one graph must not overwrite what it hands on to the others
+            whole = trace_it(torch.func.functionalize(whole))(x, theta, others, u, g)
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+            why = str(error).strip().partition("\n")[0][:160] or type(error).__name__
+        if why:
+            gc.collect()  # frames that hold one another
+    if why:
+        raise Untraceable(why)
+    if python_state(net) != before:
         raise Untraceable("its python code draws from python's or numpy's generators, or changes numbers it holds")
 
     _drop_zeros(whole.graph)
@@ -140,9 +156,6 @@ def trace(
     back, back_some, ahead = (_Part(whole, outputs, kept, of_pass, again) for outputs in (grads, some, [jg]))
     handed_on = dict.fromkeys(n for part in (back, ahead) for n in part.inputs if n.op != "placeholder")
     pass_ = _Part(whole, [z, *own, *handed_on])
-    if fuse:
-        for part in (pass_, back, back_some, ahead):
-            part.fuse()
     draws = any(_is_random(node) for node in of_pass)
     return Passes(pass_, back, back_some, ahead, x_node, theta_nodes, other_nodes, u_node, g_nodes, draws)
 
@@ -198,7 +211,10 @@ class _Part:
 
     def fuse(self) -> None:
         shapes = tuple((v.shape, v.stride(), v.dtype, v.device) if isinstance(v, Tensor) else v for v in self.sizes)
-        self.run = _fused(self.module.code, shapes, _Same(self.module))
+        holds = any(
+            node.op == "get_attr" for node in self.module.graph.nodes
+        )  # constants, which the code does not show
+        self.run = (_fused.__wrapped__ if holds else _fused)(self.module.code, shapes, _Same(self.module))
 
 
 class _Same:
@@ -214,7 +230,7 @@ class _Same:
         return 0
 
 
-@cache
+@lru_cache(64)
 def _fused(code: str, shapes: tuple[Any, ...], source: _Same) -> Callable[..., Sequence[Any]]:  # noqa: ARG001
     """torch.compile, once for all networks whose graphs are the same: six runs of a sweep compile once."""
     quick: Callable[..., Sequence[Any]] = torch.compile(source.module, fullgraph=True, dynamic=False)
@@ -291,6 +307,17 @@ def _closed(nodes: set[fx.Node], graph: fx.Graph) -> set[fx.Node]:
     return nodes
 
 
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """What torch logs of a failure, with its frames, is said here in a line."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 def _drop_zeros(graph: fx.Graph) -> None:
     """x does not move, so that half of the first layer's product is an operator on zeros: leave it out."""
     aten, zero = torch.ops.aten, set[Any]()
@@ -350,10 +377,12 @@ def _users_of(x: fx.Node, among: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _python_state(net: nn.Module) -> Any:
+def python_state(net: nn.Module) -> Any:
     """What would tell that the python code of a network did not leave things as they were."""
+    return python_chance(), numbers_of(net)
+
+
+def numbers_of(net: nn.Module) -> tuple[Any, ...]:
+    """The python numbers that the modules of a network hold."""
     kinds = (bool, int, float, str)
-    numbers = [
-        (name, key, value) for name, m in net.named_modules() for key, value in vars(m).items() if type(value) in kinds
-    ]
-    return python_chance(), numbers
+    return tuple(value for m in net.modules() for value in vars(m).values() if type(value) in kinds)

@@ -20,3 +20,7 @@ class Batch:
     @property
     def x(self) -> Tensor:
         return self.views[0]
+
+    def part(self, which: slice) -> "Batch":
+        """Some of its examples."""
+        return Batch(tuple(view[which] for view in self.views), self.y[which], self.rows[which])

@@ -37,6 +37,8 @@ _SMALL = {
     "lr": 0.05,
     "WarPI.output": "tanh",  # why: docs/methods/warpi.md
     "WarPI.label_input": "one_hot",
+    "VRI.output": "tanh",
+    "MLCWang.matrix_lr": 30.0,  # why: docs/methods/mlc_wang.md
 }
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}

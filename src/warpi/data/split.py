@@ -4,7 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class Loader:
         if self.planned and stop is not None:
             for k in range(start, stop):
                 self.count = k + 1
-                yield Planned(self, k)
+                yield Planned.of(self, k)
             return
         pending: deque[Tensor] = deque()  # a stream may read ahead of what has been given out
 
@@ -182,16 +182,23 @@ class Slot:
 
 
 class Planned(Batch):
-    """A batch that is read when it is looked at."""
+    """A batch that is read when it is looked at. One made from it (`dataclasses.replace`) is a batch like any other."""
 
     loader: Loader
     k: int
 
-    def __init__(self, loader: Loader, k: int) -> None:
-        vars(self).update(loader=loader, k=k)
+    @classmethod
+    def of(cls, loader: Loader, k: int) -> "Planned":
+        batch = cls.__new__(cls)
+        vars(batch).update(loader=loader, k=k)
+        return batch
+
+    @staticmethod
+    def is_one(batch: Batch) -> TypeGuard["Planned"]:
+        return "loader" in vars(batch)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("views", "y", "rows"):
+        if name not in ("views", "y", "rows") or "loader" not in vars(self):
             raise AttributeError(name)
         vars(self).update(vars(self.loader.read(self.k)))
         return vars(self)[name]

@@ -1,0 +1,114 @@
+"""CAL: covariance-assisted learning."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from warpi import parallel
+from warpi.losses import cross_entropy, one_hot
+from warpi.method import Method, descend
+from warpi.recipe import Recipe
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+def floored(z: Tensor, eps: float = 1e-5) -> Tensor:
+    """-log(p + eps) of every class: the loss of each label, bounded.  [B, K]"""
+    return -(z.softmax(dim=1) + eps).log()
+
+
+def covariance(losses: Tensor, y: Tensor, cluster: Tensor, T: Tensor, mean: Tensor, prior: Tensor) -> Tensor:
+    """sum_i P(i) sum_j Cov(T_ij(X), l(X, j) | cluster i), estimated on a batch.  losses [B, K], y, cluster [B] -> []
+
+    T_ij(x) is 1 where the given label is j, `T` [K, K] its mean in cluster i, `mean` [K, K] that of the losses.
+    """
+    K = losses.shape[1]
+    inside = one_hot(cluster, K)  # [B, K]
+    size = inside.sum(0).clamp_min(1)  # [K]
+    products = ((one_hot(y, K) - T[cluster]) * (losses - mean[cluster])).sum(1)  # [B]
+    return (prior[cluster] / size[cluster] * products).sum()
+
+
+@dataclass
+class CAL(Method):
+    """Noise that depends on x makes the loss covary with the noise; that covariance is estimated and taken away.
+
+    First a sieve: train with a peer term that rewards confidence, then relabel into clusters y^ (the set D^).
+
+        l_peer = -sum_k P(y = k) log(p_k + eps)
+        L      = CE - alpha_1 l_peer                           alpha_1 grows from 0
+        y^_i   = y_i where CE - mean_k(-log p_k) < sieve, else argmax p
+
+    Then second-order statistics of the clusters:
+
+        L = CE - alpha_2 l_peer - sum_i P(y^ = i) sum_j Cov(1[y = j], -log(p_j + eps) | y^ = i)
+
+    Differs from the paper: the network goes on after the sieve (paper: trains anew), 65 of 165 epochs are a share;
+    one prior in both phases (published code: its square root in the first). Mean losses of the clusters are those of
+    the epoch before, as in the published code.
+    Reference: Zhu et al., A Second-Order Approach to Learning with Instance-Dependent Label Noise, CVPR 2021.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2021
+    alpha_sieve: float = 2.0  # the largest weight of the peer term in the first phase
+    alpha: float = 1.0  # weight of the peer term in the second
+    sieve: float = -8.0  # below which a given label is believed
+    first: float = 65 / 165  # of the epochs: the sieve
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, alpha_sieve=0, alpha=0)
+        within(self, first=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        K, y = task.n_classes, task.train.y
+        self.P = one_hot(y, K).mean(0)  # [K] of the given labels
+        self.cluster = y.clone()  # [N] y^
+        self.T, self.prior = torch.eye(K, device=y.device), self.P.clone()
+        self.mean = torch.zeros(K, K, device=y.device)  # of the losses, [cluster, label]
+        self.sums, self.counts = torch.zeros_like(self.mean), torch.zeros_like(self.P)
+        self.weight = torch.zeros_like(self.P[0])  # alpha of this epoch
+        self.second = False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        switch = max(1, round(self.first * self.recipe.epochs))
+        self.second = t >= switch
+        ramp = min(1.0, max(0.0, (t / switch - 10 / 65) / (30 / 65)))  # from epoch 10 to 40 of 65
+        self.weight.fill_(self.alpha if self.second else ramp * self.alpha_sieve)
+        if t == switch and self.loader.count <= t * self.loader.steps:
+            self.distil()
+        yield from super().epoch(t)
+        if self.second:
+            parallel.average([self.sums, self.counts])
+            self.mean.copy_(self.sums / self.counts.clamp_min(1)[:, None])
+            self.sums.zero_()
+            self.counts.zero_()
+
+    def distil(self) -> None:
+        """The clusters, and what is known of the noise in them."""
+        rows, z = survey(self.net, self.task.train)
+        y = self.task.train.y[rows]
+        believed = cross_entropy(z, y) - floored(z, 1e-8).mean(1) < self.sieve
+        self.cluster[rows] = torch.where(believed, y, z.argmax(dim=1))
+        inside = one_hot(self.cluster[rows], z.shape[1])  # [N, K]
+        self.T.copy_(inside.T @ one_hot(y, z.shape[1]) / inside.sum(0).clamp_min(1)[:, None])
+        self.prior.copy_(inside.mean(0))
+
+    def step(self, batch: Batch) -> Log:
+        z = self.net(batch.x)
+        losses = floored(z)  # [B, K]
+        loss = cross_entropy(z, batch.y).mean() - self.weight * (losses @ self.P).mean()
+        if self.second:
+            cluster = self.cluster[batch.rows]
+            loss = loss - covariance(losses, batch.y, cluster, self.T, self.mean, self.prior)
+            self.sums.index_add_(0, cluster, losses.detach())
+            self.counts.index_add_(0, cluster, torch.ones_like(losses[:, 0]))
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

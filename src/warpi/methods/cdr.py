@@ -1,0 +1,62 @@
+"""CDR: robust early-learning."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from warpi import parallel
+from warpi.losses import cross_entropy
+from warpi.method import Method
+from warpi.settings import within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class CDR(Method):
+    """Weights that matter for the clean labels learn; the others are left to the weight decay.
+
+        c_j = |w_j dL/dw_j|                              how critical weight j is
+        w_j <- w_j - eta ((1 - tau) dL/dw_j + decay)     of the (1 - tau) share of weights with the largest c_j
+        w_j <- w_j - eta decay                           of the others
+
+    A batch with a share tau of wrong labels has gradients of which about that share is about fitting them; judged anew
+    in every step. Biases and BatchNorm's weights are not judged, and learn as ever.
+
+    Differs from the paper where the published code does: the decay is the optimizer's (L2, paper: L1), and momentum
+    goes on moving a weight that has just become non-critical. No early stopping: the engine reports the epoch that
+    noisy validation data would pick.
+    Reference: Xia et al., Robust Early-learning: Hindering the Memorization of Noisy Labels, ICLR 2021.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2021
+    needs_noise_rate: ClassVar[bool] = True
+    tau: float | None = None  # share of wrong labels; None: the task's noise rate
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, tau=(0, 1))
+
+    def check(self, task: Task) -> None:
+        if self.tau is None:
+            super().check(task)
+
+    def step(self, batch: Batch) -> Log:
+        tau = self.task.noise_rate if self.tau is None else self.tau
+        assert tau is not None  # `check`
+        loss = cross_entropy(self.net(batch.x), batch.y).mean()
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        moved = [(p.detach(), p.grad) for p in self.net.parameters() if p.grad is not None]
+        parallel.average(g for _, g in moved)
+
+        judged = [(w, g) for w, g in moved if w.ndim > 1]
+        critical = torch.cat([(w * g).abs().flatten() for w, g in judged])  # c
+        keep = max(1, round((1 - tau) * len(critical)))
+        least = critical.topk(keep, sorted=False).values.min()
+        for w, g in judged:
+            g.mul_((1 - tau) * ((w * g).abs() >= least))
+        self.optimizer.step()
+        return {"loss": loss.detach()}

@@ -1,0 +1,126 @@
+"""CleanNet: a network that learns from a few verified labels which of the others are right."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from warpi.features import feature_size, features
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.neighbours import centres
+from warpi.recipe import Recipe, adam
+from warpi.rng import derive, generator, seeded
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+class Embedding(nn.Module):
+    """phi_q of an example, phi_s of a class from references of it, and the example's features back from phi_q."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.query = nn.Sequential(nn.Linear(size, 256), nn.Tanh(), nn.Linear(256, 128), nn.Tanh())
+        self.back = nn.Sequential(nn.Linear(128, 256), nn.Tanh(), nn.Linear(256, size), nn.Tanh())
+        self.reference = nn.Sequential(nn.Linear(size, 512), nn.Tanh(), nn.Linear(512, 256), nn.Tanh())
+        self.attention = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 1, bias=False))
+        self.class_head = nn.Sequential(nn.Linear(256, 128), nn.Tanh())
+
+    def classes(self, V: Tensor) -> Tensor:
+        """phi_s: attention over the references of each class.  [K, R, D] -> [K, 128]"""
+        h = self.reference(V)
+        phi_s: Tensor = self.class_head((self.attention(h).softmax(dim=1) * h).sum(1))
+        return phi_s
+
+    def forward(self, v: Tensor, y: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+        """cos(phi_q, phi_s) with the class y, and the error of the way back.  [B, D], [B], [K, R, D] -> [B], [B]"""
+        phi_q = self.query(v)
+        return F.cosine_similarity(phi_q, self.classes(V)[y]), (self.back(phi_q) - v).square().sum(1)
+
+
+def similarity_loss(cos: Tensor, right: Tensor, negative: float, margin: float) -> Tensor:
+    """1 - cos for a right label, negative * max(0, cos - margin) for a wrong one.  [B], [B] -> [B]"""
+    return torch.where(right, 1 - cos, negative * (cos - margin).clamp_min(0))
+
+
+@dataclass
+class CleanNet(Method):
+    """An example counts as much as its embedding is like that of the class it was given.
+
+        v = features, |v| = 1;  V_c = `references` centres of those labelled c
+        L_c = L_cos(verified) + recon |v - back(phi_q)|^2 + unverified L_cos(with the verdict cos >= margin)
+        w_i = max(0, cos(phi_q(v_i), phi_s(V_{y_i})))  (soft),  or  1 where it is >= margin  (hard)
+        L   = 1/B sum_i w_i CE(F(x_i), y_i)                              w = 1 in the first epochs
+
+    Differs from the paper: trusted examples carry right labels only, so a verified wrong label is a trusted example
+    with another class. Features are those of the classifier in training; before each epoch the embedding takes `steps`
+    steps of Adam on them (paper: once or twice, 60,000 steps of SGD).
+    Reference: Lee et al., CleanNet: Transfer Learning for Scalable Image Classifier Training with Label Noise,
+    CVPR 2018.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2018
+    needs_meta: ClassVar[bool] = True
+    weighting: Literal["soft", "hard"] = "soft"
+    references: int = 32  # of a class
+    margin: float = 0.1  # of the cosine
+    negative: float = 5.0  # weight of wrong labels
+    recon: float = 0.1
+    unverified: float = 0.1
+    embedding_lr: float = 1e-3
+    steps: int = 50  # of the embedding, before each epoch
+    warm_up: float = 1 / 6  # of the epochs, with equal weights
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, references=1, negative=0, recon=0, unverified=0, embedding_lr=0, steps=1)
+        within(self, margin=(-1, 1), warm_up=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        with seeded(derive(recipe.seed, "embedding")):
+            embedding = Embedding(feature_size(self.net, task.shape))
+        self.embedding = embedding.to(task.train.y.device)
+        self.embedding_optimizer = adam(self.embedding.parameters(), self.embedding_lr)
+        self.w = torch.ones(len(task.train), device=task.train.y.device)  # [N]
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        first = max(1, round(self.warm_up * self.recipe.epochs))
+        if t >= first and self.loader.count <= t * self.loader.steps:
+            self.verify(t)
+        yield from super().epoch(t)
+
+    def verify(self, t: int) -> None:
+        """Train the embedding and weigh all examples."""
+        assert self.task.meta is not None
+        train, meta, K = self.task.train, self.task.meta, self.task.n_classes
+        (rows, v), (known, v_m) = (survey(self.net, split, self.normal) for split in (train, meta))
+        y, y_m, chance = train.y[rows], meta.y[known], generator(self.recipe.seed, "verify", t)
+        V = torch.stack([centres(v[y == c] if (y == c).any() else v, self.references, chance) for c in range(K)])
+        for _ in range(self.steps):
+            i, j = (torch.randint(len(a), (32,), generator=chance).to(v.device) for a in (v_m, v))
+            shift = torch.randint(1, K, (32,), generator=chance) * (torch.rand(32, generator=chance) < 0.5)
+            shift = shift.to(v.device)  # half of them get a wrong label
+            cos, back = self.embedding(torch.cat([v_m[i], v[j]]), torch.cat([(y_m[i] + shift) % K, y[j]]), V)
+            right = torch.cat([shift == 0, cos[32:] >= self.margin])
+            share = torch.tensor([1.0, self.unverified], device=v.device).repeat_interleave(32)
+            losses = share * similarity_loss(cos, right, self.negative, self.margin) + self.recon * back
+            descend(losses.mean(), self.embedding_optimizer)
+        with torch.no_grad():
+            cos, _ = self.embedding(v, y, V)
+        self.w[rows] = cos.clamp_min(0) if self.weighting == "soft" else (cos >= self.margin).float()
+
+    def normal(self, x: Tensor) -> Tensor:
+        return F.normalize(features(self.net, x), dim=1)
+
+    def step(self, batch: Batch) -> Log:
+        w = self.w[batch.rows]
+        loss = (w * cross_entropy(self.net(batch.x), batch.y)).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "weight": w.mean()}

@@ -1,0 +1,90 @@
+"""D2L: dimensionality-driven learning."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import mean, pstdev
+from typing import ClassVar
+
+import torch
+
+from warpi.features import features
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.neighbours import lid
+from warpi.recipe import Recipe
+from warpi.rng import generator
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class D2L(Method):
+    """When the features need more dimensions again, wrong labels are being fitted: from then on trust predictions too.
+
+        LID_t = mean local intrinsic dimensionality of the features, from k neighbours within batches of 128
+        turn once  LID_t > mean + 2 std  of the last `window` epochs:  weights of one epoch ago, and from then on
+        alpha = exp(-(t / T) LID_t / min_{s <= t} LID_s)
+        y*    = alpha y + (1 - alpha) [k = argmax p_k],    L = CE(F(x), y*)
+
+    Differs from the paper: the first epochs, in which no turn is looked for, are a share (40 of 120), a window that
+    would reach before the first epoch is shorter, and points whose neighbours are all equally far (LID is infinite) do
+    not count. The published code now begins with SCE instead of CE; this is the paper's.
+    Reference: Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2018
+    k: int = 20  # neighbours
+    points: int = 1280  # at which the dimension is estimated
+    window: int = 5  # epochs
+    settle: float = 1 / 3  # of the epochs, in which no turn is looked for
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, k=2, points=4, window=1)
+        within(self, settle=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.lids: list[float] = []  # one an epoch
+        self.alpha = torch.ones((), device=task.train.y.device)
+        self.turned = torch.tensor(False)
+        self.previous = {name: value.clone() for name, value in self.net.state_dict().items()}  # one epoch ago
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if self.loader.count <= t * self.loader.steps:
+            self.lids.append(self.dimension(t))
+            self.pace(t)
+        yield from super().epoch(t)
+
+    def dimension(self, t: int) -> float:
+        """LID_t, of points that are drawn anew."""
+        train = self.task.train
+        some = torch.randperm(len(train), generator=generator(self.recipe.seed, "lid", t))[: self.points]
+        part = replace(train, rows=train.rows[some], y=train.y[some.to(train.y.device)])
+        _, h = survey(self.net, part, lambda x: features(self.net, x))
+        found = torch.cat([lid(batch, self.k) for batch in torch.split(h.double(), 128) if len(batch) > 2])
+        found = found[found.isfinite()]
+        return float(found.mean()) if len(found) else 1.0
+
+    def pace(self, t: int) -> None:
+        """Whether to turn, and alpha."""
+        now, before = self.lids[-1], self.lids[-1 - self.window : -1]
+        looking = t >= max(1, round(self.settle * self.recipe.epochs)) and not self.turned
+        if looking and now > mean(before) + 2 * pstdev(before):
+            self.turned.fill_(True)
+            self.net.load_state_dict(self.previous)
+        if self.turned:
+            self.alpha.fill_(math.exp(-t / self.recipe.epochs * now / min(self.lids)))
+        for name, value in self.net.state_dict().items():
+            self.previous[name].copy_(value)
+
+    def step(self, batch: Batch) -> Log:
+        z = self.net(batch.x)
+        losses = self.alpha * cross_entropy(z, batch.y) + (1 - self.alpha) * cross_entropy(z, z.argmax(dim=1))
+        loss = losses.mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "alpha": self.alpha.clone()}

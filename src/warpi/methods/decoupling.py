@@ -1,0 +1,55 @@
+"""Decoupling: update by disagreement."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.recipe import Recipe
+from warpi.selection import disagreement, selected_mean
+from warpi.settings import within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class Decoupling(Method):
+    """Two networks learn from those examples on which they disagree: when to update is not decided by the label.
+
+        S   = the examples of a batch of which the networks predict different classes
+        w_j <- w_j - eta d/dw_j sum_{i in S} CE(F(x_i; w_j), y_i) / max(|S|, B / 10),    j = 1, 2
+
+    The denominator is that of the published code: a few examples are not blown up to a whole batch.
+
+    Differs from the paper: where S is empty the gradient is 0, and momentum and weight decay still move the weights.
+    Reference: Malach and Shalev-Shwartz, Decoupling "when to update" from "how to update", NeurIPS 2017.
+    """
+
+    family: ClassVar[str] = "selection"
+    year: ClassVar[int | None] = 2017
+    n_nets: ClassVar[int] = 2
+    warm_up: float = 0.0  # share of the epochs in which all examples count
+    least: float = 0.1  # the smallest denominator, as a share of the batch
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warm_up=(0, 1), least=(0.001, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.warming = torch.zeros((), device=task.train.y.device)  # 1 in the warm-up
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        self.warming.fill_(float(t < self.warm_up * self.recipe.epochs))
+        return super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        z = [net(batch.x) for net in self.nets]  # [B, K] each
+        w = disagreement(*z).maximum(self.warming)  # S
+        losses = [selected_mean(cross_entropy(own, batch.y), w, self.least * len(w)) for own in z]
+        for loss, optimizer in zip(losses, self.optimizers, strict=True):
+            descend(loss, optimizer)
+        return {"loss": (losses[0] + losses[1]).detach() / 2, "disagreement": w.mean()}

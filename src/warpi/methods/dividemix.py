@@ -1,0 +1,118 @@
+"""DivideMix: noisy labels as semi-supervised learning."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from warpi.losses import cross_entropy, entropy, one_hot, prior_penalty, soft_cross_entropy, squared_error
+from warpi.method import Method, descend, evaluating
+from warpi.mixing import mixup, sharpen
+from warpi.recipe import Recipe
+from warpi.selection import selected_mean, two_gaussians
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class DivideMix(Method):
+    """Two networks divide the examples for one another; labels of the doubtful ones are guessed by both.
+
+    After a warm-up with cross-entropy, at the beginning of each epoch and for each network k:
+
+        w_i = p(clean | loss of example i in the other network), by a mixture of two Gaussians
+        labelled X: w_i >= tau,    unlabelled U: the others
+
+    In a step, with M augmented views of each example and p_k the mean prediction of network k over them:
+
+        X: target = Sharpen(w_i y_i + (1 - w_i) p_k, T)                       co-refinement              Eqs. (3), (4)
+        U: target = Sharpen((p_1 + p_2) / 2, T)                               co-guessing
+        mixup of all views and targets, lambda' = max(lambda, 1 - lambda)     MixMatch                  Eqs. (5) - (8)
+        L = mean_X CE(y', p') + lambda_u mean_U |p' - y'|^2 / K + lambda_r KL(uniform || mean p')      Eqs. (9) - (12)
+
+    Differs from the paper: X and U of a step are the parts of one batch of all examples, not a batch of each; both
+    networks are trained on the same batches; guesses are made in evaluation mode, before either has moved. Warm-up
+    and the ramp of lambda_u are shares of the epochs (10 and 16 of 300).
+    Reference: Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020.
+    """
+
+    family: ClassVar[str] = "semi-supervised"
+    year: ClassVar[int | None] = 2020
+    n_nets: ClassVar[int] = 2
+    n_views: ClassVar[int] = 2  # M
+    tau: float = 0.5  # probability of being clean from which a label is used
+    temperature: float = 0.5  # T of sharpening
+    alpha: float = 4.0  # of mixup's Beta distribution
+    lambda_u: float = 25.0  # weight of the unlabelled examples
+    lambda_r: float = 1.0  # weight of the penalty on uneven classes
+    warm_up: float = 10 / 300  # share of the epochs with cross-entropy, at least one epoch
+    ramp_up: float = 16 / 300  # share of the epochs in which lambda_u grows to its full weight
+    confidence_penalty: float = 0.0  # weight of -H(p) in the warm-up; the paper: 1 for asymmetric noise
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, temperature=1e-3, alpha=0, lambda_u=0, lambda_r=0, confidence_penalty=0)
+        within(self, tau=(0, 1), warm_up=(0, 1), ramp_up=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        device = task.train.y.device
+        self.clean = torch.ones(2, len(task.train), device=device)  # [2, N] w, for each network
+        self.weight_u = torch.zeros((), device=device)  # lambda_u so far
+        self.ramp_steps = max(1, round(self.ramp_up * recipe.epochs * self.loader.steps))
+        self.warming = True
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if self.loader.count == t * self.loader.steps:  # not where a run goes on in the middle of an epoch
+            self.warming = t < max(1, round(self.warm_up * self.recipe.epochs))
+            if not self.warming:
+                self.divide()
+        yield from super().epoch(t)
+
+    def divide(self) -> None:
+        train = self.task.train
+        for k in (0, 1):
+            rows, z = survey(self.nets[1 - k], train)
+            self.clean[k, rows] = two_gaussians(cross_entropy(z, train.y[rows]))
+
+    def step(self, batch: Batch) -> Log:
+        if self.warming:
+            return self.warm(batch)
+        self.weight_u.add_(self.lambda_u / self.ramp_steps).clamp_(max=self.lambda_u)
+        x, y = torch.cat(batch.views), one_hot(batch.y, self.task.n_classes)  # [M B, ...], [B, K]
+        p = self.predict_each(x)  # [2, B, K]
+        logs = [self.match(k, x, y, self.clean[k, batch.rows], p) for k in (0, 1)]
+        return {name: (logs[0][name] + logs[1][name]) / 2 for name in logs[0]}
+
+    def warm(self, batch: Batch) -> Log:
+        total = torch.zeros_like(self.weight_u)
+        for net, optimizer in zip(self.nets, self.optimizers, strict=True):
+            z = net(batch.x)
+            loss = (cross_entropy(z, batch.y) - self.confidence_penalty * entropy(z)).mean()
+            descend(loss, optimizer)
+            total += loss.detach() / 2
+        return {"loss": total}
+
+    @torch.no_grad()
+    def predict_each(self, x: Tensor) -> Tensor:
+        """What each network makes of an example, as a mean over its views.  [M B, ...] -> [2, B, K]"""
+        with evaluating(self.nets):
+            p = [net(x).softmax(dim=1).chunk(self.n_views) for net in self.nets]
+        return torch.stack([torch.stack(views).mean(0) for views in p])
+
+    def match(self, k: int, x: Tensor, y: Tensor, w: Tensor, p: Tensor) -> dict[str, Tensor]:
+        """One step of network k."""
+        labelled, w = (w >= self.tau).float(), w[:, None]  # [B], [B, 1]
+        refined, guessed = w * y + (1 - w) * p[k], p.mean(0)  # Eq. (3), co-guessing
+        target = sharpen(torch.where(labelled[:, None] > 0, refined, guessed), self.temperature)  # Eq. (4)
+        x, q = mixup(x, target.repeat(self.n_views, 1), self.alpha, self.generator, own=True)  # Eqs. (5) to (8)
+        z, in_x = self.nets[k](x), labelled.repeat(self.n_views)  # [M B, K], [M B]
+        loss_x = selected_mean(soft_cross_entropy(z, q), in_x)  # Eq. (9)
+        loss_u = selected_mean(squared_error(z, q), 1 - in_x)  # Eq. (10)
+        loss = loss_x + self.weight_u * loss_u + self.lambda_r * prior_penalty(z)  # Eqs. (11), (12)
+        descend(loss, self.optimizers[k])
+        return {"loss": loss.detach(), "labelled": labelled.mean()}

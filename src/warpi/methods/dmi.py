@@ -1,0 +1,119 @@
+"""Determinant-based mutual information, and a student of the network it trains."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.phases import border, forget, restart
+from warpi.recipe import Recipe
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.transition import capped, determinant_loss
+from warpi.types import Batch, Log
+
+
+@dataclass
+class DMI(Method):
+    """The determinant of labels against predictions, which label noise multiplies by a constant.
+
+        U = sum_i onehot(y_i) softmax(F(x_i; theta))^T   [K, K]
+        L = -1/K log(|det U| + epsilon)
+
+    Given the true class, noise does not depend on x: E[U_noisy] = T^T E[U_clean], and log|det| splits into a constant
+    log|det T| and the loss on true labels. It cannot tell the classes' names, and begins from a network trained by
+    cross-entropy in the first `warmup` of the epochs.
+
+    Differs from the paper: both phases share the recipe's epochs and learning rates (published: 1e-6 for the second).
+    The factor 1/K makes the gradient as large as that of cross-entropy; where U is nearly singular it would be hundreds
+    of times larger, and is cut down to what cross-entropy can have; `rate` slows the second phase. A class that no label
+    of a batch names is left out of the determinant, which would be zero.
+    Reference: Xu et al., L_DMI: A Novel Information-theoretic Loss Function for Training Deep Nets Robust to Label
+    Noise, NeurIPS 2019.
+    """
+
+    family: ClassVar[str] = "transition"
+    year: ClassVar[int | None] = 2019
+    warmup: float = 0.2  # share of the epochs with cross-entropy
+    rate: float = 0.1  # weight of the loss by determinants
+    epsilon: float = 1e-3  # of the published code
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warmup=(0, 1))
+        at_least(self, rate=0, epsilon=1e-30)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.switch, self.by_determinant = border(self.warmup, recipe.epochs), False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= self.switch and not self.by_determinant:
+            forget(self.optimizer)
+            self.by_determinant = True
+        yield from super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        loss = _loss(self, self.net(batch.x), batch.y)
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}
+
+
+@dataclass
+class DMINS(Method):
+    """A noisy teacher and its student: a network trained by DMI labels the examples anew for a second one.
+
+        teacher:  cross-entropy, then DMI, on the given labels y_i
+        y'_i    = argmax_k softmax(F_teacher(x_i))_k
+        student:  from the initial weights, cross-entropy, then DMI, on y'_i
+
+    Differs from the paper: teacher and student share the recipe's epochs; the teacher is taken as it is at the end of
+    its half, not as it was best on noisy validation data; augmentation is the recipe's (paper: AutoAugment, Cutout).
+    Reference: Chen et al., Robustness of Accuracy Metric and its Inspirations in Learning with Noisy Labels, AAAI 2021.
+    """
+
+    family: ClassVar[str] = "transition"
+    year: ClassVar[int | None] = 2021
+    warmup: float = 0.2  # share of the epochs of each with cross-entropy
+    rate: float = 0.1  # weight of the loss by determinants
+    epsilon: float = 1e-3  # of the published code
+    teaching: float = 0.5  # share of the epochs for the teacher
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warmup=(0, 1), teaching=(0, 1))
+        at_least(self, rate=0, epsilon=1e-30)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.labels = task.train.y.clone()  # [N]
+        self.switch = border(self.teaching, recipe.epochs)
+        self.taught = self.by_determinant = False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= self.switch and not self.taught:
+            rows, z = survey(self.net, self.task.train)
+            self.labels[rows] = z.argmax(1)
+            restart(self)
+            self.taught = True
+            self.by_determinant = False
+        first, last = (self.switch, self.recipe.epochs) if self.taught else (0, self.switch)
+        if t >= first + border(self.warmup, last - first) and not self.by_determinant:
+            forget(self.optimizer)
+            self.by_determinant = True
+        yield from super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        loss = _loss(self, self.net(batch.x), self.labels[batch.rows])
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}
+
+
+def _loss(method: DMI | DMINS, z: Tensor, y: Tensor) -> Tensor:
+    if not method.by_determinant:
+        return cross_entropy(z, y).mean()
+    return method.rate * determinant_loss(capped(z, method.rate), y, method.epsilon)

@@ -1,0 +1,110 @@
+"""EMLC: enhanced meta label correction, by a teacher network."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from warpi.features import feature_size, features, last_layer
+from warpi.lookahead import bilevel_step
+from warpi.losses import cross_entropy, one_hot, soft_cross_entropy
+from warpi.method import Method, evaluating
+from warpi.recipe import Recipe
+from warpi.rng import derive, seeded
+from warpi.settings import at_least
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+class Retain(nn.Module):
+    """Features and a label -> log-odds that the label is right."""
+
+    def __init__(self, size: int, n_classes: int, embedding: int, hidden: int) -> None:
+        super().__init__()
+        self.label = nn.Embedding(n_classes, embedding)
+        self.layers = nn.Sequential(nn.Linear(size + embedding, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        odds: Tensor = self.layers(torch.cat([h, self.label(y)], dim=1))[:, 0]  # [B]
+        return odds
+
+
+def tempted(z: Tensor, y: Tensor) -> Tensor:
+    """True labels, but every other one the most likely of the wrong ones: what a judge of labels learns from.  [B]"""
+    wrong = z.masked_fill(one_hot(y, z.shape[1]).bool(), -torch.inf).argmax(dim=1)
+    return torch.where(torch.arange(len(y), device=y.device) % 2 == 0, wrong, y)
+
+
+@dataclass
+class EMLC(Method):
+    """A second network, the teacher, corrects the labels of the first, and learns from how the first one fares.
+
+        r_i = sigmoid(V(h_T(x_i), y_i)),   q_i = r_i y_i + (1 - r_i) softmax(T(x_i))     phi: teacher T and V
+        L(theta; phi) = 1/B sum_i CE(F(x_i; theta), q_i) + the mean CE on half of the trusted batch
+        phi   <- a step down L_meta(theta_hat(phi)) + mean CE of T on the trusted batch + BCE of V
+        theta <- theta - alpha dL(theta; phi_new)/dtheta
+
+    L_meta is the loss on the other half of the trusted batch; its gradient is exact. V is taught with the true labels
+    of trusted examples, half of them replaced by the teacher's most likely wrong class. The first network predicts.
+
+    Differs from the paper: no self-supervised pretraining of both networks; one step ahead (published: five); the
+    teacher's optimizer is the recipe's; theta follows the new phi (`meta_order="real"` is the published order).
+    Reference: Taraday and Baskin, Enhanced Meta Label Correction for Coping with Label Corruption, ICCV 2023.
+    """
+
+    family: ClassVar[str] = "meta"
+    year: ClassVar[int | None] = 2023
+    needs_meta: ClassVar[bool] = True
+    n_nets: ClassVar[int] = 2
+    embedding: int = 128  # size of a label
+    hidden: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, embedding=1, hidden=1)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        size = feature_size(self.net, task.shape)
+        last_layer(self.net, next(self.net.parameters()).new_zeros((1, size)))  # it must have one
+        with seeded(derive(recipe.seed, "meta-network")):
+            V = Retain(size, task.n_classes, self.embedding, self.hidden)
+        self.V = V.to(task.train.y.device)
+        self.optimizers[1].add_param_group({"params": list(self.V.parameters())})  # at the teacher's learning rate
+
+    def corrected(self, x: Tensor, y: Tensor) -> Tensor:
+        """Soft labels q.  [B, K]"""
+        h = features(self.nets[1], x)  # [B, D]
+        z, r = last_layer(self.nets[1], h), torch.sigmoid(self.V(h, y))[:, None]
+        return r * one_hot(y, z.shape[1]) + (1 - r) * z.softmax(dim=1)
+
+    def step(self, batch: Batch) -> Log:
+        trusted, n = self.meta_loader.draw(), len(batch.y)
+        half = len(trusted.y) // 2
+        learned, judge = trusted.part(slice(half)), trusted.part(slice(half, None))
+
+        def corrected_loss(z: Tensor) -> Tensor:
+            noisy = soft_cross_entropy(z[:n], self.corrected(batch.x, batch.y)).mean()
+            return noisy + cross_entropy(z[n:], learned.y).sum() / max(half, 1)
+
+        def taught() -> Tensor:
+            h = features(self.nets[1], trusted.x)
+            z = last_layer(self.nets[1], h)
+            y = tempted(z, trusted.y)
+            right = (y == trusted.y).to(z)
+            return cross_entropy(z, trusted.y).mean() + F.binary_cross_entropy_with_logits(self.V(h, y), right)
+
+        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
+            return cross_entropy(z, y).mean()
+
+        both = Batch((torch.cat([batch.x, learned.x]),), batch.y, batch.rows)
+        phi, teacher = [*self.nets[1].parameters(), *self.V.parameters()], self.optimizers[1]
+        return bilevel_step(self, both, corrected_loss, meta_loss, phi, teacher, trusted=judge, own_loss=taught)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        with evaluating(self.nets):
+            p: Tensor = self.net(x).softmax(dim=1)
+        return p

@@ -1,0 +1,86 @@
+"""GDW: generalised data weighting, a weight for every class of every example."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi import parallel
+from warpi.lookahead import batch_gradient
+from warpi.losses import cross_entropy, one_hot
+from warpi.method import Method, descend
+from warpi.passes import forward
+from warpi.recipe import Recipe, adam
+from warpi.rng import derive, seeded
+from warpi.settings import at_least
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+def balanced(omega: Tensor, p: Tensor, y: Tensor) -> Tensor:
+    """Class weights whose weighted gradient sums to zero: omega_y = sum_{k != y} omega_k p_k / (1 - p_y).  [B, K]
+
+    Then sum_k omega_k (p_k - [k = y]) = 0, as without weights.
+    """
+    given = one_hot(y, p.shape[1]).to(p)
+    others = p * (1 - given)
+    at_y = (omega * others).sum(1, keepdim=True) / others.sum(1, keepdim=True).clamp_min(1e-3)
+    return torch.where(given > 0, at_y, omega)
+
+
+@dataclass
+class GDW(Method):
+    """The gradient of a loss flows through K logits; each flow gets a weight of its own.
+
+        dL/dz_ik = omega_ik (p_ik - [k = y_i]) / B
+        omega_ik = V(l_i; phi)                                 a first weight, the same for all k, as Meta-Weight-Net's
+        d_ik     = d L_meta(theta_hat(omega)) / d omega_ik
+        omega'   = max(omega - clip(eta d / |d|_1, -c, c), 1e-6),  omega'_iy such that the gradient sums to zero over k
+        phi <- phi - beta d L_meta / d phi,    theta <- a step with omega'
+
+    Both levels come from one meta gradient: that of V is sum_k d_ik through V.
+
+    Differs from the paper: the learning rate of theta is the recipe's (paper: cosine over 80 epochs).
+    Reference: Chen et al., Generalized Data Weighting via Class-level Gradient Manipulation, NeurIPS 2021.
+    """
+
+    family: ClassVar[str] = "meta"
+    year: ClassVar[int | None] = 2021
+    needs_meta: ClassVar[bool] = True
+    hidden: int = 100  # units of V
+    meta_lr: float = 1e-3  # beta, of Adam
+    meta_weight_decay: float = 1e-4
+    class_lr: float = 100.0  # eta
+    clip: float = 0.2  # c
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, hidden=1, meta_lr=0, meta_weight_decay=0, class_lr=0, clip=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        with seeded(derive(recipe.seed, "meta-network")):
+            layers = nn.Linear(1, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid()
+        self.V = nn.Sequential(*layers).to(task.train.y.device)
+        self.meta_optimizer = adam(self.V.parameters(), self.meta_lr, self.meta_weight_decay)
+
+    def step(self, batch: Batch) -> Log:
+        noisy = forward(self.net, batch.x)
+        z = noisy.z.detach()
+        p, losses = z.softmax(dim=1), cross_entropy(z, batch.y)  # [B, K], [B]
+        flow = (p - one_hot(batch.y, p.shape[1])) / len(p)  # [B, K]
+        w: Tensor = self.V(losses[:, None])  # [B, 1]
+        omega = w.detach().repeat(1, p.shape[1]).requires_grad_()  # [B, K]
+
+        def with_flow(z: Tensor) -> Tensor:
+            return (omega * flow * z).sum()  # its gradient by z is the weighted one
+
+        d, judged = batch_gradient(self, noisy, with_flow, omega, self.lr, shared=False)
+        descend((w * d).sum(), self.meta_optimizer)
+        size = d.abs().sum()
+        parallel.average([size])
+        change = (self.class_lr * d / (parallel.ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
+        omega = balanced((omega.detach() - change).clamp_min(1e-6), p, batch.y)
+        descend((omega * flow * noisy.z).sum(), self.optimizer)
+        return {"loss": losses.mean(), "meta_loss": judged, "weight": omega.mean()}

@@ -1,0 +1,70 @@
+"""Gold loss correction."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.phases import border, restart
+from warpi.recipe import Recipe
+from warpi.settings import within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.transition import forward_loss, from_trusted
+from warpi.types import Batch, Log
+
+
+@dataclass
+class GLC(Method):
+    """Trusted examples measure the noise, and are trained on beside the noisy ones.
+
+        C_k  = mean of p(given | x) over the trusted x of class k,   p trained on the noisy labels
+        L    = (sum over noisy -log (C^T softmax F(x))_y  +  sum over trusted -log softmax(F(x))_y) / (N + M)
+
+    p is trained in the first `warmup` of the epochs; then the training begins anew from the same initial weights.
+
+    Differs from the paper: both trainings share the recipe's epochs; the paper does two whole ones. Batches of noisy
+    and of trusted examples are drawn apart and weighted N : M, where the published code shuffles them together. A class
+    without a trusted example counts as free of noise.
+    Reference: Hendrycks et al., Using Trusted Data to Train Deep Networks on Labels Corrupted by Severe Noise,
+    NeurIPS 2018.
+    """
+
+    family: ClassVar[str] = "transition"
+    year: ClassVar[int | None] = 2018
+    needs_meta: ClassVar[bool] = True
+    warmup: float = 0.2  # share of the epochs spent on the network that C is estimated from
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warmup=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        assert task.meta is not None  # as needs_meta says
+        self.gold = len(task.meta) / (len(task.meta) + len(task.train))  # M / (N + M)
+        self.C = torch.eye(task.n_classes, device=task.train.y.device)
+        self.switch, self.measured = border(self.warmup, recipe.epochs), False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= self.switch and not self.measured:
+            assert self.task.meta is not None
+            rows, z = survey(self.net, self.task.meta)
+            self.C.copy_(from_trusted(z.softmax(1), self.task.meta.y[rows]))
+            restart(self)
+            self.measured = True
+        yield from super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        if not self.measured:
+            loss = cross_entropy(self.net(batch.x), batch.y).mean()
+        else:
+            gold = self.meta_loader.draw()
+            z, z_gold = self.net(torch.cat([batch.x, gold.x])).split([len(batch.y), len(gold.y)])
+            noisy = forward_loss(z, batch.y, self.C).mean()
+            loss = (1 - self.gold) * noisy + self.gold * cross_entropy(z_gold, gold.y).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

@@ -1,0 +1,90 @@
+"""M-correction: a beta mixture of the losses guides bootstrapping."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from warpi.losses import cross_entropy, one_hot, prior_penalty, soft_cross_entropy
+from warpi.method import Method, descend, evaluating
+from warpi.mixing import mixup
+from warpi.recipe import Recipe
+from warpi.selection import beta_posterior, two_betas
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+def bootstrapped(y: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """(1 - w_i) y_i + w_i [k = argmax z_i]: the given label where it is right, else the predicted one.  [B, K]"""
+    y_hot, guess = (one_hot(label, z.shape[1]) for label in (y, z.argmax(dim=1)))
+    return torch.lerp(y_hot, guess, w[:, None].to(y_hot.dtype))
+
+
+@dataclass
+class MCorrection(Method):
+    """Small losses are of right labels, large ones of wrong labels; a wrong label is replaced by the prediction.
+
+        p(l) = pi_1 Beta(l; a_1, b_1) + pi_2 Beta(l; a_2, b_2)      fitted by EM to all losses, before each epoch
+        w_i  = p(second | l_i)                                      that the label of example i is wrong
+        t_i  = (1 - w_i) y_i + w_i z_i                              z_i the predicted class (hard bootstrapping)
+        L    = 1/B sum_i CE(F(x'_i), t'_i) + reg KL(uniform || mean_i p'_i),    (x', t') mixup of (x, t)
+
+    This is M-DYR-H of the paper. Losses are scaled to (0, 1) between their 5 % and 95 % quantiles. In the first epochs,
+    mixup with the given labels.
+
+    Differs from the paper: w_i and z_i come from one pass in evaluation mode, the posterior is computed rather than
+    looked up in a table of 100 losses, and the first phase is a share of the epochs (105 of 300).
+    Reference: Arazo et al., Unsupervised Label Noise Modeling and Loss Correction, ICML 2019.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2019
+    alpha: float = 32.0  # of mixup's Beta distribution
+    reg: float = 1.0  # weight of the penalty on uneven classes
+    warm_up: float = 105 / 300  # of the epochs, with mixup alone
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, alpha=0, reg=0)
+        within(self, warm_up=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        device = task.train.y.device
+        self.mixture = torch.ones(3, 2, dtype=torch.float64, device=device)
+        self.low, self.high = torch.zeros((), device=device), torch.ones((), device=device)
+        self.correcting = False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        self.correcting = t >= round(self.warm_up * self.recipe.epochs)
+        if self.correcting and self.loader.count <= t * self.loader.steps:
+            rows, z = survey(self.net, self.task.train)
+            losses = cross_entropy(z, self.task.train.y[rows])
+            low, high = (losses.sort().values[int(share * (len(losses) - 1))] for share in (0.05, 0.95))
+            self.low.copy_(low)
+            self.high.copy_(high)
+            inside = losses[(losses >= low) & (losses <= high)]
+            self.mixture.copy_(two_betas(self.scaled(inside)))
+        yield from super().epoch(t)
+
+    def scaled(self, losses: Tensor) -> Tensor:
+        return (losses - self.low) / (self.high - self.low + 1e-6)
+
+    def step(self, batch: Batch) -> Log:
+        targets = one_hot(batch.y, self.task.n_classes)  # [B, K]
+        if self.correcting:
+            with torch.no_grad(), evaluating(self.nets):
+                z = self.net(batch.x)
+            w = beta_posterior(self.scaled(cross_entropy(z, batch.y)), self.mixture)
+            targets = bootstrapped(batch.y, z, w)
+        x, targets = mixup(batch.x, targets, self.alpha, self.generator)
+        z = self.net(x)
+        loss = soft_cross_entropy(z, targets).mean()
+        if self.correcting:
+            loss = loss + self.reg * prior_penalty(z)
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

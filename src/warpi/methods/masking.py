@@ -1,0 +1,107 @@
+"""Masking: the structure of the noise is known, its numbers are not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.errors import UserError
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.phases import border
+from warpi.recipe import Recipe, adam
+from warpi.rng import derive, seeded
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.transition import from_given
+from warpi.types import Batch, Log
+
+
+def structure_of(T: Tensor) -> Tensor:
+    """Which transitions there are: near 1 for probabilities above 0.05, near 0 below.  [..., K, K]"""
+    return torch.sigmoid((T - 0.05) / 0.005)
+
+
+@dataclass
+class Masking(Method):
+    """A generator proposes transition matrices, and a critic holds them to the structure that a person has drawn.
+
+        T = softmax(G(e)) by rows, e ~ N(0, I_10)                       one for each example of the batch
+        reconstructor F:  R = 1/B sum_i -log (T_i^T softmax(F(x_i; theta)))_{y_i}
+        generator G:      R - mean D(f(T)),     f(T) = sigmoid((T - 0.05) / 0.005)
+        critic D:         mean D(f(T)) - D(mask),    weights cut to [-0.01, 0.01]                 a Wasserstein game
+
+    `mask` says which transitions a person thinks possible. The generator begins at the confusion matrix of a network
+    trained by cross-entropy in the first `warmup` of the epochs, from which the training goes on.
+
+    Differs from the paper: without a given mask it is read off that confusion matrix (above 0.05), which is no
+    knowledge from outside. The bias of G is set to its logarithm, where the published code pretrains G for 10,000
+    steps. Adam instead of RMSProp for G and D; the game's gradient does not reach the classifier.
+    Reference: Han et al., Masking: A New Perspective of Noisy Supervision, NeurIPS 2018.
+    """
+
+    family: ClassVar[str] = "transition"
+    year: ClassVar[int | None] = 2018
+    warmup: float = 0.1  # share of the epochs with cross-entropy
+    mask: tuple[float, ...] | None = None  # 0 or 1 for each transition, row after row; default: from the estimate
+    critics: int = 5  # steps of D for one of G
+    game_lr: float = 1e-5  # of Adam, for G and D
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warmup=(0, 1), **({} if self.mask is None else {"mask": (0, 1)}))
+        at_least(self, critics=0, game_lr=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        K, device = task.n_classes, task.train.y.device
+        if self.mask is not None and len(self.mask) != K * K:
+            raise UserError(f"mask has {len(self.mask)} numbers, {K} classes need {K * K}, row after row")
+        self.structure = torch.eye(K) if self.mask is None else torch.tensor(self.mask).float().reshape(K, K)
+        self.structure = self.structure.to(device)
+        with seeded(derive(recipe.seed, "masking")):
+            G = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, K * K))
+            D = nn.Sequential(nn.Flatten(), nn.Linear(K * K, 20), nn.Sigmoid(), nn.Linear(20, 1))
+        self.G, self.D = G.to(device), D.to(device)
+        self.G_optimizer = adam(self.G.parameters(), self.game_lr)
+        self.D_optimizer = adam(self.D.parameters(), self.game_lr)
+        self.switch, self.playing = border(self.warmup, recipe.epochs), False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= self.switch and not self.playing:
+            rows, z = survey(self.net, self.task.train)
+            T = from_given(z.softmax(1), self.task.train.y[rows])
+            with torch.no_grad():
+                self.G[-1].bias.copy_(T.clamp_min(1e-8).log().flatten())
+            if self.mask is None:
+                self.structure.copy_((T > 0.05).float())
+            self.playing = True
+        yield from super().epoch(t)
+
+    def generate(self, n: int) -> Tensor:
+        """Transition matrices.  [n, K, K]"""
+        e = torch.randn(n, 10, generator=self.generator, device=self.structure.device)
+        T: Tensor = self.G(e).unflatten(1, self.structure.shape).softmax(2)
+        return T
+
+    def step(self, batch: Batch) -> Log:
+        z = self.net(batch.x)
+        if self.playing:
+            p, own = z.softmax(1), torch.arange(len(z), device=z.device)
+            T = self.generate(len(z))
+            for _ in range(self.critics):
+                descend(self.D(structure_of(T.detach())).mean() - self.D(self.structure[None]).mean(), self.D_optimizer)
+                with torch.no_grad():
+                    for weight in self.D.parameters():
+                        weight.clamp_(-0.01, 0.01)
+            columns = T[own, :, batch.y]  # [B, K]
+            reconstruction = -(p.detach() * columns).sum(1).clamp_min(1e-8).log().mean()
+            descend(reconstruction - self.D(structure_of(T)).mean(), self.G_optimizer)
+            loss = -(p * columns.detach()).sum(1).clamp_min(1e-8).log().mean()
+        else:
+            loss = cross_entropy(z, batch.y).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

@@ -1,0 +1,148 @@
+"""MentorNet with a predefined curriculum (PD), and with one that is learned from trusted examples (DD)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.passes import at
+from warpi.recipe import Recipe, adam
+from warpi.rng import derive, seeded
+from warpi.selection import follow_percentile, left_out, self_paced
+from warpi.settings import at_least, within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class MentorNetPD(Method):
+    """Weights fall with the loss, by a rule that changes as training goes on.
+
+        L(w)     = 1/B sum_i v_i d_i CE(F(x_i; w), y_i)
+        lambda   <- a lambda + (1 - a) (the p-th percentile of the losses of the batch)
+        v_i      = clip(1 - (l_i - lambda) / gamma_t, 0, 1),    gamma_t = inf in the burn-in: all examples
+                                                                        = 0 then: self-paced learning
+                                                                        = gamma in the last epochs: a line
+        d_i      = 0 for a random share of the batch, else 1: half of it in the burn-in, a twentieth later
+
+    Differs from the paper: the weights are the predefined function itself; there a network is trained to imitate it.
+    The moving average begins at the first batch, not at 0.
+    Reference: Jiang et al., MentorNet: Learning Data-Driven Curriculum for Very Deep Neural Networks on Corrupted
+    Labels, ICML 2018.
+    """
+
+    family: ClassVar[str] = "selection"
+    year: ClassVar[int | None] = 2018
+    share: float = 0.75  # p
+    averaging: float = 0.9  # a: how much of lambda is kept
+    softness: float = 1.0  # gamma
+    burn_in: float = 0.18  # share of the epochs
+    linear_from: float = 0.9  # share of the epochs after which weights fall linearly
+    early_dropout: float = 0.5  # share of a batch left out in the burn-in
+    dropout: float = 0.05  # and later
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, share=(0, 1), averaging=(0, 1), burn_in=(0, 1), linear_from=(0, 1), early_dropout=(0, 1))
+        within(self, dropout=(0, 1))
+        at_least(self, softness=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        device = task.train.y.device
+        self.average = torch.full((), -1.0, device=device)  # lambda, none yet
+        self.gamma, self.dropped = torch.zeros((), device=device), torch.zeros((), device=device)
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        burning, stepping = (t < share * self.recipe.epochs for share in (self.burn_in, self.linear_from))
+        self.gamma.fill_(torch.inf if burning else 0.0 if stepping else self.softness)
+        self.dropped.fill_(self.early_dropout if burning else self.dropout)
+        return super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        losses = cross_entropy(self.net(batch.x), batch.y)  # [B]
+        follow_percentile(self.average, losses.detach(), self.share, self.averaging)
+        v = self_paced(losses.detach(), self.average, self.gamma) * left_out(len(losses), self.dropped, self.generator)
+        loss = (v * losses).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "weight": v.mean()}
+
+
+@dataclass
+class MentorNetDD(Method):
+    """A small network, the mentor, learns on trusted examples what losses wrong labels have, and weighs by that.
+
+        L(w) = 1/B sum_i v_i d_i CE(F(x_i; w), y_i),    v_i = g(l_i, l_i - lambda; Theta), in the burn-in 1
+        Theta <- Theta - beta d/dTheta BCE(g, v*)       on trusted examples: v* = 1 for those with their own label,
+                                                        0 for the half that is given a wrong one
+
+    with lambda and d_i as in MentorNetPD. Mentor and classifier take their steps in turn. Wrong labels are drawn from
+    the classifier's own probabilities without the true class: trained on noisy labels, it imitates their noise.
+
+    Differs from the paper: the mentor there learns from examples of which noisy and true labels are known, and is a
+    recurrent network of loss, difference, label and epoch. In the published code it takes one step, and label and
+    epoch are constants; here it is a perceptron of the other two, and learns all along.
+    Reference: Jiang et al., MentorNet: Learning Data-Driven Curriculum for Very Deep Neural Networks on Corrupted
+    Labels, ICML 2018.
+    """
+
+    family: ClassVar[str] = "selection"
+    year: ClassVar[int | None] = 2018
+    needs_meta: ClassVar[bool] = True
+    share: float = 0.75  # p
+    averaging: float = 0.9  # a: how much of lambda is kept
+    hidden: int = 20  # units of the mentor
+    mentor_lr: float = 0.01
+    burn_in: float = 0.18  # share of the epochs
+    early_dropout: float = 0.5  # share of a batch left out in the burn-in
+    dropout: float = 0.05  # and later
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, share=(0, 1), averaging=(0, 1), burn_in=(0, 1), early_dropout=(0, 1), dropout=(0, 1))
+        at_least(self, hidden=1, mentor_lr=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        device = task.train.y.device
+        with seeded(derive(recipe.seed, "mentor")):
+            mentor = nn.Sequential(nn.Linear(2, self.hidden), nn.Tanh(), nn.Linear(self.hidden, 1))
+        self.mentor = mentor.to(device)
+        self.mentor_optimizer = adam(self.mentor.parameters(), self.mentor_lr)
+        self.average, self.burning, self.dropped = (torch.full((), x, device=device) for x in (-1.0, 1.0, 0.0))
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        burning = t < self.burn_in * self.recipe.epochs
+        self.burning.fill_(float(burning))
+        self.dropped.fill_(self.early_dropout if burning else self.dropout)
+        return super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        losses = cross_entropy(self.net(batch.x), batch.y)  # [B]
+        follow_percentile(self.average, losses.detach(), self.share, self.averaging)
+        mentor_loss = self.teach_mentor()
+        v = self.judged(losses.detach()).detach().sigmoid().maximum(self.burning)
+        loss = (v * left_out(len(losses), self.dropped, self.generator) * losses).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "mentor_loss": mentor_loss, "weight": v.mean()}
+
+    def judged(self, losses: Tensor) -> Tensor:
+        """The mentor's logit that a label of such a loss is right.  [B] -> [B]"""
+        logits: Tensor = self.mentor(torch.stack([losses, losses - self.average], dim=1))
+        return logits[:, 0]
+
+    def teach_mentor(self) -> Tensor:
+        meta, weights = self.meta_loader.draw(), dict(self.net.named_parameters())
+        z = at(self.net, {name: w for name, w in weights.items() if w.requires_grad}, meta.x).z.detach()  # [M, K]
+        u = torch.rand(z.shape, generator=self.generator, device=z.device)
+        drawn = z - (-u.log()).log()  # whose largest is a draw of softmax(z)
+        wrong = drawn.scatter(1, meta.y[:, None], -torch.inf).argmax(dim=1)
+        right = (torch.rand(len(z), generator=self.generator, device=z.device) < 0.5).float()  # [M] v*
+        losses = cross_entropy(z, torch.where(right > 0, meta.y, wrong))
+        loss = nn.functional.binary_cross_entropy_with_logits(self.judged(losses), right)
+        descend(loss, self.mentor_optimizer)
+        return loss.detach()

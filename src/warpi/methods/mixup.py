@@ -1,0 +1,38 @@
+"""Mixup."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from warpi.losses import one_hot, soft_cross_entropy
+from warpi.method import Method, descend
+from warpi.mixing import mixup
+from warpi.settings import at_least
+from warpi.types import Batch, Log
+
+
+@dataclass
+class Mixup(Method):
+    """Train between examples: a straight line of inputs should be a straight line of predictions.
+
+        x' = lambda x_i + (1 - lambda) x_j,    y' = lambda y_i + (1 - lambda) y_j,    lambda ~ Beta(alpha, alpha)
+        L  = 1/B sum_i CE(F(x'_i; theta), y'_i)
+
+    A wrong label is never fitted alone, only in mixtures with others. As in the published code a batch has one lambda
+    and its partners are its own examples in another order; the paper draws pairs.
+    Reference: Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018.
+    """
+
+    family: ClassVar[str] = "loss"
+    year: ClassVar[int | None] = 2018
+    alpha: float = 1.0  # of the Beta distribution; 0 is plain cross-entropy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, alpha=0)
+
+    def step(self, batch: Batch) -> Log:
+        y = one_hot(batch.y, self.task.n_classes)  # [B, K]
+        x, target = mixup(batch.x, y, self.alpha, self.generator)
+        loss = soft_cross_entropy(self.net(x), target).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

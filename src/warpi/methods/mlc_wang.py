@@ -1,0 +1,84 @@
+"""MLC of Wang et al.: a transition matrix is learned anew for every batch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from warpi.lookahead import batch_gradient
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.passes import Forward, forward
+from warpi.recipe import Recipe
+from warpi.settings import at_least, within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+def column_normalised(T: Tensor) -> Tensor:
+    """Every column divided by its sum; columns of zeros are left alone.  T >= 0 [K, K]"""
+    total = T.sum(0, keepdim=True)
+    return T / torch.where(total > 0, total, 1)
+
+
+@dataclass
+class MLCWang(Method):
+    """A matrix T between logits and loss takes one step from the identity, judged by the trusted examples.
+
+        theta_hat(T) = theta - a d/dtheta sum_i CE(F(x_i; theta) T, y_i)     at T = I
+        T <- max(T - eta d L_meta(theta_hat(T)) / dT, 0), columns normalised to sum 1
+        theta <- theta - alpha d/dtheta 1/B sum_i CE(F(x_i; theta) T, y_i)
+
+    T is forgotten after the batch. Before that, the first `warm_up` of the epochs are cross-entropy. New classes are
+    predicted without T.
+
+    Differs from the paper: T multiplies logits, not probabilities, as in the published code. That code trains the
+    second phase at a learning rate of its own (1e-4, of the sum of the losses) and takes its trusted examples out of
+    the test set; here the recipe's rate and mean, and none of the test set.
+    Reference: Wang et al., Training Noise-Robust Deep Neural Networks via Meta-Learning, CVPR 2020.
+    """
+
+    family: ClassVar[str] = "meta"
+    year: ClassVar[int | None] = 2020
+    needs_meta: ClassVar[bool] = True
+    warm_up: float = 3 / 8  # of the epochs: 30,000 of 80,000 steps
+    virtual_lr: float = 1e-3  # a, of the sum over the batch
+    matrix_lr: float = 0.11  # eta
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warm_up=(0, 1))
+        at_least(self, virtual_lr=0, matrix_lr=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.correcting = False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        self.correcting = t >= round(self.warm_up * self.recipe.epochs)
+        yield from super().epoch(t)
+
+    def matrix(self, noisy: Forward, y: Tensor) -> tuple[Tensor, Tensor]:
+        """T for a batch [K, K], and the loss on the trusted examples."""
+        K = noisy.z.shape[1]
+        T = torch.eye(K, dtype=noisy.z.dtype, device=noisy.z.device).requires_grad_()
+
+        def loss(z: Tensor) -> Tensor:
+            return cross_entropy(z @ T, y).mean()
+
+        alpha = self.virtual_lr * self.loader.batch_size  # a sum is so many means
+        d, judged = batch_gradient(self, noisy, loss, T, alpha, shared=True)
+        return column_normalised((T.detach() - self.matrix_lr * d).clamp_min(0)), judged
+
+    def step(self, batch: Batch) -> Log:
+        noisy = forward(self.net, batch.x)
+        if not self.correcting:
+            loss = cross_entropy(noisy.z, batch.y).mean()
+            descend(loss, self.optimizer)
+            return {"loss": loss.detach()}
+        T, judged = self.matrix(noisy, batch.y)
+        loss = cross_entropy(noisy.z @ T, batch.y).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "meta_loss": judged, "diagonal": T.diagonal().mean()}

@@ -1,0 +1,118 @@
+"""MLNT: meta-learning based noise-tolerant training."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from warpi import parallel
+from warpi.features import feature_size, features
+from warpi.lookahead import step_along
+from warpi.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
+from warpi.method import Method, descend, evaluating
+from warpi.passes import at, forward
+from warpi.recipe import Recipe
+from warpi.settings import at_least, within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+def synthetic(h: Tensor, y: Tensor, n: int, share: float, neighbours: int, generator: Generator) -> Tensor:
+    """n times the labels of a batch, each time a share of them replaced by that of a random near neighbour.  [n, B]"""
+    size = (n, len(y))
+    away = torch.cdist(h, h).fill_diagonal_(torch.inf)  # [B, B]
+    near = away.topk(min(neighbours, len(y) - 1), largest=False).indices  # [B, neighbours]
+    which = (torch.rand(size, generator=generator, device=y.device) * near.shape[1]).long()  # [n, B]
+    labels = y[near].expand(n, *near.shape).gather(2, which[:, :, None])[:, :, 0]
+    order = torch.rand(size, generator=generator, device=y.device).argsort(dim=1).argsort(dim=1)
+    return torch.where(order < int(share * len(y)), labels, y)
+
+
+@dataclass
+class MLNT(Method):
+    """Steps towards made-up wrong labels should not move the network away from its own average.
+
+        y_m       : the labels of the batch, a share of them replaced by that of one of the nearest neighbours, m = 1..M
+        theta_m   = theta - a d/dtheta CE(F(x; theta), y_m)
+        J(theta)  = 1/M sum_m KL(F(x; teacher) || F(x; theta_m))
+        theta   <- theta - alpha d/dtheta [CE(F(x; theta), y) + r J],   teacher <- g teacher + (1 - g) theta
+
+    The gradient of J is of first order, taken at theta_m; the teacher predicts. After a warm-up with cross-entropy, r
+    rises to 1. No trusted data.
+
+    Differs from the paper: neighbours are those in the teacher's features (paper: of a network trained before), one
+    round of training (paper: up to three, each with the last one's teacher), KL a mean over examples (published code:
+    over examples and classes).
+    Reference: Li et al., Learning to Learn from Noisy Labeled Data, CVPR 2019.
+    """
+
+    family: ClassVar[str] = "meta"
+    year: ClassVar[int | None] = 2019
+    updates: int = 10  # M
+    share: float = 0.5  # of the labels of a batch, made wrong
+    neighbours: int = 10
+    fast_lr: float = 0.02  # a
+    warm_up: float = 0.1  # of the epochs, cross-entropy alone
+    ramp: float = 0.2  # of the epochs after that, in which r rises to 1
+    averaging: tuple[float, ...] = (0.99, 0.999)  # g while r rises, and afterwards
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, updates=1, neighbours=1, fast_lr=0)
+        within(self, share=(0, 1), warm_up=(0, 1), ramp=(0, 1), averaging=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        feature_size(self.net, task.shape)  # it must have features
+        self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+        self.rate = torch.zeros_like(task.train.y[0], dtype=torch.float32)  # r
+        self.warm, self.keep = True, 0.0
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        start, end = (round(s * self.recipe.epochs) for s in (self.warm_up, self.warm_up + self.ramp))
+        self.warm = t < start
+        self.keep = 0.0 if self.warm else self.averaging[0] if t < end else self.averaging[-1]
+        self.rate.fill_(0 if self.warm else math.exp(-5 * max(0, 1 - (t + 1 - start) / max(1, end - start)) ** 2))
+        yield from super().epoch(t)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """The teacher goes a little towards the network, in the warm-up all the way."""
+        torch._foreach_lerp_(list(self.teacher.parameters()), list(self.net.parameters()), 1 - self.keep)
+        if self.warm:
+            for own, other in zip(self.teacher.buffers(), self.net.buffers(), strict=True):
+                own.copy_(other)
+
+    def step(self, batch: Batch) -> Log:
+        noisy = forward(self.net, batch.x)
+        loss = cross_entropy(noisy.z, batch.y).mean()
+        if self.warm:
+            descend(loss, self.optimizer)
+            self.follow()
+            return {"loss": loss.detach()}
+        self.follow()
+        with torch.no_grad():
+            z_teacher, h = self.teacher(batch.x), features(self.teacher, batch.x)
+        wanted = z_teacher.softmax(dim=1)  # [B, K]
+        p, (B, K) = noisy.z.detach().softmax(dim=1), noisy.z.shape
+        gradient, apart = noisy.done.back((p - one_hot(batch.y, K)) / B), torch.zeros_like(self.rate)
+        for y in synthetic(h, batch.y, self.updates, self.share, self.neighbours, self.generator):
+            step = noisy.done.back((p - one_hot(y, K)) / B)
+            parallel.average(step)
+            moved = torch._foreach_sub(list(noisy.done.theta.values()), torch._foreach_mul(step, self.fast_lr))
+            there = at(self.net, dict(zip(noisy.done.theta, moved, strict=True)), batch.x)
+            z = there.z.detach()
+            apart += (soft_cross_entropy(z, wanted) - entropy(z_teacher)).mean() / self.updates
+            torch._foreach_add_(gradient, there.back((z.softmax(dim=1) - wanted) * self.rate / (self.updates * B)))
+        step_along(self, gradient)
+        return {"loss": loss.detach(), "consistency": apart}
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        with evaluating([self.teacher]):
+            p: Tensor = self.teacher(x).softmax(dim=1)
+        return p

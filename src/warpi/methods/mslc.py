@@ -1,0 +1,106 @@
+"""MSLC: meta soft label correction."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.lookahead import bilevel_step
+from warpi.losses import cross_entropy, one_hot
+from warpi.method import Method, descend
+from warpi.recipe import Recipe, adam
+from warpi.rng import derive, seeded
+from warpi.settings import at_least, within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+class Share(nn.Module):
+    """The loss of an example by some label -> how much that label is believed, in (0, 1)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, losses: Tensor) -> Tensor:
+        w: Tensor = torch.sigmoid(self.layers(losses.detach()[:, None]))[:, 0]  # [B]
+        return w
+
+
+@dataclass
+class MSLC(Method):
+    """A new label is mixed from the given one, the one of the epoch before, and the network's own, in learned shares.
+
+        a_i = V(CE(z_i, y_i); phi),   b_i = W(CE(z_i, s_i); psi),   s_i = argmax soft_i
+        l_i = a_i CE(z_i, y_i) + (1 - a_i) [b_i CE(z_i, s_i) + (1 - b_i) CE(z_i, argmax z_i)]
+        phi, psi <- a step down d L_meta(theta_hat(phi, psi)),   theta <- a step down 1/B sum_i l_i
+        soft_i <- a_i y_i + (1 - a_i) [b_i soft_i + (1 - b_i) softmax(z_i)]
+
+    The first `warm_up` of the epochs are cross-entropy, and soft is the softmax. V and W are 1-100-1.
+
+    Differs from the paper: in the loss labels are hard, as in the published code (with its own softmax for a target the
+    network would not move); what is remembered is soft. Network and learning rates are the recipe's.
+    Reference: Wu et al., Learning to Purify Noisy Labels via Meta Soft Label Corrector, AAAI 2021.
+    """
+
+    family: ClassVar[str] = "meta"
+    year: ClassVar[int | None] = 2021
+    needs_meta: ClassVar[bool] = True
+    warm_up: float = 2 / 3  # of the epochs: 80 of 120
+    hidden: int = 100
+    meta_lr: float = 1e-3
+    meta_weight_decay: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warm_up=(0, 1))
+        at_least(self, hidden=1, meta_lr=0, meta_weight_decay=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        with seeded(derive(recipe.seed, "meta-network")):
+            self.V, self.W = (Share(self.hidden).to(task.train.y.device) for _ in range(2))
+        phi = [*self.V.parameters(), *self.W.parameters()]
+        self.meta_optimizer = adam(phi, self.meta_lr, self.meta_weight_decay)
+        self.soft = one_hot(task.train.y, task.n_classes)  # [N, K]
+        self.correcting = False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        self.correcting = t >= round(self.warm_up * self.recipe.epochs)
+        yield from super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        before = self.soft[batch.rows]  # [B, K]
+        z = torch.empty(0)
+
+        def corrected_loss(logits: Tensor) -> Tensor:
+            nonlocal z
+            z, own = logits, logits.detach().argmax(dim=1)
+            given, last = cross_entropy(z, batch.y), cross_entropy(z, before.argmax(dim=1))  # [B]
+            a: Tensor = self.V(given)
+            b: Tensor = self.W(last)
+            return (a * given + (1 - a) * (b * last + (1 - b) * cross_entropy(z, own))).mean()
+
+        if not self.correcting:
+            z = self.net(batch.x)
+            loss = cross_entropy(z, batch.y).mean()
+            descend(loss, self.optimizer)
+            self.soft[batch.rows] = z.detach().softmax(dim=1)
+            return {"loss": loss.detach()}
+
+        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
+            return cross_entropy(z, y).mean()
+
+        phi = [*self.V.parameters(), *self.W.parameters()]
+        log = bilevel_step(self, batch, corrected_loss, meta_loss, phi, self.meta_optimizer)
+        self.soft[batch.rows] = self.corrected(z.detach(), batch.y, before)
+        return log
+
+    @torch.no_grad()
+    def corrected(self, z: Tensor, y: Tensor, before: Tensor) -> Tensor:
+        """The soft label that is remembered.  [B, K]"""
+        a: Tensor = self.V(cross_entropy(z, y))[:, None]
+        b: Tensor = self.W(cross_entropy(z, before.argmax(dim=1)))[:, None]
+        return a * one_hot(y, z.shape[1]) + (1 - a) * (b * before + (1 - b) * z.softmax(dim=1))

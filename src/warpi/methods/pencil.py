@@ -1,0 +1,81 @@
+"""PENCIL: labels that learn."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from warpi import parallel
+from warpi.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
+from warpi.method import Method, descend
+from warpi.recipe import Recipe
+from warpi.settings import at_least, within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+def divergence(z: Tensor, y_tilde: Tensor) -> Tensor:
+    """KL(softmax(z) || softmax(y_tilde)).  [B, K], [B, K] -> [B]"""
+    return soft_cross_entropy(y_tilde, z.softmax(dim=1)) - entropy(z)
+
+
+@dataclass
+class PENCIL(Method):
+    """Every example has a label distribution y^d = softmax(y~) of its own, which is trained beside the network.
+
+        stage 1   L = CE(f, y)                          the given labels, at a high learning rate;  y~ = 10 y
+        stage 2   L = 1/K L_c + alpha L_o + beta/K L_e,   theta by the optimizer,  y~ <- y~ - lambda dL/dy~
+        stage 3   L = 1/K L_c                           the network alone, on the labels found
+
+        L_c = KL(f || y^d) fits,   L_o = CE(y^d, y) keeps y^d near the given label,   L_e = H(f) avoids flat predictions
+
+    Differs from the paper where the published code does: L_o puts y^d through a softmax again before its logarithm.
+    With L_o as printed and alpha = 0.4 the given label outweighs the network by 4 to 1 (1/K = 0.1), and no label could
+    ever change. Stages are shares of the epochs, on the learning rates of the recipe (theirs rises again in stage 3).
+    Reference: Yi and Wu, Probabilistic End-to-end Noise Correction for Learning with Noisy Labels, CVPR 2019.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2019
+    alpha: float = 0.4  # compatibility with the given labels
+    beta: float = 0.1  # entropy
+    label_lr: float = 600.0  # lambda; the step of one label is lambda / batch size
+    stage1: float = 70 / 320  # of the epochs: where the first stage ends
+    stage2: float = 200 / 320  # of the epochs: where the second stage ends
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, alpha=0, beta=0, label_lr=0)
+        within(self, stage1=(0, 1), stage2=(self.stage1, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.y_tilde = 10 * one_hot(task.train.y, task.n_classes)  # [N, K]
+        self.stage = 1
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        self.stage = 1 + sum(t >= round(share * self.recipe.epochs) for share in (self.stage1, self.stage2))
+        yield from super().epoch(t)
+
+    def loss(self, z: Tensor, y_tilde: Tensor, y: Tensor) -> Tensor:
+        """Of the present stage.  [B]"""
+        if self.stage == 1:
+            return cross_entropy(z, y)
+        L_c = divergence(z, y_tilde) / z.shape[1]
+        if self.stage == 3:
+            return L_c
+        L_o = cross_entropy(y_tilde.softmax(dim=1), y)
+        return L_c + self.alpha * L_o + self.beta / z.shape[1] * entropy(z)
+
+    def step(self, batch: Batch) -> Log:
+        z, y_tilde = self.net(batch.x), self.y_tilde[batch.rows]
+        loss = self.loss(z, y_tilde, batch.y).mean()
+        descend(loss, self.optimizer)
+        if self.stage == 2:
+            y_tilde.requires_grad_()
+            of_labels = self.loss(z.detach(), y_tilde, batch.y).mean() / parallel.ranks()  # of the whole batch
+            (slope,) = torch.autograd.grad(of_labels, y_tilde)
+            self.y_tilde[batch.rows] = y_tilde.detach() - self.label_lr * slope
+        return {"loss": loss.detach()}

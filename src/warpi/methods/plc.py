@@ -1,0 +1,76 @@
+"""PLC: progressive label correction."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from warpi import parallel
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.recipe import Recipe
+from warpi.settings import at_least, within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+def corrected(y: Tensor, f: Tensor, theta: Tensor | float) -> Tensor:
+    """Labels after a likelihood-ratio test: argmax_k f_k where f_y < theta max_k f_k.  y [N], f [N, K] -> [N]"""
+    most, guess = f.max(dim=1)
+    return torch.where(f.gather(1, y[:, None])[:, 0] < theta * most, guess, y)
+
+
+@dataclass
+class PLC(Method):
+    """After each epoch, labels that the network holds for much less likely than another are changed to that one.
+
+        f(x_i) = mean of the network's probabilities over the last `window` epochs
+        y_i <- argmax_k f_k(x_i)   if  f_{y_i}(x_i) / max_k f_k(x_i) < theta
+        theta <- min(theta + beta, 0.9)   once fewer than 0.1 % of the labels changed
+
+    Changes are for good: the network goes on with cross-entropy on the new labels.
+
+    Differs from the paper: probabilities are those of the training passes, as in the published code. That code takes
+    the larger of theta + beta and 0.9, and so jumps to 0.9 at the first quiet epoch; here the steps are the paper's.
+    The warm-up is a share of the epochs (8 of 180).
+    Reference: Zhang et al., Learning with Feature-Dependent Label Noise: A Progressive Approach, ICLR 2021.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2021
+    theta: float = 0.3
+    beta: float = 0.1
+    warm_up: float = 8 / 180  # of the epochs, without corrections
+    window: int = 5  # epochs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, window=1, beta=0)
+        within(self, theta=(0, 1), warm_up=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.y = task.train.y.clone()  # [N]
+        self.record = torch.zeros(self.window, len(self.y), task.n_classes, device=self.y.device)  # the last epochs
+        self.slot = torch.zeros_like(self.y[:1])  # which of them is this one
+        self.limit = torch.full_like(self.record[0, 0, 0], self.theta)
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        yield from super().epoch(t)
+        parallel.average([self.record[int(self.slot)]])  # each rank knows its share; a common factor changes no ratio
+        if t >= round(self.warm_up * self.recipe.epochs):
+            new = corrected(self.y, self.record.sum(0), self.limit)
+            if int((new != self.y).sum()) < 0.001 * len(new):
+                self.limit.copy_((self.limit + self.beta).clamp(max=max(0.9, self.theta)))
+            self.y.copy_(new)
+        self.slot.copy_((self.slot + 1) % self.window)
+        self.record[int(self.slot)].zero_()
+
+    def step(self, batch: Batch) -> Log:
+        z, y = self.net(batch.x), self.y[batch.rows]
+        self.record[self.slot.expand_as(batch.rows), batch.rows] = z.detach().softmax(dim=1).float()
+        loss = cross_entropy(z, y).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "changed": (y != batch.y).float().mean()}

@@ -1,0 +1,93 @@
+"""PTD: every example has a transition matrix, made of those of its parts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.features import features
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.phases import border, restart
+from warpi.recipe import Recipe, adam
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.transition import anchors, fit_parts, nmf, reweighted_loss
+from warpi.types import Batch, Log
+
+
+@dataclass
+class PTD(Method):
+    """Noise that depends on the example: T(x) is mixed from matrices of parts as x is mixed from parts.
+
+        features = W H, all >= 0;   h(x) = row of W, sum 1                          r parts, of a network warmed up
+        P^1..P^r:   sum_j h_j(x^i) P^j_i. = p(given | x^i)   in the least squares   x^i: r anchors a class
+        T(x) = sum_j h_j(x) P^j + Delta T
+        L    = 1/B sum_i -beta_i log g_{y_i},   beta_i = g_{y_i} / (T(x_i)^T g)_{y_i},   g = softmax(F(x_i; theta))
+
+    Phases are shares of the epochs: `warmup` with cross-entropy, anew from the initial weights up to `revise` with
+    Delta T = 0 (the paper's PTD-R), the rest with Delta T learned beside theta (PTD-R-V).
+
+    Differs from the paper: all classes' matrices are fitted at once, their rows kept stochastic by a softmax; rows of
+    Delta T sum to 0 and T(x) is cut off at 0, instead of a matrix normalised for every example; beta is a number for
+    theta; the classifier keeps the recipe's learning rate, and is trained anew where the published code goes on.
+    Reference: Xia et al., Part-dependent Label Noise: Towards Instance-dependent Label Noise, NeurIPS 2020.
+    """
+
+    family: ClassVar[str] = "transition"
+    year: ClassVar[int | None] = 2020
+    warmup: float = 0.2  # share of the epochs before T is estimated
+    revise: float = 0.6  # share of the epochs after which Delta T is learned
+    parts: int = 20  # r
+    nmf_steps: int = 20  # multiplicative updates of W and H
+    fit_steps: int = 300  # of Adam, for P
+    fit_lr: float = 0.02
+    revision_lr: float = 5e-7  # of Adam, for Delta T
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warmup=(0, 1), revise=(self.warmup, 1))
+        at_least(self, parts=1, nmf_steps=1, fit_steps=1, fit_lr=0, revision_lr=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        K, device = task.n_classes, task.train.y.device
+        self.h = torch.full((len(task.train), self.parts), 1 / self.parts, device=device)  # [N, r]
+        self.P = torch.eye(K, device=device).repeat(self.parts, 1, 1)  # [r, K, K]
+        self.delta = nn.Parameter(torch.zeros(K, K, device=device))
+        self.delta_optimizer = adam([self.delta], self.revision_lr)
+        self.phase = 0
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= border(self.warmup, self.recipe.epochs) and self.phase == 0:
+            self._estimate()
+            restart(self)
+            self.phase = 1
+        if t >= border(self.revise, self.recipe.epochs) and self.phase == 1:
+            self.phase = 2
+        yield from super().epoch(t)
+
+    def _estimate(self) -> None:
+        rows, f = survey(self.net, self.task.train, lambda x: features(self.net, x))
+        h = nmf(f - f.amin(0).clamp_max(0), self.parts, self.nmf_steps, self.generator)
+        p = survey(self.net, self.task.train)[1].softmax(1)
+        found = anchors(p, torch.linspace(0.97, 0.99, self.parts).tolist())  # [r, K]
+        self.P.copy_(fit_parts(h[found], p[found], self.fit_steps, self.fit_lr))
+        self.h[rows] = h
+
+    def columns(self, batch: Batch) -> Tensor:
+        """T(x_i)[:, y_i].  [B, K]"""
+        T = torch.einsum("br,rkb->bk", self.h[batch.rows], self.P[:, :, batch.y])
+        return (T + (self.delta - self.delta.mean(1, keepdim=True)).T[batch.y]).clamp_min(0)
+
+    def step(self, batch: Batch) -> Log:
+        z = self.net(batch.x)
+        if self.phase == 2:
+            descend(reweighted_loss(z.detach(), batch.y, self.columns(batch)).mean(), self.delta_optimizer)
+        losses = reweighted_loss(z, batch.y, self.columns(batch)) if self.phase else cross_entropy(z, batch.y)
+        loss = losses.mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

@@ -1,0 +1,67 @@
+"""The noise adaptation layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.phases import border
+from warpi.recipe import Recipe
+from warpi.settings import within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.transition import forward_loss, from_given
+from warpi.types import Batch, Log
+
+
+@dataclass
+class SModel(Method):
+    """A second softmax layer turns the true class into the given label, and is learned with the network.
+
+        p(given = j | x) = sum_i T_ij softmax(F(x; theta))_i,    T_ij = exp(b_ij) / sum_l exp(b_il)
+        L = 1/B sum_i -log p(given = y_i | x_i),  minimised over theta and b
+        b_ij = log( sum_n softmax(F(x_n))_i [y_n = j] / sum_n softmax(F(x_n))_i )                    at the beginning
+
+    The confusion matrix b begins with is that of a network trained without the layer, in the first `warmup` of the
+    epochs; the training goes on from its weights. The layer is left out for new inputs.
+
+    Differs from the paper: both trainings share the recipe's epochs, and its optimizer serves the layer too (without
+    weight decay; the paper uses Adam for all).
+    Reference: Goldberger and Ben-Reuven, Training deep neural-networks using a noise adaptation layer, ICLR 2017.
+    """
+
+    family: ClassVar[str] = "transition"
+    year: ClassVar[int | None] = 2017
+    warmup: float = 0.1  # share of the epochs before the layer is put on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warmup=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.b = nn.Parameter(torch.zeros(task.n_classes, task.n_classes, device=task.train.y.device))
+        self.optimizer.add_param_group({"params": [self.b], "weight_decay": 0.0})
+        self.switch, self.has_layer = border(self.warmup, recipe.epochs), False
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= self.switch and not self.has_layer:
+            rows, z = survey(self.net, self.task.train)
+            T = from_given(z.softmax(1), self.task.train.y[rows])
+            with torch.no_grad():
+                self.b.copy_(T.clamp_min(1e-8).log())
+            self.has_layer = True
+        yield from super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        z = self.net(batch.x)
+        if self.has_layer:
+            loss = forward_loss(z, batch.y, self.b.softmax(1)).mean()
+        else:
+            loss = cross_entropy(z, batch.y).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

@@ -1,0 +1,72 @@
+"""SELFIE: labels of examples that are predicted steadily are replaced."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.recipe import Recipe
+from warpi.selection import selected_mean, small_loss, steady_label
+from warpi.settings import within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class SELFIE(Method):
+    """Learns from the examples of small loss, and from those whose label could be refurbished.
+
+        F(x; q) = -sum_k f_k log f_k / log K,    f: frequencies of the classes among the last q predictions of x
+        C = the (1 - tau) B examples of a batch with the smallest loss;    R = those with F(x; q) <= epsilon
+        L = 1/|R u C| (sum_{R} CE(F(x_i), y~_i) + sum_{C without R} CE(F(x_i), y_i)),    y~: the most frequent class
+
+    after a warm-up with cross-entropy on all examples. As in the published code, an example once in R stays there, with
+    its last y~.
+
+    Differs from the paper: it is not started anew, with the refurbished labels, twice. Warm-up and q are shares of
+    the epochs (25 and 15 of 100).
+    Reference: Song et al., SELFIE: Refurbishing Unclean Samples for Robust Deep Learning, ICML 2019.
+    """
+
+    family: ClassVar[str] = "selection"
+    year: ClassVar[int | None] = 2019
+    needs_noise_rate: ClassVar[bool] = True
+    forget_rate: float | None = None  # tau; default: the true noise rate
+    unsure: float = 0.05  # epsilon: the largest normalised entropy of predictions that count as steady
+    history: float = 0.15  # q: predictions that are remembered, as a share of the epochs
+    warm_up: float = 0.25  # share of the epochs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, forget_rate=(0, 1), unsure=(0, 1), history=(0, 1), warm_up=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task if self.forget_rate is None else replace(task, noise_rate=self.forget_rate), recipe)
+        y = task.train.y
+        self.predictions = y.new_full((len(y), max(1, round(self.history * recipe.epochs))), -1)  # [N, q]
+        self.refurbished = torch.full_like(y, -1)  # [N] y~, -1 for those not in R
+        self.place = y.new_zeros(1)  # of this epoch's predictions
+        self.rate = torch.zeros((), device=y.device)  # tau; 0 in the warm-up
+        self.bound = torch.zeros((), device=y.device)  # epsilon; -1 in the warm-up
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        warming = t < self.warm_up * self.recipe.epochs
+        self.place.fill_(t % self.predictions.shape[1])
+        self.rate.fill_(0.0 if warming else self.task.noise_rate or 0.0)
+        self.bound.fill_(-1.0 if warming else self.unsure)
+        return super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        z = self.net(batch.x)
+        steady, unsure = steady_label(self.predictions[batch.rows], self.task.n_classes)
+        better = torch.where(unsure <= self.bound, steady, self.refurbished[batch.rows])  # y~
+        in_r = better >= 0
+        w = small_loss(cross_entropy(z, batch.y).detach(), self.rate).maximum(in_r)  # R u C
+        loss = selected_mean(cross_entropy(z, torch.where(in_r, better, batch.y)), w)
+        descend(loss, self.optimizer)
+        self.refurbished[batch.rows] = better
+        self.predictions[batch.rows, self.place] = z.argmax(dim=1)
+        return {"loss": loss.detach(), "refurbished": in_r.float().mean()}

@@ -1,0 +1,77 @@
+"""SMP: self-learning with multi-prototypes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from warpi.features import feature_size, features
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.neighbours import prototypes
+from warpi.recipe import Recipe
+from warpi.rng import generator
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class SMP(Method):
+    """An example is taught its given label, and beside it the class whose prototypes it is like.
+
+        X_c   = prototypes of class c: dense points among those labelled c that are not alike, `neighbours.prototypes`
+        sigma_c(x) = mean_l cos(G(x), G(X_cl)),     y^ = argmax_c sigma_c(x)          G the features
+        L     = 1/B sum_i (1 - alpha) CE(F(x_i), y_i) + alpha CE(F(x_i), y^_i)        alpha = 0 in the first epochs
+
+    Prototypes are found anew before each epoch.
+
+    Differs from the paper: no official code was found, this is built from its description. Its first phase is a share
+    of the epochs (5 of 15).
+    Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2019
+    alpha: float = 0.5  # weight of the corrected labels
+    per_class: int = 1280  # examples of a class among which prototypes are looked for
+    n_prototypes: int = 8
+    apart: float = 0.95  # the largest similarity of a prototype to a denser point
+    warm_up: float = 1 / 3  # of the epochs, on the given labels
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, per_class=1, n_prototypes=1)
+        within(self, alpha=(0, 1), apart=(-1, 1.01), warm_up=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        feature_size(self.net, task.shape)  # says at once whether the network has features
+        self.y_hat = task.train.y.clone()  # [N] corrected labels
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= round(self.warm_up * self.recipe.epochs) and self.loader.count <= t * self.loader.steps:
+            self.correct(t)
+        yield from super().epoch(t)
+
+    def correct(self, t: int) -> None:
+        rows, h = survey(self.net, self.task.train, lambda x: features(self.net, x))
+        h, y = F.normalize(h, dim=1), self.task.train.y[rows]
+        chance = generator(self.recipe.seed, "prototypes", t)
+        order = torch.randperm(len(h), generator=chance).to(h.device)
+        sigma = h.new_full((len(h), self.task.n_classes), -torch.inf)  # nobody is like a class without examples
+        for c in range(self.task.n_classes):
+            if len(some := order[y[order] == c][: self.per_class]):
+                X_c = h[some[prototypes(h[some], self.n_prototypes, self.apart)]]
+                sigma[:, c] = (h @ X_c.T).mean(1)
+        self.y_hat[rows] = sigma.argmax(dim=1)
+
+    def step(self, batch: Batch) -> Log:
+        z, y_hat = self.net(batch.x), self.y_hat[batch.rows]
+        losses = (1 - self.alpha) * cross_entropy(z, batch.y) + self.alpha * cross_entropy(z, y_hat)
+        loss = losses.mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "changed": (y_hat != batch.y).float().mean()}

@@ -1,0 +1,79 @@
+"""T-revision: a transition matrix without anchor points."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from warpi.losses import cross_entropy
+from warpi.method import Method, descend
+from warpi.phases import border, restart
+from warpi.recipe import Recipe, adam
+from warpi.settings import at_least, within
+from warpi.survey import survey
+from warpi.task import Task
+from warpi.transition import from_anchors, reweighted_loss, row_normalised
+from warpi.types import Batch, Log
+
+
+@dataclass
+class TRevision(Method):
+    """An estimated T weighs the examples, and is then revised together with the classifier.
+
+        T^   from the anchors of a network trained on the noisy labels                          as in `LossCorrection`
+        beta_i = g_{y_i} / (T^T g)_{y_i},   g = softmax(F(x_i; theta))
+        L    = 1/B sum_i -beta_i log g_{y_i}                                         T = T^,        then
+        L    minimised over theta and Delta T,                                       T = T^ + Delta T
+
+    Phases are shares of the epochs: `warmup` with cross-entropy, anew from the initial weights up to `revise` with T^,
+    the rest with Delta T.
+
+    Differs from the paper: beta is a number for theta, and a function for Delta T alone (beta log g also falls as g_y
+    goes to 0, and in a later version of the published code nothing reaches Delta T at all); T^ + Delta T is brought back
+    to rows that sum to 1; the classifier keeps the recipe's learning rate (published: 5e-7 like Delta T), and the
+    network is that of the last epoch of each phase, not the best on noisy validation data.
+    Reference: Xia et al., Are Anchor Points Really Indispensable in Label-Noise Learning?, NeurIPS 2019.
+    """
+
+    family: ClassVar[str] = "transition"
+    year: ClassVar[int | None] = 2019
+    warmup: float = 0.2  # share of the epochs before T is estimated
+    revise: float = 0.6  # share of the epochs after which T is revised
+    quantile: float = 0.97  # of the anchors: 1 is the argmax, less leaves outliers out
+    revision_lr: float = 5e-7  # of Adam, for Delta T
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warmup=(0, 1), revise=(self.warmup, 1), quantile=(0, 1))
+        at_least(self, revision_lr=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.T = torch.eye(task.n_classes, device=task.train.y.device)
+        self.delta = nn.Parameter(torch.zeros_like(self.T))
+        self.delta_optimizer = adam([self.delta], self.revision_lr)
+        self.phase = 0
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= border(self.warmup, self.recipe.epochs) and self.phase == 0:
+            _, z = survey(self.net, self.task.train)
+            self.T.copy_(from_anchors(z.softmax(1), self.quantile))
+            restart(self)
+            self.phase = 1
+        if t >= border(self.revise, self.recipe.epochs) and self.phase == 1:
+            self.phase = 2
+        yield from super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        z = self.net(batch.x)
+        if self.phase == 0:
+            loss = cross_entropy(z, batch.y).mean()
+        else:
+            T = row_normalised(self.T + self.delta)
+            loss = reweighted_loss(z, batch.y, T.T[batch.y]).mean()
+        if self.phase == 2:
+            descend(reweighted_loss(z.detach(), batch.y, T.T[batch.y]).mean(), self.delta_optimizer)
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}

@@ -1,0 +1,127 @@
+"""Which examples to learn from: weights an example, of fixed shape, so that a step that selects can be captured."""
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+
+def forget_rate(t: int, tau: float, gradual: float, exponent: float = 1.0) -> float:
+    """R(t) = tau min((t / T_k)^c, 1): the share left out in epoch t, counted from 0, with T_k = `gradual` epochs."""
+    return tau if t >= gradual else tau * (t / gradual) ** exponent
+
+
+def small_loss(losses: Tensor, rate: Tensor, among: Tensor | None = None) -> Tensor:
+    """1 for the examples with the smallest losses, all but a share `rate` of them, and 0 for the others.  [B] -> [B]
+
+    `among`: the weights, 0 or 1, of those that may be taken. The number taken is rounded, and is one at least, where
+    there is one. Equal losses are taken in the order of the batch.
+    """
+    among = torch.ones_like(losses) if among is None else among
+    rank = losses.masked_fill(among == 0, torch.inf).argsort(stable=True).argsort()  # [B]
+    number = ((1 - rate) * among.sum()).round().clamp_min(1)
+    return (rank < number) * among
+
+
+def disagreement(z: Tensor, other: Tensor) -> Tensor:
+    """1 for the examples of which two networks predict different classes, else 0.  [B, K], [B, K] -> [B]"""
+    return (z.argmax(dim=1) != other.argmax(dim=1)).to(z.dtype)
+
+
+def selected_mean(losses: Tensor, w: Tensor, least: float = 1.0) -> Tensor:
+    """sum_i w_i l_i / max(sum_i w_i, least): the mean over those selected, 0 where nobody is."""
+    return (w * losses).sum() / w.sum().clamp_min(least)
+
+
+def self_paced(losses: Tensor, threshold: Tensor, softness: Tensor) -> Tensor:
+    """v = clip(1 - (l - lambda) / gamma, 0, 1): 1 up to the threshold, then a line down to 0.  [B] -> [B]
+
+    gamma = 0 is the step of self-paced learning, gamma = inf takes everybody.
+    """
+    return torch.where(losses <= threshold, 1.0, (1 - (losses - threshold) / softness).clamp_min(0))
+
+
+def follow_percentile(average: Tensor, losses: Tensor, p: float, kept: float) -> None:
+    """average <- kept average + (1 - kept) (the loss below which a share p of the batch lies), in place.  [], [B]
+
+    The percentile is one of the losses, the nearest in rank. A negative average is none yet: it begins there.
+    """
+    new = losses.sort().values[round(p * (len(losses) - 1))]
+    average.copy_(torch.where(average < 0, new, kept * average + (1 - kept) * new))
+
+
+def left_out(n: int, rate: Tensor, generator: Generator) -> Tensor:
+    """0 for a random share of n examples, 1 for the others.  [n]"""
+    return small_loss(torch.rand(n, generator=generator, device=generator.device), rate)
+
+
+def steady_label(history: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:
+    """The class predicted most often, and how unsure the predictions are.  [B, q], -1 where none yet -> [B], [B]
+
+    F = -sum_k f_k log f_k / log K with the frequencies f of the classes in the history: 0 where all agree, 1 where all
+    classes came up equally often. An incomplete history counts as wholly unsure.
+    """
+    f = (history[:, :, None] == torch.arange(n_classes, device=history.device)).float().mean(dim=1)  # [B, K]
+    unsure = -torch.xlogy(f, f).sum(dim=1) / math.log(n_classes)
+    return f.argmax(dim=1), torch.where((history < 0).any(dim=1), 1.0, unsure)
+
+
+def two_gaussians(x: Tensor, steps: int = 10, floor: float = 5e-4) -> Tensor:
+    """Posterior probability of the component with the smaller mean, of a mixture of two Gaussians.  [N] -> [N]
+
+    x is scaled to [0, 1]. EM from the best cut of the numbers into two groups; `floor` is added to the variances.
+    Nothing is left to chance.
+    """
+    x = (x - x.min()).double()
+    x = x / x.max().clamp_min(torch.finfo(x.dtype).tiny)
+    low = best_cut(x)
+    r = torch.stack([low, ~low], dim=1).double()  # [N, 2] responsibilities
+    for _ in range(steps):
+        n = r.sum(0).clamp_min(1e-12)  # [2]
+        mean = (r * x[:, None]).sum(0) / n
+        var = (r * (x[:, None] - mean).square()).sum(0) / n + floor
+        r = (n.log() - 0.5 * var.log() - 0.5 * (x[:, None] - mean).square() / var).softmax(dim=1)
+    return r.gather(1, mean.argmin().expand(len(x), 1)).squeeze(1).float()
+
+
+def best_cut(x: Tensor) -> Tensor:
+    """Which numbers are the smaller ones, cut in two with the least squared distance to both means.  [N] -> [N] bool
+
+    A cut after the first n of N sorted numbers lowers that distance by n (N - n) / N (mean_high - mean_low)^2.
+    """
+    ranked, order = x.double().sort(stable=True)
+    n = torch.arange(1, max(2, len(x)), device=x.device).double()  # [N - 1]
+    sums = ranked.cumsum(0)
+    gap = (sums[-1] - sums[: len(n)]) / (len(x) - n).clamp_min(1) - sums[: len(n)] / n
+    cut = (n * (len(x) - n) * gap.square()).argmax() + 1
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(x), device=x.device))
+    return rank < cut
+
+
+def two_betas(x: Tensor, steps: int = 10) -> Tensor:
+    """A mixture of two beta distributions fitted to numbers in (0, 1) by EM.  [N] -> [3, 2]: weights, alphas, betas
+
+    M-step by moments: with the weighted mean m and variance s, alpha = m (m (1 - m) / s - 1), beta = alpha (1 - m) / m.
+    The first distribution is the one with the smaller mean.
+    """
+    x = x.double().clamp(1e-4, 1 - 1e-4)
+    mixture = x.new_tensor([[0.5, 0.5], [1.0, 2.0], [2.0, 1.0]])
+    for _ in range(steps):
+        second = beta_posterior(x, mixture)
+        r = torch.stack([1 - second, second]).clamp_min(1e-12)  # [2, N]
+        m = (r @ x) / r.sum(1)  # [2]
+        s = (r * (x - m[:, None]).square()).sum(1) / r.sum(1)
+        alpha = m * (m * (1 - m) / s.clamp_min(1e-8) - 1).clamp_min(1e-4)
+        mixture = torch.stack([r.mean(1), alpha, alpha * (1 - m) / m])
+    means = mixture[1] / (mixture[1] + mixture[2])
+    return mixture[:, means.argsort()]
+
+
+def beta_posterior(x: Tensor, mixture: Tensor) -> Tensor:
+    """Probability that a number belongs to the second of two beta distributions.  [N], [3, 2] -> [N]"""
+    weight, alpha, beta = mixture.double()
+    x = x.double().clamp(1e-4, 1 - 1e-4)[:, None]
+    log_b = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+    log_p = weight.log() + (alpha - 1) * x.log() + (beta - 1) * (1 - x).log() - log_b  # [N, 2]
+    p: Tensor = log_p.softmax(dim=1)[:, 1]
+    return p

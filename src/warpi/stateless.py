@@ -1,0 +1,45 @@
+"""A network as a function of its parameters."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def own_parameters(net: nn.Module) -> dict[str, Tensor]:
+    return {name: p for name, p in net.named_parameters() if p.requires_grad}
+
+
+def detached(net: nn.Module, copy: bool) -> dict[str, Tensor]:
+    return {name: p.detach().clone() if copy else p.detach() for name, p in own_parameters(net).items()}
+
+
+def others(net: nn.Module) -> dict[str, Tensor]:
+    """Frozen parameters and buffers."""
+    frozen = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
+    return {**frozen, **dict(net.named_buffers())}
+
+
+def filled(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients, zero where a parameter has no effect."""
+    return [torch.zeros_like(p) if d is None else d for d, p in zip(grads, like, strict=True)]
+
+
+@contextmanager
+def plain_kernels(net: nn.Module) -> Iterator[None]:
+    """Kernels that can be differentiated twice or in forward mode, and draw the same masks in both passes."""
+    with ExitStack() as flags:
+        flags.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if any(isinstance(m, nn.RNNBase) for m in net.modules()):  # for no other network: convolutions need cuDNN
+            flags.enter_context(torch.backends.cudnn.flags(enabled=False))
+        yield
+
+
+def call_with(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The network with other parameters; its buffers (running statistics) are read from a copy and stay as they are."""
+    buffers = {name: b.clone() for name, b in net.named_buffers()}
+    z: Tensor = functional_call(net, (dict(theta), buffers), (x,))
+    return z
