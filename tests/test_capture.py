@@ -331,7 +331,7 @@ def test_an_image_network_in_a_graph(precision: str, compile: bool, caplog: pyte
                 logs[name] = steps(method, 8)
                 assert isinstance(step, Captured)
                 assert step.why is None
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
     for a, b in zip(logs["plain"], logs["fast"], strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=0.02 if precision == "32" else 0.1)
         assert a["meta_loss"] == pytest.approx(b["meta_loss"], rel=0.02 if precision == "32" else 0.1)

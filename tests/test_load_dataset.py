@@ -17,7 +17,7 @@ from warpi.data.files import FileExamples
 from warpi.data.overlap import shared
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.methods import make_method
+from warpi.methods import METHODS, make_method
 from warpi.nets import NETS
 from warpi.recipe import Recipe
 
@@ -191,8 +191,10 @@ def test_defaults_are_settings_that_there_are() -> None:
     found = [entry.defaults for entry in DATASETS.values()] + [load_dataset(path)[1] for path, *_ in KINDS[:9]]
     for defaults in found:
         assert defaults["net"] in NETS
-        options = {name.removeprefix("WarPI."): value for name, value in defaults.items() if "." in name}
-        make_method("warpi", **options)
+        for name, value in defaults.items():
+            if "." in name:
+                kind, field = name.split(".")
+                make_method(next(key for key, m in METHODS.items() if type(m).__name__ == kind), **{field: value})
         recipe = Recipe(**{name: value for name, value in defaults.items() if name != "meta" and "." not in name})
         assert recipe.lr_at(0) > 0
 

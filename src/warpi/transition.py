@@ -88,7 +88,7 @@ def reweighted_loss(z: Tensor, y: Tensor, columns: Tensor) -> Tensor:
 
 
 def determinant_loss(z: Tensor, y: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """-1/K log(|det U| + epsilon), U = sum_i y_i p_i^T: blind to label noise, which multiplies det U.  [B, K], [B] -> []
+    """-1/K log(|det U| + epsilon), U = sum_i y_i p_i^T; label noise multiplies det U by a constant.  [B, K], [B] -> []
 
     A class that no label of the batch names would make it zero, and is left out: its row becomes the unit vector. In
     float64 and by logarithms, since a determinant of K rows has the size of a K-th power.
@@ -103,7 +103,7 @@ def determinant_loss(z: Tensor, y: Tensor, epsilon: float = 1e-3) -> Tensor:
 
 
 def capped(z: Tensor, weight: float = 1.0) -> Tensor:
-    """The same logits, whose gradient is cut down to what a weighted mean cross-entropy can have: a norm sqrt(2 / B)."""
+    """The same logits, whose gradient is cut down to what a mean cross-entropy can have: weight * sqrt(2 / B)."""
     limit, z = weight * math.sqrt(2 / len(z)), z.view_as(z)
     z.register_hook(lambda g: g * (limit / g.norm().clamp_min(_TINY)).clamp_max(1))  # type: ignore[no-untyped-call]
     return z

@@ -39,6 +39,8 @@ _SMALL = {
     "WarPI.label_input": "one_hot",
     "VRI.output": "tanh",
     "MLCWang.matrix_lr": 30.0,  # why: docs/methods/mlc_wang.md
+    "TRevision.revision_lr": 1e-2,  # why: docs/methods/t_revision.md
+    "PTD.revision_lr": 1e-2,
 }
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}

@@ -59,12 +59,12 @@ class CAL(Method):
     alpha_sieve: float = 2.0  # the largest weight of the peer term in the first phase
     alpha: float = 1.0  # weight of the peer term in the second
     sieve: float = -8.0  # below which a given label is believed
-    first: float = 65 / 165  # of the epochs: the sieve
+    sieve_share: float = 65 / 165  # of the epochs: the sieve
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, alpha_sieve=0, alpha=0)
-        within(self, first=(0, 1))
+        within(self, sieve_share=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -78,7 +78,7 @@ class CAL(Method):
         self.second = False
 
     def epoch(self, t: int) -> Iterator[Log]:
-        switch = max(1, round(self.first * self.recipe.epochs))
+        switch = max(1, round(self.sieve_share * self.recipe.epochs))
         self.second = t >= switch
         ramp = min(1.0, max(0.0, (t / switch - 10 / 65) / (30 / 65)))  # from epoch 10 to 40 of 65
         self.weight.fill_(self.alpha if self.second else ramp * self.alpha_sieve)

@@ -58,8 +58,8 @@ class CleanNet(Method):
         L   = 1/B sum_i w_i CE(F(x_i), y_i)                              w = 1 in the first epochs
 
     Differs from the paper: trusted examples carry right labels only, so a verified wrong label is a trusted example
-    with another class. Features are those of the classifier in training; before each epoch the embedding takes `steps`
-    steps of Adam on them (paper: once or twice, 60,000 steps of SGD).
+    with another class. Features are those of the classifier in training; before each epoch the embedding takes
+    `embedding_steps` steps of Adam on them (paper: once or twice, 60,000 steps of SGD).
     Reference: Lee et al., CleanNet: Transfer Learning for Scalable Image Classifier Training with Label Noise,
     CVPR 2018.
     """
@@ -74,12 +74,12 @@ class CleanNet(Method):
     recon: float = 0.1
     unverified: float = 0.1
     embedding_lr: float = 1e-3
-    steps: int = 50  # of the embedding, before each epoch
+    embedding_steps: int = 50  # of the embedding, before each epoch
     warm_up: float = 1 / 6  # of the epochs, with equal weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, references=1, negative=0, recon=0, unverified=0, embedding_lr=0, steps=1)
+        at_least(self, references=1, negative=0, recon=0, unverified=0, embedding_lr=0, embedding_steps=1)
         within(self, margin=(-1, 1), warm_up=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
@@ -103,7 +103,7 @@ class CleanNet(Method):
         (rows, v), (known, v_m) = (survey(self.net, split, self.normal) for split in (train, meta))
         y, y_m, chance = train.y[rows], meta.y[known], generator(self.recipe.seed, "verify", t)
         V = torch.stack([centres(v[y == c] if (y == c).any() else v, self.references, chance) for c in range(K)])
-        for _ in range(self.steps):
+        for _ in range(self.embedding_steps):
             i, j = (torch.randint(len(a), (32,), generator=chance).to(v.device) for a in (v_m, v))
             shift = torch.randint(1, K, (32,), generator=chance) * (torch.rand(32, generator=chance) < 0.5)
             shift = shift.to(v.device)  # half of them get a wrong label

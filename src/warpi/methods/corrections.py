@@ -74,7 +74,9 @@ class LossCorrection(Method):
 
 def _given(matrix: tuple[float, ...], K: int) -> Tensor:
     if len(matrix) != K * K:
-        raise UserError(f"matrix has {len(matrix)} numbers, {K} classes need {K * K}: T row after row, rows = true class")
+        raise UserError(
+            f"matrix has {len(matrix)} numbers, {K} classes need {K * K}: T row after row, rows = true class"
+        )
     T = torch.tensor(matrix).reshape(K, K)
     if not torch.allclose(row_normalised(T), T, atol=1e-4):
         raise UserError("a row of matrix is no distribution: its numbers must be at least 0 and sum to 1")

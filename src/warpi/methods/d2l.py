@@ -66,9 +66,9 @@ class D2L(Method):
         some = torch.randperm(len(train), generator=generator(self.recipe.seed, "lid", t))[: self.points]
         part = replace(train, rows=train.rows[some], y=train.y[some.to(train.y.device)])
         _, h = survey(self.net, part, lambda x: features(self.net, x))
-        found = torch.cat([lid(batch, self.k) for batch in torch.split(h.double(), 128) if len(batch) > 2])
+        found = torch.cat([lid(batch, self.k) for batch in torch.split(h.double(), 128)])
         found = found[found.isfinite()]
-        return float(found.mean()) if len(found) else 1.0
+        return float(found.mean()) if len(found) else 1.0  # too few examples to tell
 
     def pace(self, t: int) -> None:
         """Whether to turn, and alpha."""

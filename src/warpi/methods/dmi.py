@@ -30,8 +30,8 @@ class DMI(Method):
 
     Differs from the paper: both phases share the recipe's epochs and learning rates (published: 1e-6 for the second).
     The factor 1/K makes the gradient as large as that of cross-entropy; where U is nearly singular it would be hundreds
-    of times larger, and is cut down to what cross-entropy can have; `rate` slows the second phase. A class that no label
-    of a batch names is left out of the determinant, which would be zero.
+    of times larger, and is cut down to what cross-entropy can have; `rate` slows the second phase. A class that no
+    label of a batch names is left out of the determinant, which would be zero.
     Reference: Xu et al., L_DMI: A Novel Information-theoretic Loss Function for Training Deep Nets Robust to Label
     Noise, NeurIPS 2019.
     """

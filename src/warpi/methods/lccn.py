@@ -65,7 +65,8 @@ class LCCN(Method):
             phi = self.counts + self.alpha
             phi = phi / phi.sum(1, keepdim=True)  # [K, K]
             q = logits.detach().softmax(1) * phi.T[batch.y]  # [B, K]
-            target = torch.multinomial(q.clamp_min(1e-30), 1, generator=self.generator)[:, 0]
+            race = torch.empty_like(q).exponential_(generator=self.generator)
+            target = (q.clamp_min(1e-30) / race).argmax(1)  # a draw from q; torch.multinomial makes a GPU wait
             self.latent[batch.rows] = target
             self._count(target, batch.y, 1.0)
         loss = cross_entropy(logits, target).mean()

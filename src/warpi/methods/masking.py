@@ -75,7 +75,7 @@ class Masking(Method):
             rows, z = survey(self.net, self.task.train)
             T = from_given(z.softmax(1), self.task.train.y[rows])
             with torch.no_grad():
-                self.G[-1].bias.copy_(T.clamp_min(1e-8).log().flatten())
+                list(self.G.parameters())[-1].copy_(T.clamp_min(1e-8).log().flatten())  # the bias of its last layer
             if self.mask is None:
                 self.structure.copy_((T > 0.05).float())
             self.playing = True

@@ -30,10 +30,10 @@ class TRevision(Method):
     Phases are shares of the epochs: `warmup` with cross-entropy, anew from the initial weights up to `revise` with T^,
     the rest with Delta T.
 
-    Differs from the paper: beta is a number for theta, and a function for Delta T alone (beta log g also falls as g_y
-    goes to 0, and in a later version of the published code nothing reaches Delta T at all); T^ + Delta T is brought back
-    to rows that sum to 1; the classifier keeps the recipe's learning rate (published: 5e-7 like Delta T), and the
-    network is that of the last epoch of each phase, not the best on noisy validation data.
+    Differs from the paper: beta is a number for theta and a function for Delta T alone, since -beta log g_y also falls
+    as g_y goes to 0; T^ + Delta T is brought back to rows that sum to 1; the classifier keeps the recipe's learning
+    rate (published: 5e-7, as for Delta T), is trained anew where the published code goes on, and is that of the last
+    epoch of each phase, not the best on noisy validation data.
     Reference: Xia et al., Are Anchor Points Really Indispensable in Label-Noise Learning?, NeurIPS 2019.
     """
 
