@@ -46,12 +46,27 @@ def main() -> None:
             for name in given.choices.split(","):
                 scores = []
                 for seed in map(int, given.seeds.split(",")):
-                    options = {"method": "warpi", "noise": noise, "seed": seed, "threads": 1, **settings, **CHOICES[name]}
+                    options = {
+                        "method": "warpi",
+                        "noise": noise,
+                        "seed": seed,
+                        "threads": 1,
+                        **settings,
+                        **CHOICES[name],
+                    }
                     run = fit(Path(folder) / f"{noise}-{name}-{seed}".replace(":", "-"), data="digits", **options)
                     scores.append(run.history[-1]["test_acc"])
                     rows.append({"choice": name, "noise": noise, "seed": seed, "test_acc": scores[-1]})
-                print(f"{noise:15} {name:12} {statistics.mean(scores):6.2f} ± {statistics.stdev(scores):.2f}", flush=True)
-    facts = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1, "data": "digits", **settings}
+                print(
+                    f"{noise:15} {name:12} {statistics.mean(scores):6.2f} ± {statistics.stdev(scores):.2f}", flush=True
+                )
+    facts = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": 1,
+        "data": "digits",
+        **settings,
+    }
     given.out.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
 
 

@@ -20,7 +20,6 @@ from warpi.settings import check_types
 from warpi.task import Task
 from warpi.types import Batch, Log
 
-
 FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
 """What methods do about wrong labels, in the order of the lists."""
 

@@ -16,6 +16,7 @@ to step (it draws from python's generators, counts, or looks at values) is refus
 import gc
 import logging
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -240,7 +241,9 @@ def _fused(code: str, shapes: tuple[Any, ...], source: _Same) -> Callable[..., S
         if use:
             return use[0](*values)
         try:
-            result = quick(*values)
+            with warnings.catch_warnings():  # of a compiler: the user can do nothing about them
+                warnings.simplefilter("ignore")
+                result = quick(*values)
             use.append(quick)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
