@@ -19,7 +19,7 @@ SETS = {
     "wrn28_10": ["--device", "cuda", "--net", "wrn28_10", "--precision", "32,bf16", "--variants", "all"],
     "memory": [
         *("--device", "cuda", "--net", "resnet50", "--image-size", "224", "--batch", "32", "--precision", "bf16"),
-        *("--variants", "warpi,warpi_checkpointing,warpi_accumulate2,double_backward,published"),
+        *("--variants", "warpi,warpi_checkpointing,warpi_accumulate2,double_backward_autograd,published"),
     ],
 }
 

@@ -95,9 +95,11 @@ VARIANTS: Mapping[str, Variant] = {
     "warpi_real": Variant("the real step as the virtual one", recipe={"meta_order": "real"}),
     "warpi_checkpointing": Variant("fewer activations kept", recipe={"checkpointing": True, "compile": True}),
     "warpi_accumulate2": Variant("the batch in two parts", recipe={"accumulate": 2}),
-    "double_backward": Variant("torch.func and create_graph", way="double_backward", fast=False),
-    "double_backward_graph": Variant("the same as one CUDA graph", way="double_backward", fast=False, captured=True),
-    "double_backward_func": Variant("torch.func.grad of torch.func.grad", way="double_backward_func", fast=False),
+    "double_backward": Variant("torch.func.grad of torch.func.grad", way="double_backward", fast=False),
+    "double_backward_autograd": Variant("autograd, create_graph", way="double_backward_autograd", fast=False),
+    "double_backward_graph": Variant(
+        "the same as one CUDA graph", way="double_backward_autograd", fast=False, captured=True
+    ),
     "double_backward_shared": Variant(
         "the same, its first pass shared with the real step", way="double_backward_shared", fast=False
     ),
@@ -353,7 +355,7 @@ def _row(run: Running) -> Row:
 @cache
 def exact_gradient(spec: Bench, net: str, samples: int, device: torch.device) -> Tensor | None:
     """What `first_step` should give: by double backward in float64. None where that needs too much memory."""
-    method = Case(spec, net, "32", "double_backward", samples, device).start(torch.float64)
+    method = Case(spec, net, "32", "double_backward_autograd", samples, device).start(torch.float64)
     for module in (method.net, *(v for v in vars(method).values() if isinstance(v, nn.Module))):
         module.double()
     try:

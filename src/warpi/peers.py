@@ -63,7 +63,7 @@ class Peer(WarPI):
         return self.steps(batch)
 
 
-def double_backward(method: WarPI) -> Step:
+def double_backward_autograd(method: WarPI) -> Step:
     """functional_call for the virtual networks, create_graph for the gradient of the gradient."""
     net = method.net
 
@@ -79,8 +79,8 @@ def double_backward(method: WarPI) -> Step:
     return step
 
 
-def double_backward_func(method: WarPI) -> Step:
-    """The same, all of it in torch.func: grad of a function that takes the grad of another."""
+def double_backward(method: WarPI) -> Step:
+    """torch.func alone: grad of a function that takes the grad of another."""
 
     class Rectifier(nn.Module):
         """V as a function of phi."""
@@ -252,7 +252,7 @@ def with_betty(method: WarPI) -> Step:
 
 WAYS: Mapping[str, Way] = {
     "double_backward": Way(double_backward),
-    "double_backward_func": Way(double_backward_func),
+    "double_backward_autograd": Way(double_backward_autograd),
     "double_backward_shared": Way(double_backward_shared),
     "published": Way(published),
     "higher": Way(with_higher, "higher"),
