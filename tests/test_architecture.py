@@ -2,6 +2,7 @@
 
 import ast
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,28 @@ def test_modules_stay_small() -> None:
 def test_no_registry_host_is_named() -> None:
     for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run"):
         assert not re.search(r"https?://", (ROOT / name).read_text()), name
+
+
+def own_lines(path: Path) -> list[str]:
+    """What a file says itself: no imports, no blank lines."""
+    lines, inside = [], False
+    for line in map(str.strip, path.read_text().splitlines()):
+        if inside or line.startswith(("import ", "from ")):
+            inside = (inside or line.endswith("(")) and not line.startswith(")")
+        elif line:
+            lines.append(line)
+    return lines
+
+
+def test_no_method_copies_another() -> None:
+    seen: dict[tuple[str, ...], Path] = {}
+    for path in sorted((SOURCE / "warpi" / "methods").glob("*.py")):
+        lines = own_lines(path)
+        for run in zip(*(lines[i:] for i in range(6)), strict=False):
+            other = seen.setdefault(run, path)
+            assert other == path, f"{path.name} and {other.name} share six lines from {run[0]!r} on"
+
+
+def test_half_of_the_methods_take_less_than_80_lines() -> None:
+    files = [p for p in (SOURCE / "warpi" / "methods").glob("*.py") if p.name != "__init__.py"]
+    assert statistics.median(len(p.read_text().splitlines()) for p in files) < 80

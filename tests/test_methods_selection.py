@@ -17,9 +17,11 @@ from warpi.errors import UserError
 from warpi.losses import cross_entropy
 from warpi.method import Method
 from warpi.methods import make_method
-from warpi.methods.co_teaching import CoTeaching, CoTeachingPlus
+from warpi.methods.co_teaching import CoTeaching
+from warpi.methods.co_teaching_plus import CoTeachingPlus
 from warpi.methods.decoupling import Decoupling
-from warpi.methods.elr import ELR, ELRPlus, away_from
+from warpi.methods.elr import ELR, away_from
+from warpi.methods.elr_plus import ELRPlus
 from warpi.methods.jocor import JoCoR, divergence
 from warpi.methods.mentornet import MentorNetDD, MentorNetPD
 from warpi.methods.selfie import SELFIE

@@ -97,9 +97,7 @@ VARIANTS: Mapping[str, Variant] = {
     "warpi_accumulate2": Variant("the batch in two parts", recipe={"accumulate": 2}),
     "double_backward": Variant("torch.func.grad of torch.func.grad", way="double_backward", fast=False),
     "double_backward_autograd": Variant("autograd, create_graph", way="double_backward_autograd", fast=False),
-    "double_backward_graph": Variant(
-        "the same as one CUDA graph", way="double_backward_autograd", fast=False, captured=True
-    ),
+    "double_backward_graph": Variant("as one graph", way="double_backward_autograd", fast=False, captured=True),
     "double_backward_shared": Variant(
         "the same, its first pass shared with the real step", way="double_backward_shared", fast=False
     ),

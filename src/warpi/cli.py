@@ -6,6 +6,7 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable
 from dataclasses import asdict, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -256,12 +257,14 @@ def _methods() -> list[dict[str, Any]]:
         wants[f"{method.n_nets} networks"] = method.n_nets > 1
         return [name for name, wanted in wants.items() if wanted]
 
+    costs = json.loads((resources.files("warpi.methods") / "costs.json").read_text())  # benchmarks/digits_page.py
     return [
         {
             "name": name,
             "family": m.family,
             "year": m.year,
             "needs": needs(m),
+            "cost": costs.get(name),  # relative to plain training
             "summary": summary(m),
             "options": asdict(m),
             "docs": f"docs/methods/{name}.md",

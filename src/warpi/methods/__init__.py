@@ -8,13 +8,15 @@ from warpi.method import Method
 from warpi.methods.cal import CAL
 from warpi.methods.cdr import CDR
 from warpi.methods.cleannet import CleanNet
-from warpi.methods.co_teaching import CoTeaching, CoTeachingPlus
+from warpi.methods.co_teaching import CoTeaching
+from warpi.methods.co_teaching_plus import CoTeachingPlus
 from warpi.methods.corrections import LossCorrection
 from warpi.methods.d2l import D2L
 from warpi.methods.decoupling import Decoupling
 from warpi.methods.dividemix import DivideMix
 from warpi.methods.dmi import DMI, DMINS
-from warpi.methods.elr import ELR, ELRPlus
+from warpi.methods.elr import ELR
+from warpi.methods.elr_plus import ELRPlus
 from warpi.methods.emlc import EMLC
 from warpi.methods.gdw import GDW
 from warpi.methods.glc import GLC

@@ -32,8 +32,7 @@ class PENCIL(Method):
         L_c = KL(f || y^d) fits,   L_o = CE(y^d, y) keeps y^d near the given label,   L_e = H(f) avoids flat predictions
 
     Differs from the paper where the published code does: L_o puts y^d through a softmax again before its logarithm.
-    With L_o as printed and alpha = 0.4 the given label outweighs the network by 4 to 1 (1/K = 0.1), and no label could
-    ever change. Stages are shares of the epochs, on the learning rates of the recipe (theirs rises again in stage 3).
+    With L_o as printed and alpha = 0.4 no label could ever change. Stages are shares of the epochs of the recipe.
     Reference: Yi and Wu, Probabilistic End-to-end Noise Correction for Learning with Noisy Labels, CVPR 2019.
     """
 
@@ -66,8 +65,7 @@ class PENCIL(Method):
         L_c = divergence(z, y_tilde) / z.shape[1]
         if self.stage == 3:
             return L_c
-        L_o = cross_entropy(y_tilde.softmax(dim=1), y)
-        return L_c + self.alpha * L_o + self.beta / z.shape[1] * entropy(z)
+        return L_c + self.alpha * cross_entropy(y_tilde.softmax(dim=1), y) + self.beta / z.shape[1] * entropy(z)
 
     def step(self, batch: Batch) -> Log:
         z, y_tilde = self.net(batch.x), self.y_tilde[batch.rows]

@@ -20,11 +20,13 @@ class CE(Method):
     """
 
     def step(self, batch: Batch) -> Log:
-        return _cross_entropy_step(self, batch)
+        loss = cross_entropy(self.net(batch.x), batch.y).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}
 
 
 @dataclass
-class CleanOnly(Method):
+class CleanOnly(CE):
     """Cross-entropy on the trusted examples alone; the noisy ones are thrown away.
 
     The question every user asks first: is the noisy data worth anything? It takes as many steps as the others.
@@ -40,12 +42,9 @@ class CleanOnly(Method):
         for batch in self.meta_loader.epoch(t):
             yield self.step(batch)
 
-    def step(self, batch: Batch) -> Log:
-        return _cross_entropy_step(self, batch)
-
 
 @dataclass
-class FineTune(Method):
+class FineTune(CE):
     """Cross-entropy on the noisy labels, then on the trusted examples for the last epochs.
 
     Differs from the table of L2RW, which adds 5,000 steps to 60,000: here the last `share` of the epochs is spent on
@@ -69,12 +68,3 @@ class FineTune(Method):
         loader = self.loader if t < self.switch else self.meta_loader
         for batch in loader.epoch(t):
             yield self.step(batch)
-
-    def step(self, batch: Batch) -> Log:
-        return _cross_entropy_step(self, batch)
-
-
-def _cross_entropy_step(method: Method, batch: Batch) -> Log:
-    loss = cross_entropy(method.net(batch.x), batch.y).mean()
-    descend(loss, method.optimizer)
-    return {"loss": loss.detach()}

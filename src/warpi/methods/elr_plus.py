@@ -1,0 +1,76 @@
+"""ELR+: early-learning regularisation with two networks, weight averaging and mixup."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from warpi.losses import one_hot, soft_cross_entropy
+from warpi.method import Method, descend
+from warpi.methods.elr import away_from, remember
+from warpi.mixing import beta, mixed, partners
+from warpi.recipe import Recipe
+from warpi.settings import at_least, within
+from warpi.task import Task
+from warpi.types import Batch, Log
+
+
+@dataclass
+class ELRPlus(Method):
+    """ELR with two networks: the averaged weights of the one fill the memory of the other, and inputs are mixed.
+
+        t_i <- beta t_i + (1 - beta) softmax(F(x_i; v_other))              v: moving average of the weights w
+        x~, y~, t~ = l (x, y, t) + (1 - l) those of a partner,             l = max(b, 1 - b), b ~ Beta(alpha, alpha)
+        L   = 1/B sum_i CE(p~_i, y~_i) + lambda log(1 - <p~_i, t~_i>)      p~_i = softmax(F(x~_i; w_own))
+        v   <- gamma_s v + (1 - gamma_s) w,                                gamma_s = gamma exp(-5 (1 - s/S)^2)
+
+    for each of the networks; gamma_s rises over the first S steps and is gamma afterwards.
+
+    Differs from the published code: both networks see the same batches, one after the other; S is a share of the
+    steps (40,000 of 78,000); labels are not sharpened by the memory, as is done there for CIFAR-100 alone.
+    Reference: Liu et al., Early-Learning Regularization Prevents Memorization of Noisy Labels, NeurIPS 2020.
+    """
+
+    family: ClassVar[str] = "refinement"
+    year: ClassVar[int | None] = 2020
+    n_nets: ClassVar[int] = 2
+    beta: float = 0.7  # how much of the memory is kept
+    strength: float = 3.0  # lambda
+    alpha: float = 1.0  # of mixup's Beta distribution; 0: nothing is mixed
+    averaging: float = 0.997  # gamma: how much of the averaged weights is kept
+    ramp_up: float = 0.5  # S: share of the steps in which gamma_s grows to gamma
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, beta=(0, 1), averaging=(0, 1), ramp_up=(0, 1))
+        at_least(self, strength=0, alpha=0)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.averages = [deepcopy(net).requires_grad_(False) for net in self.nets]  # v
+        self.memories = torch.zeros(2, len(task.train), task.n_classes, device=task.train.y.device)  # [2, N, K] t
+        self.progress = torch.zeros((), device=task.train.y.device)  # s / S
+
+    def step(self, batch: Batch) -> Log:
+        y, losses = one_hot(batch.y, self.task.n_classes), []
+        for k, net in enumerate(self.nets):
+            with torch.no_grad():
+                t = remember(self.memories[k], batch.rows, self.averages[1 - k](batch.x), self.beta)
+            b, order = beta(self.alpha, self.generator), partners(len(y), self.generator)
+            x, q, t = (mixed(a, order, torch.maximum(b, 1 - b)) for a in (batch.x, y, t))
+            z = net(x)
+            losses.append((soft_cross_entropy(z, q) + self.strength * away_from(z, t)).mean())
+            descend(losses[-1], self.optimizers[k])
+        self.average()
+        return {"loss": (losses[0] + losses[1]).detach() / 2}
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """v <- gamma_s v + (1 - gamma_s) w."""
+        steps = max(1.0, self.ramp_up * self.recipe.epochs * self.loader.steps)  # S
+        self.progress.add_(1 / steps).clamp_(max=1)
+        new = 1 - self.averaging * torch.exp(-5 * (1 - self.progress) ** 2)
+        for net, averaged in zip(self.nets, self.averages, strict=True):
+            for w, v in zip(net.parameters(), averaged.parameters(), strict=True):
+                v.lerp_(w, new)
