@@ -238,7 +238,9 @@ def list_names(argv: list[str]) -> None:
     from rich.table import Table
 
     shown = [name for name in rows[0] if name not in ("options", "docs") or given["what"] == "noises"]
-    table = Table(*shown, box=None)
+    table = Table(box=None)
+    for name in shown:
+        table.add_column(name, no_wrap=name == "name")  # what is copied into a command stays in one piece
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in shown))
     Console(highlight=False).print(table)
