@@ -41,7 +41,7 @@ def collect(folder: Path) -> list[dict[str, object]]:
                 "noise": spec["spec"]["noise"],
                 "seed": spec["spec"]["seed"],
                 "test_acc": records[-1]["test_acc"],
-                "epoch_seconds": statistics.median(r["seconds"] for r in records),
+                "epoch_seconds": statistics.mean(r["seconds"] for r in records),
                 "noise_sha256": spec["facts"]["noise_sha256"],
                 "torch": spec["environment"]["torch"],
             }
