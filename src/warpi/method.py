@@ -75,7 +75,11 @@ class Method(ABC):
                 "give a second file with --meta-data, or mark rows in a 'verified' column"
             )
         if self.needs_noise_rate and task.noise_rate is None:
-            raise UserError(f"{name} needs the noise rate, which is unknown for this data")
+            by_hand = "set --forget-rate, or " if hasattr(self, "forget_rate") else ""
+            raise UserError(
+                f"{name} needs the share of wrong labels, which is unknown for this data; {by_hand}take a method that "
+                "does without it (`warpi list methods`)"
+            )
 
     def epoch(self, t: int) -> Iterator[Log]:
         """Train for one epoch and yield a log after every step."""
