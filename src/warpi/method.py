@@ -77,7 +77,7 @@ class Method(ABC):
         if self.needs_noise_rate and task.noise_rate is None:
             by_hand = "set --forget-rate, or " if hasattr(self, "forget_rate") else ""
             raise UserError(
-                f"{name} needs the share of wrong labels, which is unknown for this data; {by_hand}take a method that "
+                f"{name} needs the noise rate, which is unknown for this data; {by_hand}take a method that "
                 "does without it (`warpi list methods`)"
             )
 
