@@ -383,6 +383,16 @@ def test_a_new_shape_is_a_new_trace() -> None:
     assert len(passes._traces[net]) == 2
 
 
+def test_too_many_shapes_are_done_plainly_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    passes._tell_untraced.cache_clear()
+    net = tuned(nn.Linear(5, K), TRACED)
+    with caplog.at_level(logging.WARNING):
+        for n in range(2, 14):
+            assert net(torch.randn(n, 5)).shape == (n, K)
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "too many shapes" in message
+
+
 def test_a_copy_of_a_tuned_network_is_its_own() -> None:
     net = tuned(Residual(), TRACED)
     other = copy.deepcopy(net)

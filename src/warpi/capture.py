@@ -44,7 +44,7 @@ def captured(method: Method, always: bool = False) -> Iterator["Captured | None"
         finally:
             del method.step
             for loader in step.loaders:
-                loader.planned, loader._endless = False, None
+                loader.plan(False)
 
 
 _searches: list[bool] = []  # what cuDNN was told before the first of several runs began
@@ -69,7 +69,7 @@ class Captured:
         self.method, self.plain = method, method.step
         self.loaders = [v for v in vars(method).values() if isinstance(v, Loader) and v.resident]
         for loader in self.loaders:
-            loader.planned, loader._endless = True, None
+            loader.plan(True)
         self.steps: dict[Any, _Step] = {}
         self.why: str | None = None  # it is not captured
 
@@ -150,14 +150,15 @@ class _Step:
         self.slots = [(x, Slot(x)) for i, x in enumerate(self.loaders) for _ in range(self.draws.get(i, 0))]
         self.input = Slot(batch.loader) if Planned.is_one(batch) else Batch(*_static(batch))
         self.forget_gradients()  # else the graph would add to some whose memory others will have
-        if batch.y.is_cuda:
+        device = self.method.task.train.y.device
+        if device.type == "cuda":
             self.graph = torch.cuda.CUDAGraph()
             own = [slot.generator for _, slot in self.slots]
             own += [self.input.generator] if isinstance(self.input, Slot) else []
             generators = _generators(self.method)
             for generator in [*generators, *own]:
                 self.graph.register_generator_state(generator)
-            chance = _kept(*generators, torch.cuda.default_generators[batch.y.device.index or 0])
+            chance = _kept(*generators, torch.cuda.default_generators[device.index or 0])
             with chance, torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.log = self._body()
         self.ready = True

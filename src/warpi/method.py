@@ -75,10 +75,9 @@ class Method(ABC):
                 "give a second file with --meta-data, or mark rows in a 'verified' column"
             )
         if self.needs_noise_rate and task.noise_rate is None:
-            by_hand = "set --forget-rate, or " if hasattr(self, "forget_rate") else ""
             raise UserError(
-                f"{name} needs the noise rate, which is unknown for this data; {by_hand}take a method that "
-                "does without it (`warpi list methods`)"
+                f"{name} needs the noise rate, which is unknown for this data; set it by hand (--help shows the "
+                "option), or take a method that does without it (`warpi list methods`)"
             )
 
     def epoch(self, t: int) -> Iterator[Log]:

@@ -332,11 +332,12 @@ def _trace_of(net: nn.Module, x: Tensor) -> Passes | None:
     autocast = torch.is_autocast_enabled(x.device.type)
     key = x.shape, x.stride(), x.dtype, x.device, modes, trainable, autocast, numbers_of(net)
     if key not in traces:
+        traces[key] = None
         try:
-            traces[key] = None
-            if len(traces) <= _MOST_TRACES:
-                with _as_it_is(), plain_kernels(net):
-                    traces[key] = checked_trace(net, x, along(net), how.lean, how.checkpointing, _tolerance(x, net))
+            if len(traces) > _MOST_TRACES:
+                raise Untraceable("its batches come in too many shapes, or its numbers change too often")
+            with _as_it_is(), plain_kernels(net):
+                traces[key] = checked_trace(net, x, along(net), how.lean, how.checkpointing, _tolerance(x, net))
         except Untraceable as why:
             _tell_untraced(type(net).__name__, str(why))
     return traces[key]

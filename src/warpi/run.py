@@ -53,7 +53,12 @@ class Stopped(Exception):
 
 
 def fit(out: Path | str, **options: Any) -> Run:
-    """Train a method on data with noisy labels and leave a run folder behind; the options are those of `fitting`."""
+    """Train a method on data with noisy labels and leave a run folder behind.
+
+    `method` is a name of METHODS or a Method of your own. All other options are the flags of `warpi fit` with
+    underscores: `data`, `noise`, `epochs`, `seed`, the method's own, ..., and `resume`, `device`, `threads`,
+    `checkpoint_seconds`, `tensorboard`, `quiet`; see `fitting`, which does the same a step at a time.
+    """
     run = fitting(out, **options)
     while True:
         try:

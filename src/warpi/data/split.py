@@ -92,6 +92,10 @@ class Loader:
             self._endless = self._between(self.count, None)
         return next(self._endless)
 
+    def plan(self, on: bool) -> None:
+        """From now on, give batches that are read when they are looked at, or not."""
+        self.planned, self._endless = on, None
+
     def read(self, k: int) -> Batch:
         """Batch k, of inputs that lie on the device."""
         self._own = self._own or Slot(self)

@@ -12,6 +12,12 @@ from warpi.task import Task
 from warpi.types import Batch, Log
 
 
+def _cross_entropy_step(method: Method, batch: Batch) -> Log:
+    loss = cross_entropy(method.net(batch.x), batch.y).mean()
+    descend(loss, method.optimizer)
+    return {"loss": loss.detach()}
+
+
 @dataclass
 class CE(Method):
     """Cross-entropy on the given labels, as if they were right: the base model of every table.
@@ -19,14 +25,11 @@ class CE(Method):
     L = 1/B sum_i -log softmax(F(x_i; theta))_{y_i}
     """
 
-    def step(self, batch: Batch) -> Log:
-        loss = cross_entropy(self.net(batch.x), batch.y).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+    step = _cross_entropy_step
 
 
 @dataclass
-class CleanOnly(CE):
+class CleanOnly(Method):
     """Cross-entropy on the trusted examples alone; the noisy ones are thrown away.
 
     The question every user asks first: is the noisy data worth anything? It takes as many steps as the others.
@@ -42,9 +45,11 @@ class CleanOnly(CE):
         for batch in self.meta_loader.epoch(t):
             yield self.step(batch)
 
+    step = _cross_entropy_step
+
 
 @dataclass
-class FineTune(CE):
+class FineTune(Method):
     """Cross-entropy on the noisy labels, then on the trusted examples for the last epochs.
 
     Differs from the table of L2RW, which adds 5,000 steps to 60,000: here the last `share` of the epochs is spent on
@@ -68,3 +73,5 @@ class FineTune(CE):
         loader = self.loader if t < self.switch else self.meta_loader
         for batch in loader.epoch(t):
             yield self.step(batch)
+
+    step = _cross_entropy_step
