@@ -18,7 +18,7 @@ FLOORS = [
     ["errors", "types", "rng"],
     ["atomic", "settings", "parallel"],
     ["data", "batchnorm", "chance", "stateless"],
-    ["manifest", "nets", "losses", "mixing", "selection", "neighbours", "gaussian", "trace"],
+    ["manifest", "nets", "losses", "mixing", "selection", "neighbours", "gaussian", "ridge", "kernels", "trace"],
     ["noise", "retrace"],
     ["passes", "transition"],
     ["task", "recipe"],
@@ -30,7 +30,8 @@ FLOORS = [
     ["folder"],
     ["run"],
     ["bench", "flags", "report"],
-    ["sweep"],
+    ["sweep", "estimator", "audit", "fewshot"],
+    ["review", "figures"],
     ["cli"],
     ["__main__"],
 ]

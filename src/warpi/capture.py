@@ -159,7 +159,11 @@ class _Step:
             for generator in [*generators, *own]:
                 self.graph.register_generator_state(generator)
             chance = _kept(*generators, torch.cuda.default_generators[device.index or 0])
-            with chance, torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            # On the stream of the run, if it has one: cuBLAS has a workspace a stream, and two graphs that were
+            # recorded on one stream and run side by side on others would write into the same.
+            own_stream = torch.cuda.current_stream(device)
+            stream = own_stream if own_stream != torch.cuda.default_stream(device) else None
+            with chance, torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.log = self._body()
         self.ready = True
 

@@ -1,4 +1,4 @@
-"""The command line: `warpi fit | sweep | report | bench | corrupt | list`. Heavy imports wait for their command."""
+"""The command line. Heavy imports wait for their command."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,11 @@ commands:
   fit       train a classifier that is not fooled, and leave a run folder behind
   sweep     many runs from one file, several at a time
   report    a table and curves of one or more runs
+  figures   the paper's figures from runs
+  audit     which labels of a run's data are probably wrong
+  pick      which examples to have checked by a person first
+  review    a page in the browser where a person decides
+  fewshot   few-shot learning: MetaVRF and its peers
   bench     what a training step costs on this machine, and in other libraries
   corrupt   write label noise to a file that others can use
   list      methods, datasets, noises or nets
@@ -321,6 +326,24 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "corrupt": corrupt,
     "list": list_names,
 }
+# Commands that live with what they command.
+LATER = {
+    "figures": "warpi.figures.command:figures",
+    "audit": "warpi.audit.command:audit",
+    "pick": "warpi.audit.command:pick",
+    "review": "warpi.review.command:review",
+    "fewshot": "warpi.fewshot.command:fewshot",
+}
+
+
+def _command(name: str) -> Callable[[list[str]], None]:
+    if name in COMMANDS:
+        return COMMANDS[name]
+    if name not in LATER:
+        raise unknown("command", name, [*COMMANDS, *LATER])
+    module, function = LATER[name].split(":")
+    command: Callable[[list[str]], None] = getattr(import_module(module), function)
+    return command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -331,10 +354,8 @@ def main(argv: list[str] | None = None) -> int:
             print(USAGE, end="")
         elif argv[0] == "--version":
             print(f"warpi {warpi.__version__}")
-        elif argv[0] not in COMMANDS:
-            raise unknown("command", argv[0], COMMANDS)
         else:
-            COMMANDS[argv[0]](argv[1:])
+            _command(argv[0])(argv[1:])
     except UserError as e:
         print(f"warpi: {' '.join(str(e).split())}", file=sys.stderr)
         return 2

@@ -25,7 +25,7 @@ from warpi.run import Run, Stopped, fitting
 from warpi.sweep.crowd import Crowd, Meter
 from warpi.sweep.plan import Job
 
-_AHEAD = 4  # steps of one run that may wait on the GPU: enough to keep it busy while others are served
+_AHEAD = 16  # steps of one run that may wait on the GPU: enough to keep it busy while another is evaluated
 _POLL = 0.2  # seconds between two looks for work, and between two signs of life
 
 
