@@ -3,6 +3,8 @@
 import copy
 import logging
 import random
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from test_lookahead import DEVICES, EXACT, NETS, TWICE, K, Residual, Setting, assert_same, perceptron
-from warpi import passes
+from warpi import passes, retrace
 from warpi.errors import UserError
 from warpi.lookahead import meta_gradient
 from warpi.nets.preact import preact18
@@ -19,6 +21,7 @@ from warpi.nets.resnet import resnet32
 from warpi.passes import How, along, at, forward, tuned
 from warpi.recipe import Recipe
 from warpi.rng import seeded
+from warpi.trace import trace
 
 TRACED = How(compile=True)
 REFUSED = TWICE
@@ -341,6 +344,36 @@ def test_tensors_that_a_network_holds() -> None:
     for scale in (1.0, 2.0):
         net = tuned(Constant(scale), TRACED)
         assert_same([net(x).detach()], [(net.fc(x) * net.k).detach()], 1e-6)
+        assert trace_of(net)
+
+
+def test_networks_that_are_the_same_share_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, traced = torch.randn(4, 5), []
+    monkeypatch.setattr(retrace, "_known", OrderedDict())
+    monkeypatch.setattr(retrace, "trace", lambda *a, **k: traced.append(1) or trace(*a, **k))
+    for wanted in (1, 1, 2):  # the third has other shapes
+        layers = nn.Linear(5, 8 * wanted), nn.Tanh(), nn.Linear(8 * wanted, K)
+        net = tuned(nn.Sequential(*layers), TRACED)
+        assert_same([net(x).detach()], [layers[2](layers[1](layers[0](x))).detach()], 1e-6)
+        assert len(traced) == wanted
+
+
+class Either(nn.Module):
+    """Does one of two things, which is not seen from outside."""
+
+    def __init__(self, what: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc, self.what = nn.Linear(5, K), what
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.what(self.fc(x))
+
+
+def test_networks_that_only_look_the_same_do_not() -> None:
+    x = torch.randn(4, 5)
+    for what in (torch.tanh, torch.sigmoid, torch.tanh):
+        net = tuned(Either(what), TRACED)
+        assert_same([net(x).detach()], [what(net.fc(x)).detach()], 1e-6)
         assert trace_of(net)
 
 

@@ -75,9 +75,21 @@ class Tuned(nn.Module):
 def tuned(net: nn.Module, how: How) -> nn.Module:
     """The same network, whose calls are from now on done in that way. Weights, names and children stay as they are."""
     if how != How():
-        kind = type(net)
-        net.__class__ = type(kind.__name__, (Tuned, kind), {"__module__": kind.__module__})
+        net.__class__ = _tuned_kind(type(net))  # type: ignore[arg-type]
         net._how = how  # type: ignore[assignment]
+    return net
+
+
+@cache
+def _tuned_kind(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (Tuned, kind), {"__module__": kind.__module__})
+
+
+def untuned(net: nn.Module) -> nn.Module:
+    """The same network with the class it came with."""
+    if isinstance(net, Tuned):
+        net.__class__ = type(net).__mro__[2]
+        del net._how
     return net
 
 
@@ -337,7 +349,9 @@ def _trace_of(net: nn.Module, x: Tensor) -> Passes | None:
             if len(traces) > _MOST_TRACES:
                 raise Untraceable("its batches come in too many shapes, or its numbers change too often")
             with _as_it_is(), plain_kernels(net):
-                traces[key] = checked_trace(net, x, along(net), how.lean, how.checkpointing, _tolerance(x, net))
+                traces[key] = checked_trace(
+                    net, x, along(net), how.lean, how.checkpointing, _tolerance(x, net), (how, key)
+                )
         except Untraceable as why:
             _tell_untraced(type(net).__name__, str(why))
     return traces[key]

@@ -57,6 +57,10 @@ class Passes(NamedTuple):
         for part in (self.pass_, self.back, self.back_some, self.ahead):
             part.fuse()
 
+    def holds_tensors(self) -> bool:
+        """Whether a graph has constants of its own, which belong to one network."""
+        return any(part.holds_tensors() for part in (self.pass_, self.back, self.back_some, self.ahead))
+
 
 class Point:
     """A pass at one x and theta."""
@@ -212,10 +216,11 @@ class _Part:
 
     def fuse(self) -> None:
         shapes = tuple((v.shape, v.stride(), v.dtype, v.device) if isinstance(v, Tensor) else v for v in self.sizes)
-        holds = any(
-            node.op == "get_attr" for node in self.module.graph.nodes
-        )  # constants, which the code does not show
-        self.run = (_fused.__wrapped__ if holds else _fused)(self.module.code, shapes, _Same(self.module))
+        fused = _fused.__wrapped__ if self.holds_tensors() else _fused  # constants are not seen in the code
+        self.run = fused(self.module.code, shapes, _Same(self.module))
+
+    def holds_tensors(self) -> bool:
+        return any(node.op == "get_attr" for node in self.module.graph.nodes)
 
 
 class _Same:
