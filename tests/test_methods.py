@@ -286,3 +286,15 @@ def test_mwnet_gives_wrong_labels_less_weight(digits: Dataset) -> None:
 def test_numbers_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_method("warpi", **options)
+
+
+def test_every_training_of_a_method_has_the_whole_schedule(tiny: TaskAndTruth) -> None:
+    recipe = Recipe(epochs=12, batch_size=32, lr=0.1, milestones=(0.5,))
+    method = make_method("forward", warmup=1 / 3)
+    method.start(tiny[0], recipe)
+    rates = [record["lr"] for record in train(method, *tiny) if record is not None]
+    assert rates == pytest.approx([0.1] * 2 + [0.01] * 2 + [0.1] * 4 + [0.01] * 4)
+    assert [recipe.lr_at(t) for t in range(12)] == pytest.approx([0.1] * 6 + [0.01] * 6)
+    assert recipe.lr_at(3, [0, 3, 99]) == 0.1  # one that the run does not reach is none
+    cosine = replace(recipe, schedule="cosine")
+    assert [cosine.lr_at(t, [0, 6]) for t in range(6)] == [cosine.lr_at(t, [0, 6]) for t in range(6, 12)]

@@ -209,7 +209,7 @@ def test_the_defaults_are_not_cross_entropy(tiny: TaskAndTruth) -> None:
     trained(ce, tiny[0])
     for method in (
         CDR(),
-        PLC(),
+        PLC(warm_up=0.0),
         PENCIL(),
         MCorrection(),
         SMP(),
@@ -271,7 +271,7 @@ def test_corrections_against_a_loop() -> None:
 
 
 def test_plc_averages_a_window_and_relaxes(tiny: TaskAndTruth) -> None:
-    method = started(PLC(window=2, theta=0.0, beta=0.25), tiny[0], replace(RECIPE, epochs=6))
+    method = started(PLC(window=2, theta=0.0, beta=0.25, warm_up=0.0), tiny[0], replace(RECIPE, epochs=6))
     seen: list[Tensor] = []
     limits = []
     for t in range(6):
@@ -289,7 +289,7 @@ def test_plc_averages_a_window_and_relaxes(tiny: TaskAndTruth) -> None:
 
 
 def test_plc_waits(tiny: TaskAndTruth) -> None:
-    method = started(PLC(theta=1.0, warm_up=2 / 3), tiny[0])
+    method = started(PLC(theta=1.0), tiny[0], replace(RECIPE, epochs=4))
     changed = []
     for t in range(3):
         list(method.epoch(t))

@@ -170,7 +170,6 @@ def test_steady_labels_against_a_loop() -> None:
     "method",
     [
         CoTeaching(forget_rate=0.0),
-        CoTeachingPlus(forget_rate=0.0, warm_up=1.0),
         JoCoR(forget_rate=0.0, agreement=0.0),
         Decoupling(warm_up=1.0),
         ELRPlus(strength=0.0, alpha=0.0),
@@ -203,12 +202,20 @@ def test_the_rate_may_be_set_by_hand(method: Any, tiny: TaskAndTruth) -> None:
 
 
 def test_the_share_left_out_grows(tiny: TaskAndTruth) -> None:
-    method = started(CoTeaching(forget_rate=0.4, gradual=0.5), tiny[0])  # T_k = 2 epochs of 4
+    method = started(CoTeaching(forget_rate=0.4), tiny[0])  # T_k: 10 epochs, of which half of a run of 4 is left
     found = []
     for t in range(4):
         method.epoch(t)
         found.append(method.rate.item())
     assert found == pytest.approx([0, 0.2, 0.4, 0.4])
+
+
+def test_co_teaching_plus_begins_as_co_teaching(tiny: TaskAndTruth) -> None:
+    methods = [started(make(forget_rate=0.4), tiny[0]) for make in (CoTeaching, CoTeachingPlus)]
+    for t, same in ((0, True), (1, True), (2, False)):  # of 4 epochs, half are its warm-up
+        for method in methods:
+            list(method.epoch(t))
+        assert all(map(torch.equal, *(weights(method.net) for method in methods))) == same
 
 
 @pytest.mark.parametrize("plus", [False, True])
@@ -237,7 +244,7 @@ def test_a_step_of_co_teaching_against_a_loop(plus: bool, tiny: TaskAndTruth) ->
             torch.testing.assert_close(p.detach(), q)
 
 
-@pytest.mark.parametrize("method", [Decoupling(), CoTeachingPlus(warm_up=0.0)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [Decoupling(warm_up=0.0), CoTeachingPlus(warm_up=0.0)], ids=lambda m: type(m).__name__)
 def test_who_never_disagrees_learns_nothing(method: Any, tiny: TaskAndTruth) -> None:
     started(method, tiny[0], BARE)
     twins(method)
@@ -249,7 +256,7 @@ def test_who_never_disagrees_learns_nothing(method: Any, tiny: TaskAndTruth) -> 
 
 
 def test_decoupling_against_a_loop(tiny: TaskAndTruth) -> None:
-    method = started(Decoupling(), tiny[0], BARE)
+    method = started(Decoupling(warm_up=0.0), tiny[0], BARE)
     list(method.epoch(0))
     batch = first_batch(method, 1)
     z = [net(batch.x).detach() for net in method.nets]
@@ -485,9 +492,9 @@ def test_averages_forget_quickly_at_first(tiny: TaskAndTruth) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CoTeaching(gradual=2.0), "gradual must be between 0 and 1, got 2.0"),
+        (lambda: CoTeaching(gradual=-2.0), "gradual must be at least 0, got -2.0"),
         (lambda: CoTeaching(exponent=-1.0), "exponent must be at least 0"),
-        (lambda: CoTeachingPlus(warm_up=-0.1), "warm_up must be between 0 and 1"),
+        (lambda: CoTeachingPlus(warm_up=-0.1), "warm_up must be at least 0"),
         (lambda: JoCoR(agreement=1.1), "agreement must be between 0 and 1"),
         (lambda: Decoupling(least=0.0), "least must be between"),
         (lambda: MentorNetPD(share=70.0), "share must be between 0 and 1"),

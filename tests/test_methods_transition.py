@@ -406,7 +406,8 @@ def test_a_given_matrix_of_ones_is_cross_entropy(tiny: TaskAndTruth) -> None:
 def test_beats_cross_entropy(
     name: str, kind: str, gain: float, half: dict[str, TaskAndTruth], base: dict[str, float]
 ) -> None:
-    assert run(make_method(name), *half[kind]) > base[kind] + gain
+    options = {"warmup": 0.2} if name == "dmi" else {}  # what suits tables: data/__init__.py
+    assert run(make_method(name, **options), *half[kind]) > base[kind] + gain
 
 
 @pytest.mark.parametrize(("name", "kind"), [("ptd", "instance:0.4"), ("masking", "uniform:0.6")])

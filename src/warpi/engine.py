@@ -60,12 +60,13 @@ def train(
 def _epochs(method: Method, task: Task, truth: Truth | None, at: Position) -> Iterator[Record | None]:
     recipe = method.recipe
     for t in range(at.epoch, recipe.epochs):
+        lr = recipe.lr_at(t, method.beginnings)
         for optimizer in method.optimizers:
             for group in optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(recipe.lr_at(t))
+                    group["lr"].fill_(lr)
                 else:
-                    group["lr"] = recipe.lr_at(t)
+                    group["lr"] = lr
         began = time.perf_counter() - at.seconds
         for log in method.epoch(t):
             at.add(log)
@@ -76,7 +77,7 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: Position) -> It
         settle(method, at)
         check_logs(method, at)
         check_weights(method, at)
-        record: Record = {"epoch": t + 1, "lr": recipe.lr_at(t)}
+        record: Record = {"epoch": t + 1, "lr": lr}
         record |= {name: total.item() / at.counts[name] for name, total in at.sums.items()}
         record |= score(method, task, truth, at)
         record["seconds"] = time.perf_counter() - began

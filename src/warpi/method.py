@@ -50,6 +50,7 @@ class Method(ABC):
         self.check(task)
         device, seed = task.train.examples.device, recipe.seed
         self.task, self.recipe = task, recipe
+        self.beginnings = [0]  # epochs in which a training begins: each has the whole schedule of the learning rate
         self.nets: list[nn.Module] = [
             tuned(
                 laid_out(recipe.make_net(task.shape, task.n_classes, i).to(device).train()),
@@ -76,8 +77,8 @@ class Method(ABC):
             )
         if self.needs_noise_rate and task.noise_rate is None:
             raise UserError(
-                f"{name} needs the noise rate, which is unknown for this data; set it by hand (--help shows the "
-                "option), or take a method that does without it (`warpi list methods`)"
+                f"{name} needs the noise rate, which is unknown for this data; set it by hand (`noise_rate` of "
+                "NoisyLabelClassifier; --help shows the flag), or take one that does without it (`warpi list methods`)"
             )
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -92,8 +93,14 @@ class Method(ABC):
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Class probabilities of new inputs, averaged over the networks, in evaluation mode.  [B, K]"""
-        with evaluating(self.nets):
-            return torch.stack([net(x).softmax(dim=1) for net in self.nets]).mean(0)
+        nets = self.predictors
+        with evaluating(nets):
+            return torch.stack([net(x).softmax(dim=1) for net in nets]).mean(0)
+
+    @property
+    def predictors(self) -> list[nn.Module]:
+        """The networks that predict, where not all of them do."""
+        return self.nets
 
     @property
     def net(self) -> nn.Module:

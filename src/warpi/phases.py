@@ -11,6 +11,14 @@ def border(share: float, epochs: int) -> int:
     return max(1, round(share * epochs))
 
 
+def first_epochs(wanted: float, epochs: int) -> float:
+    """So many epochs as a paper's warm-up takes, and at most half of a short run.
+
+    What a warm-up needs is a network that has learned something, however long the training goes on afterwards.
+    """
+    return min(wanted, epochs / 2)
+
+
 @torch.no_grad()
 def forget(optimizer: torch.optim.Optimizer) -> None:
     """No moments any more: those of one loss would carry the weights away when another begins.

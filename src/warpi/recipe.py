@@ -1,7 +1,7 @@
 """How a classifier is trained, whatever the method: the same recipe for every row of a table."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,13 +60,16 @@ class Recipe:
         if self.meta_gradient == "difference" and self.precision != "32":
             raise UserError("a finite difference drowns in the rounding of bf16; use --precision 32")
 
-    def lr_at(self, t: int) -> float:
-        """Learning rate of epoch t, counted from 0."""
+    def lr_at(self, t: int, beginnings: Sequence[int] = (0,)) -> float:
+        """Learning rate of epoch t, counted from 0, where a training begins in each of some epochs."""
+        borders = [b for b in sorted({0, *beginnings}) if b < self.epochs]
+        first, last = max(b for b in borders if b <= t), min([b for b in borders if b > t] + [self.epochs])
+        t, epochs = t - first, last - first
         if self.schedule == "cosine":
-            return self.lr * 0.5 * (1 + math.cos(math.pi * t / self.epochs))
+            return self.lr * 0.5 * (1 + math.cos(math.pi * t / epochs))
         if self.schedule == "constant":
             return self.lr
-        return self.lr * self.decay ** sum(t >= round(m * self.epochs) for m in self.milestones)
+        return self.lr * self.decay ** sum(t >= round(m * epochs) for m in self.milestones)
 
     def make_net(self, shape: tuple[int, ...], n_classes: int, number: int = 0) -> nn.Module:
         """Network `number` of a method, initialised by chance of its own."""

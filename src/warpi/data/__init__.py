@@ -41,6 +41,7 @@ _SMALL = {
     "MLCWang.matrix_lr": 30.0,  # why: docs/methods/mlc_wang.md
     "TRevision.revision_lr": 1e-2,  # why: docs/methods/t_revision.md
     "PTD.revision_lr": 1e-2,
+    "DMI.warmup": 0.2,  # why: docs/methods/dmi.md
 }
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
@@ -93,10 +94,14 @@ def load_dataset(
     dataset = _read(path, root, label, image_size, like)
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
-    shape = dataset.examples.shape
+    return dataset, defaults_for(dataset.examples.shape)
+
+
+def defaults_for(shape: tuple[int, ...]) -> Mapping[str, Any]:
+    """The settings that suit inputs of a shape, where nothing more is known of them."""
     if len(shape) == 1:
-        return dataset, _SMALL
-    return dataset, _PHOTOS if shape[-1] > 64 else {**_CIFAR, "net": "resnet18", "meta": None}
+        return _SMALL
+    return _PHOTOS if shape[-1] > 64 else {**_CIFAR, "net": "resnet18", "meta": None}
 
 
 def _read(path: Path, root: Path | None, label: str | None, size: int | None, like: Dataset | None) -> Dataset:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from warpi.losses import cross_entropy
 from warpi.method import Method, descend
+from warpi.phases import first_epochs
 from warpi.recipe import Recipe
 from warpi.selection import forget_rate, selected_mean, small_loss
 from warpi.settings import at_least, within
@@ -24,7 +25,7 @@ class CoTeaching(Method):
         D_f, D_g = the (1 - R(t)) B examples of a batch with the smallest loss in network f, in network g
         w_f <- w_f - eta d L(w_f; D_g)/dw_f,    w_g <- w_g - eta d L(w_g; D_f)/dw_g
 
-    Differs from the paper: T_k is a share of the epochs (10 of 200); both networks together predict.
+    Differs from the paper: T_k is at most half of the epochs; both networks together predict.
     Reference: Han et al., Co-teaching: Robust Training of Deep Neural Networks with Extremely Noisy Labels,
     NeurIPS 2018.
     """
@@ -34,20 +35,21 @@ class CoTeaching(Method):
     n_nets: ClassVar[int] = 2
     needs_noise_rate: ClassVar[bool] = True
     forget_rate: float | None = None  # tau; default: the true noise rate
-    gradual: float = 0.05  # T_k: share of the epochs in which R(t) grows to tau
+    gradual: float = 10.0  # T_k: epochs in which R(t) grows to tau, at most half of them
     exponent: float = 1.0  # c
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, forget_rate=(0, 1), gradual=(0, 1))
-        at_least(self, exponent=0)
+        within(self, forget_rate=(0, 1))
+        at_least(self, exponent=0, gradual=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(with_rate(task, self.forget_rate), recipe)
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
 
     def epoch(self, t: int) -> Iterator[Log]:
-        self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, self.gradual * self.recipe.epochs, self.exponent))
+        ramp = first_epochs(self.gradual, self.recipe.epochs)
+        self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp, self.exponent))
         return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:

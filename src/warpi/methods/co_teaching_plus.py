@@ -9,9 +9,10 @@ import torch
 from warpi.losses import cross_entropy
 from warpi.method import Method
 from warpi.methods.co_teaching import learn_crosswise, with_rate
+from warpi.phases import first_epochs
 from warpi.recipe import Recipe
 from warpi.selection import disagreement, forget_rate, small_loss
-from warpi.settings import within
+from warpi.settings import at_least, within
 from warpi.task import Task
 from warpi.types import Batch, Log
 
@@ -27,8 +28,8 @@ class CoTeachingPlus(Method):
     with R(t) as in Co-teaching. From a batch on which they agree nothing is learned.
 
     Differs from the published code: no softmax before the one that is in the loss; batches without disagreement are
-    passed over as soon as the warm-up is over, not after 5,000 steps. Warm-up and T_k are shares of the epochs (20
-    and 10 of 200).
+    passed over as soon as the warm-up is over, not after 5,000 steps. Warm-up and T_k are at most
+    half of the epochs.
     Reference: Yu et al., How does Disagreement Help Generalization against Label Corruption?, ICML 2019.
     """
 
@@ -37,12 +38,13 @@ class CoTeachingPlus(Method):
     n_nets: ClassVar[int] = 2
     needs_noise_rate: ClassVar[bool] = True
     forget_rate: float | None = None  # tau; default: the true noise rate
-    gradual: float = 0.05  # T_k: share of the epochs in which R(t) grows to tau
-    warm_up: float = 0.1  # share of the epochs of plain Co-teaching
+    gradual: float = 10.0  # T_k: epochs in which R(t) grows to tau, at most half of them
+    warm_up: float = 20.0  # epochs of plain Co-teaching, at most half of them
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, forget_rate=(0, 1), gradual=(0, 1), warm_up=(0, 1))
+        within(self, forget_rate=(0, 1))
+        at_least(self, gradual=0, warm_up=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(with_rate(task, self.forget_rate), recipe)
@@ -50,8 +52,9 @@ class CoTeachingPlus(Method):
         self.warming = torch.zeros_like(self.rate)  # 1 in the warm-up
 
     def epoch(self, t: int) -> Iterator[Log]:
-        self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, self.gradual * self.recipe.epochs))
-        self.warming.fill_(float(t < self.warm_up * self.recipe.epochs))
+        ramp, warm_up = (first_epochs(n, self.recipe.epochs) for n in (self.gradual, self.warm_up))
+        self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp))
+        self.warming.fill_(float(t < warm_up))
         return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:

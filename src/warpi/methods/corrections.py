@@ -30,7 +30,8 @@ class LossCorrection(Method):
     T = I both are cross-entropy, by which a network is trained in the first `warmup` of the epochs; from its
     probabilities T is estimated, and the training begins anew from the same initial weights.
 
-    Differs from the paper: both trainings share the recipe's epochs; the paper does two whole ones. An estimate that
+    Differs from the paper: both trainings share the recipe's epochs, and each has the whole schedule of the learning
+    rate; the paper does two whole ones. An estimate that
     cannot be inverted well (condition above 100) is mixed with the identity, as the paper advises, a tenth at a time.
     Reference: Patrini et al., Making Deep Neural Networks Robust to Label Noise: a Loss Correction Approach, CVPR 2017.
     """
@@ -38,7 +39,7 @@ class LossCorrection(Method):
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2017
     direction: Literal["forward", "backward"] = "forward"
-    warmup: float = 0.2  # share of the epochs spent on the network that T is estimated from
+    warmup: float = 0.3  # share of the epochs spent on the network that T is estimated from
     quantile: float = 0.97  # of the anchors: 1 is the argmax, less leaves outliers out
     matrix: tuple[float, ...] | None = None  # T, row after row, where it is known; default: estimated
 
@@ -50,6 +51,7 @@ class LossCorrection(Method):
         super().start(task, recipe)
         K, device = task.n_classes, task.train.y.device
         self.switch, self.corrected = border(self.warmup, recipe.epochs), self.matrix is not None
+        self.beginnings = [0] if self.corrected else [0, self.switch]
         self.T = torch.eye(K, device=device) if self.matrix is None else _given(self.matrix, K).to(device)
         self.T_inverse = torch.linalg.inv(well_conditioned(self.T))
 

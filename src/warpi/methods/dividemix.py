@@ -10,6 +10,7 @@ from torch import Tensor
 from warpi.losses import cross_entropy, entropy, one_hot, prior_penalty, soft_cross_entropy, squared_error
 from warpi.method import Method, descend, evaluating
 from warpi.mixing import mixup, sharpen
+from warpi.phases import first_epochs
 from warpi.recipe import Recipe
 from warpi.selection import selected_mean, two_gaussians
 from warpi.settings import at_least, within
@@ -36,7 +37,7 @@ class DivideMix(Method):
 
     Differs from the paper: X and U of a step are the parts of one batch of all examples, not a batch of each; both
     networks are trained on the same batches; guesses are made in evaluation mode, before either has moved. Warm-up
-    and the ramp of lambda_u are shares of the epochs (10 and 16 of 300).
+    and the ramp of lambda_u are at most half of the epochs.
     Reference: Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020.
     """
 
@@ -49,26 +50,26 @@ class DivideMix(Method):
     alpha: float = 4.0  # of mixup's Beta distribution
     lambda_u: float = 25.0  # weight of the unlabelled examples
     lambda_r: float = 1.0  # weight of the penalty on uneven classes
-    warm_up: float = 10 / 300  # share of the epochs with cross-entropy, at least one epoch
-    ramp_up: float = 16 / 300  # share of the epochs in which lambda_u grows to its full weight
+    warm_up: float = 10.0  # epochs with cross-entropy: at least one, at most half of them
+    ramp_up: float = 16.0  # epochs in which lambda_u grows to its full weight, at most half of them
     confidence_penalty: float = 0.0  # weight of -H(p) in the warm-up; the paper: 1 for asymmetric noise
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, temperature=1e-3, alpha=0, lambda_u=0, lambda_r=0, confidence_penalty=0)
-        within(self, tau=(0, 1), warm_up=(0, 1), ramp_up=(0, 1))
+        at_least(self, temperature=1e-3, alpha=0, lambda_u=0, lambda_r=0, confidence_penalty=0, warm_up=0, ramp_up=0)
+        within(self, tau=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         device = task.train.y.device
         self.clean = torch.ones(2, len(task.train), device=device)  # [2, N] w, for each network
         self.weight_u = torch.zeros((), device=device)  # lambda_u so far
-        self.ramp_steps = max(1, round(self.ramp_up * recipe.epochs * self.loader.steps))
+        self.ramp_steps = max(1, round(first_epochs(self.ramp_up, recipe.epochs) * self.loader.steps))
         self.warming = True
 
     def epoch(self, t: int) -> Iterator[Log]:
         if self.loader.count == t * self.loader.steps:  # not where a run goes on in the middle of an epoch
-            self.warming = t < max(1, round(self.warm_up * self.recipe.epochs))
+            self.warming = t < max(1, round(first_epochs(self.warm_up, self.recipe.epochs)))
             if not self.warming:
                 self.divide()
         yield from super().epoch(t)

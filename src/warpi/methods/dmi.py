@@ -38,7 +38,7 @@ class DMI(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
-    warmup: float = 0.2  # share of the epochs with cross-entropy
+    warmup: float = 0.7  # share of the epochs with cross-entropy
     rate: float = 0.1  # weight of the loss by determinants
     epsilon: float = 1e-3  # of the published code
 
@@ -78,7 +78,7 @@ class DMINS(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2021
-    warmup: float = 0.2  # share of the epochs of each with cross-entropy
+    warmup: float = 0.7  # share of the epochs of each with cross-entropy
     rate: float = 0.1  # weight of the loss by determinants
     epsilon: float = 1e-3  # of the published code
     teaching: float = 0.5  # share of the epochs for the teacher
@@ -92,6 +92,7 @@ class DMINS(Method):
         super().start(task, recipe)
         self.labels = task.train.y.clone()  # [N]
         self.switch = border(self.teaching, recipe.epochs)
+        self.beginnings = [0, self.switch]
         self.taught = self.by_determinant = False
 
     def epoch(self, t: int) -> Iterator[Log]:

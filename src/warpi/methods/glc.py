@@ -36,7 +36,7 @@ class GLC(Method):
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2018
     needs_meta: ClassVar[bool] = True
-    warmup: float = 0.2  # share of the epochs spent on the network that C is estimated from
+    warmup: float = 0.3  # share of the epochs spent on the network that C is estimated from
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +48,7 @@ class GLC(Method):
         self.gold = len(task.meta) / (len(task.meta) + len(task.train))  # M / (N + M)
         self.C = torch.eye(task.n_classes, device=task.train.y.device)
         self.switch, self.measured = border(self.warmup, recipe.epochs), False
+        self.beginnings = [0, self.switch]
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.measured:

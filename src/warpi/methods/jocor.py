@@ -9,9 +9,10 @@ from torch import Tensor
 
 from warpi.losses import cross_entropy
 from warpi.method import Method, descend
+from warpi.phases import first_epochs
 from warpi.recipe import Recipe
 from warpi.selection import forget_rate, selected_mean, small_loss
-from warpi.settings import within
+from warpi.settings import at_least, within
 from warpi.task import Task
 from warpi.types import Batch, Log
 
@@ -24,7 +25,7 @@ class JoCoR(Method):
         D~   = the (1 - R(t)) B examples of a batch with the smallest l_i,  R(t) = min(t tau / T_k, tau)   Eq. (5)
         L    = 1/|D~| sum_{i in D~} l_i,  down whose gradient both networks step                           Eq. (6)
 
-    Differs from the paper: T_k is a share of the epochs (10 of 200); both networks together predict. Lambda is the
+    Differs from the paper: T_k is at most half of the epochs; both networks together predict. Lambda is the
     one that the paper found best for CIFAR-10.
     Reference: Wei et al., Combating Noisy Labels by Agreement: A Joint Training Method with Co-Regularization,
     CVPR 2020.
@@ -35,12 +36,13 @@ class JoCoR(Method):
     n_nets: ClassVar[int] = 2
     needs_noise_rate: ClassVar[bool] = True
     forget_rate: float | None = None  # tau; default: the true noise rate
-    gradual: float = 0.05  # T_k: share of the epochs in which R(t) grows to tau
+    gradual: float = 10.0  # T_k: epochs in which R(t) grows to tau, at most half of them
     agreement: float = 0.9  # lambda: weight of the divergence, against that of the labels
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, forget_rate=(0, 1), gradual=(0, 1), agreement=(0, 1))
+        within(self, forget_rate=(0, 1), agreement=(0, 1))
+        at_least(self, gradual=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         tau = task.noise_rate if self.forget_rate is None else self.forget_rate
@@ -48,7 +50,8 @@ class JoCoR(Method):
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
 
     def epoch(self, t: int) -> Iterator[Log]:
-        self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, self.gradual * self.recipe.epochs))
+        ramp = first_epochs(self.gradual, self.recipe.epochs)
+        self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp))
         return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:

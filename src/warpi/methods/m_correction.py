@@ -37,7 +37,8 @@ class MCorrection(Method):
     mixup with the given labels.
 
     Differs from the paper: w_i and z_i come from one pass in evaluation mode, the posterior is computed rather than
-    looked up in a table of 100 losses, and the first phase is a share of the epochs (105 of 300).
+    looked up in a table of 100 losses, and the first phase is a share of the epochs: up to
+    shortly after the first fall of the learning rate, as in the published schedule (epochs 105 and 100 of 300).
     Reference: Arazo et al., Unsupervised Label Noise Modeling and Loss Correction, ICML 2019.
     """
 
@@ -45,7 +46,7 @@ class MCorrection(Method):
     year: ClassVar[int | None] = 2019
     alpha: float = 32.0  # of mixup's Beta distribution
     reg: float = 1.0  # weight of the penalty on uneven classes
-    warm_up: float = 105 / 300  # of the epochs, with mixup alone
+    warm_up: float = 0.7  # of the epochs, with mixup alone
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,6 +10,7 @@ from torch import Tensor
 from warpi import parallel
 from warpi.losses import cross_entropy
 from warpi.method import Method, descend
+from warpi.phases import first_epochs
 from warpi.recipe import Recipe
 from warpi.settings import at_least, within
 from warpi.task import Task
@@ -34,7 +35,7 @@ class PLC(Method):
 
     Differs from the paper: probabilities are those of the training passes, as in the published code. That code takes
     the larger of theta + beta and 0.9, and so jumps to 0.9 at the first quiet epoch; here the steps are the paper's.
-    The warm-up is a share of the epochs (8 of 180).
+    The warm-up is at most half of the epochs.
     Reference: Zhang et al., Learning with Feature-Dependent Label Noise: A Progressive Approach, ICLR 2021.
     """
 
@@ -42,13 +43,13 @@ class PLC(Method):
     year: ClassVar[int | None] = 2021
     theta: float = 0.3
     beta: float = 0.1
-    warm_up: float = 8 / 180  # of the epochs, without corrections
+    warm_up: float = 8.0  # epochs without corrections, at most half of them
     window: int = 5  # epochs
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, window=1, beta=0)
-        within(self, theta=(0, 1), warm_up=(0, 1))
+        at_least(self, window=1, beta=0, warm_up=0)
+        within(self, theta=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -60,7 +61,7 @@ class PLC(Method):
     def epoch(self, t: int) -> Iterator[Log]:
         yield from super().epoch(t)
         parallel.average([self.record[int(self.slot)]])  # each rank knows its share; a common factor changes no ratio
-        if t >= round(self.warm_up * self.recipe.epochs):
+        if t >= first_epochs(self.warm_up, self.recipe.epochs):
             new = corrected(self.y, self.record.sum(0), self.limit)
             if int((new != self.y).sum()) < 0.001 * len(new):
                 self.limit.copy_((self.limit + self.beta).clamp(max=max(0.9, self.theta)))

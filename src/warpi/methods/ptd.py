@@ -39,7 +39,7 @@ class PTD(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2020
-    warmup: float = 0.2  # share of the epochs before T is estimated
+    warmup: float = 0.3  # share of the epochs before T is estimated
     revise: float = 0.6  # share of the epochs after which Delta T is learned
     parts: int = 20  # r
     nmf_steps: int = 20  # multiplicative updates of W and H
@@ -54,6 +54,7 @@ class PTD(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
+        self.beginnings = [0, border(self.warmup, recipe.epochs)]
         K, device = task.n_classes, task.train.y.device
         self.h = torch.full((len(task.train), self.parts), 1 / self.parts, device=device)  # [N, r]
         self.P = torch.eye(K, device=device).repeat(self.parts, 1, 1)  # [r, K, K]
@@ -62,7 +63,7 @@ class PTD(Method):
         self.phase = 0
 
     def epoch(self, t: int) -> Iterator[Log]:
-        if t >= border(self.warmup, self.recipe.epochs) and self.phase == 0:
+        if t >= self.beginnings[1] and self.phase == 0:
             self._estimate()
             restart(self)
             self.phase = 1

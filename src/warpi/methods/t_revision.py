@@ -27,8 +27,7 @@ class TRevision(Method):
         L    = 1/B sum_i -beta_i log g_{y_i}                                         T = T^,        then
         L    minimised over theta and Delta T,                                       T = T^ + Delta T
 
-    Phases are shares of the epochs: `warmup` with cross-entropy, anew from the initial weights up to `revise` with T^,
-    the rest with Delta T.
+    Phases: `warmup` of the epochs with cross-entropy, anew up to `revise` of them with T^, the rest with Delta T.
 
     Differs from the paper: beta is a number for theta and a function for Delta T alone, since -beta log g_y also falls
     as g_y goes to 0; T^ + Delta T is brought back to rows that sum to 1; the classifier keeps the recipe's learning
@@ -39,7 +38,7 @@ class TRevision(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
-    warmup: float = 0.2  # share of the epochs before T is estimated
+    warmup: float = 0.3  # share of the epochs before T is estimated
     revise: float = 0.6  # share of the epochs after which T is revised
     quantile: float = 0.97  # of the anchors: 1 is the argmax, less leaves outliers out
     revision_lr: float = 5e-7  # of Adam, for Delta T
@@ -51,13 +50,14 @@ class TRevision(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
+        self.beginnings = [0, border(self.warmup, recipe.epochs)]
         self.T = torch.eye(task.n_classes, device=task.train.y.device)
         self.delta = nn.Parameter(torch.zeros_like(self.T))
         self.delta_optimizer = adam([self.delta], self.revision_lr)
         self.phase = 0
 
     def epoch(self, t: int) -> Iterator[Log]:
-        if t >= border(self.warmup, self.recipe.epochs) and self.phase == 0:
+        if t >= self.beginnings[1] and self.phase == 0:
             _, z = survey(self.net, self.task.train)
             self.T.copy_(from_anchors(z.softmax(1), self.quantile))
             restart(self)
