@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # uv installs in seconds what pip takes minutes for; it finds local wheels where pip is told to look for them.
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt
 
-.PHONY: demo test check setup format lint clean
+.PHONY: demo test check setup format lint results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,10 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Every page under docs/results, from the results that are kept there: nothing is run.
+results: $(VENV)/.dev
+	for page in benchmarks/*_page.py benchmarks/results_pages.py; do $(BIN)/python $$page || exit 1; done
 
 setup: $(VENV)/.dev
 

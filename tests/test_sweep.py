@@ -29,7 +29,7 @@ from warpi import UserError, checkpoint, fit, spec
 from warpi.cli import main
 from warpi.sweep import lanes, means, read_plan
 from warpi.sweep.crowd import Crowd, Meter
-from warpi.sweep.folders import State
+from warpi.sweep.folders import KEPT, State
 from warpi.sweep.lanes import Claim, Event, drive
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.show import Board, duration
@@ -245,6 +245,38 @@ def test_the_file_of_the_docs(tmp_path: Path) -> None:
     assert len(found) == 2 * 3 * 3 + 3 * 2
     for name in re.findall(r"`(warpi_\S+seed\d)`", page):
         assert name in found
+
+
+def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was done elsewhere, of which the results are left, is done; with other settings, or in part, it is not."""
+    kept = tmp_path / "kept"
+    file = tiny(tmp_path, epochs=1, more=f'[sweep]\nkept = "{kept}"\n')
+    only = ["--set", "method=ce", "--jobs", "1", "--device", "cpu"]
+    assert main(["sweep", str(file), "--out", str(tmp_path / "there"), *only]) == 0
+    for run in (tmp_path / "there").glob("ce_*"):
+        for name in KEPT:
+            write_bytes(kept / run.name / name, (run / name).read_bytes())
+    capsys.readouterr()
+
+    def dry(*more: str) -> str:
+        assert main(["sweep", str(file), "--out", str(tmp_path / "here"), "--dry-run", *more]) == 0
+        return capsys.readouterr().out
+
+    assert "4 runs in" in (said := dry())
+    assert "2 done, 0 begun, 2 missing" in said
+    assert main(["sweep", str(file), "--out", str(tmp_path / "here"), *only]) == 0
+    said = capsys.readouterr().out
+    assert "nothing to do, all 2 runs are done" in said
+    assert re.search(r"ce +2 ", said), "they are in the table"
+    assert not (tmp_path / "here").exists()
+    assert "0 done, 0 begun, 4 missing" in dry("--set", "epochs=2"), "the results of another run"
+    (kept / "ce_pair-0.4_seed0" / "results.jsonl").unlink()
+    assert "1 done, 0 begun, 3 missing" in dry()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
 
 # -- the means -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
             "needs_noise_rate": spec.base.needs_noise_rate,
         },
         "environment": {
+            "date": date.today().isoformat(),
             "ranks": parallel.ranks(),
             "python": platform.python_version(),
             "torch": torch.__version__,

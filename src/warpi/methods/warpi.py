@@ -101,18 +101,26 @@ class WarPI(Method):
 
     def rectify(self, z: Tensor, y: Tensor) -> Tensor:
         """Samples of v for logits and given labels.  [max(L, 1), B, K]"""
-        q: DiagGaussian = self.V(z.detach(), y)
+        return self.draw(self.V(z.detach(), y))
+
+    def draw(self, q: DiagGaussian) -> Tensor:
+        """Samples of v.  [max(L, 1), B, K]"""
         s = q.rsample(self.samples, self.generator) if self.samples else q.mean[None]  # Eq. (8)
         return OUTPUTS[self.output](s)
 
     def step(self, batch: Batch) -> Log:
+        spread: dict[str, Tensor] = {}
+
         def rectified_loss(z: Tensor) -> Tensor:
-            v = self.rectify(z, batch.y)  # [L, B, K]
-            return cross_entropy(v * z, batch.y).mean()  # Eq. (9)
+            q: DiagGaussian = self.V(z.detach(), batch.y)
+            if self.samples:
+                spread["sigma"] = q.std.detach().mean()  # of the last call, which is that of the real step
+            return cross_entropy(self.draw(q) * z, batch.y).mean()  # Eq. (9)
 
         def meta_loss(z: Tensor, y: Tensor) -> Tensor:
             return cross_entropy(z, y).mean()
 
-        return bilevel_step(  # Eqs. (11) to (13)
+        log = bilevel_step(  # Eqs. (11) to (13)
             self, batch, rectified_loss, meta_loss, self.V.parameters(), self.meta_optimizer, self.virtual_lr
         )
+        return {**log, **spread}

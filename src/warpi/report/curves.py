@@ -1,7 +1,5 @@
 """How the runs went: test accuracy and training loss against the epoch."""
 
-import io
-import re
 import statistics
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -9,32 +7,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from warpi.errors import missing
+from warpi.report.pictures import GREY, drawing, look, save, slug
 from warpi.report.runs import Experiment, Run, group, number
-from warpi.report.table import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_MARKERS = ("", "o", "s", "^", "D", "v", "P")  # where there are more lines than colours
-_GREY = "#5c6470"
-_STYLE = {
-    "svg.hashsalt": "warpi",  # ids within the file would otherwise be drawn at random
-    "svg.fonttype": "path",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e3e6ea",
-    "axes.axisbelow": True,
-    "font.size": 10.0,
-    "axes.titlesize": 11.0,
-    "figure.titlesize": 12.0,
-    "lines.markersize": 4.0,
-    "legend.frameon": False,
-}
 
 
 class Line(NamedTuple):
@@ -47,24 +25,15 @@ class Line(NamedTuple):
 
 def curves(runs: Iterable[Run], out: Path) -> list[Path]:
     """One picture for each (data, noise, net) that has results, as PNG and as SVG. Same runs, same bytes."""
-    try:
-        import matplotlib.style
-    except ImportError as error:
-        raise missing("matplotlib", "pictures", "report") from error
     groups = [g for g in group(runs) if g.counted]
     looks = {label: i for i, label in enumerate(sorted({g.label for g in groups}))}
     paths: list[Path] = []
     for block, members in groupby(groups, lambda g: (g.data, g.noise, g.net)):
-        name = "curves-" + re.sub(r"[^a-z0-9.]+", "-", "-".join(block).lower())[:100].strip("-.")
+        name = slug("curves", *block)
         while out / f"{name}.png" in paths:  # two blocks may differ in signs alone
             name += "-other"
-        with matplotlib.style.context(["default", _STYLE]):
-            figure = _draw(sorted(members, key=_last, reverse=True), looks)
-            for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-                content = io.BytesIO()
-                figure.savefig(content, format=kind, dpi=150, metadata=metadata)
-                paths.append(out / f"{name}.{kind}")
-                write(paths[-1], content.getvalue())
+        with drawing():
+            paths += save(_draw(sorted(members, key=_last, reverse=True), looks), out / name)
     return paths
 
 
@@ -88,9 +57,9 @@ def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
     figure = Figure(figsize=(10, 4.2 + 0.22 * -(-len(groups) // columns)), layout="constrained")
     left, right = figure.subplots(1, 2)
     looks_of = [(g, looks[g.label]) for g in groups]
-    accuracies = [v for g, look in looks_of for v in _plot(left, g, "test_acc", look)]
-    losses = [v for g, look in looks_of for v in _plot(right, g, "loss", look)]
-    meta_losses = [v for g, look in looks_of for v in _plot(right, g, "meta_loss", look, "--")]
+    accuracies = [v for g, i in looks_of for v in _plot(left, g, "test_acc", i)]
+    losses = [v for g, i in looks_of for v in _plot(right, g, "loss", i)]
+    meta_losses = [v for g, i in looks_of for v in _plot(right, g, "meta_loss", i, "--")]
     left.set_title("test accuracy", loc="left")
     left.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     if accuracies:
@@ -104,24 +73,24 @@ def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         if not values:
-            axes.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=axes.transAxes, color=_GREY)
+            axes.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=axes.transAxes, color=GREY)
             axes.set(xticks=[], yticks=[])
     if meta_losses:
-        both = [Line2D([], [], color=_GREY, linestyle="-"), Line2D([], [], color=_GREY, linestyle="--")]
+        both = [Line2D([], [], color=GREY, linestyle="-"), Line2D([], [], color=GREY, linestyle="--")]
         right.legend(both, ["training examples", "trusted examples (meta loss)"], loc="best")
     figure.suptitle(_title(groups), parse_math=False)
-    handles = [Line2D([], [], linewidth=2, color=c, marker=m) for c, m in (_look(look) for _, look in looks_of)]
+    handles = [Line2D([], [], linewidth=2, color=c, marker=m) for c, m in (look(i) for _, i in looks_of)]
     legend = figure.legend(handles, names, loc="outside lower center", ncols=columns)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a dollar sign in a label is a dollar sign
     return figure
 
 
-def _plot(axes: "Axes", g: Experiment, key: str, look: int, style: Literal["-", "--"] = "-") -> list[float]:
+def _plot(axes: "Axes", g: Experiment, key: str, which: int, style: Literal["-", "--"] = "-") -> list[float]:
     """The mean, a band of one deviation where there are several seeds, a dot where there is one epoch. The means."""
     epochs, mean, std = line(g.counted, key)
     if epochs:
-        colour, marker = _look(look)
+        colour, marker = look(which)
         marker = marker or ("o" if len(epochs) == 1 else "")
         every = max(1, len(epochs) // 8)
         axes.plot(epochs, mean, color=colour, linestyle=style, linewidth=1.6, marker=marker, markevery=every)
@@ -136,11 +105,6 @@ def _lowest(lines: Sequence[Line]) -> float:
     start = max(e for curve in lines for e in curve.epochs) // 10
     points = [(e, m - s, curve.epochs[-1]) for curve in lines for e, m, s in zip(*curve, strict=True)]
     return min(low for e, low, last in points if e > start or e == last)
-
-
-def _look(i: int) -> tuple[str, str]:
-    """Colour and marker of line i."""
-    return _COLOURS[i % len(_COLOURS)], _MARKERS[i // len(_COLOURS) % len(_MARKERS)]
 
 
 def _last(g: Experiment) -> float:

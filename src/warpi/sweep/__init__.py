@@ -26,7 +26,7 @@ from warpi.report import find_runs, to_rich, write_report
 from warpi.run import pick_device, signals
 from warpi.spec import read_once
 from warpi.sweep.crowd import Crowd
-from warpi.sweep.folders import Queue, State, look
+from warpi.sweep.folders import Queue, State, look, place
 from warpi.sweep.lanes import Event, drive
 from warpi.sweep.plan import Plan, read_plan
 from warpi.sweep.show import Board, duration, grid
@@ -90,7 +90,7 @@ def states(plan: Plan) -> dict[str, State | str]:
     found: dict[str, State | str] = {}
     for job in plan.jobs:
         try:
-            found[job.name] = look(plan.out / job.name, job.settings)
+            found[job.name] = look(plan, job)
         except UserError as e:
             found[job.name] = str(e)
     return found
@@ -232,7 +232,7 @@ def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Pa
     """The table of all runs, where they lie, and what went wrong."""
     console = Console(highlight=False)
     now = states(plan)
-    begun = [plan.out / name for name in now if (plan.out / name / "spec.json").exists()]
+    begun = [path for job in plan.jobs if ((path := place(plan, job)) / "spec.json").exists()]
     if begun:
         console.print(to_rich(write_report(find_runs(begun), None, json_file)))
     done = sum(isinstance(state, State) and state.done for state in now.values())

@@ -14,6 +14,9 @@ from warpi.run import read_spec
 from warpi.sweep.lanes import Claim, Event
 from warpi.sweep.plan import Job, Plan, Settings
 
+KEPT = ("spec.json", "sweep.json", "results.jsonl", "done")
+"""What is left of a run that was done elsewhere: all that its numbers are made from, and no weights."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -25,27 +28,56 @@ class State:
     epochs: int | None  # of how many; None: not known yet
 
 
-def look(path: Path, settings: Settings) -> State:
-    """The state of a run folder; a UserError where the file asked for something else when the run was begun."""
+def look(plan: Plan, job: Job) -> State:
+    """How far a run of a sweep is, be it by results that are kept; a UserError where it was begun as something else."""
+    path = place(plan, job)
+    return _look(path, job.settings) if path.parent == plan.out else State(True, True, *_length(path))
+
+
+def place(plan: Plan, job: Job) -> Path:
+    """The folder of a run: that of the sweep, or, where it has none yet, one with the results of the same run."""
+    path = plan.out / job.name
+    begun = checkpoint.exists(path / "checkpoint.safetensors") or (path / "done").exists()
+    return path if begun or plan.kept is None else kept(plan.kept / job.name, job.settings) or path
+
+
+def kept(path: Path, settings: Settings) -> Path | None:
+    """The folder, if it holds the results of a run that was done with these settings."""
+    if not all((path / name).exists() for name in KEPT):
+        return None
+    was = _read(path / "sweep.json")
+    return None if was is None or _difference(was, settings) else path
+
+
+def _length(path: Path) -> tuple[int, int | None]:
+    """Epochs on disk, and of how many."""
     spec = read_spec(path)
-    known, done = _read(path / "sweep.json"), (path / "done").exists()
-    begun = done or checkpoint.exists(path / "checkpoint.safetensors")
-    if begun and known is not None:
-        _same(path, known, json.loads(json.dumps(settings)))
-    done = done and known is not None  # a run of `warpi fit` in this folder: going on with it will compare all of it
-    epochs = spec["spec"]["recipe"].get("epochs") if spec else None
     try:
-        epoch = (path / "results.jsonl").read_bytes().count(b"\n") if begun else 0
+        epoch = (path / "results.jsonl").read_bytes().count(b"\n")
     except OSError:
         epoch = 0
-    return State(done, begun, epoch, epochs)
+    return epoch, spec["spec"]["recipe"].get("epochs") if spec else None
 
 
-def _same(path: Path, was: Settings, now: Settings) -> None:
+def _look(path: Path, settings: Settings) -> State:
+    epoch, epochs = _length(path)
+    known, done = _read(path / "sweep.json"), (path / "done").exists()
+    begun = done or checkpoint.exists(path / "checkpoint.safetensors")
+    if begun and known is not None and (changed := _difference(known, settings)):
+        before, after = changed
+        raise UserError(f"{path} was begun with {before}, not with {after}; choose another --out to change it")
+    done = done and known is not None  # a run of `warpi fit` in this folder: going on with it will compare all of it
+    return State(done, begun, epoch if begun else 0, epochs)
+
+
+def _difference(was: Settings, settings: Settings) -> tuple[str, str] | None:
+    """The first setting that is not what it was: as it was, and as it is."""
+    now = json.loads(json.dumps(settings))
     for key in sorted(was.keys() | now.keys()):
         if key != "root" and was.get(key) != now.get(key):  # where the data lies is no part of what it is
             before, after = (f"{key} = {each[key]!r}" if key in each else f"no {key}" for each in (was, now))
-            raise UserError(f"{path} was begun with {before}, not with {after}; choose another --out to change it")
+            return before, after
+    return None
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -93,7 +125,7 @@ class Queue:
                     self.over.add(job.name)
                     continue
                 try:
-                    state = look(path, job.settings)
+                    state = look(self.plan, job)
                     if state.done:
                         self.over.add(job.name)
                         continue

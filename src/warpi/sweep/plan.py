@@ -40,6 +40,7 @@ class Plan:
     file: Path
     out: Path  # the folder of their folders
     jobs: tuple[Job, ...]
+    kept: Path | None = None  # a folder with the results of runs that were done elsewhere
 
 
 def read_plan(file: Path, out: Path | None = None, root: Path | None = None, changes: Iterable[str] = ()) -> Plan:
@@ -60,7 +61,8 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
         place = sections["sweep"].get("out") or f"runs/{sections['sweep'].get('name') or file.stem}"
     except UserError as e:
         raise UserError(f"{file}: {e}") from e
-    return Plan(file, out or Path(place), jobs)
+    kept = sections["sweep"].get("kept")
+    return Plan(file, out or Path(place), jobs, Path(kept) if kept else None)
 
 
 # -- what the file holds ---------------------------------------------------------------------------------------------
@@ -75,8 +77,8 @@ def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{name} must be written as {'[[runs]]' if name == 'runs' else f'[{name}]'}, got {table!r}")
     found: dict[str, Any] = {name: tables.get(name, kind()) for name, kind in _SECTIONS.items()}
     for key, value in found["sweep"].items():
-        if key not in ("name", "out"):
-            raise unknown("setting in [sweep]", key, ("name", "out"))
+        if key not in (allowed := ("name", "out", "kept")):
+            raise unknown("setting in [sweep]", key, allowed)
         if not isinstance(value, str) or not value:
             raise UserError(f"{key} in [sweep] must be text, got {value!r}")
     for key, value in found["grid"].items():

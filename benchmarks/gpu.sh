@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# The runs of docs/results on a GPU machine that is lent for minutes, and starts bare: each call is one command there, in the
+# repository. Runs go on where the last call stopped them; what is kept in docs/results is not run again.
+#
+#   bash benchmarks/gpu.sh data CARRIED                copy packed data aside; unpack it once all of it has come
+#   bash benchmarks/gpu.sh restore CARRIED/begun-*.tar go on with runs that an earlier machine did not finish
+#   bash benchmarks/gpu.sh sweep SECONDS RECIPE [FLAGS of warpi sweep]
+#                                                      runs for that long at most, then stores, and packs everything
+#   bash benchmarks/gpu.sh time                        L = 1 .. 50, one run at a time; a step of ResNet-50, L = 1 and 4
+#
+# Results come back in $OUT: kept.tar.gz (finished runs; `python benchmarks/keep.py kept.tar.gz` puts them into docs/results)
+# and begun-*.tar (weights of the others, for `restore`; those of WRN-28-10 and ResNet-18 are too large).
+set -euo pipefail
+shopt -s nullglob
+cd "$(dirname "$0")/.."
+WORK=${WORK:-/tmp/warpi}
+OUT=${OUT:-$WORK/out}
+export PYTHONPATH=src PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=$WORK/inductor
+mkdir -p "$WORK/runs" "$WORK/packed" "$OUT"
+
+pack() {
+    # The arrays that figures are drawn from, where they are wanted: the first seed of WarPI, and what it is compared with.
+    local wanted=() run tables=("$WORK"/runs/*)
+    if [ ${#tables[@]} -eq 0 ]; then
+        echo "gpu.sh: no run was begun"
+        return
+    fi
+    for run in "$WORK"/runs/*/*_seed0; do
+        case $run in */samples*) continue ;; esac
+        if [ -e "$run/done" ] && [ ! -e "$run/figures.npz" ]; then wanted+=("$run"); fi
+    done
+    if [ ${#wanted[@]} -gt 0 ]; then python -m warpi figures "${wanted[@]}" --arrays || echo "gpu.sh: no arrays this time"; fi
+    python benchmarks/keep.py "${tables[@]}" --tar "$OUT/kept.tar.gz"
+    python benchmarks/keep.py "${tables[@]}" --begun "$OUT"
+    ls -l "$OUT"
+}
+
+case ${1:-} in
+data)
+    cp -r "$2"/. "$WORK/packed/"
+    for name in cifar10 cifar100; do
+        here=$WORK/packed/$name
+        if [ -e "$here/train0.webp.zip" ] && [ -e "$here/train1.webp.zip" ] && [ -e "$here/test.webp.zip" ] &&
+            [ ! -e "$WORK/$name.unpacked" ]; then
+            python "$WORK/packed/unpack.py" "$WORK/data" "$name"
+            touch "$WORK/$name.unpacked"
+        fi
+    done
+    ;;
+restore)
+    shift
+    python benchmarks/keep.py "$@" --to "$WORK/runs"
+    ;;
+sweep)
+    seconds=$2 recipe=$3
+    shift 3
+    out=$(sed -n 's/^out = "runs\/\(.*\)"/\1/p' "recipes/$recipe.toml")
+    # SIGTERM: every run under way stores a checkpoint, and the next call goes on with it
+    timeout --signal=TERM --kill-after=45 "$seconds" \
+        python -m warpi sweep "recipes/$recipe.toml" --root "$WORK/data" --out "$WORK/runs/$out" "$@" || echo "gpu.sh: rc $?"
+    pack
+    ;;
+time)
+    timeout --signal=TERM --kill-after=45 400 \
+        python -m warpi sweep recipes/samples-time.toml --root "$WORK/data" --out "$WORK/runs/samples-time" --per-gpu 1 || echo "gpu.sh: rc $?"
+    timeout 150 python -m warpi bench meta-step --net resnet50 --image-size 224 --classes 14 --batch 32 --precision bf16 \
+        --variants sgd,warpi --samples 1,4 --repeats 5 --json "$OUT/samples-h200.json" || echo "gpu.sh: rc $?"
+    pack
+    ;;
+*)
+    sed -n '2,14p' "$0"
+    exit 2
+    ;;
+esac

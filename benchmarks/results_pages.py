@@ -1,0 +1,390 @@
+"""The pages docs/results/TABLE.md and the pictures docs/results/figures, from the results kept in docs/results/TABLE.
+
+    python benchmarks/results_pages.py [--root FOLDER] [--no-pictures]
+
+Nothing is run, and the same files give the same bytes: what recipes/TABLE.toml asks for, what is kept of it, what the
+paper prints (paper_tables.json), and what a person has to say about it (docs/results/TABLE/notes.md).
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from warpi.figures.draw import figures
+from warpi.report.runs import Run, find_runs, number, say, summarise
+from warpi.report.table import write
+from warpi.sweep.folders import kept
+from warpi.sweep.plan import Job, read_plan
+
+HERE = Path(__file__).resolve().parent
+PAPER = json.loads((HERE / "paper_tables.json").read_text())["tables"]
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "clothing1m": "Clothing1M", "food101n": "Food-101N"}
+LEGEND = """\
+Test accuracy in percent, mean ± sample standard deviation over seeds. *Last*: the final epoch. *Best on
+validation*: the epoch of the highest accuracy on held-out rows, whose labels are as noisy as those trained on.
+*Best on test*: an oracle, which no user has. –: not run, or not printed."""
+AGAINST = """\
+The published code reports the best epoch on the test set, so that the paper's column ({label}) is to be compared
+with that one. *Difference*: best on test less the paper's figure."""
+MIXED = """\
+°: most likely printed for `flip2`. These rows are those of MW-Net's paper, whose code flips a class to two others;
+WarPI's own code flips to one."""
+TIMES = """\
+Seconds: the median epoch (evaluation included) of runs that had the GPU to themselves (`samples-time.toml`), the
+first epoch left out. The paper's figures are of other data and of a ResNet-50 with batches of 32: compare how they
+grow with L."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One page."""
+
+    title: str
+    recipes: tuple[str, ...]
+    kind: str  # paper, or which settings tell its rows apart
+
+
+TABLES = {
+    "asymmetric": Table("Asymmetric noise", ("asymmetric", "asymmetric-others"), "paper"),
+    "uniform": Table("Uniform noise", ("uniform",), "paper"),
+    "instance": Table("Instance-dependent noise", ("instance",), "paper"),
+    "clothing1m": Table("Clothing1M", ("clothing1m",), "paper"),
+    "food101n": Table("Food-101N", ("food101n",), "paper"),
+    "v-output": Table("What may v be?", ("v-output",), "options"),
+    "ablation": Table("WarPI's settings, one at a time", ("ablation",), "changes"),
+    "samples": Table("The Monte-Carlo number", ("samples", "samples-time"), "samples"),
+    "curves": Table("200 epochs", ("curves",), "curves"),
+}
+# Which of the kept runs each kind of picture is drawn from.
+PICTURES = {
+    "losses": ("asymmetric/warpi_*_data-cifar10_seed0",),
+    "confusion": ("asymmetric/warpi_*_data-cifar10_seed0",),
+    "samples": ("samples/*", "samples-time/*"),
+    "stability": ("curves/*",),
+    "rectifier": ("asymmetric/warpi_flip-0.4_data-cifar10_seed0", "v-output/*_meta_lr-0.0003_output-tanh_seed0"),
+    "sigma": ("asymmetric/warpi_*_data-cifar10_seed*", "curves/warpi_*"),
+    "calibration": ("asymmetric/*_flip-0.4_data-cifar10_seed0",),
+}
+CAPTIONS = {
+    "losses": """How many training examples have which loss, with the logits as they are and multiplied by v
+(fig:dist).""",
+    "confusion": """The transition matrix of the labels; what the rectified predictions make of it, by true class as in
+the paper (fig:confusion_matrix); and what needs no truth: the given labels of the examples that the classifier puts
+into a class. Error: the mean over the rows of half the sum of absolute differences.""",
+    "samples": "Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell).",
+    "stability": "Test accuracy and loss on the trusted examples over the epochs (fig:stable).",
+    "rectifier": "What V has learned: mean v and σ by given label and predicted class. Grey: no example.",
+    "sigma": "The standard deviation of the posterior over the epochs: a collapse would be a fall to 0.",
+    "calibration": "How often a prediction is right, against how sure the method is of it.",
+}
+
+
+class Results:
+    """The jobs of a table's recipes, each with its run if one is kept."""
+
+    def __init__(self, table: Table, root: Path) -> None:
+        self.root, self.outs = root, dict[str, None]()
+        self.all: list[tuple[Job, Run | None]] = []
+        for recipe in table.recipes:
+            plan = read_plan(root / "recipes" / f"{recipe}.toml")
+            self.outs[str(plan.out)] = None
+            for job in plan.jobs:
+                path = kept(root / (plan.kept or f"docs/results/{recipe}") / job.name, job.settings)
+                self.all.append((job, None if path is None else find_runs([path])[0]))
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [job for job, _ in self.all]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for _, run in self.all if run is not None]
+
+    def some(self, **wanted: Any) -> list[Run]:
+        """Runs with these settings."""
+        fits = lambda job: all(job.settings.get(key) == value for key, value in wanted.items())
+        return [run for job, run in self.all if run is not None and fits(job)]
+
+    def values(self, key: str) -> list[Any]:
+        return list(dict.fromkeys(job.settings.get(key) for job in self.jobs))
+
+
+def page(name: str, table: Table, root: Path) -> str:
+    results = Results(table, root)
+    alone = {"samples-time": " --per-gpu 1"}
+    commands = [f"    warpi sweep recipes/{r}.toml --root DATA{alone.get(r, '')}" for r in table.recipes]
+    lines = [
+        f"# {table.title}",
+        "",
+        "Made by `make results` from the results kept in",
+        f"[docs/results/{name}]({name}):",
+    ]
+    lines += ["", *commands, f"    python benchmarks/keep.py {' '.join(results.outs)}", ""]
+    notes = root / "docs" / "results" / name / "notes.md"
+    if notes.exists():
+        lines += [notes.read_text().strip(), ""]
+    body = {"paper": _paper, "options": _options, "changes": _changes, "samples": _samples, "curves": _curves}[
+        table.kind
+    ](name, results)
+    while body[-1] == "":
+        body.pop()
+    lines += [*body, "", *_missing(results), *_evidence(results)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+# -- the tables of the paper -----------------------------------------------------------------------------------------
+
+
+def _paper(name: str, results: Results) -> list[str]:
+    printed = PAPER[name]
+    lines = [LEGEND, AGAINST.format(label=f"`{printed['label']}`"), ""]
+    if any(row.get("probably") for row in printed["rows"]):
+        lines += [MIXED, ""]
+    cells = [(data, noise) for data in results.values("data") for noise in sorted(results.values("noise"))]
+    begun = [cell for cell in cells if results.some(data=cell[0], noise=cell[1])]
+    for data, noise in begun or cells:
+        rate = noise.partition(":")[2] or None
+        column = next((i for i, c in enumerate(printed["columns"]) if c == [data, rate]), None)
+        lines += _block(data, noise, column, printed["rows"], results)
+    return lines
+
+
+def _block(data: str, noise: str, column: int | None, printed: list[dict[str, Any]], results: Results) -> list[str]:
+    title = f"## {NAMES.get(data, data)}" + ("" if noise == "given" else f", `{noise}`")
+    lines = [title, "", "| method | seeds | last | best on validation | best on test | paper | difference |"]
+    lines.append("|:---|---:|---:|---:|---:|---:|---:|")
+    kind, extra = noise.partition(":")[0], {"values": [], "name": ""}
+    named = {row["method"] for row in printed}
+    others = [{**extra, "method": m} for m in results.values("method") if m not in named]
+    for row in (*printed, *others):
+        value = row["values"][column] if row["values"] and column is not None else None
+        runs = results.some(data=data, noise=noise, method=row["method"])
+        best = summarise(runs)[0].best_mean if runs else None
+        mark = "°" if row.get("probably", kind) != kind else ""
+        paper = "–" if value is None else f"{value:.2f}{mark}"
+        difference = "–" if value is None or best is None else f"{best - value:+.2f}"
+        lines.append(_pipes([row["name"] or f"`{row['method']}`", *_cells(runs), paper, difference]))
+    return [*lines, ""]
+
+
+# -- other tables ----------------------------------------------------------------------------------------------------
+
+
+def _options(_: str, results: Results) -> list[str]:
+    """One row for each way to make v, the noises side by side."""
+    lines = [LEGEND, ""]
+    keys = ("output", "label_input", "meta_lr")
+    ways = list(dict.fromkeys(tuple(job.settings.get(key) for key in keys) for job in results.jobs))
+    for noise in results.values("noise"):
+        lines += [
+            f"## `{noise}`",
+            "",
+            "| output | label | meta lr | seeds | last | best on validation | best on test |",
+        ]
+        lines.append("|:---|:---|---:|---:|---:|---:|---:|")
+        for way in ways:
+            runs = results.some(noise=noise, **dict(zip(keys, way, strict=True)))
+            if not runs and results.runs:  # what is missing is said below
+                continue
+            lines.append(_pipes([*(f"`{say(value)}`" for value in way), *_cells(runs)]))
+        lines.append("")
+    return lines
+
+
+def _changes(_: str, results: Results) -> list[str]:
+    """One row for each run that differs from most of the others in something."""
+    lines = [LEGEND, "", "| changed | seeds | last | best on validation | best on test |", "|:---|---:|---:|---:|---:|"]
+    keys = dict.fromkeys(key for job in results.jobs for key in job.settings if key != "seed")
+    usual = {key: statistics.mode(job.settings.get(key) for job in results.jobs) for key in keys}
+    changed = {
+        tuple((key, job.settings.get(key)) for key in keys if job.settings.get(key) != usual[key]): None
+        for job in results.jobs
+    }
+    for change in changed:
+        runs = results.some(**{**usual, **dict(change)})
+        lines.append(_pipes([", ".join(f"`{key}` = {say(value)}" for key, value in change), *_cells(runs)]))
+    return lines
+
+
+def _samples(name: str, results: Results) -> list[str]:
+    lines = [LEGEND, TIMES, ""]
+    for data in results.values("data"):
+        lines += [f"## {NAMES.get(data, data)}, `flip:0.4`", ""]
+        lines += ["| L | seeds | last | best on validation | best on test | seconds an epoch | seconds a batch |"]
+        lines.append("|---:|---:|---:|---:|---:|---:|---:|")
+        for samples in sorted(results.values("samples")):
+            runs = results.some(data=data, samples=samples)
+            longest = max((len(run.epochs) for run in runs), default=0)
+            scored = [run for run in runs if len(run.epochs) == longest and longest > 3]
+            timed = [run for run in runs if len(run.epochs) <= 3]
+            cells = ["–", "–"]
+            if timed:
+                epoch = min(statistics.median(number(e, "seconds") or 0.0 for e in run.epochs[1:]) for run in timed)
+                steps = timed[0].facts["n_train"] // timed[0].spec["recipe"]["batch_size"]
+                cells = [f"{epoch:.2f}", f"{epoch / steps:.4f}"]
+            lines.append(_pipes([str(samples), *_cells(scored), *cells]))
+        lines.append("")
+    lines += _step(results.root / "benchmarks" / "results" / "samples-h200.json")
+    lines += ["## What the paper prints (`tab:ell`)", "", "| L | " + " | ".join(PAPER[name]["columns"]) + " |"]
+    lines.append("|---:" * 5 + "|")
+    lines += [_pipes([str(row["samples"]), *map(str, row["values"])]) for row in PAPER[name]["rows"]]
+    return lines
+
+
+def _step(file: Path) -> list[str]:
+    """A step of the paper's network, as `warpi bench meta-step` measured it (benchmarks/gpu.sh time)."""
+    if not file.exists():
+        return []
+    rows = json.loads(file.read_text())
+    first = rows[0]
+    lines = [f"## A step of {first['net']}, batches of {first['batch']}, {first['precision']}", ""]
+    lines += [f"{first['gpu'] or 'CPU'}, torch {first['torch']}, {first['date']}; images of 224 pixels in memory.", ""]
+    lines += ["| | L | seconds a batch |", "|:---|---:|---:|"]
+    lines += [_pipes([f"`{r['variant']}`", str(r["samples"] or "–"), f"{r['ms'] / 1000:.4f}"]) for r in rows]
+    return [*lines, ""]
+
+
+def _curves(_: str, results: Results) -> list[str]:
+    lines = [LEGEND, "", "*Fall*: from the best epoch to the last.", ""]
+    for noise in results.values("noise"):
+        lines += [f"## `{noise}`", ""]
+        lines += ["| method | seeds | last | best on test | at epoch | fall | meta loss: lowest | last |"]
+        lines.append("|:---|---:|---:|---:|---:|---:|---:|---:|")
+        for method in results.values("method"):
+            runs = results.some(noise=noise, method=method)
+            cells = ["–"] * 7
+            if runs:
+                row = summarise(runs)[0]
+                best = [max(run.epochs, key=lambda e: number(e, "test_acc") or 0.0) for run in runs]
+                fall = [b["test_acc"] - run.epochs[-1]["test_acc"] for b, run in zip(best, runs, strict=True)]
+                meta = [[m for e in run.epochs if (m := number(e, "meta_loss")) is not None] for run in runs]
+                cells = [str(row.n_seeds), _mean(row.last_mean, row.last_std), _mean(row.best_mean, row.best_std)]
+                cells += [", ".join(str(int(b["epoch"])) for b in best), f"{statistics.fmean(fall):.2f}"]
+                known = [m for m in meta if m]
+                cells += [
+                    f"{statistics.fmean(f(m) for m in known):.3f}" if known else "–" for f in (min, lambda m: m[-1])
+                ]
+            lines.append(_pipes([f"`{method}`", *cells]))
+        lines.append("")
+    return lines
+
+
+def _cells(runs: Sequence[Run]) -> list[str]:
+    """Seeds, last, best on validation, best on test."""
+    if not runs:
+        return ["–"] * 4
+    row = summarise(runs)[0]
+    pairs = ((row.last_mean, row.last_std), (row.val_mean, row.val_std), (row.best_mean, row.best_std))
+    return [str(row.n_seeds), *(_mean(*pair) for pair in pairs)]
+
+
+# -- what is there, and what is not ----------------------------------------------------------------------------------
+
+
+def _missing(results: Results) -> list[str]:
+    """By data and noise: which methods with which seeds, or how many runs where there is one method only."""
+    left = [job for job, run in results.all if run is None]
+    lines = ["## What has not been run", ""]
+    if not left:
+        return [*lines, "Nothing: all runs of the recipe are here.", ""]
+    lines += [f"{len(left)} of {len(results.jobs)} runs (in brackets: seeds):", ""]
+    cells: dict[str, dict[str, list[str]]] = {}
+    for job in left:
+        where = " ".join(str(job.settings[k]) for k in ("data", "noise") if job.settings.get(k) not in (None, "given"))
+        cells.setdefault(where, {}).setdefault(job.settings["method"], []).append(str(job.settings["seed"]))
+    one = len(results.values("method")) == 1
+    for where, methods in cells.items():
+        named = [f"{len(seeds)} runs" if one else f"{m} ({', '.join(seeds)})" for m, seeds in methods.items()]
+        lines.append(f"- {where}: {', '.join(named)}")
+    return [*lines, ""]
+
+
+def _evidence(results: Results) -> list[str]:
+    """On what, when, and with which labels."""
+    runs = results.runs
+    if not runs:
+        return []
+    machines = _each(run.environment.get("gpu") or run.environment.get("device") for run in runs)
+    versions = _each(
+        f"warpi {r.version}, torch {r.environment.get('torch')}, python {r.environment.get('python')}" for r in runs
+    )
+    dates = _each(run.environment.get("date", "unknown") for run in runs)
+    lines = ["## Where it comes from", "", f"Machine: {machines}. Versions: {versions}. Runs begun on: {dates}.", ""]
+    lines += [
+        "| data | noise | seed | wrong labels | trained on | SHA-256 of the noisy labels |",
+        "|:---|:---|---:|---:|---:|:---|",
+    ]
+    seen = {}
+    for run in runs:
+        facts = run.facts
+        wrong = "–" if facts.get("wrong_share") is None else f"{100 * facts['wrong_share']:.2f} %"
+        cells = (
+            run.spec["data"],
+            run.spec["noise"],
+            run.spec["seed"],
+            wrong,
+            facts["n_train"],
+            f"`{facts['noise_sha256'][:16]}`",
+        )
+        seen[tuple(map(str, cells))] = None
+    return [*lines, *(_pipes(cells) for cells in sorted(seen)), ""]
+
+
+def _each(texts: Iterable[str]) -> str:
+    return "; ".join(sorted(set(map(str, texts))))
+
+
+def _mean(mean: float | None, std: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _pipes(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------
+
+
+def pictures(root: Path) -> str:
+    """Draw what the kept runs allow; return the page that shows it."""
+    results, out = root / "docs" / "results", root / "docs" / "results" / "figures"
+    lines = ["# Figures", "", "Made by `make results` from what is kept of the runs; as SVG beside the PNG.", ""]
+    for old in out.glob("*.[ps][nv]g"):
+        old.unlink()
+    numbers: dict[str, Any] = {}
+    for kind, patterns in PICTURES.items():
+        folders = [
+            path for pattern in patterns for path in sorted(results.glob(pattern)) if (path / "spec.json").exists()
+        ]
+        drawn, found = figures(find_runs(folders), out, [kind]) if folders else ([], {})
+        lines += [f"## {kind}", "", CAPTIONS[kind], ""]
+        shown = [path for path in drawn if path.suffix == ".png"]
+        lines += [f"![{path.stem}](figures/{path.name})" for path in shown] or ["Not yet: the runs are missing."]
+        lines.append("")
+        if kind in ("confusion", "rectifier"):
+            numbers |= found
+    if numbers:
+        write(out / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        lines += ["Numbers of these pictures: [figures.json](figures/figures.json).", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=HERE.parent)
+    parser.add_argument("--no-pictures", action="store_true")
+    given = parser.parse_args(argv)
+    for name, table in TABLES.items():
+        write(given.root / "docs" / "results" / f"{name}.md", page(name, table, given.root))
+    if not given.no_pictures:
+        write(given.root / "docs" / "results" / "figures.md", pictures(given.root))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The paper's figures, and what V has learned, from finished runs."""

@@ -1,0 +1,65 @@
+"""What all pictures share: colours, style, and files that are the same for the same runs."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from warpi.errors import missing
+from warpi.report.table import write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_MARKERS = ("", "o", "s", "^", "D", "v", "P")  # where there are more lines than colours
+GREY = "#5c6470"
+_STYLE = {
+    "svg.hashsalt": "warpi",  # ids within the file would otherwise be drawn at random
+    "svg.fonttype": "path",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e6ea",
+    "axes.axisbelow": True,
+    "font.size": 10.0,
+    "axes.titlesize": 11.0,
+    "figure.titlesize": 12.0,
+    "lines.markersize": 4.0,
+    "legend.frameon": False,
+}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Inside, figures have the style of the house."""
+    try:
+        import matplotlib.style
+    except ImportError as error:
+        raise missing("matplotlib", "pictures", "report") from error
+    with matplotlib.style.context(["default", _STYLE]):
+        yield
+
+
+def save(figure: "Figure", path: Path) -> list[Path]:
+    """Write a figure as PATH.png and PATH.svg. The same figure, the same bytes."""
+    paths = []
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        content = io.BytesIO()
+        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
+        paths.append(path.with_name(f"{path.name}.{kind}"))
+        write(paths[-1], content.getvalue())
+    return paths
+
+
+def slug(kind: str, *words: str) -> str:
+    """The name of a picture's file."""
+    return f"{kind}-" + re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower())[:100].strip("-.")
+
+
+def look(i: int) -> tuple[str, str]:
+    """Colour and marker of line i."""
+    return COLOURS[i % len(COLOURS)], _MARKERS[i // len(COLOURS) % len(_MARKERS)]

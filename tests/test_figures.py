@@ -1,0 +1,242 @@
+"""The figures: arrays against naive loops and closed forms, pictures from small files alone, numbers that agree."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from warpi import UserError, fit
+from warpi.audit.reopen import reopen
+from warpi.cli import main
+from warpi.figures import draw
+from warpi.figures.arrays import EDGES, FILE, error, read, write
+from warpi.figures.measure import measure
+from warpi.methods.warpi import OUTPUTS, WarPI
+from warpi.report.pictures import drawing
+from warpi.report.runs import Experiment, find_runs, group
+
+TINY = {"data": "digits", "limit": 400, "epochs": 3, "meta": 20, "batch_size": 32, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """WarPI, its control, and Meta-Weight-Net, measured."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, method in (("warpi4", "warpi"), ("detc4", "warpi_detc"), ("mwnet4", "mwnet")):
+        fit(folder / name, method=method, noise="flip:0.4", **TINY)
+    assert main(["figures", str(folder), "--arrays", "--device", "cpu"]) == 0
+    return folder
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_against_loops(runs: Path) -> None:
+    """The deterministic control draws nothing, so that everything can be computed again an example at a time."""
+    run, a = reopen(runs / "detc4", "cpu"), read(runs / "detc4")
+    assert a is not None
+    method, truth, k = run.method, run.truth.clean, run.task.n_classes
+    assert isinstance(method, WarPI)
+    assert truth is not None
+    method.net.eval()
+    n, raw, rectified = np.zeros((k, k)), [], []
+    given, followed, seen, v_given = np.zeros((k, k)), np.zeros((k, k)), np.zeros((k, k)), np.zeros((k, k))
+    for batch in run.task.train.batches(1):
+        i, y = int(batch.rows), int(batch.y)
+        with torch.no_grad():
+            z = method.net(batch.x)
+            v = OUTPUTS[method.output](method.V(z, batch.y).mean)
+        guess, true = int(z.argmax()), int(truth[i])
+        raw.append(float(-z.log_softmax(1)[0, y]))
+        rectified.append(float(-(v * z).log_softmax(1)[0, y]))
+        given[true, y] += 1
+        followed[true, int((v * z).argmax())] += 1
+        seen[guess, y] += 1
+        n[y, guess] += 1
+        v_given[y, guess] += float(v[0, y])
+    assert np.array_equal(a["v_count"], n)
+    np.testing.assert_allclose(a["T_given"], given / given.sum(1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(a["T_rectified"], followed / followed.sum(1, keepdims=True), atol=1e-6)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(a["T_classifier"], seen / seen.sum(1, keepdims=True), atol=1e-6)
+        np.testing.assert_allclose(a["v_given"], v_given / n, atol=1e-4)
+    for name, values in (("raw", raw), ("rectified", rectified)):
+        binned, _ = np.histogram(np.clip(values, 0, EDGES[-1] - 1e-9), EDGES)
+        assert np.abs(a[f"loss_{name}"].sum(0) - binned).sum() <= 2, "but for rounding at a border"
+        mean = np.nansum(a[f"loss_{name}_mean"] * a["n_kind"]) / a["n_kind"].sum()
+        assert mean == pytest.approx(np.mean(values), rel=1e-4)
+    wrong = int((run.task.train.y != truth).sum())
+    assert a["n_kind"].tolist() == [len(truth) - wrong, wrong, 0]
+    assert not any(name.startswith("sigma") for name in a), "of which nothing was learned"
+
+
+def test_calibration_is_that_of_the_results(runs: Path) -> None:
+    for name in ("warpi4", "mwnet4"):
+        (run,) = find_runs([runs / name])
+        a = read(run.path)
+        assert a is not None
+        assert a["bin_count"].sum() == run.facts["n_test"]
+        share = a["bin_count"] / a["bin_count"].sum()
+        assert 100 * np.nansum(share * a["bin_accuracy"]) == pytest.approx(run.epochs[-1]["test_acc"], abs=1e-3)
+        (experiment,) = group([run])
+        numbers = draw.numbers(draw.Measured(experiment, a))
+        assert numbers["ece_percent"] == pytest.approx(run.epochs[-1]["test_ece"], abs=0.01)
+        assert ("rectified" in numbers["estimation_error_percent"]) == (name == "warpi4")
+
+
+def test_sigma_is_logged_where_there_is_one(runs: Path) -> None:
+    logged = {run.path.name: [e.get("sigma") for e in run.epochs] for run in find_runs([runs])}
+    assert all(0 < s < 5 for s in logged["warpi4"])
+    assert logged["detc4"] == logged["mwnet4"] == [None] * 3
+
+
+def test_error_of_a_matrix() -> None:
+    T = np.array([[0.6, 0.4, 0], [0, 1, 0], [0.2, 0, 0.8]])
+    assert error(T, T) == 0
+    assert error(np.eye(3)[[1, 2, 0]], np.eye(3)) == pytest.approx(100)
+    assert error(np.eye(3), T) == pytest.approx(100 * (0.4 + 0 + 0.2) / 3)
+    assert error(np.array([[0.6, 0.4, 0], [0, 1, 0], [np.nan] * 3]), T) == pytest.approx(100 / 3), "not known is wrong"
+
+
+def test_arrays_are_read_without_pickle(tmp_path: Path) -> None:
+    assert read(tmp_path) is None
+    write(tmp_path, {"a": np.ones(3, np.float32), "classes": np.array(["x", "y"])})
+    found = read(tmp_path)
+    assert found is not None
+    assert found["classes"].tolist() == ["x", "y"]
+    with pytest.raises(ValueError):
+        write(tmp_path, {"a": np.array([{}], dtype=object)})
+    np.savez(tmp_path / FILE, a=np.array([{}], dtype=object))
+    with pytest.raises(UserError, match=r"cannot read .*figures\.npz"):
+        read(tmp_path)
+    (tmp_path / FILE).write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"delete it"):
+        read(tmp_path)
+
+
+def test_only_finished_runs_are_measured(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "detc4", tmp_path / "a", ignore=shutil.ignore_patterns("done", FILE))
+    assert main(["figures", str(tmp_path / "a"), "--arrays"]) == 0
+    assert not (tmp_path / "a" / FILE).exists()
+    with pytest.raises(UserError, match="not finished"):
+        measure(tmp_path / "a", "cpu")
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_from_small_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without weights, and the same bytes again."""
+    for name in ("warpi4", "mwnet4"):
+        shutil.copytree(runs / name, tmp_path / "kept" / name, ignore=shutil.ignore_patterns("*.safetensors*", ".*"))
+    out = tmp_path / "out"
+    assert main(["figures", str(tmp_path / "kept"), "--out", str(out)]) == 0
+    expected = {
+        "losses-digits-mlp-warpi",
+        "confusion-digits-mlp-warpi",
+        "rectifier-digits-mlp-warpi-flip-0.4",
+        "stability-digits-flip-0.4-mlp-3-epochs",
+        "sigma-digits-mlp",
+        "calibration-digits-flip-0.4-mlp",
+    }
+    assert {path.stem for path in out.glob("*.png")} == {path.stem for path in out.glob("*.svg")} == expected
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in out.glob("*.png"))
+    assert str(out / "sigma-digits-mlp.png") in capsys.readouterr().out
+    numbers = json.loads((out / "figures.json").read_text())
+    assert numbers["digits, mlp, warpi, flip:0.4"]["v_given"].keys() == {"right", "wrong"}
+    again = tmp_path / "again"
+    assert main(["figures", str(tmp_path / "kept"), "--out", str(again), "--only", "sigma"]) == 0
+    for kind in ("png", "svg"):
+        assert (again / f"sigma-digits-mlp.{kind}").read_bytes() == (out / f"sigma-digits-mlp.{kind}").read_bytes()
+    assert len(list(again.glob("*.png"))) == 1
+
+
+def test_noises_stand_beside_each_other(runs: Path) -> None:
+    (experiment,), a = experiments(runs / "warpi4"), read(runs / "warpi4")
+    assert a is not None
+    two = [draw.Measured(replace(experiment, noise=noise), a) for noise in ("flip:0.2", "flip:0.4")]
+    with drawing():
+        losses, confusion, rectifier = draw.losses(two), draw.confusion(two), draw.rectifier(two[0])
+        assert losses is not None
+        assert confusion is not None
+        assert rectifier is not None
+        assert [axes.get_title("left") for axes in losses.axes[:2]] == ["noise flip:0.2", "noise flip:0.4"]
+        assert len(losses.axes) == 2 * 3
+        assert len(confusion.axes) == 2 * (3 + 1), "three matrices and a scale a row"
+        said = f"error {error(a['T_rectified'], a['T_given']):.1f} %"
+        assert said in confusion.axes[1].get_title()
+        assert len(rectifier.axes) == 2 * (3 + 1)
+        a = {name: value for name, value in a.items() if "rectified" not in name and not name.startswith("v_")}
+        other = [draw.Measured(experiment, a)]
+        assert draw.losses(other) is draw.confusion(other) is draw.rectifier(other[0]) is None
+
+
+def test_mistakes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figures", str(runs)]) == 2
+    assert "--out DIR" in capsys.readouterr().err
+    assert main(["figures", str(runs), "--out", str(tmp_path), "--only", "loses"]) == 2
+    assert "did you mean 'losses'" in capsys.readouterr().err
+    bare = made(tmp_path / "bare", "ce", [50.0, 60.0])
+    assert main(["figures", str(bare), "--out", str(tmp_path / "x")]) == 2
+    err = capsys.readouterr().err
+    assert "1 runs have neither weights nor figures.npz" in err
+    assert "these runs allow no figure" in err
+    assert not (tmp_path / "x").exists()
+
+
+def made(folder: Path, method: str, accs: list[float], seconds: float = 1.0, **options: Any) -> Path:
+    """A run folder as `warpi fit` leaves it, without weights."""
+    folder.mkdir(parents=True)
+    changed = {k: v for k, v in options.items() if k == "samples"}
+    spec = {"data": "cifar10", "noise": "flip:0.4", "method": method, "seed": 0, "options": options, "changed": changed}
+    spec["recipe"] = {"net": "resnet32", "epochs": len(accs)}
+    (folder / "spec.json").write_text(json.dumps({"format": "warpi-run/1", "spec": spec}))
+    meta = {} if method == "ce" else {"meta_loss": 0.5}
+    lines = [
+        {"epoch": t, "test_acc": acc, "seconds": 9.0 if t == 1 else seconds, **meta} for t, acc in enumerate(accs, 1)
+    ]
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "done").touch()
+    return folder
+
+
+def experiments(folder: Path) -> list[Experiment]:
+    return group(find_runs([folder]))
+
+
+def test_samples(tmp_path: Path) -> None:
+    """The best and the last epoch of the long runs; the time of the fastest, without the first epoch."""
+    for n, last in ((1, 80.0), (4, 82.0), (10, 83.0)):
+        made(tmp_path / f"long{n}", "warpi", [70.0, 85.0, 84.0, last], 3.0, samples=n, output="sigmoid")
+        made(tmp_path / f"short{n}", "warpi", [10.0, 11.0], 2.0 + n / 100, samples=n, output="sigmoid")
+    made(tmp_path / "other", "warpi", [99.0, 99.0, 99.0, 99.0], 0.1, samples=10, output="tanh")
+    with drawing():
+        figure = draw.samples(experiments(tmp_path))
+        assert figure is not None
+        left, right = figure.axes
+        last, best = (line.get_xydata().tolist() for line in left.get_lines())  # type: ignore[union-attr]
+        assert last == [[1, 80], [4, 82], [10, 83]]
+        assert best == [[1, 85], [4, 85], [10, 85]]
+        (times,) = (line.get_xydata().tolist() for line in right.get_lines())  # type: ignore[union-attr]
+        assert times == [[1, 2.01], [4, 2.04], [10, 2.10]]
+        assert draw.samples(experiments(tmp_path / "other")) is None
+
+
+def test_stability_takes_several_methods_of_one_length(tmp_path: Path) -> None:
+    made(tmp_path / "a" / "mwnet", "mwnet", [50.0, 60.0, 55.0])
+    assert draw.stability(experiments(tmp_path / "a")) is None
+    made(tmp_path / "a" / "warpi", "warpi", [50.0, 61.0, 62.0])
+    made(tmp_path / "a" / "ce", "ce", [50.0, 40.0, 30.0])
+    made(tmp_path / "a" / "longer", "warpi", [50.0] * 5)
+    ((_, plot), (_, other)) = draw.FIGURES["stability"](experiments(tmp_path / "a"), [])
+    with drawing():
+        drawn = [figure for figure in (plot(), other()) if figure is not None]
+    (figure,) = drawn
+    left, right = figure.axes
+    assert sorted(str(line.get_label()) for line in left.get_lines()) == ["ce", "mwnet", "warpi (epochs=3)"]
+    assert sum(len(line.get_xydata()) > 0 for line in right.get_lines()) == 2, "plain training has no meta loss"  # type: ignore[arg-type]
