@@ -2,8 +2,8 @@
 
     python benchmarks/streams.py [--runs 1,3,6] [--methods ce,warpi] [--out FILE]
 
-ResNet-32 in bf16, batches of 100, 50,000 random images, three epochs of which the last two count; each number of runs is one
-`warpi sweep --per-gpu N`. Writes benchmarks/results/streams-h200.json and prints the table of docs/speed.md.
+ResNet-32 in bf16, batches of 100, 50,000 random images, three epochs of which the second counts; each number of runs is
+one `warpi sweep --per-gpu N`. Writes benchmarks/results/streams-h200.json, and prints the table of docs/speed.md.
 """
 
 import argparse

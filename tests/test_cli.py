@@ -18,6 +18,7 @@ from warpi import cli
 from warpi.cli import COMMANDS, main
 from warpi.data import DATASETS
 from warpi.errors import UserError
+from warpi.fewshot import LEARNERS
 from warpi.flags import Parser, add_fields, field_comments
 from warpi.methods import METHODS
 from warpi.nets import NETS
@@ -104,7 +105,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["fit"], "required: --out"),
     (["FIT", "--out"], "argument --out: expected one argument"),
     (["FIT", "extra"], "unexpected 'extra'; flags begin with --"),
-    (["list"], "required: methods|datasets|noises|nets"),
+    (["list"], "required: methods|datasets|noises|nets|learners"),
     (["report"], "required: DIR"),
     (["report", "nowhere"], "nowhere does not exist; give a run folder"),
     (["corrupt"], "required: --out"),
@@ -237,6 +238,7 @@ class TestList:
             ("datasets", [*DATASETS, "PATH"]),
             ("noises", [*NOISES]),
             ("nets", [*NETS]),
+            ("learners", [*LEARNERS]),
         ],
     )
     def test_json_and_table(self, what: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -48,6 +49,37 @@ def test_readme_commands_have_flags_that_exist() -> None:
 def test_own_method() -> None:
     module = runpy.run_path(str(ROOT / "examples" / "own_method.py"))
     assert module["accuracy"](module["GCE"](), 8) > module["accuracy"](module["CE"](), 8)
+
+
+def test_scikit_learn_grid_search() -> None:
+    """Worker processes included: the classifier and the trusted rows travel there and back."""
+    main = runpy.run_path(str(ROOT / "examples" / "sklearn_grid_search.py"))["main"]
+    method, found, plain = main(epochs=10)
+    assert method == "warpi"
+    assert found > plain + 10
+
+
+def test_text_tfidf() -> None:
+    accuracy, auroc = runpy.run_path(str(ROOT / "examples" / "text_tfidf.py"))["main"](epochs=10)
+    assert accuracy > 90
+    assert auroc > 0.9
+
+
+def test_own_module() -> None:
+    accuracy, precision = runpy.run_path(str(ROOT / "examples" / "own_module.py"))["main"](epochs=4)
+    assert accuracy > 75
+    assert precision > 0.8
+
+
+def test_fewshot_own_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    module = runpy.run_path(str(ROOT / "examples" / "fewshot_own_tasks.py"))
+    learner = module["trained"](module["make_learner"]("metavrf_evidence", proposals=4), steps=40)
+    assert module["error"](learner, 100) < 0.5  # predicting zero: 1.4
+    one = module["pendulums"](1, torch.Generator().manual_seed(2))
+    adapted = learner.adapt(one.support_x[0], one.support_y[0])
+    x, y = one.query_x[0, :3], one.query_y[0, :3]
+    module["show"](x, y, adapted.predict(x), adapted.std(x))
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_demo(tmp_path: Path) -> None:

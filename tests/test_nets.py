@@ -16,6 +16,7 @@ from torch.func import functional_call, jvp, vjp
 
 from warpi.errors import UserError
 from warpi.nets import NETS, make_net
+from warpi.nets.conv4 import Conv4
 from warpi.nets.mlp import MLP
 from warpi.nets.preact import PreActBlock, preact18
 from warpi.nets.resnet import _PadShortcut, resnet18, resnet20, resnet32, resnet50
@@ -25,6 +26,7 @@ from warpi.rng import seeded
 # The same architectures, narrow; the size is such that no BatchNorm sees only two numbers.
 NARROW: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda s, k: MLP(s, k, hidden=(8, 6)), (2, 3)),
+    "conv4": (lambda s, k: Conv4(s, k, channels=4), (2, 28, 28)),
     "resnet20": (lambda s, k: resnet20(s, k, width=4), (3, 8, 8)),
     "resnet32": (lambda s, k: resnet32(s, k, width=4), (3, 8, 8)),
     "resnet18": (lambda s, k: resnet18(s, k, width=4), (2, 16, 16)),
@@ -87,6 +89,8 @@ def count_preact(channels: int, k: int, stem: int, widths: tuple[int, ...], dept
     [
         ("mlp", (64,), 10, None, 64 * 128 + 2 * 128 + 128 * 10 + 10),
         ("mlp", (1, 8, 8), 10, None, 64 * 128 + 2 * 128 + 128 * 10 + 10),
+        ("conv4", (3, 32, 32), 5, None, 9 * 64 * (3 + 3 * 64) + 4 * 128 + 256 * 5 + 5),
+        ("conv4", (3, 84, 84), 5, None, 9 * 64 * (3 + 4 * 64) + 5 * 128 + 256 * 5 + 5),
         ("resnet20", (3, 32, 32), 10, 269_722, count_basic(3, 10, (3, 3, 3), 16, False)),
         ("resnet32", (3, 32, 32), 10, 464_154, count_basic(3, 10, (5, 5, 5), 16, False)),
         ("resnet32", (1, 28, 28), 10, None, count_basic(1, 10, (5, 5, 5), 16, False)),
@@ -115,6 +119,7 @@ def test_the_table_and_this_file_name_the_same_nets() -> None:
     [
         ("mlp", (64,), 128),
         ("mlp", (1, 8, 8), 128),
+        ("conv4", (1, 28, 27), 256),
         ("resnet32", (3, 9, 7), 64),  # odd sides: the shortcut and the strided convolution must agree
         ("resnet18", (1, 8, 8), 512),
         ("preact18", (3, 9, 7), 512),

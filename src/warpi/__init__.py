@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from warpi.data.split import Split as Split
     from warpi.engine import train as train
     from warpi.errors import UserError as UserError
+    from warpi.estimator import NoisyLabelClassifier as NoisyLabelClassifier
     from warpi.method import Method as Method
     from warpi.methods import METHODS as METHODS
     from warpi.methods import make_method as make_method
@@ -41,6 +42,7 @@ _HOME = {
     "warpi.data.split": ("Split",),
     "warpi.engine": ("train",),
     "warpi.errors": ("UserError",),
+    "warpi.estimator": ("NoisyLabelClassifier",),
     "warpi.method": ("Method",),
     "warpi.methods": ("METHODS", "make_method"),
     "warpi.methods.mwnet": ("MWNet",),

@@ -38,7 +38,7 @@ def captured(method: Method, always: bool = False) -> Iterator["Captured | None"
         return
     step = Captured(method)
     method.step = step  # type: ignore[method-assign]
-    with _searching():
+    with searching():
         try:
             yield step
         finally:
@@ -51,7 +51,7 @@ _searches: list[bool] = []  # what cuDNN was told before the first of several ru
 
 
 @contextmanager
-def _searching() -> Iterator[None]:
+def searching() -> Iterator[None]:
     """cuDNN tries all its algorithms once: shapes stay the same, so that this pays."""
     _searches.append(torch.backends.cudnn.benchmark)
     torch.backends.cudnn.benchmark = True
@@ -158,7 +158,7 @@ class _Step:
             generators = _generators(self.method)
             for generator in [*generators, *own]:
                 self.graph.register_generator_state(generator)
-            chance = _kept(*generators, torch.cuda.default_generators[device.index or 0])
+            chance = kept(*generators, torch.cuda.default_generators[device.index or 0])
             # On the stream of the run, if it has one: cuBLAS has a workspace a stream, and two graphs that were
             # recorded on one stream and run side by side on others would write into the same.
             own_stream = torch.cuda.current_stream(device)
@@ -223,7 +223,7 @@ def _anatomy(method: Method, deep: bool = False) -> dict[str, tuple[str, Any]]:
 
 
 @contextmanager
-def _kept(*generators: Generator) -> Iterator[None]:
+def kept(*generators: Generator) -> Iterator[None]:
     """Generators as they were, should a capture fail: it leaves them waiting for its end."""
     states = [generator.get_state() for generator in generators]
     try:

@@ -73,10 +73,16 @@ def set_global_rng(state: dict[str, Any]) -> None:
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint in place of the last one, which is kept beside it as `NAME.previous`."""
+    write_atomically(path, packed(state, FORMAT), keep=_previous(path))
+
+
+def packed(state: dict[str, Any], form: str) -> bytes:
+    """A state as the content of a file of that format."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_encode(state, tensors))
-    header = {"format": FORMAT, "state": tree, "sha256": _digest(tree, tensors)}
-    write_atomically(path, safetensors.torch.save(tensors, header), keep=_previous(path))
+    header = {"format": form, "state": tree, "sha256": _digest(tree, tensors)}
+    content: bytes = safetensors.torch.save(tensors, header)
+    return content
 
 
 def exists(path: Path) -> bool:
@@ -101,14 +107,20 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     previous, path = _previous(path), newest(path)
     other = path != previous and previous.exists()
     advice = f"delete it to go on from {previous.name}" if other else "delete it to begin anew"
+    return unpacked(path, FORMAT, advice, device)
+
+
+def unpacked(path: Path, form: str, advice: str, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The state in a file of that format, or an error that ends in the advice."""
+    what = form.partition("/")[0].removeprefix("warpi-")
     try:
         with safetensors.safe_open(path, "pt") as f:
             header = f.metadata() or {}
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as e:
-        raise UserError(f"{path} is not a whole checkpoint ({e}); {advice}") from e
-    if header.get("format") != FORMAT:
-        raise UserError(f"{path} is no checkpoint of this version: got {header.get('format')!r}, allowed {FORMAT!r}")
+        raise UserError(f"{path} is not a whole {what} ({e}); {advice}") from e
+    if header.get("format") != form:
+        raise UserError(f"{path} is no {what} of this version: got {header.get('format')!r}, allowed {form!r}")
     tree = header.get("state", "")
     if header.get("sha256") != _digest(tree, tensors):
         raise UserError(f"{path} is damaged: checksum mismatch; {advice}")

@@ -29,7 +29,7 @@ commands:
   fewshot   few-shot learning: MetaVRF and its peers
   bench     what a training step costs on this machine, and in other libraries
   corrupt   write label noise to a file that others can use
-  list      methods, datasets, noises or nets
+  list      methods, datasets, noises, nets or few-shot learners
 
 `warpi COMMAND --help` shows the flags of a command.
 """
@@ -230,7 +230,7 @@ def corrupt(argv: list[str]) -> None:
 
 def list_names(argv: list[str]) -> None:
     parser = Parser(prog="warpi list", description="What there is, by name.")
-    parser.add_argument("what", metavar="methods|datasets|noises|nets")
+    parser.add_argument("what", metavar="methods|datasets|noises|nets|learners")
     parser.add_argument("--json", action="store_true", help="as JSON on standard output")
     given = parser.read(argv)
     if given["what"] not in _TABLES:
@@ -302,6 +302,21 @@ def _nets() -> list[dict[str, Any]]:
     return [{"name": name, "summary": e.summary} for name, e in NETS.items()]
 
 
+def _learners() -> list[dict[str, Any]]:
+    from warpi.fewshot import LEARNERS
+    from warpi.fewshot.learner import Learner
+
+    def summary(learner: Learner) -> str:
+        changed = [f"{k}={v}" for k, v in asdict(learner).items() if v != getattr(type(learner)(), k)]
+        first = (sys.modules[type(learner).__module__].__doc__ or "").splitlines()[0]
+        return first + (f" Here {', '.join(changed)}." if changed else "")
+
+    return [
+        {"name": name, "year": m.year, "for": list(m.solves), "summary": summary(m), "options": asdict(m)}
+        for name, m in LEARNERS.items()
+    ]
+
+
 def _cell(value: object) -> str:
     if value is None:
         return ""
@@ -317,6 +332,7 @@ _TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "datasets": _datasets,
     "noises": _noises,
     "nets": _nets,
+    "learners": _learners,
 }
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "fit": fit,

@@ -108,7 +108,7 @@ def fitting(
             if stored is not None:
                 threads = same_threads(stored, threads, path)
                 settings, method = same_settings(stored, settings, method, path)
-            held.enter_context(_threads(threads))
+            held.enter_context(cpu_threads(threads))
             spec, task, truth = prepare(method or "warpi", **settings)
             moved = Moved()
             task, truth = task.to(where, moved), truth.to(where, moved)
@@ -119,7 +119,7 @@ def fitting(
             held.enter_context(seeded(derive(spec.recipe.seed, "training")))
             learner = replace(spec.base, **spec.options)
             learner.start(task, spec.recipe)
-            _check_batches(learner)
+            check_batches(learner)
             description = describe(spec, learner, truth, where)
             if stored is not None:
                 same_task(stored, json.loads(json.dumps(description)), path)
@@ -251,7 +251,7 @@ def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
     return Position(**state["position"])
 
 
-def _check_batches(learner: Method) -> None:
+def check_batches(learner: Method) -> None:
     """A batch of one cannot be normalised; torch says so only at the first step, and in other words."""
     loaders = [learner.loader, *([learner.meta_loader] if learner.needs_meta else [])]
     modules = [module for net in learner.nets for module in net.modules()]
@@ -262,7 +262,7 @@ def _check_batches(learner: Method) -> None:
 
 
 @contextmanager
-def _threads(n: int | None) -> Iterator[None]:
+def cpu_threads(n: int | None) -> Iterator[None]:
     """That many CPU threads inside, and as many as there were afterwards."""
     if n is not None and not 1 <= n <= 1024:
         raise UserError(f"threads must be at least 1 and at most 1024, got {n}")

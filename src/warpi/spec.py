@@ -91,10 +91,7 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     other = read(noise.other_name)[0] if noise.other_name else None
     meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
     data = replace(data, noise=str(noise), meta=meta)
-    recipe = Recipe(**{k: v for k, v in {**defaults, **settings}.items() if k in names[Recipe]})
-    prefix = type(base).__name__ + "."
-    suits = asdict(base) | {k.removeprefix(prefix): v for k, v in defaults.items() if k.startswith(prefix)}
-    changed = {k: v for k, v in chosen[type(base)].items() if v != suits[k]}
+    recipe, options, changed = suited(base, defaults, settings)
     task, truth = make_task(
         dataset,
         noise,
@@ -106,7 +103,18 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
         meta_data=meta_data,
         other=other,
     )
-    return RunSpec(data, name, base, suits | changed, changed, recipe, dataset.examples.digest()), task, truth
+    return RunSpec(data, name, base, options, changed, recipe, dataset.examples.digest()), task, truth
+
+
+def suited(
+    base: Method, defaults: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
+    """Recipe, hyper-parameters of the method, and which of these were changed: as set, else as suits the data."""
+    recipe = Recipe(**{k: v for k, v in {**defaults, **settings}.items() if k in {f.name for f in fields(Recipe)}})
+    prefix = type(base).__name__ + "."
+    suits = asdict(base) | {k.removeprefix(prefix): v for k, v in defaults.items() if k.startswith(prefix)}
+    changed = {k: v for k, v in settings.items() if k in suits and v != suits[k]}
+    return recipe, suits | changed, changed
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def read_arrays(
         for part, column in texts.items()
     }
 
-    first = like.examples if like else features(x["train"]) if x["train"].ndim == 2 else _images(x["train"])
+    first = like.examples if like else features(x["train"]) if x["train"].ndim == 2 else images(x["train"])
     if not isinstance(first, TensorExamples):
         raise UserError(f"{path} holds arrays, the first data set does not; give both in the same form")
     for part, tensor in x.items():
@@ -156,21 +156,30 @@ def _inputs(x: NDArray[Any], what: str) -> Tensor:
         )
     if x.ndim == 3:
         x = x[:, None]  # [N, 1, H, W]
-    else:
-        _, a, b, c = x.shape
-        if c in (1, 3) and (a not in (1, 3) or a == b != c):
-            x = x.transpose(0, 3, 1, 2)  # [N, C, H, W]
+    elif channels_last(x.shape):
+        x = x.transpose(0, 3, 1, 2)  # [N, C, H, W]
     return torch.from_numpy(x.copy())
 
 
-def _images(x: Tensor) -> TensorExamples:
-    """Normalised by the mean and deviation of each channel of these images, 0..255."""
-    levels = torch.arange(256, dtype=torch.float64)
-    share = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256) for c in range(x.shape[1])]).double()
-    share /= share.sum(1, keepdim=True)  # [C, 256]: a histogram is exact, and needs no copy of the images as floats
-    mean = share @ levels
-    std = (share @ levels.square() - mean.square()).clamp(min=0).sqrt()
-    std[std < 1e-3] = 1.0
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether images of four dimensions are [N, H, W, C] and not [N, C, H, W]."""
+    _, a, b, c = shape
+    return c in (1, 3) and (a not in (1, 3) or a == b != c)
+
+
+def images(x: Tensor) -> TensorExamples:
+    """Normalised by the mean and deviation of each channel of these images: bytes, or floats on any scale."""
+    if x.dtype == torch.uint8:
+        levels = torch.arange(256, dtype=torch.float64)
+        share = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256) for c in range(x.shape[1])]).double()
+        share /= share.sum(1, keepdim=True)  # [C, 256]: a histogram is exact, and needs no copy of the images as floats
+        mean = share @ levels
+        std = (share @ levels.square() - mean.square()).clamp(min=0).sqrt()
+        std[std < 1e-3] = 1.0
+    else:
+        channels = x.transpose(0, 1).flatten(1).double()
+        mean, std = channels.mean(1), channels.std(1, correction=0)
+        std[std < 1e-12] = 1.0
     scale = Scale(*(t.float().view(-1, 1, 1) for t in (mean, std)))
     height, width = x.shape[2:]
     return TensorExamples(x, scale, Crop(size=height, pad=height // 8) if height == width else None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +10,13 @@ from torch import Tensor
 from warpi.data.examples import Examples
 from warpi.data.split import Split
 from warpi.errors import UserError
+
+
+class Files(NamedTuple):
+    """Where the rows of a data set of images lie."""
+
+    root: str
+    paths: tuple[str, ...]  # [N] relative to root, or absolute
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +40,7 @@ class Dataset:
     superclass: Tensor | None = None  # [K] for `hierarchical` and `asymmetric` noise
     label_sets: Mapping[str, Tensor] = field(default_factory=dict)  # each [N]
     encoding: object = None  # how a reader made features out of columns, so that it can read a second file alike
+    files: Files | None = None  # of image files, also where these are held in memory
 
     def __post_init__(self) -> None:
         check_labels(self.y, len(self.examples), self.n_classes, f"labels of {self.name}")
@@ -57,6 +66,7 @@ class Dataset:
         verified: Tensor | None = None,
         test_is_clean: bool = False,
         encoding: object = None,
+        files: Files | None = None,
     ) -> "Dataset":
         """Put together what a reader found: inputs and labels of train and, where there are such, of test and meta.
 
@@ -80,6 +90,7 @@ class Dataset:
             test=held.get("test"),
             test_is_clean=test_is_clean,
             encoding=encoding,
+            files=files,
         )
 
     @property

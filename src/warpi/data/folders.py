@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpi.data.dataset import Dataset
+from warpi.data.dataset import Dataset, Files
 from warpi.data.examples import Examples
 from warpi.data.files import FileExamples, load_tensor, stored_size
 from warpi.data.labels import check_known, in_order, marked, numbered
@@ -173,7 +173,7 @@ def read_manifest(
         if index
     }
     verified = marked(marks, at)[of["train"]] if marks else None
-    test_is_clean = bool((clean[of["test"]] >= 0).all())
+    test_is_clean = bool(of["test"]) and bool((clean[of["test"]] >= 0).all())
     known = clean[of["train"]]
     return _dataset(
         path.stem, classes, size, in_memory, parts, clean=known, verified=verified, test_is_clean=test_is_clean
@@ -358,4 +358,8 @@ def _dataset(
     kept = loaded["train"][2]
     clean, verified = (None if known is None else known[kept] for known in (clean, verified))
     held = {which: (examples, y) for which, (examples, y, _) in loaded.items()}
-    return Dataset.of_parts(name, held, classes, clean=clean, verified=verified, test_is_clean=test_is_clean)
+    read = zip(parts["train"].paths, kept.tolist(), strict=True)
+    files = Files(str(parts["train"].root), tuple(path for path, good in read if good))
+    return Dataset.of_parts(
+        name, held, classes, clean=clean, verified=verified, test_is_clean=test_is_clean, files=files
+    )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from warpi.data.examples import TensorExamples
 from warpi.data.files import FileExamples
+from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 
 
@@ -25,6 +26,8 @@ def shared(a: Split, b: Split) -> Tensor:
             return _marked(_contents(x.x[a.rows]), _contents(other.x[b.rows]))
     elif isinstance(x, FileExamples) and isinstance(other, FileExamples):
         return _marked(_places(x, a.rows), _places(other, b.rows))
+    elif isinstance(x, SparseExamples) and isinstance(other, SparseExamples):
+        return _marked(x.contents(a.rows), other.contents(b.rows))
     return torch.zeros(len(a), dtype=torch.bool)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from warpi.features import feature_size, features, last_layer
 from warpi.lookahead import bilevel_step
 from warpi.losses import cross_entropy, one_hot, soft_cross_entropy
-from warpi.method import Method, evaluating
+from warpi.method import Method
 from warpi.recipe import Recipe
 from warpi.rng import derive, seeded
 from warpi.settings import at_least
@@ -103,8 +103,6 @@ class EMLC(Method):
         phi, teacher = [*self.nets[1].parameters(), *self.V.parameters()], self.optimizers[1]
         return bilevel_step(self, both, corrected_loss, meta_loss, phi, teacher, trusted=judge, own_loss=taught)
 
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        with evaluating(self.nets):
-            p: Tensor = self.net(x).softmax(dim=1)
-        return p
+    @property
+    def predictors(self) -> list[nn.Module]:
+        return self.nets[:1]

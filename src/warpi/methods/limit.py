@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
+from torch import nn
 
 from warpi.losses import one_hot, soft_cross_entropy
-from warpi.method import Method, descend, evaluating
+from warpi.method import Method, descend
 from warpi.settings import at_least
 from warpi.types import Batch, Log
 
@@ -51,8 +50,6 @@ class LIMIT(Method):
         descend(info, self.optimizers[1])
         return {"loss": loss.detach(), "q_loss": info.detach()}
 
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        with evaluating(self.nets[:1]):
-            p: Tensor = self.nets[0](x).softmax(dim=1)
-        return p
+    @property
+    def predictors(self) -> list[nn.Module]:
+        return self.nets[:1]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from warpi import parallel
 from warpi.features import feature_size, features
 from warpi.lookahead import step_along
 from warpi.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
-from warpi.method import Method, descend, evaluating
+from warpi.method import Method, descend
 from warpi.passes import at, forward
 from warpi.recipe import Recipe
 from warpi.settings import at_least, within
@@ -111,8 +111,6 @@ class MLNT(Method):
         step_along(self, gradient)
         return {"loss": loss.detach(), "consistency": apart}
 
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        with evaluating([self.teacher]):
-            p: Tensor = self.teacher(x).softmax(dim=1)
-        return p
+    @property
+    def predictors(self) -> list[nn.Module]:
+        return [self.teacher]

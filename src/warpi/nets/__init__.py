@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from warpi.errors import UserError, missing, unknown
+from warpi.nets.conv4 import Conv4
 from warpi.nets.mlp import MLP
 from warpi.nets.preact import preact18
 from warpi.nets.resnet import resnet18, resnet20, resnet32, resnet50
@@ -34,6 +35,7 @@ class NetEntry(NamedTuple):
 
 NETS: dict[str, NetEntry] = {
     "mlp": NetEntry("one hidden layer of 128 with BatchNorm; any input, flattened", MLP),
+    "conv4": NetEntry("four 3x3 convolutions with pooling, 0.11 M parameters; small images", Conv4),
     "resnet20": NetEntry("CIFAR ResNet-20, 0.27 M parameters; small images", resnet20),
     "resnet32": NetEntry("CIFAR ResNet-32, 0.46 M parameters; small images", resnet32),
     "resnet18": NetEntry("ResNet-18 with a 3x3 stem, 11.2 M parameters; small images", resnet18),
