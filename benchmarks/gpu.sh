@@ -55,6 +55,13 @@ sweep)
     seconds=$2 recipe=$3
     shift 3
     out=$(sed -n 's/^out = "runs\/\(.*\)"/\1/p' "recipes/$recipe.toml")
+    # Processes that share the GPU by MPS, where there is one: while one reads its data, traces or evaluates, the others train.
+    export CUDA_MPS_PIPE_DIRECTORY=$WORK/mps CUDA_MPS_LOG_DIRECTORY=$WORK/mps-log
+    mkdir -p "$WORK/mps" "$WORK/mps-log"
+    if ! { echo get_server_list | timeout 5 nvidia-cuda-mps-control || nvidia-cuda-mps-control -d; } > "$WORK/mps-log/start" 2>&1; then
+        echo "gpu.sh: no MPS here: processes take turns on the GPU"
+        unset CUDA_MPS_PIPE_DIRECTORY
+    fi
     # SIGTERM: every run under way stores a checkpoint, and the next call goes on with it
     timeout --signal=TERM --kill-after=45 "$seconds" \
         python -m warpi sweep "recipes/$recipe.toml" --root "$WORK/data" --out "$WORK/runs/$out" "$@" || echo "gpu.sh: rc $?"

@@ -294,10 +294,13 @@ def test_means(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(device) for device in two.processes] == ["cuda:0", "cuda:1"]
     assert (two.per_gpu, two.threads) == (3, None)
     assert [str(d) for d in means("cuda:1", "auto", None).devices] == ["cuda:1"]
+    shared = means("auto", "auto", 3)  # three processes on each of two GPUs, a run each
+    assert [str(device) for device in shared.processes] == ["cuda:0", "cuda:1"] * 3
+    assert (shared.per_gpu, means("auto", "2", 3).per_gpu, means("auto", "auto", 1).per_gpu) == (1, 2, None)
     for flags in (
         ("cuda:0,cuda:0", "auto", None),
         ("cuda:0,cpu", "auto", None),
-        ("cuda", "auto", 2),
+        ("cuda", "auto", 0),
         ("cuda", "0", None),
     ):
         with pytest.raises(UserError):

@@ -1,6 +1,6 @@
 """Many runs from one file: `warpi sweep`. What is done is left alone, what stopped goes on, what is missing is run.
 
-One device is served by this process; several, or several CPU jobs, by a process each. All of them read the same file
+One device is served by this process; several, or several jobs, by a process each. All of them read the same file
 and take what is left of it (`folders.Queue`), so that none waits for another.
 """
 
@@ -42,7 +42,7 @@ class Means:
 
     devices: tuple[torch.device, ...]
     per_gpu: int | None  # runs at once on a GPU; None: as many as pay
-    jobs: int  # processes, where there is no GPU
+    jobs: int  # processes a device
 
     @property
     def cpu(self) -> bool:
@@ -51,7 +51,7 @@ class Means:
     @property
     def processes(self) -> tuple[torch.device, ...]:
         """A process for each of these."""
-        return self.devices * self.jobs if self.cpu else self.devices
+        return self.devices * self.jobs
 
     @property
     def threads(self) -> int | None:
@@ -78,11 +78,12 @@ def means(device: str, per_gpu: str, jobs: int | None) -> Means:
     on_cpu = found[0].type == "cpu"
     if on_cpu and per_gpu != "auto":
         raise UserError("--per-gpu is for GPUs, and there is none in use here; --jobs N runs N processes on the CPU")
-    if not on_cpu and jobs is not None:
-        raise UserError("--jobs is for CPUs (--device cpu); on GPUs --per-gpu says how many runs share one")
     if jobs is not None and not 1 <= jobs <= 1024:
         raise UserError(f"--jobs must be at least 1 and at most 1024, got {jobs}")
-    return Means(tuple(found), None if per_gpu == "auto" else int(per_gpu), jobs or min(cores(), _MOST_JOBS))
+    if not on_cpu and jobs is not None and jobs > 1 and per_gpu == "auto":
+        per_gpu = "1"  # what pays cannot be measured beside other processes
+    most = min(cores(), _MOST_JOBS) if on_cpu else 1
+    return Means(tuple(found), None if per_gpu == "auto" else int(per_gpu), jobs or most)
 
 
 def states(plan: Plan) -> dict[str, State | str]:
