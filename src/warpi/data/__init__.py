@@ -42,6 +42,7 @@ _SMALL = {
     "TRevision.revision_lr": 1e-2,  # why: docs/methods/t_revision.md
     "PTD.revision_lr": 1e-2,
     "DMI.warmup": 0.2,  # why: docs/methods/dmi.md
+    "DMINS.warmup": 0.2,
 }
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
