@@ -1,0 +1,353 @@
+"""The few-shot figures of the docs that need a GPU: tables of accuracy and of episodes a second.
+
+    python benchmarks/fewshot_gpu.py speed  --root DATA --out WORK --json fewshot-speed.json
+    python benchmarks/fewshot_gpu.py choose --root DATA --out WORK --json fewshot-choose.json     (about 90 s)
+    python benchmarks/fewshot_gpu.py train  --root DATA --out WORK --json fewshot-runs.json       (about 18 min)
+
+DATA holds omniglot and cifar-100-python. Run folders lie in WORK; a finished run leaves its rows in WORK/rows and is
+never done again, and one that did not finish within --seconds goes on at the next call, so that all can be done in
+calls of 10 minutes. The JSON file holds all rows there are so far and is written again after every run. Runs come in
+the order of their worth; --only REGEX chooses some of them, --scale 0.5 halves all iterations, --list prints them.
+--tiny does everything with made-up images and a few steps, on a CPU too.
+
+`speed` times the whole step as it is trained (drawing tasks, loss, backward, Adam) after a warm-up. `choose` trains
+MetaVRF on CIFAR-FS 5-way 1-shot with other dropout, augmentation and learning rates for a short time; `train` takes
+what was best on validation tasks for every learner on CIFAR-FS. All rows of a setting are judged on the same 3,000
+test tasks.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import fields, replace
+from datetime import date
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warpi.atomic import write_atomically
+from warpi.capture import searching
+from warpi.data.fewshot import Classes, FewShotData
+from warpi.errors import UserError
+from warpi.fewshot import LEARNERS
+from warpi.fewshot import run as runs
+from warpi.fewshot.episodes import Kind, make_tasks
+from warpi.fewshot.learner import Problem
+from warpi.fewshot.rows import judged, versatility
+from warpi.fewshot.train import Position, Step, Training
+from warpi.rng import generator
+from warpi.run import Stopped
+
+# The same training for every learner of a table.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cifar_fs-5w1s": {"data": "cifar_fs", "ways": 5, "shots": 1, "tasks": 32, "iterations": 8000},
+    "cifar_fs-5w5s": {"data": "cifar_fs", "ways": 5, "shots": 5, "tasks": 32, "iterations": 6000},
+    "omniglot-5w1s": {"data": "omniglot", "ways": 5, "shots": 1, "tasks": 32, "iterations": 6000},
+    "omniglot-20w1s": {"data": "omniglot", "ways": 20, "shots": 1, "tasks": 16, "iterations": 5000},
+}
+COMMON: dict[str, Any] = {
+    "lr": 1e-3,
+    "queries": 15,
+    "precision": "bf16",
+    "val_every": 1000,
+    "val_tasks": 600,
+    "clip": 10.0,
+    "scalars": 10.0,
+}
+NOT_BEGUN = "not begun"
+TINY: dict[str, Any] = {}  # what --tiny changes
+LEARNER: dict[str, dict[str, Any]] = {  # a name of the table: a learner and its options
+    "bilstm": {"learner": "metavrf_bilstm"},
+    "bilstm-inductive": {"learner": "metavrf_bilstm", "norm": "support"},
+    "none": {"learner": "metavrf"},
+    "lstm": {"learner": "metavrf_lstm"},
+    "exact": {"learner": "metavrf", "exact": True},
+    "exact-inductive": {"learner": "metavrf", "exact": True, "norm": "support"},
+    "rff": {"learner": "rff"},
+    "rbf": {"learner": "rbf"},
+    "protonet": {"learner": "protonet", "norm": "transductive"},
+    "protonet-inductive": {"learner": "protonet"},
+    "r2d2": {"learner": "r2d2", "norm": "transductive"},
+    "r2d2-inductive": {"learner": "r2d2"},
+    "maml": {"learner": "maml", "precision": "32", "tasks": 8, "iterations": 4000},  # a step of it costs many
+    "nearest": {"learner": "nearest"},
+}
+CHOICES: dict[str, dict[str, Any]] = {
+    "dropout 0.5": {"dropout": 0.5},
+    "dropout 0.2": {"dropout": 0.2},
+    "dropout 0.2, augment": {"dropout": 0.2, "augment": True},
+    "augment": {"dropout": 0.0, "augment": True},
+    "augment, lr 0.003": {"dropout": 0.0, "augment": True, "lr": 3e-3},
+    "augment, scalars 1": {"dropout": 0.0, "augment": True, "scalars": 1.0},
+}
+_EVERY = ("cifar_fs-5w1s", "cifar_fs-5w5s", "omniglot-5w1s", "omniglot-20w1s")
+ORDER = [
+    *((s, "bilstm") for s in _EVERY),
+    *((s, "bilstm-inductive") for s in _EVERY),
+    *((s, n) for n in ("nearest", "rff", "protonet") for s in _EVERY),
+    *((s, n) for n in ("none", "r2d2", "exact") for s in ("cifar_fs-5w1s", "cifar_fs-5w5s", "omniglot-5w1s")),
+    *((s, n) for n in ("protonet-inductive", "r2d2-inductive") for s in ("cifar_fs-5w1s", "cifar_fs-5w5s")),
+    *((s, "lstm") for s in ("cifar_fs-5w1s", "cifar_fs-5w5s")),
+    ("cifar_fs-5w1s", "maml"),
+    ("cifar_fs-5w1s", "rbf"),
+    ("cifar_fs-5w1s", "exact-inductive"),
+]
+BASES = [(d, name) for d in (10, 50, 200, 780, 2000) for name in ("bilstm", "rff")]  # CIFAR-FS 5-way 5-shot, short
+
+
+def plan(chosen: dict[str, Any], scale: float) -> dict[str, dict[str, Any]]:
+    """All runs by name."""
+    found = {}
+    for setting, name in ORDER:
+        found[f"{setting}-{name}"] = options(setting, name, chosen, scale)
+    for d, name in BASES:
+        settings = options("cifar_fs-5w5s", name, chosen, scale)
+        found[f"bases-{name}-{d}"] = settings | {"bases": d, "iterations": settings["iterations"] // 4}
+    return found
+
+
+def options(setting: str, name: str, chosen: dict[str, Any], scale: float) -> dict[str, Any]:
+    settings = COMMON | SETTINGS[setting] | (chosen if "cifar" in setting else {}) | LEARNER[name]
+    own = {f.name for f in fields(LEARNERS[settings["learner"]])}
+    if "dropout" not in own:
+        settings.pop("dropout", None)
+    return settings | {"iterations": max(1, round(scale * settings["iterations"]))} | TINY
+
+
+def train_one(name: str, settings: dict[str, Any], given: argparse.Namespace, deadline: float) -> str:
+    """Do, or go on with, a run; leave its rows behind."""
+    prepare(given)
+    out, rows_file = given.out / "runs" / name, given.out / "rows" / f"{name}.json"
+    left = deadline - time.time()
+    if left < 5:
+        return NOT_BEGUN
+    timer = threading.Timer(left, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    before = signal.signal(signal.SIGTERM, too_late)  # until `fit` notes signals itself
+    timer.start()
+    try:
+        if not (out / "done").exists():
+            again = (out / "spec.json").exists()
+            runs.fit(out, resume=again, device=given.device, root=given.root, **settings)
+    except (Stopped, TimeoutError):
+        return "stopped, goes on at the next call"
+    except UserError as e:
+        return f"failed: {e}"
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+    run = runs.load(out, device=given.device, root=given.root)
+    about = {"run": name, "setting": re.split(r"-(?=[a-z]+)", name)[0], "precision": run.spec.training.precision}
+    about |= {f"train_{k}": getattr(run.spec.training, k) for k in ("tasks", "augment", "lr", "scalars")} | machine(
+        given
+    )
+    about["train_seconds"] = sum(r["seconds"] for r in run.history)
+    about["val_mean"] = (min if run.data.regression else max)(r["val_mean"] for r in run.history)
+    tests = 20 if given.tiny else 3000
+    rows = [judged(run, tests, facts=about)]
+    if name.startswith("omniglot") and name.endswith("-bilstm"):
+        few = 10 if given.tiny else 600
+        rows += [
+            row | about | {"versatility": True}
+            for row in versatility(run, few, (5, 10) if given.tiny else (5, 10, 20, 50, 100), (1, 5, 10))
+        ]
+    write_atomically(rows_file, (json.dumps(rows, indent=1) + "\n").encode())
+    return f"{rows[0]['mean']:.2f} ± {rows[0]['ci95']:.2f}"
+
+
+def too_late(*_: object) -> None:
+    raise TimeoutError
+
+
+def train(given: argparse.Namespace, wanted: dict[str, dict[str, Any]]) -> None:
+    began, deadline = time.time(), time.time() + given.seconds
+    (given.out / "rows").mkdir(parents=True, exist_ok=True)
+    names = [n for n in wanted if re.search(given.only, n)]
+    if given.list:
+        print("\n".join(f"{n}: {wanted[n]}" for n in names))
+        return
+    left = [n for n in names if not (given.out / "rows" / f"{n}.json").exists()]
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        jobs = {pool.submit(train_one, n, wanted[n], given, deadline): n for n in left}
+        for job in as_completed(jobs):
+            error = job.exception()
+            said = f"failed: {error!r}" if error else job.result()
+            if said != NOT_BEGUN:
+                print(f"{time.time() - began:6.0f} s  {jobs[job]}: {said}", flush=True)
+                collect(given, names)
+    collect(given, names)
+    done = sum((given.out / "rows" / f"{n}.json").exists() for n in names)
+    print(f"{done} of {len(names)} runs are done" + ("; call again to go on" if done < len(names) else ""))
+
+
+def collect(given: argparse.Namespace, names: list[str]) -> None:
+    files = [given.out / "rows" / f"{n}.json" for n in names]
+    rows = [row for file in files if file.exists() for row in json.loads(file.read_text())]
+    write_atomically(given.json, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def choose(given: argparse.Namespace) -> None:
+    """Short runs with other regularisation; the rows go where `chosen` looks."""
+    base = options("cifar_fs-5w1s", "bilstm", {}, 0.375 * given.scale)
+    wanted = {f"choose-{re.sub(r'[^a-z0-9.]+', '-', name)}": base | choice for name, choice in CHOICES.items()}
+    train(given, wanted)
+
+
+def chosen(given: argparse.Namespace) -> dict[str, Any]:
+    """What did best on validation tasks among those `choose` has tried."""
+    found = []
+    for name, choice in CHOICES.items():
+        file = given.out / "rows" / f"choose-{re.sub(r'[^a-z0-9.]+', '-', name)}.json"
+        if file.exists():
+            found.append((json.loads(file.read_text())[0]["val_mean"], name, choice))
+    if not found:
+        print("nothing was chosen yet: dropout 0.2 and augmentation", file=sys.stderr)
+        return CHOICES["dropout 0.2, augment"]
+    value, name, choice = max(found, key=lambda f: f[0])
+    print(f"chosen on validation: {name} ({value:.2f})")
+    return choice
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def speed(given: argparse.Namespace) -> None:
+    """Training episodes a second on CIFAR-FS 5-way 1-shot with 15 queries a class."""
+    prepare(given)
+    device = torch.device(given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    data = runs._loaded("cifar_fs", str(given.root)).to(device)
+    rows: list[dict[str, Any]] = []
+    wide = ("bilstm", "lstm", "none", "exact", "rff", "rbf", "protonet", "r2d2")
+    cases = [(n, t, "bf16", True) for t in (8, 32, 128) for n in wide]
+    cases += [("maml", t, "32", True) for t in (8, 32)] + [("maml", 8, "bf16", True)]
+    cases += [("bilstm", 32, "32", True), ("bilstm", 8, "bf16", False), ("bilstm", 32, "bf16", False)]
+    for name, tasks, precision, capture in cases:
+        if re.search(given.only, f"{name}-{tasks}-{precision}"):
+            rows.append(time_step(name, tasks, precision, capture, data, device, given))
+            print(
+                {k: v for k, v in rows[-1].items() if k in ("name", "train_tasks", "episodes_per_s", "why")}, flush=True
+            )
+            write_atomically(given.json, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def time_step(
+    name: str,
+    tasks: int,
+    precision: Any,
+    capture: bool,
+    data: FewShotData,
+    device: torch.device,
+    given: argparse.Namespace,
+) -> dict[str, Any]:
+    learner_options = {
+        k: v for k, v in LEARNER[name].items() if k not in ("learner", "precision", "tasks", "iterations")
+    }
+    learner = replace(LEARNERS[LEARNER[name]["learner"]], **learner_options)
+    learner.start(Problem(data.shape, 5), device=device)
+    training = Training(
+        iterations=10_000, tasks=2 if given.tiny else tasks, queries=2 if given.tiny else 15, precision=precision
+    )
+    at = Position(learner, training)
+    source = make_tasks(data.train, Kind(5, 1, training.queries), device, training=True, augment=False)
+    step = Step(learner, source, training, at)
+    step.why = step.why or ("" if capture else "it was asked not to")
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with searching():
+        for _ in range(6):
+            step()
+        wait()
+        began, n = time.perf_counter(), 0
+        while (spent := time.perf_counter() - began) < (0.2 if given.tiny else 1.5):
+            for _ in range(1 if given.tiny else 10):
+                step()
+                at.iteration += 1
+                n += 1
+            wait()
+    row = {
+        "name": name,
+        "learner": LEARNER[name]["learner"],
+        "data": "cifar_fs",
+        "ways": 5,
+        "shots": 1,
+        "queries": training.queries,
+        "train_tasks": training.tasks,
+        "precision": precision,
+        "dropout": getattr(learner, "dropout", None),
+        "episodes_per_s": n * training.tasks / spent,
+        "ms": 1000 * spent / n,
+        "captured": step.graph is not None,
+        "why": step.why,
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None,
+        **machine(given),
+    }
+    del step, at, learner
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return row
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+def machine(given: argparse.Namespace) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and given.device != "cpu" else None
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"gpu": gpu, "date": date.today().isoformat(), "jobs": given.jobs, **versions}
+
+
+def prepare(given: argparse.Namespace) -> None:
+    """With --tiny, noise in the place of data; everything else as it is."""
+    if not given.tiny:
+        return
+    torch.set_num_threads(1)
+
+    def made_up(name: str, root: str | None) -> FewShotData:  # noqa: ARG001
+        size, k, n = ((1, 28, 28), 24, 20) if name == "omniglot" else ((3, 32, 32), 6, 22)
+
+        def part(seed: int) -> Classes:
+            x = torch.randint(256, (k, n, *size), generator=generator(seed, "made up")).to(torch.uint8)
+            return Classes.of({f"{seed}-{i}": x[i] for i in range(k)}, 4 if name == "omniglot" else 1)
+
+        return FewShotData(name, part(0), part(1), part(2))
+
+    runs._loaded = made_up  # type: ignore[assignment]
+    TINY.update(tasks=1, queries=2, val_every=2, val_tasks=2, iterations=2, precision="32")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["speed", "choose", "train"])
+    parser.add_argument("--root", type=Path, default=None)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    given = parser.parse_args()
+    prepare(given)
+    if given.what == "speed":
+        given.jobs = 1
+        speed(given)
+    elif given.what == "choose":
+        choose(given)
+    else:
+        train(given, plan(chosen(given), given.scale))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The tables and pictures of docs/fewshot.md, from committed results.
+
+    python benchmarks/fewshot_page.py
+
+Reads benchmarks/results/fewshot-{runs,choose,speed}.json as benchmarks/fewshot_gpu.py wrote them, and writes between
+the marks `<!-- fewshot:NAME -->` and `<!-- /fewshot:NAME -->` of the page; pictures go to docs/results/fewshot. What
+has no results yet is left as it is.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from warpi.atomic import write_atomically
+from warpi.fewshot.plot import plot_bases, plot_versatility
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE, PICTURES = ROOT / "benchmarks/results", ROOT / "docs/fewshot.md", ROOT / "docs/results/fewshot"
+Row = dict[str, Any]
+SETTINGS = {
+    "cifar_fs-5w1s": "CIFAR-FS 5-way 1-shot",
+    "cifar_fs-5w5s": "CIFAR-FS 5-way 5-shot",
+    "omniglot-5w1s": "Omniglot 5-way 1-shot",
+    "omniglot-20w1s": "Omniglot 20-way 1-shot",
+}
+NAMES = {
+    "bilstm": "MetaVRF, bi-LSTM",
+    "lstm": "MetaVRF, LSTM",
+    "none": "MetaVRF without LSTM",
+    "exact": "MetaVRF without LSTM, exact kernel",
+    "rff": "random Fourier features, 2048",
+    "rbf": "RBF kernel",
+    "protonet": "ProtoNet",
+    "r2d2": "R2-D2",
+    "maml": "MAML, second order",
+    "nearest": "nearest class mean of raw pixels",
+}
+# Zhen et al. 2020, tables 1 and 2.
+PAPER = {
+    "MetaVRF, bi-LSTM": ("63.1 ± 0.7", "76.5 ± 0.9", "99.8 ± 0.1", "97.8 ± 0.3"),
+    "MetaVRF without LSTM": ("61.1 ± 0.7", "74.3 ± 0.9", "99.6 ± 0.2", "97.0 ± 0.3"),
+    "random Fourier features, 2048": ("61.1 ± 0.8", "74.7 ± 0.9", "99.5 ± 0.2", "97.2 ± 0.3"),
+}
+
+
+def accuracy(rows: Sequence[Row]) -> str:
+    """Learners down, settings across; transductive and inductive apart, the best of each column bold."""
+    cells = {(split(r)[1], r["transductive"], r["setting"]): r for r in rows if r.get("setting") in SETTINGS}
+    rows = list(cells.values())
+    lines = ["| learner | " + " | ".join(SETTINGS.values()) + " |", "|---" * (1 + len(SETTINGS)) + "|"]
+    for transductive in (True, False):
+        mine = {key: r for key, r in cells.items() if key[1] is transductive}
+        if not mine:
+            continue
+        lines.append(f"| **{'transductive' if transductive else 'inductive'}** |" + " |" * len(SETTINGS))
+        best = {s: max((r["mean"] for (_, _, t), r in mine.items() if t == s), default=0.0) for s in SETTINGS}
+        for name, text in NAMES.items():
+            found = [mine.get((name, transductive, s)) for s in SETTINGS]
+            if any(found):
+                shown = [show(r, r is not None and r["mean"] == best[r["setting"]]) for r in found]
+                lines.append(f"| {text} | " + " | ".join(shown) + " |")
+    lines.append("| **published** (transductive, 5 queries a task) |" + " |" * len(SETTINGS))
+    lines += [f"| {name} | " + " | ".join(values) + " |" for name, values in PAPER.items()]
+    tasks = "/".join(sorted({f"{r['tasks']:,}" for r in rows}))
+    seeds = "/".join(sorted({str(r["seed"]) for r in rows}))
+    lines += [
+        "",
+        f"Accuracy in per cent over {tasks} test tasks with 15 queries a class, ± 95 % interval. {machine(rows)}",
+    ]
+    budget = ", ".join(f"{SETTINGS[s]} {steps(rows, s)}" for s in SETTINGS if any(r["setting"] == s for r in rows))
+    lines.append(f"Seed {seeds}; steps × tasks a step: {budget}.")
+    other = [r for r in rows if split(r)[1] == "maml"]
+    if other:
+        lines.append(f"MAML, whose steps cost more, had {other[0]['iterations']:,} × {other[0]['train_tasks']}.")
+    return "\n".join(lines)
+
+
+def split(row: Row) -> tuple[str, str]:
+    """Setting and learner of a run's name."""
+    setting = row["setting"]
+    return setting, row["run"].removeprefix(f"{setting}-").removesuffix("-inductive")
+
+
+def show(row: Row | None, best: bool) -> str:
+    if row is None:
+        return ""
+    text = f"{row['mean']:.2f} ± {row['ci95']:.2f}"
+    return f"**{text}**" if best else text
+
+
+def steps(rows: Sequence[Row], setting: str) -> str:
+    found = {(r["iterations"], r["train_tasks"]) for r in rows if r["setting"] == setting and r["learner"] != "maml"}
+    return " or ".join(f"{n:,} × {t}" for n, t in sorted(found))
+
+
+def choices(rows: Sequence[Row]) -> str:
+    lines = ["| dropout | crops and mirror images | lr | lr of single numbers | validation | test |", "|---" * 6 + "|"]
+    for r in sorted(rows, key=lambda r: -float(r["val_mean"])):
+        cells = [r["changed"].get("dropout", 0.5), "yes" if r["train_augment"] else "no", f"{r['train_lr']:g}"]
+        cells += [
+            f"{r['train_lr'] * r['train_scalars']:g}",
+            f"{r['val_mean']:.2f}",
+            f"{r['mean']:.2f} ± {r['ci95']:.2f}",
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    first = rows[0]
+    lines += [
+        "",
+        f"CIFAR-FS 5-way 1-shot, MetaVRF with bi-LSTM, {first['iterations']:,} × {first['train_tasks']} tasks, ",
+    ]
+    return "\n".join(lines) + f"seed {first['seed']}. {machine(rows)}"
+
+
+def speed(rows: Sequence[Row]) -> str:
+    """Learners down, tasks a step across."""
+    sizes = sorted({r["train_tasks"] for r in rows})
+    found = {(r["name"], r["precision"], r["captured"], r["train_tasks"]): r for r in rows}
+    lines = ["| learner | " + " | ".join(f"{t} tasks a step" for t in sizes) + " |", "|---" * (1 + len(sizes)) + "|"]
+    for name, precision, captured in sorted({key[:3] for key in found}, key=lambda k: (list(NAMES).index(k[0]), k[1:])):
+        text = NAMES[name] + ", float32" * (precision == "32") + ", kernel by kernel" * (not captured)
+        row = [found.get((name, precision, captured, t)) for t in sizes]
+        lines.append(f"| {text} | " + " | ".join(f"{r['episodes_per_s']:,.0f}" if r else "" for r in row) + " |")
+    about = (
+        f"Training episodes a second on CIFAR-FS 5-way 1-shot, {rows[0]['queries']} queries a class; a step is\n"
+        f"drawing the tasks, loss, backward and Adam, in bfloat16 and as one CUDA graph unless said. {machine(rows)}"
+    )
+    return "\n".join([*lines, "", about])
+
+
+def machine(rows: Sequence[Row]) -> str:
+    parts = (sorted({str(r[name]) for r in rows}) for name in ("gpu", "torch", "date"))
+    gpu, torch, day = ("/".join(p) for p in parts)
+    return f"{'CPU' if gpu == 'None' else gpu}, torch {torch}, {day}."
+
+
+def read(name: str) -> list[Row]:
+    file = RESULTS / f"fewshot-{name}.json"
+    rows: list[Row] = json.loads(file.read_text()) if file.exists() else []
+    return rows
+
+
+def pictures(runs: Sequence[Row]) -> str:
+    """The pictures that there are rows for, and the lines that show them."""
+    bases = [r | {"label": NAMES[r["run"].split("-")[1]]} for r in runs if r["run"].startswith("bases-")]
+    versatile = [r for r in runs if r.get("versatility")]
+    lines = []
+    if bases:
+        write_atomically(PICTURES / "bases.png", plot_bases(bases, "png"))
+        lines.append("![Accuracy against the number of bases](results/fewshot/bases.png)")
+    if versatile:
+        write_atomically(PICTURES / "versatility.png", plot_versatility(versatile, "png"))
+        lines.append("![Other ways and shots than trained](results/fewshot/versatility.png)")
+    return "\n\n".join([*lines, f"Seed 0. {machine(runs)}"]) if lines else ""
+
+
+def main() -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page, runs = PAGE.read_text(), read("runs")
+    own = [r for r in runs if not r.get("versatility")]
+    makers = {"accuracy": (accuracy, own), "choices": (choices, read("choose")), "speed": (speed, read("speed"))}
+    for name, (make, rows) in (makers | {"pictures": (pictures, runs)}).items():
+        marks = re.compile(rf"(<!-- fewshot:{name} -->\n).*?(<!-- /fewshot:{name} -->)", re.DOTALL)
+        if not marks.search(page):
+            raise SystemExit(f"{PAGE} has no marks fewshot:{name}")
+        if rows and (text := make(rows)):
+            page = marks.sub(lambda m: f"{m[1]}{text}\n{m[2]}", page)
+    write_atomically(PAGE, page.encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""`warpi fewshot fit | evaluate | plot`."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from warpi.errors import UserError, unknown
+from warpi.flags import Parser, add_fields
+
+USAGE = """usage: warpi fewshot fit|evaluate|plot ...
+
+Learn from many small tasks how to learn a new one from a few examples.
+
+  fit --data sines|omniglot|cifar_fs|mini_imagenet --learner NAME --out DIR     train, and leave a run folder behind
+  evaluate DIR... [--tasks N] [--json FILE]                                     judge runs on the same test tasks
+  plot DIR... --out FILE                                                        curves, bases, other ways and shots
+
+`warpi fewshot fit --help` shows the flags; with --learner NAME, those of that learner.
+"""
+
+
+def fewshot(argv: list[str]) -> None:
+    """The three commands."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return
+    if argv[0] not in _COMMANDS:
+        raise unknown("command of warpi fewshot", argv[0], _COMMANDS)
+    try:
+        _COMMANDS[argv[0]](argv[1:])
+    except (MemoryError, RuntimeError) as e:
+        if "memory" not in str(e):
+            raise
+        raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --tasks, --ways or --queries") from e
+
+
+def fit(argv: list[str]) -> None:
+    from warpi.data.fewshot import FEWSHOT
+    from warpi.fewshot import LEARNERS
+    from warpi.fewshot.run import DEFAULTS, label, read_spec
+    from warpi.fewshot.run import fit as run_fit
+    from warpi.fewshot.train import Training
+    from warpi.run import Stopped
+
+    first = Parser(prog="warpi fewshot fit", add_help=False)
+    first.add_argument("--learner", default=None)
+    first.add_argument("--data", default="sines")
+    first.add_argument("--out", type=Path, default=None)
+    first.add_argument("--resume", action="store_true")
+    peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
+    stored = read_spec(peek.out) if peek.resume and peek.out is not None else None
+    suits = DEFAULTS[peek.data]["learner"] if peek.data in FEWSHOT else "metavrf"
+    name = peek.learner or (stored["spec"]["learner"] if stored else suits)
+    if name not in LEARNERS:
+        raise unknown("learner", name, LEARNERS)
+
+    about = "Train a learner on tasks of a data set; leave a run folder behind. Learners: " + ", ".join(LEARNERS)
+    parser = Parser(prog="warpi fewshot fit", description=about)
+    run = parser.add_argument_group("run")
+    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run folder")
+    run.add_argument("--data", metavar="NAME", help=f"{', '.join(FEWSHOT)} (default: sines)")
+    run.add_argument("--root", metavar="DIR", help="folder of the data set's files (default: WARPI_DATA)")
+    run.add_argument("--learner", metavar="NAME", help=f"(default: what suits the data, here {name})")
+    run.add_argument("--ways", type=int, metavar="N", help="classes of a task (default: 5 for images)")
+    run.add_argument("--shots", type=int, metavar="N", help="examples of each class, or of a task of regression")
+    run.add_argument("--resume", action="store_true", help="go on where the run in DIR was interrupted")
+    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to train")
+    run.add_argument("--threads", type=int, metavar="N", help="CPU threads; results depend on them")
+    run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="time between checkpoints")
+    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_fields(parser, "training (defaults depend on the data)", Training)
+    add_fields(parser, f"learner {name}", LEARNERS[name])
+    given = parser.read(argv)
+    settings = {k: v for k, v in given.items() if v is not None}
+    try:
+        done = run_fit(**settings)
+    except Stopped as e:
+        print(f"warpi: {e}", file=sys.stderr)
+        raise SystemExit(128 + e.signum) from e
+    if not given["quiet"]:
+        best = (min if done.data.regression else max)(record["val_mean"] for record in done.history)
+        what = "mean squared error" if done.data.regression else "accuracy"
+        print(f"{label(done.spec)}: best validation {what} {best:.4g}; run folder {done.path}")
+
+
+def evaluate(argv: list[str]) -> None:
+    parser = Parser(prog="warpi fewshot evaluate", description="Judge runs on the same new tasks, many at a time.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders of warpi fewshot fit")
+    parser.add_argument("--tasks", type=int, default=1000, metavar="N", help="how many tasks (default: 1000)")
+    parser.add_argument("--ways", type=_numbers, metavar="N,...", help="other ways than those of the run")
+    parser.add_argument("--shots", type=_numbers, metavar="N,...", help="other shots than those of the run")
+    parser.add_argument("--queries", type=int, metavar="N", help="of each class (default: as in training; sines: 50)")
+    parser.add_argument("--part", default="test", metavar="test|val|train", help="of the data (default: test)")
+    parser.add_argument("--weights", default="best", metavar="best|last", help="by validation (default), or the last")
+    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="which tasks (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    _add_where(parser)
+    given = parser.read(argv)
+    _check(given, weights=("best", "last"), part=("test", "val", "train"))
+    if given["tasks"] < 1:
+        raise UserError(f"--tasks must be at least 1, got {given['tasks']}")
+    from warpi.fewshot.rows import judged
+    from warpi.fewshot.run import load
+
+    rows = []
+    for path in given["runs"]:
+        run = load(path, device=given["device"], weights=given["weights"], root=given["root"])
+        for ways in given["ways"] or [None]:
+            for shots in given["shots"] or [None]:
+                rows.append(
+                    judged(
+                        run,
+                        given["tasks"],
+                        ways=ways,
+                        shots=shots,
+                        queries=given["queries"],
+                        part=given["part"],
+                        seed=given["episodes_seed"],
+                        facts={"weights": given["weights"], "folder": str(path)},
+                    )
+                )
+                _write_rows(given["json"], rows)
+    _print(rows)
+
+
+def plot(argv: list[str]) -> None:
+    parser = Parser(prog="warpi fewshot plot", description="Pictures of runs.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders; or a .json file of rows")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture (.png or .svg)")
+    parser.add_argument(
+        "--kind",
+        default="auto",
+        metavar="curves|bases|versatility",
+        help="curves: example sines, a column a run; bases: score against the number of bases; versatility: other "
+        "ways and shots (default: what the runs allow)",
+    )
+    parser.add_argument("--examples", type=int, default=3, metavar="N", help="tasks of `curves` (default: 3)")
+    parser.add_argument("--tasks", type=int, default=600, metavar="N", help="judged for a point (default: 600)")
+    parser.add_argument("--ways", type=_numbers, default=(5, 10, 20, 50, 100), metavar="N,...", help="of `versatility`")
+    parser.add_argument("--shots", type=_numbers, default=(1, 5, 10), metavar="N,...", help="of `versatility`")
+    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="which tasks (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the picture as JSON")
+    _add_where(parser)
+    given = parser.read(argv)
+    _check(given, kind=("auto", "curves", "bases", "versatility"))
+    for name in ("examples", "tasks"):
+        if given[name] < 1:
+            raise UserError(f"--{name} must be at least 1, got {given[name]}")
+    from warpi.atomic import write_atomically
+    from warpi.fewshot import plot as draw
+    from warpi.fewshot.rows import examples, judged, versatility
+    from warpi.fewshot.run import load
+    from warpi.report.steps import picture_kind
+
+    picture = picture_kind(given["out"])
+    rows = [row for path in given["runs"] if path.suffix == ".json" for row in _read_rows(path)]
+    runs = [load(p, device=given["device"], root=given["root"]) for p in given["runs"] if p.suffix != ".json"]
+    kind = given["kind"]
+    if kind == "auto":
+        data, several = {run.spec.data for run in runs}, len({run.spec.options.get("bases") for run in runs}) > 1
+        kind = "curves" if "sines" in data else "bases" if several else "versatility"
+    if kind == "curves":
+        content = draw.plot_curves(examples(runs, given["examples"], given["episodes_seed"]), picture)
+    elif kind == "bases":
+        rows += [judged(run, given["tasks"], seed=given["episodes_seed"]) for run in runs]
+        content = draw.plot_bases(rows, picture)
+    else:
+        for run in runs:
+            rows += versatility(run, given["tasks"], given["ways"], given["shots"], given["episodes_seed"])
+        content = draw.plot_versatility(rows, picture)
+    write_atomically(given["out"], content)
+    _write_rows(given["json"], rows)
+
+
+def _add_where(parser: Parser) -> None:
+    parser.add_argument("--root", type=Path, metavar="DIR", help="where the data lies now (default: as in training)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
+
+
+def _check(given: dict[str, Any], **allowed: Sequence[str]) -> None:
+    for name, names in allowed.items():
+        if given[name] not in names:
+            raise unknown(name, given[name], names)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    if path is not None:
+        from warpi.atomic import write_atomically
+
+        write_atomically(path, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    from warpi.data.reading import reading
+
+    with reading(path):
+        text = path.read_text()
+    try:
+        rows = json.loads(text)
+    except ValueError as e:
+        raise UserError(f"{path} is not JSON ({e}); write it with `warpi fewshot evaluate --json`") from e
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "mean" in row for row in rows):
+        raise UserError(f"{path} holds no rows; write it with `warpi fewshot evaluate --json`")
+    return rows
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("learner", "data", "task", "", "mean", "median"):
+        left = head in ("learner", "data", "task", "")
+        first = {"overflow": "fold", "min_width": 16} if head == "learner" else {"no_wrap": True}
+        table.add_column(head, justify="left" if left else "right", **first)
+    for row in rows:
+        unit, digits = (" %", 2) if row["metric"] == "accuracy" else ("", 4)
+        table.add_row(
+            row["label"],
+            row["data"],
+            f"{row['ways']}-way {row['shots']}-shot" if row["ways"] else f"{row['shots']}-shot",
+            "transd." if row["transductive"] else "inductive",
+            f"{row['mean']:.{digits}f} ± {row['ci95']:.{digits}f}{unit}",
+            f"{row['median']:.{digits}f}",
+        )
+    Console(highlight=False).print(table)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {"fit": fit, "evaluate": evaluate, "plot": plot}

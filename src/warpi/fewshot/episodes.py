@@ -1,0 +1,142 @@
+"""Episodes from data that lies on the device: which examples are drawn is integers, and reading them is a gather."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from warpi.data.augment import Crop
+from warpi.data.fewshot import Classes, Sines
+from warpi.errors import UserError
+from warpi.fewshot.learner import Episode
+from warpi.rng import generator
+
+_BLOCK = 10  # tasks drawn from one seed: a test set does not depend on how many tasks are judged at a time
+
+
+class Kind(NamedTuple):
+    """What a task looks like."""
+
+    ways: int  # classes; 0: regression
+    shots: int  # examples to adapt to, of each class (regression: of the task)
+    queries: int  # others to be judged by, likewise; regression is judged on a grid outside training
+
+
+Plan = tuple[Tensor, ...]
+"""What T tasks consist of, T first in each tensor: everything about them that was left to chance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tasks(ABC):
+    """All tasks of one kind. The device of the generator draws, the device of the data reads: no step waits."""
+
+    kind: Kind
+
+    @abstractmethod
+    def plan(self, n: int, generator: Generator) -> Plan: ...
+
+    @abstractmethod
+    def read(self, plan: Plan) -> Episode: ...
+
+    def draw(self, n: int, generator: Generator) -> Episode:
+        """n tasks for training."""
+        return self.read(self.plan(n, generator))
+
+    def fixed(self, n: int, seed: int, name: str, at_once: int) -> Iterator[Episode]:
+        """The first n tasks of those that `seed` and `name` stand for: the same on every machine and device."""
+        names = (name, *self.kind)
+        blocks = [self.plan(_BLOCK, generator(seed, "episodes", *names, i)) for i in range(-(-n // _BLOCK))]
+        plan = [torch.cat(parts)[:n] for parts in zip(*blocks, strict=True)]
+        for i in range(0, n, at_once):
+            yield self.read(tuple(part[i : i + at_once] for part in plan))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTasks(Tasks):
+    """Tasks of W distinct classes with S + Q distinct images of each."""
+
+    source: Classes
+    crop: Crop | None = None  # augmentation of training episodes
+
+    def __post_init__(self) -> None:
+        (ways, shots, queries), has = self.kind, self.source.least
+        if not 2 <= ways <= len(self.source):
+            raise UserError(f"ways must be between 2 and {len(self.source)}, the number of classes here; got {ways}")
+        if shots < 1 or queries < 1:
+            raise UserError(f"shots and queries must be at least 1, got {shots} and {queries}")
+        if shots + queries > has:
+            raise UserError(f"{shots} shots and {queries} queries of a class that has {has} images; lower --queries")
+
+    def plan(self, n: int, generator: Generator) -> Plan:
+        """Classes [T, W], and places of images within their class [T, W, S + Q]."""
+        ways, shots, queries = self.kind
+        where, count = generator.device, self.source.count.to(generator.device)
+        classes = torch.rand(n, len(self.source), generator=generator, device=where).topk(ways).indices
+        keys = torch.rand(n, ways, self.source.most, generator=generator, device=where)
+        beyond = torch.arange(self.source.most, device=where) >= count[classes % len(count)][..., None]
+        return classes, keys.masked_fill(beyond, -1).topk(shots + queries).indices
+
+    def read(self, plan: Plan) -> Episode:
+        source, (ways, shots, _) = self.source, self.kind
+        classes, places = (part.to(source.x.device) for part in plan)
+        k = len(source.names)
+        x = source.x[source.first[classes % k][..., None] + places]  # [T, W, S + Q, C, H, W]
+        if source.rotations > 1:
+            turns = (classes // k)[(...,) + (None,) * 4]
+            for r in range(1, source.rotations):
+                x = torch.where(turns == r, x.rot90(r, (-2, -1)), x)
+        y = torch.arange(ways, device=x.device)[None, :, None].expand(places.shape)
+        support, query = slice(None, shots), slice(shots, None)
+        xs, ys, xq, yq = (t[:, :, part].flatten(1, 2) for part in (support, query) for t in (x, y))
+        return Episode(xs, ys, xq, yq, ways)
+
+    def draw(self, n: int, generator: Generator) -> Episode:
+        e = super().draw(n, generator)
+        if self.crop is None:
+            return e
+        xs, xq = (
+            self.crop.train(x.flatten(0, 1), generator).view(*x.shape[:2], *x.shape[2:]) / 255
+            for x in (e.support_x, e.query_x)
+        )
+        return Episode(xs, e.support_y, xq, e.query_y, e.ways)
+
+
+@dataclass(frozen=True, eq=False)
+class SineTasks(Tasks):
+    """Sinusoids: training queries are drawn, others lie on a grid."""
+
+    source: Sines
+    grid: bool = True
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.kind.ways:
+            raise UserError(f"sines are regression, which has no classes: leave out --ways {self.kind.ways}")
+        if self.kind.shots < 1 or self.kind.queries < 1:
+            raise UserError(f"shots and queries must be at least 1, got {self.kind.shots} and {self.kind.queries}")
+
+    def plan(self, n: int, generator: Generator) -> Plan:
+        """Functions [T, 3], inputs of the support [T, S, 1] and of the queries [T, Q, 1]."""
+        functions = self.source.functions(n, generator)
+        support = self.source.points(n, self.kind.shots, generator)
+        if self.grid:
+            return functions, support, self.source.grid(self.kind.queries).expand(n, -1, -1)
+        return functions, support, self.source.points(n, self.kind.queries, generator)
+
+    def read(self, plan: Plan) -> Episode:
+        functions, xs, xq = (part.to(self.device) for part in plan)
+        return Episode(xs, Sines.values(functions, xs), xq, Sines.values(functions, xq))
+
+
+def make_tasks(source: Classes | Sines, kind: Kind, device: torch.device | str, training: bool, augment: bool) -> Tasks:
+    """Tasks of a part of a data set, which lies on the device."""
+    if isinstance(source, Sines):
+        if augment:
+            raise UserError("only images can be augmented; leave out --augment")
+        return SineTasks(kind, source, grid=not training, device=device)
+    side = source.x.shape[-1]
+    mirror = source.rotations == 1  # where a turned image is another class, a mirrored one would be too
+    return ImageTasks(kind, source, Crop(side, pad=side // 8, flip=mirror) if augment and training else None)

@@ -1,0 +1,99 @@
+"""How well a learner does on new tasks: mean, its 95 % interval and median over many, judged many at a time."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpi.fewshot.episodes import Kind, Tasks
+from warpi.fewshot.learner import Episode, Learner, Output
+
+_MEMORY = {"cpu": 2**27, "cuda": 2**31}  # bytes of the largest layer of the tasks that are judged together
+
+
+class Scores(NamedTuple):
+    """Over tasks. Accuracy in per cent; of regression, the mean squared error of a task."""
+
+    mean: float
+    ci95: float  # half of the 95 % interval of the mean: 1.96 s / sqrt(N)
+    median: float
+    tasks: int
+    episodes_per_s: float  # tasks adapted to and judged in a second
+
+    @classmethod
+    def of(cls, values: Tensor, seconds: float) -> "Scores":
+        """values [N], one a task."""
+        values = values.double()
+        ci95 = 1.96 * values.std(correction=0).item() / math.sqrt(len(values))
+        # Between the two values in the middle, as others do; torch.median takes the lower.
+        median = values.quantile(0.5).item()
+        return cls(values.mean().item(), ci95, median, len(values), len(values) / seconds if seconds else 0.0)
+
+
+def at_once(kind: Kind, learner: Learner) -> int:
+    """How many tasks are judged together."""
+    shape = learner.problem.shape
+    layer = 4 * 64 * shape[-1] * shape[-2] if len(shape) == 3 else 4 * 1024  # bytes an input takes
+    inputs = (kind.shots + kind.queries) * max(kind.ways, 1)
+    return max(1, _MEMORY["cuda" if learner.generator.device.type == "cuda" else "cpu"] // (layer * inputs))
+
+
+def judge(out: Output, episode: Episode) -> Tensor:
+    """[T] accuracy in per cent, or the mean squared error, of each task."""
+    if episode.ways:
+        return 100 * (out.value.argmax(-1) == episode.query_y).double().mean(1)
+    return (out.value - episode.query_y).double().square().mean((1, 2))
+
+
+def predictions(
+    learner: Learner, tasks: Tasks, n: int, seed: int, name: str, bf16: bool = False, batch: int | None = None
+) -> Iterator[tuple[Episode, Output]]:
+    """The learner on the n tasks that `seed` and `name` stand for, some at a time."""
+    device = learner.generator.device
+    for e in tasks.fixed(n, seed, name, batch or at_once(tasks.kind, learner)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            out = learner.predict(e.support_x, e.support_y, e.query_x, e.ways)
+        yield e, out
+
+
+def evaluate(
+    learner: Learner,
+    tasks: Tasks,
+    n: int = 1000,
+    *,
+    seed: int = 0,
+    name: str = "test",
+    bf16: bool = False,
+    batch: int | None = None,
+    timed: bool = False,
+) -> Scores:
+    """Scores over n tasks; with `timed` the first batch is judged once before the clock starts."""
+    if timed:
+        first = min(n, batch or at_once(tasks.kind, learner))
+        for _ in predictions(learner, tasks, first, seed, name, bf16, batch):
+            _wait(learner)
+    began = time.perf_counter()
+    judged = [judge(out, episode) for episode, out in predictions(learner, tasks, n, seed, name, bf16, batch)]
+    values = torch.cat(judged).cpu()
+    return Scores.of(values, time.perf_counter() - began)
+
+
+def row(scores: Scores, kind: Kind, transductive: bool, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores as a line of a table: what was judged, under which protocol, and how."""
+    return {
+        **facts,
+        "metric": "accuracy" if kind.ways else "mse",
+        "ways": kind.ways,
+        "shots": kind.shots,
+        "queries": kind.queries,
+        "transductive": transductive,
+        **scores._asdict(),
+    }
+
+
+def _wait(learner: Learner) -> None:
+    if learner.generator.device.type == "cuda":
+        torch.cuda.synchronize(learner.generator.device)

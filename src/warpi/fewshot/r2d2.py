@@ -1,0 +1,62 @@
+"""R2-D2: a linear ridge regression on learned features, in closed form."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.fewshot.embed import Norm, Psi, targets
+from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
+from warpi.ridge import fit_features
+from warpi.settings import at_least, within
+
+
+@dataclass
+class R2D2(Learner):
+    """Y_hat = alpha X' W + beta,  W = X^T (X X^T + lambda I)^-1 Y,  X = [psi(support), 1].
+
+    alpha, beta and lambda = exp(l) are learned; targets are unit vectors of classes, or the numbers of a regression.
+
+    Differs from the paper: its network is wider (96, 192, 384, 512 channels); here all learners share one.
+    Reference: Bertinetto et al., Meta-learning with differentiable closed-form solvers, ICLR 2019.
+    """
+
+    year: ClassVar[int | None] = 2019
+    norm: Norm = "running"  # where the statistics of normalisations come from
+    features: int | None = None  # width of psi; default: 64 channels, for vectors 40
+    dropout: float = 0.0  # in psi of images
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, features=1)
+        within(self, dropout=(0.0, 0.99))
+
+    def build(self, problem: Problem) -> nn.Module:
+        return Networks(self, problem)
+
+    def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
+        net: Networks = self.net
+        f, stats = net.psi(support_x)
+        with torch.autocast(f.device.type, enabled=False):
+            fit = fit_features(with_one(f), targets(support_y, ways, f), net.log_ridge.exp().expand(len(f)))
+
+        def predict(query_x: Tensor) -> Output:
+            g = net.psi(query_x, stats)[0]
+            with torch.autocast(g.device.type, enabled=False):
+                return Output(net.scale * fit.mean(with_one(g)) + net.shift)
+
+        return predict
+
+
+class Networks(nn.Module):
+    def __init__(self, learner: R2D2, problem: Problem) -> None:
+        super().__init__()
+        width = learner.features or (64 if problem.domain == "image" else 40)
+        self.psi = Psi(problem, learner.norm, width, learner.dropout)
+        self.log_ridge, self.scale, self.shift = (nn.Parameter(torch.tensor(v)) for v in (0.0, 1.0, 0.0))
+
+
+def with_one(f: Tensor) -> Tensor:
+    """Features with a column of ones, for the offset."""
+    return torch.cat([f, torch.ones_like(f[..., :1])], -1)

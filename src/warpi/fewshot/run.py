@@ -1,0 +1,313 @@
+"""A few-shot run on disk: its folder, the way back into it after a crash, and what was learned out of it.
+
+A run folder holds `spec.json` (settings, facts about the data, versions), `results.jsonl` (a line a validation),
+`checkpoint.safetensors` (all state), `best.safetensors` (the learner as it was at its best validation) and, when the
+run is complete, `done`.
+"""
+
+import json
+import math
+import platform
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import date
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import warpi
+from warpi import checkpoint
+from warpi.atomic import append_line, one_writer, write_atomically
+from warpi.data.fewshot import FEWSHOT, Classes, FewShotData, load_fewshot
+from warpi.engine import Record
+from warpi.errors import UserError, unknown
+from warpi.fewshot import LEARNERS
+from warpi.fewshot.episodes import Kind
+from warpi.fewshot.learner import Learner, Problem
+from warpi.fewshot.train import Position, Training, means, train
+from warpi.folder import cut_results
+from warpi.progress import Progress
+from warpi.rng import derive, seeded
+from warpi.run import Stopped, cpu_threads, pick_device, signals
+from warpi.spec import plain
+
+FORMAT = "warpi-fewshot/1"
+_IMAGES: dict[str, Any] = {"learner": "metavrf_bilstm", "ways": 5, "shots": 1, "tasks": 16, "iterations": 20_000}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "sines": {"learner": "metavrf_evidence", "ways": 0, "shots": 5, "queries": 10, "tasks": 25, "iterations": 4_000},
+    "omniglot": _IMAGES,
+    "cifar_fs": _IMAGES,
+    "mini_imagenet": _IMAGES | {"tasks": 8},
+}
+"""What suits a data set, where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that decides the numbers of a run."""
+
+    data: str
+    root: str | None
+    learner: str
+    options: Mapping[str, Any]  # all hyper-parameters of the learner
+    changed: Mapping[str, Any]  # those that differ from its defaults
+    ways: int
+    shots: int
+    training: Training
+
+    @property
+    def kind(self) -> Kind:
+        """Of training tasks."""
+        return Kind(self.ways, self.shots, self.training.queries)
+
+    def problem(self, data: FewShotData) -> Problem:
+        return Problem(data.shape, self.ways)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Spec":
+        options = {name: tuple(v) if isinstance(v, list) else v for name, v in stored["options"].items()}
+        return cls(**{**stored, "options": options, "training": Training(**stored["training"])})
+
+    def make(self) -> Learner:
+        return replace(LEARNERS[self.learner], **self.options)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read: what was asked for, the learner as it was stored, the data, what happened."""
+
+    path: Path
+    spec: Spec
+    learner: Learner
+    data: FewShotData
+    history: list[Record]
+
+
+def specify(
+    data: str = "sines",
+    learner: str | None = None,
+    root: str | Path | None = None,
+    ways: int | None = None,
+    shots: int | None = None,
+    **settings: Any,
+) -> Spec:
+    """Settings, checked, with the defaults that suit the data. Settings are fields of Training or of the learner."""
+    if data not in FEWSHOT:
+        raise unknown("few-shot data set", data, FEWSHOT)
+    learner = learner or DEFAULTS[data]["learner"]
+    if learner not in LEARNERS:
+        raise unknown("learner", learner, LEARNERS)
+    base, settings = LEARNERS[learner], plain(settings)
+    own, common = {f.name for f in fields(base)}, {f.name for f in fields(Training)}
+    for name in settings:
+        if name not in own | common:
+            raise unknown(f"setting of {learner}", name, own | common)
+    suits = DEFAULTS[data]
+    training = {k: v for k, v in {**suits, **settings}.items() if k in common}
+    options = asdict(replace(base, **{k: v for k, v in settings.items() if k in own}))
+    changed = {k: v for k, v in options.items() if v != asdict(base)[k]}
+    return Spec(
+        data=data,
+        root=None if root is None else str(root),
+        learner=learner,
+        options=options,
+        changed=changed,
+        ways=suits["ways"] if ways is None else ways,
+        shots=suits["shots"] if shots is None else shots,
+        training=Training(**training),
+    )
+
+
+def fit(
+    out: Path | str,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    threads: int | None = None,
+    checkpoint_seconds: float = 300.0,
+    quiet: bool = True,
+    **settings: Any,
+) -> Run:
+    """Train a learner on tasks of a data set, and leave a run folder behind.
+
+    Settings are `data`, `learner`, `root`, `ways`, `shots`, the fields of Training and those of the learner. With
+    `resume` an interrupted run goes on where its last checkpoint was, and ends as if it had never stopped.
+    """
+    path, where = Path(out), pick_device(device)
+    file, results = path / "checkpoint.safetensors", path / "results.jsonl"
+    with ExitStack() as held:
+        stored, begun = read_spec(path), checkpoint.exists(file) or (path / "done").exists()
+        if begun and not resume:
+            raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
+        if begun and stored is None:
+            raise UserError(f"{path} holds a checkpoint, but its spec.json is gone; choose another --out")
+        if stored is None and resume and not settings:
+            raise UserError(f"there is no run in {path} to go on with")
+        if stored is not None and resume:
+            spec, threads = _same(stored, settings, threads, path)
+        else:
+            spec = specify(**settings)
+        held.enter_context(cpu_threads(threads))
+        data = _loaded(spec.data, spec.root).to(where)
+        held.enter_context(one_writer(path))
+        held.enter_context(seeded(derive(spec.training.seed, "training")))
+        learner = spec.make()
+        learner.start(spec.problem(data), seed=spec.training.seed, device=where)
+        description = _describe(spec, learner, data, where)
+        if stored is not None and resume:
+            _same_facts(stored["facts"], description["facts"], path)
+        at = Position(learner, spec.training)
+        if checkpoint.exists(file):
+            state = checkpoint.load(file, where)
+            checkpoint.restore(learner, state["learner"])
+            checkpoint.restore(at, state["position"])
+            checkpoint.set_global_rng(state["rng"])
+        history = cut_results(results, at.records)
+        steps = train(learner, data, spec.kind, spec.training, at)  # checks the kind of tasks at its first step
+        progress = held.enter_context(Progress(1, spec.training.iterations, at.iteration, quiet))
+        progress.say(_summary(spec, data))
+        caught, saved_at = held.enter_context(signals()), time.monotonic()
+        if not begun:
+            write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
+        for record in steps:
+            progress.step()
+            if record is not None:
+                append_line(results, json.dumps(record))
+                history.append(record)
+                progress.say(_line(record, spec.training.iterations))
+                if record["best"]:
+                    best = checkpoint.packed({"learner": checkpoint.state_of(learner)}, checkpoint.FORMAT)
+                    write_atomically(path / "best.safetensors", best)
+            if record is not None or caught or time.monotonic() - saved_at >= checkpoint_seconds:
+                means(at)  # which must be finite
+                rng = checkpoint.global_rng()
+                parts = {"learner": checkpoint.state_of(learner), "position": checkpoint.state_of(at), "rng": rng}
+                checkpoint.save(file, parts)
+                saved_at = time.monotonic()
+            if caught:
+                again = shlex.join(["warpi", "fewshot", "fit", "--out", str(path), "--resume"])
+                raise Stopped(caught[0], f"go on with: {again}")
+        write_atomically(path / "done", b"")
+        return Run(path, spec, learner, data, history)
+
+
+def load(path: Path | str, *, device: str = "auto", weights: str = "best", root: Path | str | None = None) -> Run:
+    """The learner of a run folder as it was at its best validation, or `last`. `root` where the data lies now."""
+    path, where = Path(path), pick_device(device)
+    stored = read_spec(path)
+    if stored is None:
+        raise UserError(f"{path} holds no few-shot run (no spec.json); make one with `warpi fewshot fit --out {path}`")
+    file = path / {"best": "best.safetensors", "last": "checkpoint.safetensors"}[weights]
+    if not checkpoint.exists(file):
+        raise UserError(f"{path} has no {file.name} yet; the run has not come to its first validation")
+    spec = Spec.from_json(stored["spec"])
+    data = _loaded(spec.data, spec.root if root is None or spec.data == "sines" else str(root)).to(where)
+    _same_facts(stored["facts"], {"data_sha256": data.digest()}, path)
+    learner = spec.make()
+    learner.start(spec.problem(data), seed=spec.training.seed, device=where)
+    checkpoint.restore(learner, checkpoint.load(file, where)["learner"])
+    lines = (path / "results.jsonl").read_text().splitlines() if (path / "results.jsonl").exists() else []
+    return Run(path, spec, learner, data, [json.loads(line) for line in lines])
+
+
+def read_spec(path: Path) -> dict[str, Any] | None:
+    """What `spec.json` of a run folder holds; None where there is none."""
+    file = path / "spec.json"
+    try:
+        stored: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot read {file}: {e}; choose another --out") from e
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        raise UserError(f"{file} is not of the format {FORMAT!r}, so that this is no few-shot run")
+    if not all(isinstance(stored.get(name), dict) for name in ("spec", "facts", "environment")):
+        raise UserError(f"{file} is garbled; choose another --out")
+    if stored["spec"].get("learner") not in LEARNERS:
+        raise unknown("learner", str(stored["spec"].get("learner")), LEARNERS)
+    return stored
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str, root: str | None) -> FewShotData:
+    return load_fewshot(name, root)
+
+
+def _same(
+    stored: dict[str, Any], settings: Mapping[str, Any], threads: int | None, path: Path
+) -> tuple[Spec, int | None]:
+    """The settings of the stored run; those given again must be the same. Sums depend on the number of threads."""
+    spec = Spec.from_json(stored["spec"])
+    flat = {**plain(asdict(spec)), **plain(spec.options), **asdict(spec.training)}
+    flat["threads"], again = stored["environment"].get("threads"), {**plain(settings)}
+    if threads is not None:
+        again["threads"] = threads
+    for name, value in again.items():
+        if name not in flat:
+            raise unknown("setting", name, flat)
+        if value != flat[name] and name != "root":  # the data may have been moved; its hash is compared
+            raise UserError(f"{path} was begun with {name} = {flat[name]!r}, not {value!r}; choose another --out")
+    return replace(spec, root=again.get("root") or spec.root), flat["threads"]
+
+
+def _same_facts(was: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    for name in now:
+        if was.get(name) != now[name]:
+            raise UserError(
+                f"the data or the learner of {path} has changed: {name} was {was.get(name)}, is {now[name]}"
+            )
+
+
+def _describe(spec: Spec, learner: Learner, data: FewShotData, device: torch.device) -> dict[str, Any]:
+    parts = {name: data.part(name) for name in ("train", "val", "test")}
+    return {
+        "format": FORMAT,
+        "version": warpi.__version__,
+        "spec": spec.to_json(),
+        "facts": {
+            **{f"{name}_classes": len(part) for name, part in parts.items() if isinstance(part, Classes)},
+            "n_parameters": sum(p.numel() for p in learner.parameters()),
+            "data_sha256": data.digest(),
+        },
+        "environment": {
+            "date": date.today().isoformat(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "device": device.type,
+            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def _summary(spec: Spec, data: FewShotData) -> str:
+    """What a run learns from, in a line."""
+    task = f"{spec.ways}-way {spec.shots}-shot" if spec.ways else f"{spec.shots}-shot"
+    parts = ((name, data.part(name)) for name in ("train", "val", "test"))
+    classes = ", ".join(f"{len(part):,} {name}" for name, part in parts if isinstance(part, Classes))
+    changed = " ".join(f"{k}={v}" for k, v in spec.changed.items())
+    return (
+        f"{spec.learner} {changed}".strip() + f" on {spec.data}, {task}" + (f"; classes: {classes}" if classes else "")
+    )
+
+
+def _line(record: Record, iterations: int) -> str:
+    shown = "  ".join(f"{name} {record[name]:.4g}" for name in ("loss", "accuracy", "mse") if name in record)
+    best = "  best so far" if record["best"] else ""
+    val = f"val {record['val_mean']:.4g} ± {record['val_ci95']:.2g}"
+    speed = f"  {record['episodes_per_s']:,.0f} episodes/s" if math.isfinite(record["episodes_per_s"]) else ""
+    return f"step {record['iteration']:>{len(str(iterations))}.0f}/{iterations}  {shown}  {val}{best}{speed}"
+
+
+def label(spec: Spec) -> str:
+    """The learner and what differs from its defaults; the number of bases is an axis of its own."""
+    changed = " ".join(f"{k}={v}" for k, v in spec.changed.items() if k != "bases")
+    return f"{spec.learner} {changed}".strip()

@@ -1,0 +1,231 @@
+"""The training loop of few-shot learners: a step is drawing tasks, the loss, its gradient, and Adam."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from warpi.capture import kept, searching
+from warpi.checkpoint import state_of
+from warpi.data.fewshot import FewShotData
+from warpi.engine import Diverged, Record
+from warpi.fewshot.episodes import Kind, Tasks, make_tasks
+from warpi.fewshot.evaluate import evaluate
+from warpi.fewshot.learner import Learner
+from warpi.recipe import adam
+from warpi.rng import generator
+from warpi.settings import at_least, check_types
+
+_log = logging.getLogger(__name__)
+_WARM_UP = 3  # plain steps before one is recorded: the first make optimizer state and cuDNN's choices
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a learner is trained, whatever the learner: the same for every row of a table."""
+
+    iterations: int = 10_000  # steps
+    tasks: int = 25  # of a step
+    queries: int = 15  # of each class in training, or of each task of regression
+    lr: float = 1e-3
+    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: float = 0.0
+    scalars: float = 1.0  # learning rate of parameters that are one number (ridge, scale of logits), in units of lr
+    clip: float = 0.0  # largest norm of the gradient; 0: any
+    augment: bool = False  # random crops and mirror images of training images
+    precision: Literal["32", "bf16"] = "32"  # of the networks' operators; weights and solutions stay in float32
+    val_every: int = 500  # steps between two validations
+    val_tasks: int = 300  # of a validation
+    seed: int = 0  # of weights, tasks and chance; validation tasks are the same for all seeds
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(self, iterations=0, tasks=1, queries=1, lr=0, weight_decay=0, scalars=0, clip=0)
+        at_least(self, val_every=1, val_tasks=1)
+
+    def lr_at(self, i: int) -> float:
+        """Learning rate of step i, counted from 0."""
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * 0.5 * (1 + math.cos(math.pi * i / max(self.iterations, 1)))
+
+
+class Position:
+    """How far a run has come, apart from the learner's own state: with that, all a checkpoint needs."""
+
+    def __init__(self, learner: Learner, training: Training) -> None:
+        self.optimizer = make_optimizer(list(learner.parameters()), training)
+        self.generator = generator(training.seed, "training tasks", device=learner.generator.device)
+        self.iteration = 0  # steps done
+        self.records = 0
+        self.steps = 0  # since the last record
+        self.seconds = 0.0  # of these steps
+        self.sums: dict[str, Tensor] = {}  # of their logs, on the device
+        self.best: float | None = None  # validation score of the best weights so far
+
+
+def make_optimizer(parameters: list[nn.Parameter], training: Training) -> torch.optim.Optimizer | None:
+    """Adam, in which single numbers may learn at a rate of their own; None where there is nothing to learn.
+
+    Adam moves a parameter by its learning rate at most: what must grow from 1 to 20 takes thousands of steps else.
+    """
+    groups = [p for p in parameters if p.numel() > 1], [p for p in parameters if p.numel() == 1]
+    if training.scalars == 1 or not all(groups):
+        return adam(parameters, training.lr, training.weight_decay) if parameters else None
+    optimizer, other = (adam(group, training.lr, training.weight_decay) for group in groups)
+    optimizer.add_param_group(other.param_groups[0])
+    return optimizer
+
+
+def train(
+    learner: Learner, data: FewShotData, kind: Kind, training: Training, at: Position | None = None
+) -> Iterator[Record | None]:
+    """Train a started learner. Yields None after a step and a Record after a validation.
+
+    `kind` is the kind of training tasks; validation has the same ways and shots. Whoever iterates may store the state
+    of `learner` and of `at` between two items and go on from them later: the run will be the same, bit for bit.
+    """
+    at = at or Position(learner, training)
+    device = learner.generator.device
+    tasks = make_tasks(data.train, kind, device, training=True, augment=training.augment)
+    val = make_tasks(data.val, validation_kind(data, kind), device, training=False, augment=False)
+    bf16 = training.precision == "bf16"
+    end = training.iterations if at.optimizer is not None else 0  # nothing to learn: it is only judged
+    step = Step(learner, tasks, training, at)
+    with searching() if device.type == "cuda" else nullcontext():
+        while at.iteration < end or at.records == 0:
+            began = time.perf_counter() - at.seconds
+            while at.iteration < end and at.steps < training.val_every:
+                step()
+                at.iteration += 1
+                at.steps += 1
+                at.seconds = time.perf_counter() - began
+                if at.steps < training.val_every and at.iteration < end:
+                    yield None
+            record: Record = {"iteration": at.iteration, "lr": training.lr_at(at.iteration)}
+            record |= means(at)
+            at.seconds = time.perf_counter() - began  # reading the means has waited for the last step
+            record |= {"seconds": at.seconds, "episodes_per_s": at.steps * training.tasks / max(at.seconds, 1e-9)}
+            scores = evaluate(learner, val, training.val_tasks, name="val", bf16=bf16)
+            if not math.isfinite(scores.mean):
+                raise _diverged("the score on validation tasks", scores.mean, at)
+            record |= {"val_mean": scores.mean, "val_ci95": scores.ci95, "val_median": scores.median}
+            better = at.best is None or (scores.mean < at.best if data.regression else scores.mean > at.best)
+            at.best = scores.mean if better else at.best
+            record["best"] = float(better)
+            at.records, at.steps, at.seconds = at.records + 1, 0, 0.0
+            for total in at.sums.values():
+                total.zero_()  # in place: a recorded step adds to them
+            yield record
+
+
+def validation_kind(data: FewShotData, kind: Kind) -> Kind:
+    """Judged on the grid of 50 points, or on as many images as in training."""
+    return Kind(0, kind.shots, 50) if data.regression else kind
+
+
+def means(at: Position) -> Record:
+    """The logs since the last record, which must be finite numbers: a sum never recovers from one that is not."""
+    found = {name: total.item() / max(at.steps, 1) for name, total in at.sums.items()}
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise _diverged(name, value, at)
+    return found
+
+
+def _diverged(name: str, value: float, at: Position) -> Diverged:
+    return Diverged(f"{name} became {value} before step {at.iteration}; lower --lr, set --clip 1, or --precision 32")
+
+
+class Step:
+    """One step of training; on a GPU, after a few, the launch of a graph of all its kernels."""
+
+    def __init__(self, learner: Learner, tasks: Tasks, training: Training, at: Position) -> None:
+        self.learner, self.tasks, self.training, self.at = learner, tasks, training, at
+        self.warm, self.why = 0, "" if learner.generator.device.type == "cuda" else "it is for GPUs"
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        self._set_lr()
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.why:
+            self.body()
+        elif self.warm < _WARM_UP:
+            before = _places(self.learner)
+            self.body()
+            self.warm += 1
+            if self.warm > 1 and (moved := [n for n, place in _places(self.learner).items() if before.get(n) != place]):
+                self._give_up(f"its loss puts another tensor into {moved[0]}; write into it in place instead")
+        else:
+            self._record()
+
+    def body(self) -> None:
+        """Draw tasks, go down the gradient of the loss, add up the log."""
+        at, training = self.at, self.training
+        assert at.optimizer is not None
+        episode = self.tasks.draw(training.tasks, at.generator)
+        device = self.learner.generator.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=training.precision == "bf16"):
+            loss, log = self.learner.loss(episode)
+        at.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if training.clip:
+            torch.nn.utils.clip_grad_norm_(self.learner.parameters(), training.clip)
+        at.optimizer.step()
+        for name, value in log.items():
+            value = value.detach() if isinstance(value, Tensor) else torch.full((), value, device=loss.device)
+            if name in at.sums:
+                at.sums[name].add_(value)
+            else:
+                at.sums[name] = value.to(torch.float64, copy=True)
+
+    def _set_lr(self) -> None:
+        assert self.at.optimizer is not None
+        for i, group in enumerate(self.at.optimizer.param_groups):
+            lr = self.training.lr_at(self.at.iteration) * (self.training.scalars if i else 1.0)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def _record(self) -> None:
+        """Everything the device does in a step, once; then launch it."""
+        graph, device = torch.cuda.CUDAGraph(), self.learner.generator.device
+        own = [self.at.generator, *(v for v in vars(self.learner).values() if isinstance(v, torch.Generator))]
+        for p in self.learner.parameters():
+            p.grad = None  # else the graph would add to some whose memory others will have
+        try:
+            for one in own:
+                graph.register_generator_state(one)
+            with (
+                kept(*own, torch.cuda.default_generators[device.index or 0]),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            ):
+                self.body()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError) as e:  # an operator that cannot be captured
+            self._give_up(f"it cannot be captured ({str(e).strip().partition(chr(10))[0][:160]})")
+            for p in self.learner.parameters():
+                p.grad = None
+            self.body()
+            return
+        self.graph = graph
+        graph.replay()
+
+    def _give_up(self, why: str) -> None:
+        self.why = why
+        _log.warning("the step of %s runs kernel by kernel, which is slower: %s", type(self.learner).__name__, why)
+
+
+def _places(learner: Learner) -> dict[str, Any]:
+    """Where every tensor of a learner's state lies: a graph reads and writes there for ever."""
+    found = {name: v.data_ptr() for name, v in state_of(learner).items() if isinstance(v, Tensor)}
+    return found | {f"net.{name}": v.data_ptr() for name, v in learner.net.state_dict().items()}
