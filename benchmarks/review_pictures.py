@@ -1,0 +1,107 @@
+"""The pictures of docs/review.md: the page on digits and on a table, as Chromium shows it.
+
+python benchmarks/review_pictures.py --out docs/pictures
+"""
+
+import argparse
+import csv
+import io
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import sync_playwright
+from sklearn.datasets import load_wine
+
+from warpi import fit, load_dataset
+from warpi.atomic import write_atomically
+from warpi.audit import audit
+from warpi.review.items import Items, of_run
+from warpi.review.server import Server
+from warpi.review.session import Review
+from warpi.review.store import Store
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+
+
+def digits(at: Path) -> Items:
+    """Digits with pair noise, 50 trusted examples."""
+    run = fit(at / "digits", data="digits", noise="pair:0.4", meta=50, threads=1)
+    return of_run(load_dataset("digits")[0], run.task, run.method.net, audit(run), None, None)
+
+
+def wine(at: Path) -> Items:
+    """The wines that ship with scikit-learn as a table, a quarter of the labels wrong, 30 rows checked."""
+    found, chance = load_wine(), np.random.default_rng(0)
+    names = ["Barolo", "Grignolino", "Barbera"]
+    wrong = chance.random(len(found.target)) < 0.25
+    checked = np.concatenate([np.flatnonzero(found.target == k)[:10] for k in range(3)])
+    with (at / "wine.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*found.feature_names, "label", "clean_label"])
+        for i, (x, k) in enumerate(zip(found.data, found.target, strict=True)):
+            truth = names[k] if i in checked else ""
+            writer.writerow([*x, names[(k + wrong[i]) % 3], truth])
+    data = str(at / "wine.csv")
+    run = fit(at / "wine", data=data, batch_size=16, meta_batch_size=30, threads=1)
+    return of_run(load_dataset(data)[0], run.task, run.method.net, audit(run), None, None)
+
+
+@contextmanager
+def served(items: Items, folder: Path) -> Iterator[str]:
+    with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
+        review = Review(items, store, folder, {"data": items.dataset.name, "noise": "given"})
+        with Server(review) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            yield server.link
+            server.shutdown()
+            thread.join()
+
+
+def shoot(browser: Any, link: str, path: Path, keys: str, size: tuple[int, int], **how: Any) -> None:
+    """Open the page, press keys, keep a picture of few colours."""
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **how)
+    page = context.new_page()
+    page.goto(link)
+    page.wait_for_selector("body[data-ready]")
+    for key in keys.split():
+        page.keyboard.press(key)
+        page.wait_for_timeout(150)
+    page.wait_for_timeout(3000)  # until notes have faded
+    content = io.BytesIO()
+    with Image.open(io.BytesIO(page.screenshot())) as image:
+        image.convert("RGB").quantize(96).save(content, "PNG", optimize=True)
+    write_atomically(path, content.getvalue())
+    context.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    laptop, phone = (1280, 800), (390, 844)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        at = Path(folder)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        with served(digits(at), at / "one") as link:
+            shoot(browser, link, out / "review.png", "a a a a", laptop)
+            shoot(browser, link, out / "review-phone.png", "", phone, has_touch=True, is_mobile=True)
+            dark = {"has_touch": True, "is_mobile": True, "color_scheme": "dark"}
+            shoot(browser, link, out / "review-phone-dark.png", "", phone, **dark)
+            right = "ArrowRight Space"
+            shoot(browser, link, out / "review-grid.png", f"g Space {right} {right} A {right} {right} {right}", laptop)
+        with served(wine(at), at / "two") as link:
+            shoot(browser, link, out / "review-table.png", "", laptop)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

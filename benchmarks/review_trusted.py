@@ -1,0 +1,114 @@
+"""What a review does for accuracy: reviewed rows as trusted examples, all of them or as many of each class.
+
+Digits, pair:0.4; the reviewer never errs. `later`: 50 trusted examples; a run of WarPI is audited, its 100 most
+suspicious rows are reviewed, exported as `warpi review` does, and the same recipe is trained again. `first`: nothing is
+trusted; cross-entropy, then random rows are reviewed, at least 20 and until there is one of every class, and WarPI is
+trained with what they give.
+
+    python benchmarks/review_trusted.py --out benchmarks/results/review.json
+"""
+
+import argparse
+import json
+import logging
+import os
+import platform
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from warpi import __version__, fit
+from warpi.atomic import write_atomically
+from warpi.audit import audit
+from warpi.data import load_dataset
+from warpi.data.dataset import Dataset
+from warpi.noise import Noise
+from warpi.review.export import write_corrected, write_trusted
+from warpi.review.items import of_data, of_run
+from warpi.review.store import Decision
+from warpi.rng import generator
+
+
+def decided(dataset: Dataset, rows: list[int]) -> dict[int, Decision]:
+    """The decisions of somebody who knows the truth."""
+    names = [dataset.classes[k] for k in dataset.truth[rows].tolist()]
+    return {
+        row: Decision(i, row, "change", name, "", "") for i, (row, name) in enumerate(zip(rows, names, strict=True))
+    }
+
+
+def first(seed: int, epochs: int) -> dict[str, float]:
+    """Test accuracy without trusted examples, and with those of a first review."""
+    dataset, _ = load_dataset("digits")
+    common = {"data": "digits", "epochs": epochs, "seed": seed, "threads": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        at = Path(folder)
+        run = fit(at / "before", noise="pair:0.4", meta=0, method="ce", **common)
+        order = run.task.train.rows[torch.randperm(len(run.task.train), generator=generator(seed, "review"))].tolist()
+        n = next(n for n in range(20, len(order)) if len(dataset.y[order[:n]].unique()) == dataset.n_classes)
+        items = of_data(dataset, noisy(dataset, seed), None, None)
+        standing = decided(dataset, order[:n])
+        write_corrected(items, standing, at / "corrected.json")
+        trusted = write_trusted(items, standing, at / "trusted.npz")
+        noise = f"given:{at / 'corrected.json'}"
+        after = fit(at / "after", noise=noise, meta_data=str(trusted.path), method="warpi", **common)
+        accuracy = {"ce": run.history[-1]["test_acc"], "warpi": after.history[-1]["test_acc"]}
+        return {"decisions": n, "trusted": trusted.size, **accuracy}
+
+
+def noisy(dataset: Dataset, seed: int) -> torch.Tensor:
+    """The labels that `warpi fit --noise pair:0.4 --seed SEED` puts on the rows."""
+    return Noise.parse("pair:0.4").apply(dataset, generator(seed, "noise"), None).y
+
+
+def later(seed: int, n: int, epochs: int) -> dict[str, float]:
+    """Test accuracy before, and after n decisions, by what is done with them."""
+    dataset, _ = load_dataset("digits")
+    common = {"data": "digits", "method": "warpi", "epochs": epochs, "seed": seed, "threads": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        at = Path(folder)
+        run = fit(at / "before", noise="pair:0.4", meta=50, **common)
+        found = audit(run)
+        standing = decided(dataset, found.row[found.ranked[:n]].tolist())
+        items = of_run(dataset, run.task, run.method.net, found, None, None)
+        write_corrected(items, standing, at / "corrected.json")
+        write_trusted(items, standing, at / "all.npz", balanced=False)
+        write_trusted(items, standing, at / "balanced.npz")
+        given = f"given:{at / 'corrected.json'}"
+        after = {
+            "trusted: all": {"noise": "pair:0.4", "meta_data": str(at / "all.npz")},
+            "trusted: balanced": {"noise": "pair:0.4", "meta_data": str(at / "balanced.npz")},
+            "trusted: balanced; the others corrected": {"noise": given, "meta_data": str(at / "balanced.npz")},
+        }
+        runs = {name: fit(at / str(i), **settings, **common) for i, (name, settings) in enumerate(after.items())}
+        return {name: done.history[-1]["test_acc"] for name, done in {"before": run, **runs}.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=30)
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)
+    versions = {"warpi": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    about = {"rows": args.rows, "epochs": args.epochs, "cores": os.cpu_count(), "versions": versions}
+    done = json.loads(args.out.read_text()) if args.out.exists() else about
+    for seed in range(args.seeds):
+        for name, run in (("first", partial(first, seed)), ("later", partial(later, seed, args.rows))):
+            found = done.setdefault(name, {})
+            if str(seed) not in found:
+                found[str(seed)] = run(args.epochs)
+                write_atomically(args.out, (json.dumps(done, indent=1) + "\n").encode())
+            print(seed, name, found[str(seed)], flush=True)
+    for name in ("first", "later"):
+        for what in done[name]["0"]:
+            values = torch.tensor([found[what] for found in done[name].values()], dtype=torch.float64)
+            print(f"{name}: {what}: {values.mean():.1f} ± {values.std():.1f}, {values.min():.1f} to {values.max():.1f}")
+
+
+if __name__ == "__main__":
+    main()

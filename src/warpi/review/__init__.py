@@ -1,0 +1,1 @@
+"""A local page where a person decides which labels are right."""

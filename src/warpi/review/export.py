@@ -1,0 +1,287 @@
+"""Decisions as files: corrected labels of all rows, and a trusted set that `warpi fit --meta-data` takes."""
+
+import csv
+import hashlib
+import io
+import itertools
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from warpi.atomic import write_atomically
+from warpi.data.examples import Examples, TensorExamples
+from warpi.data.files import FileExamples
+from warpi.data.overlap import shared
+from warpi.data.split import Split
+from warpi.data.tables import Columns
+from warpi.errors import UserError
+from warpi.manifest import NoisyLabels, labels_hash, write_manifest
+from warpi.review.items import Items
+from warpi.review.pictures import cells, inside, pixels, png
+from warpi.review.store import Decision
+from warpi.rng import generator
+
+STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
+
+
+def state_of(decision: Decision | None) -> str:
+    return "open" if decision is None else STATES[decision.action]
+
+
+def final(items: Items, standing: Mapping[int, Decision]) -> dict[int, int]:
+    """Rows whose label is trusted now, and their class: by a person's decision, or known before."""
+    number = {name: k for k, name in enumerate(items.classes)}
+    decided = {row: number[d.label] for row, d in sorted(standing.items()) if d.label is not None}
+    return items.trusted_rows | decided
+
+
+def write_corrected(items: Items, standing: Mapping[int, Decision], path: Path) -> None:
+    """All rows with their corrected labels: .csv to look at, or .json for `warpi fit --noise given:FILE.json`."""
+    if path.suffix.lower() == ".csv":
+        write_atomically(path, corrected_csv(items, standing).encode())
+        return
+    if path.suffix.lower() != ".json":
+        raise UserError(f"corrected labels go to a .csv or .json file, got {path}")
+    y = torch.from_numpy(items.given.copy())
+    for row, k in final(items, standing).items():
+        y[row] = k
+    data, n_classes = items.dataset.name, len(items.classes)
+    if path.exists() and labels_hash(y) not in path.read_text():
+        raise _taken(path, "--export")
+    write_manifest(path, data=data, noise="given", seed=0, n_classes=n_classes, labels=NoisyLabels(y, None))
+
+
+def corrected_csv(items: Items, standing: Mapping[int, Decision]) -> str:
+    """A line a row of the data set. `label` is what to use; `verified` is 1 where a person stands behind it.
+
+    Image files have a column `path`, so that the table is a manifest for `warpi fit --data FILE --root FOLDER`.
+    """
+    known, names, at = final(items, standing), items.classes, items.position
+    files, text = items.dataset.files, io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["row", *(["path"] if files else []), "given_label", "label", "state", "verified"]
+    writer.writerow([*head, "suggested_label", "wrong_probability"])
+    for row, given in enumerate(items.given.tolist()):
+        decision = standing.get(row)
+        state, was = state_of(decision), names[given] if decision is None else decision.given or names[given]
+        if state == "open" and row in known:
+            state = "trusted"
+        elif decision is not None and decision.label is not None:
+            state = "kept" if decision.label == was else "changed"
+        line = [row, *([files.paths[row]] if files else []), was, names[known.get(row, given)], state]
+        i = at.get(row)
+        suggested = "" if i is None or items.suggested[i] < 0 else names[items.suggested[i]]
+        wrong = "" if i is None or np.isnan(items.wrong[i]) else f"{items.wrong[i]:.6g}"
+        writer.writerow([*line, int(row in known), suggested, wrong])
+    return text.getvalue()
+
+
+def trusted_name(items: Items) -> str:
+    """What a trusted set of this data is called where nobody says: a folder for images, a file for anything else."""
+    if items.dataset.files is not None:
+        return "trusted"
+    return "trusted.csv" if isinstance(items.dataset.encoding, Columns) else "trusted.npz"
+
+
+class Taken(UserError):
+    """There is something else of that name."""
+
+
+class Trusted(NamedTuple):
+    """What was written as a trusted set."""
+
+    path: Path
+    size: int  # examples
+    left: int  # trusted examples that are not among them, so that the classes are equally frequent
+    fewest: list[str]  # the classes with the fewest examples, which limit the others
+    lacking: list[str]  # the classes without any
+
+
+def write_trusted(items: Items, standing: Mapping[int, Decision], path: Path, balanced: bool = True) -> Trusted:
+    """Examples that are trusted: those known before, and those that a person decided about.
+
+    Balanced: the same number of every class, those known before first. A set of what looked most suspicious holds some
+    classes far more often than others, and meta methods learn that as if it were a fact (docs/review.md).
+    Images: a folder of links, one folder a class; or a .csv with paths below the folder of the data. Tables: a .csv
+    with the columns of the first. Everything else: a .npz with x and y. A run is bound to the set that it was trained
+    with, so another one of that name is never replaced.
+    """
+    chosen = final(items, standing)
+    before = _others(items, list(chosen)) if items.trusted is not None and not items.trusted_rows else None
+    y = torch.tensor([*(before.y.tolist() if before else ()), *chosen.values()], dtype=torch.int64)
+    if not len(y):
+        raise UserError("nothing is trusted yet: keep or change the labels of some examples first")
+    places: list[tuple[Examples, int]] = [(before.examples, row) for row in before.rows.tolist()] if before else []
+    places += [(items.examples, row) for row in chosen]
+    counts = torch.bincount(y, minlength=len(items.classes))
+    least = int(counts[counts > 0].min())
+    if balanced:
+        known = len(y) - len(chosen) + len(items.trusted_rows)  # the first of them
+        drawn = torch.randperm(len(y) - known, generator=generator(0, "trusted"))
+        order = torch.cat([torch.arange(known), known + drawn])
+        kept = torch.cat([order[y[order] == k][:least] for k in range(len(counts))]).sort().values
+        places, y = [places[i] for i in kept.tolist()], y[kept]
+    _write(items, places, [items.classes[k] for k in y.tolist()], path)
+    names = list(zip(items.classes, counts.tolist(), strict=True))
+    fewest, lacking = [name for name, n in names if n == least], [name for name, n in names if not n]
+    return Trusted(path, len(y), int(counts.sum()) - len(y), fewest, lacking)
+
+
+def _write(items: Items, places: list[tuple[Examples, int]], names: list[str], path: Path) -> None:
+    kinds, suffix = {"trusted": ("", ".csv"), "trusted.csv": (".csv",)}, path.suffix.lower()
+    allowed = kinds.get(trusted_name(items), (".npz",))
+    if suffix not in allowed:
+        shown = " or ".join({"": "a folder"}.get(kind, f"a {kind} file") for kind in allowed)
+        raise UserError(f"the trusted set of {items.dataset.name} is {shown}, got {path}")
+    if not suffix:
+        _write_folder(path, _links(items, places, names, path))
+        return
+    if suffix == ".npz":
+        content = _arrays(places, names)
+    elif items.dataset.files is None:
+        content = _table(items, places, names)
+    else:
+        content = _paths(items, places, names, path)
+    if path.exists() and path.read_bytes() != content:
+        raise _taken(path, "--trusted")
+    write_atomically(path, content)
+
+
+def write_all(items: Items, standing: Mapping[int, Decision], folder: Path) -> tuple[Path, Trusted]:
+    """Everything into a folder of its own: export-1, and export-2 once more has been decided. The folder, and what is
+    in its trusted set."""
+    for n in itertools.count(1):
+        path = folder / f"export-{n}"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_corrected(items, standing, path / "corrected.json")
+            trusted = write_trusted(items, standing, path / trusted_name(items))
+            write_corrected(items, standing, path / "corrected.csv")
+            return path, trusted
+        except Taken:
+            continue
+        except OSError as e:
+            raise UserError(f"cannot write {path}: {e.strerror}; choose another --out") from e
+    raise AssertionError("there is always a next number")
+
+
+def _taken(path: Path, flag: str) -> Taken:
+    return Taken(f"{path} holds something else, and a run may depend on it; choose another name for {flag}")
+
+
+def _others(items: Items, rows: list[int]) -> Split:
+    """Trusted examples that lie elsewhere; not those that are copies of rows which a person has decided about."""
+    assert items.trusted is not None
+    index = torch.tensor(rows, dtype=torch.int64)
+    own = Split(items.examples, index, index)
+    new = ~shared(items.trusted, own) if rows else torch.ones(len(items.trusted), dtype=torch.bool)
+    return replace(items.trusted, rows=items.trusted.rows[new], y=items.trusted.y[new])
+
+
+def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path, corrected: Path | None) -> str:
+    """How to train with what was exported. `settings` say how the data was read."""
+    flags = {name: settings.get(name) for name in ("data", "root", "label", "image_size", "noise", "seed")}
+    if corrected is not None:
+        flags["noise"] = f"given:{corrected}"
+    elif flags["noise"] == "given":
+        del flags["noise"]
+    if items.dataset.files and trusted.suffix:  # its paths are relative to the folder of the data
+        flags["root"] = items.dataset.files.root
+    flags |= {"meta_data": str(trusted), "out": "runs/next"}
+    parts = [(f"--{name.replace('_', '-')}", str(value)) for name, value in flags.items() if value not in (None, 0)]
+    return shlex.join(["warpi", "fit", *itertools.chain(*parts)])
+
+
+def _input(examples: Examples, row: int) -> Tensor:
+    if not isinstance(examples, TensorExamples):
+        raise UserError("arrays and image files cannot be mixed in one trusted set")
+    return examples.x[row].cpu()
+
+
+def _arrays(places: list[tuple[Examples, int]], names: list[str]) -> bytes:
+    content = io.BytesIO()
+    np.savez_compressed(content, x=torch.stack([_input(*place) for place in places]).numpy(), y=np.array(names))
+    return content.getvalue()
+
+
+def _table(items: Items, places: list[tuple[Examples, int]], names: list[str]) -> bytes:
+    columns, text = items.dataset.encoding, io.StringIO(newline="")
+    assert isinstance(columns, Columns)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*columns.categories, columns.label])
+    for place, name in zip(places, names, strict=True):
+        writer.writerow([*(value for _, value in cells(_input(*place), columns)), name])
+    return text.getvalue().encode()
+
+
+def _file(items: Items, examples: Examples, row: int) -> tuple[str, str] | None:
+    """Folder and path of an image; None where only its pixels are known."""
+    if isinstance(examples, FileExamples):
+        return examples.root, examples.paths[row]
+    files = items.dataset.files
+    return (files.root, files.paths[row]) if files and examples is items.examples else None
+
+
+def _paths(items: Items, places: list[tuple[Examples, int]], names: list[str], path: Path) -> bytes:
+    """A manifest, whose paths are relative to the folder of the data."""
+    files, text = items.dataset.files, io.StringIO(newline="")
+    assert files is not None
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", "label"])
+    for place, name in zip(places, names, strict=True):
+        found = _file(items, *place)
+        whole = os.path.abspath(os.path.join(*found)) if found else ""
+        below = os.path.join(os.path.abspath(files.root), "")
+        if not whole.startswith(below):
+            raise UserError(f"some trusted images lie outside {files.root}; export a folder: --trusted {path.stem}")
+        writer.writerow([whole.removeprefix(below), name])
+    return text.getvalue().encode()
+
+
+def _links(
+    items: Items, places: list[tuple[Examples, int]], names: list[str], path: Path
+) -> dict[tuple[str, str], str | bytes]:
+    """(class, name of a file) -> the file to link to, or the pixels of an image that was read from elsewhere."""
+    for name in items.classes:
+        if not name or name.startswith(".") or {"/", "\\", "\0"} & set(name):
+            raise UserError(f"class {name!r} cannot be the name of a folder; export a file: --trusted {path}.csv")
+    links: dict[tuple[str, str], str | bytes] = {}
+    for place, name in zip(places, names, strict=True):
+        found = _file(items, *place)
+        real = inside(*found) if found else None
+        if real is not None:
+            links[name, f"{hashlib.sha256(real.encode()).hexdigest()[:8]}-{os.path.basename(real)}"] = real
+        else:
+            content = png(pixels(_input(*place)))
+            links[name, f"{hashlib.sha256(content).hexdigest()[:16]}.png"] = content
+    return links
+
+
+def _write_folder(path: Path, links: dict[tuple[str, str], str | bytes]) -> None:
+    """It appears whole or not at all."""
+    if path.exists():
+        there = {(file.parent.name, file.name) for file in path.glob("*/*")}
+        if there != set(links):
+            raise _taken(path, "--trusted")
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        for (folder, name), content in links.items():
+            (part / folder).mkdir(parents=True, exist_ok=True)
+            if isinstance(content, str):
+                os.symlink(content, part / folder / name)
+            else:
+                (part / folder / name).write_bytes(content)
+        os.replace(part, path)
+    except OSError as e:
+        raise UserError(f"cannot write {path}: {e.strerror}; choose another place") from e
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,302 @@
+"""What there is to review: rows with what is known about their labels, and how each of them looks."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from warpi.audit import Audit
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Examples, TensorExamples
+from warpi.data.files import FileExamples
+from warpi.data.split import Split
+from warpi.data.tables import Columns
+from warpi.errors import UserError
+from warpi.review.pictures import cells, is_picture, photo, pixels, png
+from warpi.task import Task
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Look = Callable[[Examples, Tensor], Tensor]
+"""Rows [n] of some examples to features [n, D]; fewer where some cannot be read."""
+
+_CELLS = 200  # features of one example that are shown
+_AMONG = {True: 1000, False: 200}  # trusted examples among which neighbours are looked for: in memory, in files
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Rows of a data set in the order of review. Arrays [n] are parallel; [N] are over all rows of the data set."""
+
+    dataset: Dataset
+    examples: Examples  # the inputs as they were learned from
+    look: Look  # for neighbours
+    row: Ints  # [n] rows of the data set, the most suspicious first
+    given: Ints  # [N] given labels
+    suggested: Ints  # [n] class numbers, -1: no suggestion
+    wrong: Floats  # [n] probability that the label is wrong, NaN: unknown
+    uncertainty: Floats  # [n]
+    issue: NDArray[np.bool_]  # [n] what is to be reviewed first of all
+    p: Floats | None  # [n, K] the classifier's probabilities
+    trusted: Split | None  # examples whose labels are known to be right
+    shown: Sequence[Mapping[str, str]] | None = None  # [N] what else is known about each row, for people
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.shown is not None and len(self.shown) != len(self.given):
+            got, want = len(self.shown), len(self.given)
+            raise UserError(f"--show has {got} rows, {self.dataset.name} has {want}; give one line a row, in its order")
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.dataset.classes
+
+    @property
+    def has_pictures(self) -> bool:
+        x = self.examples
+        return isinstance(x, FileExamples) or (isinstance(x, TensorExamples) and is_picture(x, self.dataset.name))
+
+    @property
+    def is_small(self) -> bool:
+        """Pictures of so few pixels that these should be seen."""
+        return self.dataset.files is None and (len(self.examples.shape) < 3 or self.examples.shape[-1] <= 64)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """By what the data is known again. Image files count by their names: they may be read at another size."""
+        files = self.dataset.files
+        inputs = (
+            hashlib.sha256("\0".join(files.paths).encode()).hexdigest() if files else self.dataset.examples.digest()
+        )
+        return {"inputs_sha256": inputs, "classes": list(self.classes), "rows": len(self.given)}
+
+    @property
+    def position(self) -> dict[int, int]:
+        """Row of the data set -> place in the order of review."""
+        return _positions(self)
+
+    @property
+    def trusted_rows(self) -> dict[int, int]:
+        """Rows of this data set that were trusted before, and their class."""
+        if self.trusted is None or not self._shares(self.trusted.examples):
+            return {}
+        return dict(zip(self.trusted.rows.tolist(), self.trusted.y.tolist(), strict=True))
+
+    def _shares(self, other: Examples) -> bool:
+        return other is self.examples or other is self.dataset.examples
+
+    def picture(self, row: int) -> tuple[str, bytes] | None:
+        """Row of the data set as (type, content); None where there is nothing to see."""
+        return _picture(self, "row", row)
+
+    def trusted_picture(self, k: int) -> tuple[str, bytes] | None:
+        """The same of the k-th trusted example."""
+        return _picture(self, "trusted", k)
+
+    def words(self, row: int) -> list[tuple[str, str]]:
+        """What is to be read about a row: what the user wants shown, and features where there is no picture.
+
+        Features without names (of an array) mean little to a person who has something to read.
+        """
+        own = list(self.shown[row].items()) if self.shown else []
+        is_said = self.has_pictures or (own and self.dataset.encoding is None)
+        return own if is_said else own + self._cells(self.examples, row)
+
+    def _cells(self, examples: Examples, row: int) -> list[tuple[str, str]]:
+        columns = self.dataset.encoding if isinstance(self.dataset.encoding, Columns) else None
+        assert isinstance(examples, TensorExamples)  # image files are pictures
+        return cells(examples.x[row], columns)[:_CELLS]
+
+    def near(self, row: int, decided: Mapping[int, str], n: int = 5) -> list[dict[str, Any]]:
+        """The nearest of the trusted examples and of those decided so far, nearest first."""
+        most, known = _AMONG[self.examples.whole], self.trusted_rows
+        count = 0 if self.trusted is None else len(self.trusted)
+        places = [("trusted", k) for k in np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()]
+        places += [("row", r) for r in decided if r != row and r not in known][-most:]
+        with self.lock:
+            found = self._vectors([("row", row), *places])
+        here = found.pop(("row", row), None)
+        if here is None or not found:
+            return []
+        distance = {place: float((vector - here).norm()) for place, vector in found.items()}
+        chosen = list[tuple[str, int]]()
+        for place in sorted(found, key=lambda place: distance[place]):
+            if not any(torch.equal(found[place], found[other]) for other in chosen):  # decided, and trusted since
+                chosen.append(place)
+            if len(chosen) == n:
+                break
+        return [self._neighbour(place, decided) for place in chosen]
+
+    def _neighbour(self, place: tuple[str, int], decided: Mapping[int, str]) -> dict[str, Any]:
+        kind, k = place
+        if kind == "row":
+            return {"row": k, "label": decided[k], "words": self.words(k)}
+        assert self.trusted is not None
+        words = [] if self.has_pictures else self._cells(self.trusted.examples, int(self.trusted.rows[k]))
+        return {"trusted": k, "label": self.classes[int(self.trusted.y[k])], "words": words}
+
+    def _vectors(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Tensor]:
+        """Features by place, each computed once."""
+        for kind in ("row", "trusted"):
+            new = [place for place in places if place[0] == kind and place not in self.vectors]
+            for start in range(0, len(new), 256):
+                chunk = new[start : start + 256]
+                examples, rows = self._at(chunk)
+                values = self.look(examples, rows)
+                if len(values) == len(chunk):  # a file that cannot be read has no neighbours
+                    self.vectors.update(zip(chunk, values, strict=True))
+                else:
+                    for place in chunk:
+                        examples, rows = self._at([place])
+                        self.vectors.update((place, v) for v in self.look(examples, rows))
+        return {place: self.vectors[place] for place in places if place in self.vectors}
+
+    def _at(self, places: Sequence[tuple[str, int]]) -> tuple[Examples, Tensor]:
+        index = torch.tensor([k for _, k in places])
+        if places[0][0] == "row":
+            return self.examples, index
+        assert self.trusted is not None
+        return self.trusted.examples, self.trusted.rows[index]
+
+
+@lru_cache(maxsize=4)
+def _positions(items: Items) -> dict[int, int]:
+    return {row: i for i, row in enumerate(items.row.tolist())}
+
+
+@lru_cache(maxsize=512)
+def _picture(items: Items, kind: str, k: int) -> tuple[str, bytes] | None:
+    examples, row = items.examples, k
+    if kind == "trusted":
+        if items.trusted is None or not 0 <= k < len(items.trusted):
+            return None
+        examples, row = items.trusted.examples, int(items.trusted.rows[k])
+    if not items.has_pictures or not 0 <= row < len(examples):
+        return None
+    if isinstance(examples, FileExamples):
+        content = photo(examples.root, examples.paths[row])
+        return None if content is None else ("image/jpeg", content)
+    files = items.dataset.files
+    if files is not None and items._shares(examples):  # the whole picture, not the square that is held in memory
+        content = photo(files.root, files.paths[row])
+        return None if content is None else ("image/jpeg", content)
+    assert isinstance(examples, TensorExamples)
+    return "image/png", png(pixels(examples.x[row]))
+
+
+def of_run(
+    dataset: Dataset,
+    task: Task,
+    net: nn.Module,
+    audit: Audit,
+    rows: Ints | None,
+    shown: Sequence[Mapping[str, str]] | None,
+) -> Items:
+    """The rows that were audited, the most suspicious first; or those listed, in their order."""
+    given = dataset.y.numpy().copy()
+    for split in (task.train, task.val, task.meta):
+        if split is not None and split.examples is task.train.examples:
+            given[split.rows.numpy()] = split.y.cpu().numpy()
+    given[audit.row] = audit.given
+    chosen = audit.row[audit.ranked] if rows is None else _checked(rows, len(dataset.y))
+    known = {row: i for i, row in enumerate(audit.row.tolist())}
+    at = np.array([known.get(row, -1) for row in chosen.tolist()], dtype=np.int64)
+
+    def pick(values: NDArray[Any], blank: Any) -> NDArray[Any]:
+        picked: NDArray[Any] = np.where(at >= 0, values[at], blank)
+        return picked
+
+    return Items(
+        dataset,
+        task.train.examples,
+        _by_net(net),
+        chosen,
+        given,
+        pick(audit.suggested, -1),
+        pick(audit.wrong_probability, np.nan),
+        pick(audit.uncertainty, np.nan),
+        pick(audit.is_label_issue, False) if rows is None else np.ones(len(chosen), bool),
+        np.where((at >= 0)[:, None], audit.probabilities[at], np.nan),
+        task.meta,
+        shown,
+    )
+
+
+def of_data(dataset: Dataset, given: Tensor, rows: Ints | None, shown: Sequence[Mapping[str, str]] | None) -> Items:
+    """The rows listed (else all) of data that nothing has been learned from yet."""
+    chosen = np.arange(len(dataset.y)) if rows is None else _checked(rows, len(dataset.y))
+    n, trusted, examples = len(chosen), dataset.meta, dataset.examples
+    if (scale := examples.standardised(torch.arange(len(examples)))) is not None:
+        examples = examples.scaled(scale)
+        trusted = trusted and replace(trusted, examples=trusted.examples.scaled(scale))
+    if trusted is None and dataset.trusted is not None and dataset.trusted.any():
+        checked = dataset.trusted.nonzero().flatten()
+        trusted = Split(examples, checked, dataset.truth[checked])
+    unknown = np.full(n, np.nan)
+    return Items(
+        dataset,
+        examples,
+        _by_input,
+        chosen,
+        given.numpy().copy(),
+        np.full(n, -1),
+        unknown,
+        unknown,
+        np.ones(n, bool),
+        None,
+        trusted,
+        shown,
+    )
+
+
+def _checked(rows: Ints, n: int) -> Ints:
+    """Rows that somebody listed: each once, all there."""
+    values, first = np.unique(rows, return_index=True)
+    if len(values) < len(rows):
+        twice = next(row for i, row in enumerate(rows.tolist()) if i not in set(first.tolist()))
+        raise UserError(f"--rows lists row {twice} twice; list each row once")
+    if not len(rows) or values[0] < 0 or values[-1] >= n:
+        bad = "none" if not len(rows) else values[0] if values[0] < 0 else values[-1]
+        raise UserError(f"--rows lists {bad}; allowed are rows 0..{n - 1} of the data set, and at least one")
+    return rows
+
+
+def _read(examples: Examples, rows: Tensor) -> Tensor:
+    """A few inputs, as a network sees them, without augmentation."""
+    if isinstance(examples, FileExamples) and len(rows) < 16:
+        examples = replace(examples, workers=0)  # to start readers takes longer than to read
+    (read,) = examples.stream([(rows, 0)], augment=False)
+    return read.views[0]
+
+
+def _by_net(net: nn.Module) -> Look:
+    """Directions in the last layer but one, or among the logits where a network does not show that."""
+    inner = getattr(net, "features", None)
+    net.eval()
+
+    @torch.no_grad()
+    def look(examples: Examples, rows: Tensor) -> Tensor:
+        x = _read(examples, rows)
+        h = inner(x) if callable(inner) and not isinstance(inner, nn.Module) else net(x)
+        return F.normalize(h.flatten(1).float(), dim=1)
+
+    return look
+
+
+def _by_input(examples: Examples, rows: Tensor) -> Tensor:
+    """The inputs themselves; images as 16 x 16 pixels."""
+    x = _read(examples, rows).float()
+    x = F.adaptive_avg_pool2d(x, (16, 16)) if x.ndim == 4 else x
+    return x.flatten(1)

@@ -1,0 +1,183 @@
+"""The review page over HTTP: for one person, on this machine, with a key that only the printed link holds."""
+
+import contextlib
+import hmac
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from warpi.errors import UserError
+from warpi.review.export import corrected_csv
+from warpi.review.session import Json, Refused, Review
+
+_ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
+_ASSETS |= {"/page.css": ("page.css", "text/css"), "/icon.svg": ("icon.svg", "image/svg+xml")}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_LARGEST = 1 << 20  # bytes of a request
+
+
+class Server(ThreadingHTTPServer):
+    """Listens on 127.0.0.1 alone."""
+
+    daemon_threads = True
+
+    def __init__(self, review: Review, port: int = 0) -> None:
+        self.review, self.token = review, secrets.token_urlsafe(32)
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except (OSError, OverflowError) as e:
+            raise UserError(f"cannot listen on port {port}: {e}; choose another --port, or 0 for a free one") from e
+        self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
+        self.cookie = f"warpi_{self.server_port}"  # cookies are shared among the ports of a host
+
+    @property
+    def link(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/?token={self.token}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "warpi", ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, verb: Callable[[str, Mapping[str, str]], None]) -> None:
+        url = urlsplit(self.path)
+        try:
+            query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+            self._check_sender(url.path, query)
+            try:
+                verb(url.path, query)
+            except UserError as e:
+                raise Refused(HTTPStatus.CONFLICT, str(e)) from e
+            except sqlite3.Error as e:  # a full disk, say: the page keeps what was not saved, and says so
+                raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"Decisions cannot be stored: {e}") from e
+        except Refused as e:
+            self.close_connection = True  # a body that was not read must not be taken for the next request
+            kind, text = (
+                ("text/plain", e.reason) if url.path == "/" else ("application/json", json.dumps({"error": e.reason}))
+            )
+            self._send(e.status, kind, text.encode(), {"Connection": "close"})
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the tab was closed
+
+    def _check_sender(self, path: str, query: Mapping[str, str]) -> None:
+        """Only the page that we served, and only to who had the link.
+
+        Host: a name that somebody points to 127.0.0.1 is not ours (DNS rebinding). Origin and Sec-Fetch-Site: other
+        pages, those on other ports of this machine included, may not ask in the name of this browser.
+        """
+        server, headers = self.server, self.headers
+        if headers.get("Host") not in server.hosts:
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this host is not served here")
+        origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site", "none")
+        ours = {f"http://{host}" for host in server.hosts}
+        if (origin is not None and origin not in ours) or (origin is None and self.command != "GET"):
+            raise Refused(HTTPStatus.FORBIDDEN, "requests from other pages are refused")
+        if path != "/" and site not in ("same-origin", "none"):
+            raise Refused(HTTPStatus.FORBIDDEN, "requests from other pages are refused")
+        given = query.get("token", "") if path == "/" and self.command == "GET" else ""
+        if not any(hmac.compare_digest(key.encode(), server.token.encode()) for key in (given, self._key())):
+            raise Refused(HTTPStatus.FORBIDDEN, "open the link that warpi review printed when it was started")
+
+    def _key(self) -> str:
+        cookie = SimpleCookie()
+        with contextlib.suppress(CookieError):
+            cookie.load(self.headers.get("Cookie", ""))
+        return cookie[self.server.cookie].value if self.server.cookie in cookie else ""
+
+    def _get(self, path: str, query: Mapping[str, str]) -> None:
+        review, items = self.server.review, self.server.review.items
+        parts = path.strip("/").split("/")
+        match parts:
+            case _ if path in _ASSETS:
+                self._asset(path)
+            case ["api", "session"]:
+                self._json(review.session())
+            case ["api", "items"]:
+                self._json(review.listed(query))
+            case ["api", "near", row]:
+                self._json(review.near(_id(row)))
+            case ["api", "corrected.csv"]:
+                content = corrected_csv(items, review.store.standing()).encode()
+                extra = {"Content-Disposition": 'attachment; filename="corrected.csv"'}
+                self._send(HTTPStatus.OK, "text/csv; charset=utf-8", content, extra)
+            case ["picture", row]:
+                self._picture(items.picture(_id(row)))
+            case ["trusted", k]:
+                self._picture(items.trusted_picture(_id(k)))
+            case _:
+                raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+
+    def _post(self, path: str, query: Mapping[str, str]) -> None:  # noqa: ARG002
+        review = self.server.review
+        verbs = {"/api/decide": review.decide, "/api/undo": review.undo, "/api/export": review.export}
+        if path not in verbs:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+        self._json(verbs[path](self._body()))
+
+    def _body(self) -> Json:
+        if self.headers.get_content_type() != "application/json":  # a form of another page cannot send this
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit() and int(length) <= _LARGEST):
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"send at most {_LARGEST} bytes, and say how many")
+        try:
+            asked = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            raise Refused(HTTPStatus.BAD_REQUEST, "not JSON") from None
+        if not isinstance(asked, dict):
+            raise Refused(HTTPStatus.BAD_REQUEST, "send a JSON object")
+        return asked
+
+    def _asset(self, path: str) -> None:
+        name, kind = _ASSETS[path]
+        content = (resources.files("warpi.review") / "assets" / name).read_bytes()
+        key = f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
+        self._send(HTTPStatus.OK, f"{kind}; charset=utf-8", content, {"Set-Cookie": key} if path == "/" else {})
+
+    def _picture(self, picture: tuple[str, bytes] | None) -> None:
+        if picture is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no picture")
+        self._send(HTTPStatus.OK, *picture, {})
+
+    def _json(self, content: Json) -> None:
+        self._send(HTTPStatus.OK, "application/json", json.dumps(content, allow_nan=False).encode(), {})
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes, extra: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, **extra, "Content-Type": kind, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal holds the link."""
+
+
+def _id(text: str) -> int:
+    """A number of an item as it stands in an address; anything else is not found."""
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+    return int(text)
