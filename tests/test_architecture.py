@@ -34,6 +34,7 @@ FLOORS = [
     ["report"],
     ["sweep", "estimator", "fewshot"],
     ["review", "figures"],
+    ["details"],
     ["cli"],
     ["__main__"],
 ]

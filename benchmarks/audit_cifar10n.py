@@ -1,0 +1,186 @@
+"""Wrong ones among human labels: CIFAR-10N (`random1`), `warpi audit` and cleanlab on the same probabilities.
+
+    python3 benchmarks/audit_cifar10n.py --root DATA --out OUT [--method ce]    trains, on a GPU; needs no cleanlab
+    python benchmarks/audit_cifar10n.py --compare OUT                           elsewhere; needs cleanlab
+
+The first writes OUT/METHOD.npz (out-of-sample probabilities) and OUT/METHOD.json; the second compares, and writes
+results/audit_cifar10n.json and the table of docs/audit.md. DATA holds CIFAR-10 and the labels of CIFAR-N. A run that
+was interrupted goes on where it was, if --work is the same. 1,000 trusted examples, disjoint from the rest, take their
+true labels from CIFAR-10; nothing else of the truth is seen before the AUROC.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "audit_cifar10n.json", ROOT / "docs" / "audit.md"
+
+
+def found(bad: np.ndarray, score: np.ndarray, issue: np.ndarray) -> dict[str, float]:
+    """How well a score and a decision find the labels that are wrong."""
+    from sklearn.metrics import roc_auc_score
+
+    hits = int((issue & bad).sum())
+    rates = {"precision": hits / max(1, int(issue.sum())), "recall": hits / int(bad.sum())}
+    return {"auroc": float(roc_auc_score(bad, score)), **rates}
+
+
+def train(args: argparse.Namespace) -> None:
+    import torch
+
+    import warpi
+    from warpi.audit import Audit, audit
+    from warpi.audit.reopen import reopen
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings: dict[str, Any] = {
+        "data": "cifar10",
+        "root": args.root,
+        "noise": "given:random1",
+        "method": args.method,
+        "meta": args.trusted,
+        "val": 0.02,
+        "net": args.net,
+        "epochs": args.epochs,
+        "schedule": "cosine",
+        "precision": "bf16" if device == "cuda" else "32",
+        "seed": args.seed,
+    }
+    settings |= {"limit": args.limit} if args.limit else {}
+    settings |= {"compile": args.compile} if args.compile is not None else {}
+    run, began = args.work / f"{args.method}-{args.net}-{args.epochs}", time.perf_counter()
+    if not (run / "done").exists():
+        warpi.fit(run, **settings, device=device, resume=(run / "spec.json").exists(), quiet=False)
+    trained = time.perf_counter() - began
+    done = reopen(run, device)
+    clean = done.truth.clean.cpu().numpy()
+
+    def look(a: Audit) -> dict[str, Any]:
+        bad = clean != a.given
+        got = found(bad, a.wrong_probability, a.is_label_issue) | {"noise_rate": a.facts["noise_rate"]}
+        guess = a.probabilities.argmax(1)
+        return got | {
+            "wrong": float(bad.mean()),
+            "accuracy_of_p": float((guess == clean).mean()),
+            "facts": dict(a.facts),
+        }
+
+    inside = look(audit(done, device=device, save=False))
+    print("in sample", json.dumps(inside), flush=True)
+    began = time.perf_counter()
+    a = audit(done, folds=args.folds, device=device)
+    outside = look(a)
+    print("out of sample", json.dumps(outside), flush=True)
+    half = np.float16
+    np.savez_compressed(
+        args.out / f"{args.method}.npz",
+        row=a.row.astype(np.int32),
+        given=a.given.astype(np.int8),
+        true=clean.astype(np.int8),
+        probabilities=a.probabilities.astype(half),
+        wrong_probability=a.wrong_probability.astype(np.float32),
+        uncertainty=a.uncertainty.astype(half),
+        T=a.T,
+    )
+    record = {
+        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in settings.items() if k != "root"},
+        "folds": args.folds,
+        "machine": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "seconds": {"run": trained, "folds": time.perf_counter() - began},
+        "test_acc": done.history[-1].get("test_acc"),
+        "in_sample": inside,
+        "out_of_sample": outside,
+        "T": a.T.tolist(),
+        "error_rates": [dict(rate) for rate in a.error_rates],
+    }
+    (args.out / f"{args.method}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def compare(folder: Path) -> None:
+    from importlib.metadata import version
+
+    from cleanlab.filter import find_label_issues
+    from cleanlab.rank import get_label_quality_scores
+
+    record = {"cleanlab": version("cleanlab"), "methods": {}}
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file, allow_pickle=False) as stored:
+            y, true, p = stored["given"].astype(np.int64), stored["true"], stored["probabilities"].astype(np.float64)
+            wrong = stored["wrong_probability"]
+        p /= p.sum(1, keepdims=True)
+        bad, ours = true != y, json.loads(file.with_suffix(".json").read_text())
+        rows = {"warpi audit": {k: ours["out_of_sample"][k] for k in ("auroc", "precision", "recall")}}
+        for by in ("prune_by_noise_rate", "confident_learning"):
+            issue = find_label_issues(y, p, filter_by=by)
+            for score in ("self_confidence", "normalized_margin"):
+                quality = get_label_quality_scores(y, p, method=score)
+                rows[f"cleanlab, {score}, {by}"] = found(bad, 1 - quality, issue)
+        rows["warpi audit, in sample"] = {k: ours["in_sample"][k] for k in ("auroc", "precision", "recall")}
+        if abs(found(bad, wrong, wrong > 0.5)["auroc"] - rows["warpi audit"]["auroc"]) > 1e-3:
+            raise SystemExit(f"{file} and its .json are not of one run")
+        record["methods"][file.stem] = {"n": len(y), "wrong": float(bad.mean()), "found": rows, "run": ours}
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    page, begin, end = PAGE.read_text(), "<!-- audit_cifar10n begins -->\n", "<!-- audit_cifar10n ends -->"
+    head, rest = page.split(begin)
+    PAGE.write_text(head + begin + "\n" + table(record) + "\n" + end + rest.split(end)[1])
+    print(table(record))
+
+
+def table(record: dict[str, Any]) -> str:
+    lines = []
+    for name, m in record["methods"].items():
+        run, s = m["run"], m["run"]["settings"]
+        lines += [
+            f"`{name}`, {s['net']}, {s['epochs']} epochs, {run['folds']} folds; p is right for "
+            f"{100 * run['out_of_sample']['accuracy_of_p']:.1f} % of the {m['n']:,} rows, "
+            f"{100 * m['wrong']:.1f} % of their labels are wrong:",
+            "",
+            "| | AUROC | precision | recall |",
+            "|:---|---:|---:|---:|",
+        ]
+        for row, r in m["found"].items():
+            lines.append(f"| {row} | {r['auroc']:.4f} | {r['precision']:.3f} | {r['recall']:.3f} |")
+        rate = run["out_of_sample"]["noise_rate"]
+        lines += [
+            "",
+            f"Estimated noise rate {100 * rate['rate']:.1f} % ({100 * rate['low']:.1f} to {100 * rate['high']:.1f}). "
+            f"{run['machine']}, torch {run['torch']}, seed {s['seed']}, "
+            f"{run['seconds']['run']:.0f} s for the run and {run['seconds']['folds']:.0f} s for the folds; "
+            f"cleanlab {record['cleanlab']}.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compare", type=Path, metavar="OUT")
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/audit_cifar10n"), help="run folders, for going on")
+    parser.add_argument("--method", default="warpi")
+    parser.add_argument("--net", default="resnet32")
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--folds", type=int, default=2)
+    parser.add_argument("--trusted", type=int, default=1000)
+    parser.add_argument("--limit", type=int, default=None, help="rows, for a try")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.compare:
+        compare(args.compare)
+    elif args.root and args.out:
+        train(args)
+    else:
+        parser.error("give --root and --out, or --compare OUT")
+
+
+if __name__ == "__main__":
+    main()

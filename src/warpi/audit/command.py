@@ -1,0 +1,222 @@
+"""`warpi audit` and `warpi pick`. Heavy imports wait until the flags are read."""
+
+import json
+import logging
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from warpi.errors import UserError
+from warpi.flags import Parser, add_fields
+
+if TYPE_CHECKING:
+    from warpi.audit import Audit
+    from warpi.audit.pick import Pick
+    from warpi.data.dataset import Dataset
+
+
+def audit(argv: list[str]) -> None:
+    parser = Parser(prog="warpi audit", description="Which labels of a run's data are probably wrong.")
+    parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder; the audit is stored in it, too")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table, a row an example")
+    parser.add_argument("--parquet", type=Path, metavar="FILE", help="write the table as parquet")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write T, error rates by class and where numbers come from"
+    )
+    parser.add_argument(
+        "--folds", type=int, default=0, metavar="K", help="train K times more, to judge rows not trained on"
+    )
+    parser.add_argument(
+        "--rows", default="train", metavar="train|all", help="all: held-out rows with given labels, too"
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=0.5, metavar="X", help="wrong_probability above which is an issue"
+    )
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    given = parser.read(argv)
+    for path in (given["csv"], given["parquet"], given["json"]):
+        _folder_of(path)
+    from warpi.audit import audit as run_audit
+
+    if not given["quiet"]:
+        _say_progress()
+    options = {name: given[name] for name in ("folds", "rows", "threshold", "device")}
+    found = run_audit(given["run"], **options)
+    if given["csv"]:
+        found.to_csv(given["csv"])
+    if given["parquet"]:
+        found.to_parquet(given["parquet"])
+    if given["json"]:
+        _write_json(given["json"], found.summary())
+    if not given["quiet"]:
+        _show(found)
+
+
+def _show(found: "Audit") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console, rate = Console(highlight=False), found.facts["noise_rate"]
+    print(
+        f"{len(found)} labels, {int(found.is_label_issue.sum())} probably wrong; noise rate "
+        f"{100 * rate['rate']:.1f} % ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
+    )
+    table = Table(box=None)
+    for name in ("label", "rows", "wrong %", "95 % interval", "issues", "most often instead"):
+        table.add_column(name, justify="left" if name in ("label", "most often instead") else "right")
+    for k, c in enumerate(found.error_rates):
+        mine = found.is_label_issue & (found.given == k)
+        instead = found.suggested[mine].tolist()
+        most = found.classes[max(set(instead), key=instead.count)] if instead else ""
+        span = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}"
+        table.add_row(c["class"], str(c["n"]), f"{100 * c['rate']:.1f}", span, str(int(mine.sum())), most)
+    console.print(table)
+    print(f"probabilities: {found.facts['probabilities']}")
+    print(f"uncertainty: {found.facts['uncertainty']}")
+
+
+def pick(argv: list[str]) -> None:
+    parser = Parser(
+        prog="warpi pick", description="Which examples to have checked by a person first; what the checks say."
+    )
+    parser.add_argument("n", type=int, nargs="?", metavar="N", help="how many")
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="DIR", help="a finished run on the data, where there is one"
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the list; fill its column checked_label")
+    parser.add_argument("--unbiased", action="store_true", help="all at random: the best estimate of the noise rate")
+    parser.add_argument("--coverage", action="store_true", help="without a run: spread over the inputs of each class")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice, and of --noise")
+    parser.add_argument("--estimate", type=Path, metavar="FILE", help="a filled list: print the noise rate it shows")
+    parser.add_argument(
+        "--picked", type=Path, metavar="FILE", help="with --estimate of a file of `warpi review`: the list"
+    )
+    parser.add_argument("--trusted", type=Path, metavar="FILE", help="with --estimate: write the set for --meta-data")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="with --estimate: write it as JSON")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to audit the run")
+    from warpi.spec import DataSpec
+
+    keep = ("data", "root", "label", "image_size", "noise")
+    add_fields(parser, "data, without a run", DataSpec, tuple(f.name for f in fields(DataSpec) if f.name not in keep))
+    given = parser.read(argv)
+    for path in (given["csv"], given["trusted"], given["json"]):
+        _folder_of(path)
+    of = {name: given[name] for name in keep if name in given}
+    if given["estimate"]:
+        if given["n"] is not None or given["csv"]:
+            raise UserError("--estimate reads a filled list; to make one leave it out, and give N and --csv FILE")
+        _estimate(given, of)
+        return
+    if given["n"] is None or given["csv"] is None:
+        raise UserError("warpi pick: required: N and --csv FILE; or --estimate FILE for a list that was filled")
+    found = _pick(given, of)
+    found.to_csv(given["csv"])
+    random = int(found.random.sum())
+    print(f"{given['csv']}: {len(found.row)} rows to check, {random} at random, {len(found.row) - random} informative")
+
+
+def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
+    import numpy as np
+
+    from warpi.audit import audit as run_audit
+    from warpi.audit.pick import pick_rows
+    from warpi.audit.table import FILE, read_audit
+    from warpi.data.examples import TensorExamples
+    from warpi.noise import Noise
+    from warpi.rng import generator
+
+    n, run, unbiased, seed = given["n"], given["run"], given["unbiased"], given["seed"]
+    if run is not None:
+        if of or given["coverage"]:
+            raise UserError("the run says what its data is; leave out the run, or --data and --coverage")
+        dataset = _data_of(run)
+        found = read_audit(run) if (run / FILE).exists() else run_audit(run, device=given["device"])
+        paths = dataset.files.paths if dataset.files else None
+        return pick_rows(
+            n, found.row, found.given, found.classes, audit=found, unbiased=unbiased, paths=paths, seed=seed
+        )
+    if "data" not in of:
+        raise UserError("warpi pick: give a run folder after N, or --data")
+    dataset = _data(of)
+    noise = Noise.parse(of.get("noise", "given"))
+    if noise.other_name:
+        raise UserError(f"noise {noise} replaces inputs; pick from the data as it is")
+    y = noise.apply(dataset, generator(seed, "noise"), None).y.numpy()
+    row = np.arange(len(y)) if dataset.trusted is None else np.flatnonzero(~dataset.trusted.numpy())
+    features = None
+    if given["coverage"]:
+        if not isinstance(dataset.examples, TensorExamples):
+            raise UserError("--coverage compares inputs in memory; these are files: leave it out, or pick from a run")
+        features = dataset.examples.x[row]
+    paths = dataset.files.paths if dataset.files else None
+    return pick_rows(n, row, y[row], dataset.classes, features=features, unbiased=unbiased, paths=paths, seed=seed)
+
+
+def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
+    from warpi.audit.pick import CHECKED, estimate, read_checked
+    from warpi.audit.trusted import write_trusted
+
+    rows = read_checked(given["estimate"], given["picked"])
+    if given["trusted"]:
+        if "data" not in of:
+            raise UserError("--trusted needs the data that the rows are of: --data, and what else it was read with")
+        try:
+            labels = {int(cells["row"]): cells[CHECKED] for cells in rows if cells[CHECKED]}
+        except ValueError as e:
+            raise UserError(f"{given['estimate']}: the column row is not as `warpi pick` wrote it ({e})") from e
+        dataset = _data(of)
+        write_trusted(given["trusted"], dataset, labels)
+        absent = [name for name in dataset.classes if name not in labels.values()]
+        print(
+            f"{given['trusted']}: {len(labels)} trusted examples" + (f", none of {', '.join(absent)}" if absent else "")
+        )
+    found = estimate(rows)
+    if given["json"]:
+        _write_json(given["json"], found)
+    print(
+        f"noise rate {100 * found['rate']:.1f} % (95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f}) "
+        f"by {found['checked']} checked rows that were drawn at random"
+    )
+    if found["unchecked_classes"]:
+        print(f"nothing was checked of: {', '.join(found['unchecked_classes'])}; they are left out of it")
+
+
+def _data(of: dict[str, Any]) -> "Dataset":
+    from warpi.data import load_dataset
+    from warpi.spec import DataSpec
+
+    spec = DataSpec(**of)
+    root = Path(spec.root) if spec.root else None
+    return load_dataset(spec.data, root=root, label=spec.label, image_size=spec.image_size)[0]
+
+
+def _data_of(run: Path) -> "Dataset":
+    from warpi.folder import read_spec
+
+    stored = read_spec(run)
+    if stored is None:
+        raise UserError(f"there is no run in {run}; give the folder that `warpi fit --out` made")
+    return _data({name: stored["spec"].get(name) for name in ("data", "root", "label", "image_size")})
+
+
+def _folder_of(path: Path | None) -> None:
+    if path is not None and not path.parent.is_dir():  # before minutes are spent
+        raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first")
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    from warpi.atomic import write_atomically
+
+    write_atomically(path, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def _say_progress() -> None:
+    """Lines of the log about trainings to standard error."""
+    logger = logging.getLogger("warpi.audit")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("warpi: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)

@@ -1,0 +1,147 @@
+"""What a trained method makes of rows, and probabilities from networks that have not seen the labels they judge."""
+
+import io
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from warpi.atomic import write_atomically
+from warpi.audit.scores import Floats, Ints, fit_temperature, tempered
+from warpi.audit.table import read_arrays
+from warpi.data.split import Split
+from warpi.engine import train
+from warpi.errors import UserError
+from warpi.method import Method, evaluating
+from warpi.methods.warpi import OUTPUTS, WarPI
+from warpi.rng import derive, generator, seeded
+from warpi.survey import survey
+
+log = logging.getLogger("warpi.audit")
+
+SAMPLES = 20  # of the rectifying vector v, for the uncertainty
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """A trained method's view of n rows of a split: those that can be read."""
+
+    at: Ints  # [n] positions within the split
+    y: Ints  # [n] given labels
+    p: Floats  # [n, K] probabilities of the classes
+    each: Floats  # [S, n, K] the same of each network; S = 0 for a single one
+    given: Floats  # [L, n] log softmax(v_l z)_y: what WarPI makes of the label with L samples of v; L = 0 elsewhere
+
+
+@torch.no_grad()
+def look(method: Method, split: Split | None) -> Sight:
+    """What the method predicts, in evaluation mode and without augmentation."""
+    K = method.task.n_classes
+    if split is None:
+        none = np.zeros(0, np.int64)
+        return Sight(none, none, np.zeros((0, K)), np.zeros((0, 0, K)), np.zeros((0, 0)))
+    nets = method.predictors
+    at, p = survey(method.net, split, method.predict)
+    y = split.y[at]
+    several = [survey(net, split)[1].softmax(1) for net in nets] if len(nets) > 1 else []
+    warped = _warped(method, split, y) if isinstance(method, WarPI) and method.samples else y.new_zeros((0, len(y)))
+    each = torch.stack(several) if several else p.new_zeros((0, *p.shape))
+    return Sight(*(_numpy(t) for t in (at, y, p, each, warped)))
+
+
+def _numpy(t: Tensor) -> Any:
+    values = t.cpu()
+    return values.double().numpy() if values.is_floating_point() else values.numpy()
+
+
+def _warped(method: WarPI, split: Split, y: Tensor) -> Tensor:
+    """log softmax(v_l z)_y, v_l ~ q(v | z, y).  [L, n]"""
+    chance = generator(method.recipe.seed, "audit", device=y.device)
+    with evaluating([method.V]):
+        z = survey(method.net, split)[1]
+        parts = []
+        for z_part, y_part in zip(torch.split(z, 10_000), torch.split(y, 10_000), strict=True):
+            v = OUTPUTS[method.output](method.V(z_part, y_part).rsample(SAMPLES, chance))  # [L, b, K]
+            index = y_part.expand(SAMPLES, -1)[..., None]
+            parts.append((v * z_part).log_softmax(-1).gather(-1, index)[..., 0])
+    return torch.cat(parts, dim=1)
+
+
+def parts(y: Ints, n: int, seed: int) -> list[Ints]:
+    """Positions of the n parts of a split, each with its share of every given label."""
+    chance = generator(seed, "audit", "folds")
+    fold = np.zeros(len(y), np.int64)
+    start = 0
+    for k in np.unique(y):
+        mine = np.flatnonzero(y == k)
+        mine = mine[torch.randperm(len(mine), generator=chance).numpy()]
+        fold[mine] = (start + np.arange(len(mine))) % n  # goes on where the last class ended: parts differ by one row
+        start += len(mine)
+    return [np.flatnonzero(fold == f) for f in range(n)]
+
+
+def out_of_sample(method: Method, n: int, folder: Path | None = None) -> Sight:
+    """Every training row as seen by the same recipe trained without it, and a part of the others, n times in all.
+
+    The trusted rows take part in every training. Each network's probabilities are calibrated on them, so that those of
+    different networks can be compared. In `folder` (the run's) each training is stored as it ends: it is not repeated.
+    """
+    split = method.task.train
+    y = split.y.cpu().numpy()
+    rare = np.bincount(y, minlength=method.task.n_classes).min()
+    if rare < 2:
+        raise UserError("a class has a single training row: without it nothing is left to train on; use no folds")
+    found = []
+    for f, held in enumerate(parts(y, n, method.recipe.seed)):
+        file = None if folder is None else folder / f"fold-{f + 1}-of-{n}.npz"
+        stored = None if file is None else _stored(file, held)
+        if stored is None:
+            log.info("audit: training %d of %d", f + 1, n)
+            stored = _judged(method, held)
+            if file is not None:
+                _store(file, stored)
+        found.append(stored)
+    order = np.concatenate([s.at for s in found]).argsort()
+    return Sight(
+        *(np.concatenate([getattr(s, name) for s in found])[order] for name in ("at", "y", "p")),
+        *(np.concatenate([getattr(s, name) for s in found], axis=1)[:, order] for name in ("each", "given")),
+    )
+
+
+def _judged(method: Method, held: Ints) -> Sight:
+    """The rows `held` of the training split by the same method and recipe, trained on the others."""
+    task = method.task
+    kept = np.setdiff1d(np.arange(len(task.train)), held)
+    with seeded(derive(method.recipe.seed, "training")):
+        learner = replace(method)  # its hyper-parameters, without its state
+        learner.start(replace(task, train=_part(task.train, kept), val=None), method.recipe)
+        for _ in train(learner, learner.task):
+            pass
+    trusted, sight = look(learner, task.meta), look(learner, _part(task.train, held))
+    return replace(sight, at=held[sight.at], p=tempered(sight.p, fit_temperature(trusted.p, trusted.y)))
+
+
+def _part(split: Split, at: Ints) -> Split:
+    index = torch.from_numpy(at)
+    return replace(split, rows=split.rows[index], y=split.y[index.to(split.y.device)])
+
+
+def _store(file: Path, sight: Sight) -> None:
+    content = io.BytesIO()
+    np.savez_compressed(content, **vars(sight))
+    write_atomically(file, content.getvalue())
+
+
+def _stored(file: Path, held: Ints) -> Sight | None:
+    """What an earlier process found; None where there is nothing, or something about other rows."""
+    if not file.exists():
+        return None
+    try:
+        sight = Sight(**read_arrays(file))
+    except (ValueError, TypeError) as e:
+        raise UserError(f"{file} is not what `warpi audit` stored there ({e}); delete it") from e
+    return sight if np.isin(sight.at, held).all() else None

@@ -1,0 +1,158 @@
+"""A trained method to an `Audit`: its view of the rows, T, Bayes, and how sure all that is."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import warpi
+import warpi.audit.scores as scores
+from warpi.audit.folds import SAMPLES, Sight, look, out_of_sample
+from warpi.audit.reopen import reopen
+from warpi.audit.scores import Floats
+from warpi.audit.table import Audit
+from warpi.data.split import Split
+from warpi.errors import UserError
+from warpi.method import Method
+from warpi.run import Run
+
+log = logging.getLogger("warpi.audit")
+_POOR = 0.7  # accuracy on the trusted rows below which a classifier is no judge
+
+
+def judge(
+    run: Path | str | Run | Method,
+    *,
+    folds: int,
+    rows: str,
+    threshold: float,
+    device: str,
+    save: bool,
+    own: Mapping[str, Any],
+) -> Audit:
+    """See `warpi.audit.audit`."""
+    if rows not in ("train", "all"):
+        raise UserError(f"rows are 'train' or 'all', got {rows!r}")
+    if not 0 < threshold < 1:
+        raise UserError(f"threshold is a probability in (0, 1), got {threshold}")
+    if folds and not 2 <= folds <= 50:
+        raise UserError(f"folds are 0 (none) or 2 to 50, got {folds}")
+    if isinstance(run, Path | str):
+        run = reopen(run, device, own)
+    method, path = (run, None) if isinstance(run, Method) else (run.method, run.path)
+    if not hasattr(method, "task"):
+        raise UserError("this method has not been trained; train it first, or give the folder of a run")
+    task = method.task
+    trusted, held_out = look(method, task.meta), look(method, task.val)
+    temperature = scores.fit_temperature(trusted.p, trusted.y)
+    seen, memory = _without_memory(look(method, task.train), held_out)
+    seen, held_out, trusted = (_tempered(sight, temperature) for sight in (seen, held_out, trusted))
+    source = _source(len(held_out.y))
+    if folds:
+        fresh = out_of_sample(method, folds, path)
+        both = np.stack([seen.p[np.searchsorted(seen.at, fresh.at)], fresh.p])  # [2, n, K]
+        seen, memory = replace(fresh, each=both), 0.0
+        source = f"out of sample: {folds} trainings of the recipe, each judges the rows that it left out"
+    T = scores.estimate_transition(seen.p, seen.y)
+
+    parts: list[tuple[Split, Sight]] = [(task.train, seen)]
+    if rows == "all":
+        parts += [(task.val, held_out)] if task.val else []
+        test = None if isinstance(run, Method) or run.truth.test_is_clean else run.truth.test
+        if (
+            test is not None and test.examples is task.train.examples
+        ):  # rows of the data, labelled as badly as the others
+            parts.append((test, _tempered(look(method, test), temperature)))
+    row = np.concatenate([split.rows.numpy()[sight.at] for split, sight in parts])
+    order = row.argsort(kind="stable")
+    all_ = _joined([sight for _, sight in parts])
+    y, p = all_.y[order], all_.p[order]
+    found = scores.verdict(scores.posterior(p, y, T), y, threshold)
+    spread, kind = uncertainty(all_, T, bool(folds))
+    doubt = scores.doubt(trusted.p, trusted.y, T)
+    facts: dict[str, Any] = {
+        "run": None if path is None else str(path),
+        "method": type(method).__name__,
+        "version": warpi.__version__,
+        "rows": rows,
+        "folds": folds,
+        "probabilities": source,
+        "temperature": temperature,
+        "memory": memory,
+        "uncertainty": kind,
+        "threshold": threshold,
+        "n_trusted": len(trusted.y),
+        "trusted_accuracy": float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None,
+        "noise_rate": scores.error_rate(found.wrong_probability, doubt),
+    }
+    rates = scores.errors_by_class(found.wrong_probability, y, task.classes, doubt)
+    audit = Audit(row[order], y, *found, spread[order], p, T, task.classes, rates, facts)
+    if method.family == "baseline" and not method.needs_meta:
+        log.warning("%s takes wrong labels for right ones, so its audit overlooks them; audit warpi", facts["method"])
+    if (accuracy := facts["trusted_accuracy"]) is not None and accuracy < _POOR:
+        log.warning("the run is right about %.0f %% of the trusted rows only: do not believe its audit", 100 * accuracy)
+    if save and path is not None:
+        audit.save(path)
+    return audit
+
+
+def uncertainty(sight: Sight, T: Floats, folds: bool = False) -> tuple[Floats, str]:
+    """How far wrong_probability w would be another one by chance, and in words what was varied.  [n]
+
+    Samples of v (WarPI): w_l = sigmoid(logit w + log pi_l - mean_l log pi_l), pi_l = softmax(v_l z)_y. The rectified
+    logits model the given label, so pi_l stands where Bayes' rule divides by P(given | x). Networks, or the run's
+    network beside that of the fold: w of each. Deviations are added in squares. Where there is but one network and no
+    v: the entropy of P(true | x, given), over log K.
+    """
+    y = sight.y
+    w = 1 - scores.label_quality(sight.p, y, T)
+    variance, varied = np.zeros(len(y)), list[str]()
+    if len(sight.given):
+        logit = np.log(np.maximum(w, 1e-9)) - np.log(np.maximum(1 - w, 1e-9))
+        varied_w = 1 / (1 + np.exp(-np.clip(logit + sight.given - sight.given.mean(0), -50, 50)))  # [L, n]
+        variance += varied_w.var(0)
+        varied.append(f"{SAMPLES} samples of v")
+    if len(sight.each):
+        variance += np.stack([scores.label_quality(p, y, T) for p in sight.each]).var(0)
+        varied.append("the run's network and that of the fold" if folds else f"{len(sight.each)} networks")
+    if varied:
+        return np.sqrt(variance), f"standard deviation of wrong_probability over {' and over '.join(varied)}"
+    q = scores.posterior(sight.p, y, T)
+    entropy = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(q.shape[1])
+    return entropy, "entropy of P(true class | x, given label) over log K: there is one network, and nothing to sample"
+
+
+def _without_memory(seen: Sight, held_out: Sight) -> tuple[Sight, float]:
+    n, y = len(held_out.y), seen.y
+    p, memory = scores.forgotten(seen.p, y, scores.log_odds(held_out.p, held_out.y))
+    others = held_out.each if n else np.zeros((len(seen.each), 0, p.shape[1]))
+    each = [
+        scores.forgotten(mine, y, scores.log_odds(other, held_out.y))[0]
+        for mine, other in zip(seen.each, others, strict=True)
+    ]
+    return replace(seen, p=p, each=np.array(each).reshape(seen.each.shape)), memory
+
+
+def _tempered(sight: Sight, temperature: float) -> Sight:
+    each = [scores.tempered(p, temperature) for p in sight.each]
+    return replace(sight, p=scores.tempered(sight.p, temperature), each=np.array(each).reshape(sight.each.shape))
+
+
+def _joined(sights: list[Sight]) -> Sight:
+    """One after the other. What only the first has other views of counts as agreed on in the others."""
+    S = len(sights[0].each)
+    sights = [s if len(s.each) == S else replace(s, each=np.repeat(s.p[None], S, axis=0)) for s in sights]
+    first = (np.concatenate([getattr(s, name) for s in sights]) for name in ("at", "y", "p"))
+    return Sight(*first, *(np.concatenate([getattr(s, name) for s in sights], axis=1) for name in ("each", "given")))
+
+
+def _source(n: int) -> str:
+    if not n:
+        return (
+            "in sample: rows were judged by a network that was trained on their labels, and no rows were held out "
+            "that would show how much of them it remembers; take folds"
+        )
+    return f"in sample, less what the network remembers of the label by comparison with {n} held-out rows"
