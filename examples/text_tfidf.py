@@ -1,0 +1,61 @@
+"""Text with wrong labels: tf-idf features stay sparse, and label_quality_ says which labels to look at.
+
+python examples/text_tfidf.py
+"""
+
+import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+
+from warpi import NoisyLabelClassifier
+
+TOPICS = {
+    "delivery": "parcel late courier address tracking lost box arrived depot driver",
+    "payment": "card charged refund invoice twice bank amount receipt price fee",
+    "account": "password login email locked profile reset username code settings delete",
+}
+FILLER = [
+    "hello",
+    "please",
+    "thanks",
+    "the",
+    "my",
+    "it",
+    "was",
+    "again",
+    "still",
+    "cannot",
+    "you",
+    "when",
+    "today",
+    "help",
+]
+
+
+def messages(n: int, chance: np.random.Generator) -> tuple[list[str], np.ndarray]:
+    """Made-up messages to a shop, a few telling words among many others."""
+    topics = chance.choice(list(TOPICS), n)
+    return [" ".join([*chance.choice(TOPICS[t].split(), 3), *chance.choice(FILLER, 8)]) for t in topics], topics
+
+
+def main(epochs: int = 20) -> tuple[float, float]:
+    chance = np.random.default_rng(0)
+    texts, truth = messages(1500, chance)
+    checked, checked_labels = messages(30, chance)
+    new, new_labels = messages(500, chance)
+    wrong = chance.random(len(truth)) < 0.4
+    given = np.where(wrong, np.roll(list(TOPICS), -1)[[list(TOPICS).index(t) for t in truth]], truth)  # the next topic
+
+    tfidf = TfidfVectorizer().fit(texts)
+    model = NoisyLabelClassifier(epochs=epochs, random_state=0)
+    model.fit(tfidf.transform(texts), given, tfidf.transform(checked), checked_labels)
+    for row in model.label_quality_.argsort()[:3]:
+        print(f"{given[row]:>8}?  {texts[row]}")
+    accuracy = make_pipeline(tfidf, model).score(new, new_labels)
+    return 100 * accuracy, float(roc_auc_score(~wrong, model.label_quality_))
+
+
+if __name__ == "__main__":
+    accuracy, found = main()
+    print(f"test accuracy {accuracy:.1f} %, AUROC of finding the wrong labels {found:.3f}")

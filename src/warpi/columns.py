@@ -1,0 +1,198 @@
+"""What a scikit-learn user passes as X, to numbers, and the layer that makes of them what a network sees.
+
+`Layout.of` decides, once, at the data to fit; `Layout.numbers` turns any X of that kind into one array or sparse
+matrix; `Prepare` is a module, so that a stored or exported classifier takes these numbers as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import issparse
+from torch import Generator, Tensor, nn
+
+from warpi.data.arrays import channels_last, images
+from warpi.data.examples import Examples, Scale, TensorExamples
+from warpi.data.sparse import SparseExamples
+from warpi.data.tables import features
+from warpi.errors import UserError
+
+_MAX_CATEGORIES = 1000
+Category = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How examples lie in X."""
+
+    kind: Literal["features", "columns", "sparse", "as given", "grey", "channels first", "channels last"]
+    shape: tuple[int, ...]  # of one example in X; of `columns` their number
+    categories: tuple[tuple[Category, ...] | None, ...] = ()  # of each column; None: a number
+    pixels: bool = False  # bytes, 0..255
+
+    @classmethod
+    def of(cls, X: Any, own_net: bool) -> "Layout":
+        """The layout of a validated array, a sparse matrix, or a table with columns of text.
+
+        Arrays of four dimensions are images, those of three grey images, or whatever a network of the user's own makes
+        of them.
+        """
+        if is_table(X):
+            categories = tuple(_categories(X.iloc[:, j], name) for j, name in enumerate(X.columns))
+            return cls("columns", (len(categories),), categories)
+        shape = tuple(X.shape[1:])
+        if issparse(X):
+            return cls("sparse", shape)
+        if X.ndim == 2:
+            return cls("features", shape)
+        if X.ndim == 4:
+            return cls("channels last" if channels_last(X.shape) else "channels first", shape, (), X.dtype == np.uint8)
+        if X.ndim == 3 and not (own_net and X.dtype != np.uint8):
+            return cls("grey", shape, (), X.dtype == np.uint8)
+        return cls("as given", shape)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
+        categories = tuple(None if names is None else tuple(names) for names in stored["categories"])
+        return cls(stored["kind"], tuple(stored["shape"]), categories, stored["pixels"])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def numbers(self, X: Any) -> Any:
+        """X as numbers: float32 [N, ...] (bytes stay bytes), or as sparse as it came; categories by position."""
+        if self.kind == "columns":
+            pairs = zip(X.columns, self.categories, strict=True)
+            columns = [_column(X.iloc[:, j], name, names) for j, (name, names) in enumerate(pairs)]
+            return np.stack(columns, axis=1)  # [N, columns]
+        if tuple(X.shape[1:]) != self.shape:
+            got, want = (["N", *shape] for shape in (X.shape[1:], self.shape))
+            raise UserError(f"X has the shape {got}, the classifier was fitted on {want}; give it the same form")
+        wanted = np.dtype(np.uint8 if self.pixels else np.float32)
+        if X.dtype != wanted:
+            raise UserError(f"X holds {X.dtype}, the classifier was fitted on {wanted}; give it the same")
+        return X
+
+    def examples(self, X: Any, augment: bool) -> Examples:
+        """Numbers as what a task holds."""
+        if self.kind == "sparse":
+            return SparseExamples.of(X)
+        x = arranged(torch.tensor(X if isinstance(X, np.ndarray) else X.toarray()), self).contiguous()
+        if self.kind in ("features", "columns", "as given"):
+            return features(x)
+        held = images(x)
+        return held if augment else TensorExamples(held.x, held.scale)
+
+    def sample(self, n: int, scale: Scale, generator: Generator) -> Tensor:
+        """Made-up numbers of about the right size, to compare two forms of one classifier on."""
+        if self.pixels:
+            return torch.randint(256, (n, *self.shape), generator=generator, dtype=torch.uint8)
+        x, mean, std = torch.randn((n, *self.shape), generator=generator), scale.mean.cpu(), scale.std.cpu()
+        if self.kind != "columns":
+            alike = mean.shape == x.shape[1:]  # else one number, or one a channel, wherever that lies
+            return x * (std if alike else std.mean()) + (mean if alike else mean.mean())
+        place = 0  # of the column among the features
+        for j, names in enumerate(self.categories):
+            if names is None:
+                x[:, j] = x[:, j] * std[place] + mean[place]
+            else:
+                x[:, j] = torch.randint(len(names), (n,), generator=generator)
+            place += 1 if names is None else len(names)
+        return x
+
+
+class Prepare(nn.Module):
+    """Numbers of a layout to what the network sees: channels first, a feature a category, standardised."""
+
+    def __init__(self, layout: Layout, scale: Scale) -> None:
+        super().__init__()
+        self.layout = layout
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", scale.mean.clone())
+        self.register_buffer("std", scale.std.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (arranged(x, self.layout).float() - self.mean) / self.std
+
+
+def arranged(x: Tensor, layout: Layout) -> Tensor:
+    """The dimensions as a network wants them: [N, D], [N, C, H, W], or as they are."""
+    if layout.kind == "grey":
+        return x[:, None]
+    if layout.kind == "channels last":
+        return x.permute(0, 3, 1, 2)
+    if layout.kind != "columns":
+        return x
+    parts = [
+        x[:, j : j + 1] if names is None else (x[:, j : j + 1] == torch.arange(len(names), device=x.device)).to(x.dtype)
+        for j, names in enumerate(layout.categories)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def is_table(X: Any) -> bool:
+    """A pandas frame of which not every column is a number."""
+    return hasattr(X, "iloc") and hasattr(X, "columns") and not all(map(_is_number, X.dtypes))
+
+
+def _is_number(dtype: Any) -> bool:
+    import pandas as pd
+
+    return pd.api.types.is_numeric_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype)  # booleans count as such
+
+
+def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
+    """The values a column may have: those its type declares, else those that occur, in order."""
+    if _is_number(column.dtype):
+        return None
+    declared = getattr(column.dtype, "categories", None)
+    try:
+        found = column.dropna().unique().tolist() if declared is None else declared.tolist()
+        names: list[Any] = found if declared is not None else sorted(found)
+    except TypeError as e:  # values that cannot be hashed, or compared with one another
+        raise UserError(f"column {name!r} of X cannot be taken as categories ({e}); make it text or numbers") from e
+    for value in names:
+        if not isinstance(value, str | int | float | bool):
+            raise UserError(
+                f"column {name!r} of X holds {type(value).__name__}; allowed are numbers, text and true/false: "
+                "convert the column or drop it"
+            )
+    if len(names) > _MAX_CATEGORIES:
+        raise UserError(
+            f"column {name!r} of X has {len(names)} categories, at most {_MAX_CATEGORIES} are encoded; drop it, or "
+            "encode it before (TargetEncoder, HashingVectorizer)"
+        )
+    return tuple(names)
+
+
+def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDArray[np.float32]:
+    """[N] numbers, or positions among the categories."""
+    blank = column.isna().to_numpy(dtype=bool)
+    if blank.any():
+        raise ValueError(f"Input X contains NaN: column {name!r}, row {int(blank.argmax())}; fill it or drop the row")
+    if names is not None:
+        index = {value: k for k, value in enumerate(names)}
+        values = column.tolist()
+        for row, value in enumerate(values):
+            if value not in index:
+                raise UserError(
+                    f"column {name!r} of X, row {row}: {value!r} did not occur when the classifier was fitted; declare "
+                    "all values (pandas dtype 'category'), or put a OneHotEncoder(handle_unknown='ignore') before it"
+                )
+        return np.array([index[value] for value in values], dtype=np.float32)
+    try:
+        with np.errstate(over="ignore"):
+            numbers: NDArray[np.float32] = column.to_numpy(dtype=np.float32)
+    except (TypeError, ValueError) as e:
+        raise UserError(f"column {name!r} of X held numbers when the classifier was fitted, got {column.dtype}") from e
+    if not np.isfinite(numbers).all():
+        row = int((~np.isfinite(numbers)).argmax())
+        raise ValueError(f"Input X contains infinity or a value too large for float32: column {name!r}, row {row}")
+    return numbers

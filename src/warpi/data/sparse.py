@@ -1,0 +1,87 @@
+"""Inputs that are mostly zeros, such as counts of words: kept sparse, made dense a batch at a time."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from warpi.data.examples import Examples, Read, Scale
+from warpi.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class SparseExamples(Examples):
+    """Rows of a sparse matrix. Zeros stay zeros: they are divided by one number, the root mean square of all entries.
+
+    That leaves features as large on average as standardised ones are; a deviation a column would blow rare words up.
+    """
+
+    x: csr_array  # [N, D] float32, on the CPU
+    where: torch.device
+    scale: Scale
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.x.shape[1],)
+
+    @property
+    def device(self) -> torch.device:
+        return self.where
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, where=torch.device(device), scale=Scale(*(t.to(device) for t in self.scale)))
+
+    def stream(
+        self,
+        batches: Iterable[tuple[Tensor, int]],
+        *,
+        augment: bool,  # noqa: ARG002
+        views: int = 1,
+        part: slice = slice(None),
+    ) -> Iterator[Read]:
+        for rows, _ in batches:
+            x = (self.flat(rows[part]).to(self.where) - self.scale.mean) / self.scale.std
+            yield Read((x,) * views, None)
+
+    def replaced(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:  # noqa: ARG002
+        raise UserError("open_set noise is for arrays in memory and image files, got sparse features; make them dense")
+
+    def standardised(self, rows: Tensor) -> Scale:
+        entries = self.x[rows.numpy()].data.astype(np.float64)
+        mean_square = float(entries @ entries) / max(len(rows) * self.x.shape[1], 1)
+        return Scale(self.scale.mean, torch.full_like(self.scale.std, mean_square**0.5 if mean_square > 0 else 1.0))
+
+    def scaled(self, scale: Scale) -> Self:
+        return replace(self, scale=scale)
+
+    def digest(self) -> str:
+        content = hashlib.sha256(f"sparse {self.x.shape}".encode())
+        for part in (self.x.indptr, self.x.indices, self.x.data):
+            content.update(np.ascontiguousarray(part).data)
+        return content.hexdigest()
+
+    def flat(self, rows: Tensor) -> Tensor:
+        return torch.from_numpy(self.x[rows.cpu().numpy()].toarray())
+
+    @classmethod
+    def of(cls, x: Any) -> Self:
+        """Of a scipy matrix or array of any sparse format."""
+        rows = csr_array(x, dtype=np.float32)
+        rows.sum_duplicates()
+        return cls(rows, torch.device("cpu"), Scale(torch.tensor(0.0), torch.tensor(1.0)))
+
+    def contents(self, rows: Tensor) -> Iterator[bytes]:
+        """What each row holds, the same for equal rows."""
+        picked = self.x[rows.numpy()]
+        ends = picked.indptr.tolist()
+        for start, stop in itertools.pairwise(ends):
+            yield picked.indices[start:stop].astype(np.int64).tobytes() + picked.data[start:stop].tobytes()
