@@ -108,7 +108,7 @@ def table(rows: list[dict[str, Any]], iterations: int) -> str:
         for k in shots:
             means = [row["mean"] for row in own if row["shots"] == k]
             spread = f" ± {statistics.stdev(means):.4f}" if len(means) > 1 else ""
-            few = f" ({len(means)} seeds)" if 0 < len(means) < N_SEEDS else ""
+            few = f" ({len(means)} seed{'s' * (len(means) > 1)})" if 0 < len(means) < N_SEEDS else ""
             cells.append(f"{statistics.mean(means):.4f}{spread}{few}" if means else "")
             medians = [row["median"] for row in own if row["shots"] == k]
             cells.append(f"{statistics.mean(medians):.4f}" if medians else "")

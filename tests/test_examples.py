@@ -71,6 +71,47 @@ def test_own_module() -> None:
     assert precision > 0.8
 
 
+def test_table_csv(tmp_path: Path) -> None:
+    before, after = runpy.run_path(str(ROOT / "examples" / "table_csv.py"))["main"](tmp_path, epochs=14)
+    assert before < 62
+    assert after > 90
+    noisy, corrected = ((tmp_path / name).read_text().splitlines() for name in ("noisy.csv", "corrected.csv"))
+    assert [line.rpartition(",")[0] for line in noisy] == [line.rpartition(",")[0] for line in corrected]
+
+
+def test_image_folder(tmp_path: Path) -> None:
+    accuracy, precision, recall = runpy.run_path(str(ROOT / "examples" / "image_folder.py"))["main"](tmp_path)
+    assert accuracy > 85
+    assert precision > 0.85
+    assert recall > 0.7
+
+
+def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its cells in order, in one namespace, as a notebook runs them."""
+    import tempfile
+
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    shown: list[int] = []
+    monkeypatch.setattr(plt, "show", lambda: shown.extend(plt.get_fignums()) or plt.close("all"))
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda: str(tmp_path))
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
+    assert (notebook["nbformat"], {cell["cell_type"] for cell in notebook["cells"]}) == (4, {"markdown", "code"})
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "clear the outputs"
+    scope: dict[str, object] = {}
+    for cell in code:
+        exec("".join(cell["source"]).replace("EPOCHS = 30", "EPOCHS = 10"), scope)
+    assert len(shown) == 2
+    assert (tmp_path / "report" / "report.html").stat().st_size > 20_000
+    said = re.search(r"warpi: test accuracy (\S+) %\n *ce: test accuracy (\S+) %", capsys.readouterr().out)
+    assert said
+    assert float(said[1]) > float(said[2]) + 10
+
+
 def test_fewshot_own_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     module = runpy.run_path(str(ROOT / "examples" / "fewshot_own_tasks.py"))
     learner = module["trained"](module["make_learner"]("metavrf_evidence", proposals=4), steps=40)

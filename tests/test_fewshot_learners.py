@@ -540,6 +540,17 @@ def test_prototypes_and_raw_means() -> None:
         assert torch.allclose(said(net, e), logits.log_softmax(-1))
 
 
+def test_distances_of_prototypes_are_in_full_precision_under_bf16() -> None:
+    e = episode((6,), 4)
+    learner = small("protonet", features=40)
+    learner.start(Problem((6,), 4))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        f, g = (learner.net(x.float())[0] for x in (e.support_x, e.query_x))
+        got = learner.condition(e.support_x.float(), e.support_y, 4)(e.query_x.float()).value
+    logits = -((g[:, :, None] - class_means(f, e.support_y, 4)[:, None]) ** 2).sum(-1)
+    assert torch.allclose(got, logits, rtol=1e-4, atol=1e-4)
+
+
 def test_r2d2_is_a_linear_ridge() -> None:
     e = episode((6,), 4)
     learner = started(small("r2d2"), Problem((6,), 4))

@@ -16,7 +16,7 @@ from warpi.cli import main
 from warpi.data.fewshot import Classes, FewShotData, load_fewshot
 from warpi.engine import Diverged
 from warpi.errors import UserError
-from warpi.fewshot import LEARNERS
+from warpi.fewshot import LEARNERS, plot
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.evaluate import Scores, evaluate
 from warpi.fewshot.learner import Problem
@@ -93,7 +93,8 @@ def test_a_crash_after_a_line_of_results_cuts_it_off(tmp_path: Path) -> None:
     whole = fit(tmp_path / "run", **settings)
     (tmp_path / "run" / "done").unlink()
     with (tmp_path / "run" / "results.jsonl").open("a") as file:
-        file.write('{"iteration": 12}\n')
+        file.write('{"iteration": 12}\n{"iterat')
+    assert [r["iteration"] for r in load(tmp_path / "run", device="cpu").history] == [4, 8, 12]
     assert [r["iteration"] for r in fit(tmp_path / "run", resume=True).history] == [4, 8]
     assert state(load(tmp_path / "run", weights="last", device="cpu")) == state(whole)
 
@@ -350,6 +351,30 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+def test_only_seeds_are_averaged_in_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: dict[str, list[float]] = {}
+    draw = plot._line
+
+    def line(ax: Any, rows: Any, x: str, i: int, label: str) -> None:
+        lines[label] = [row["mean"] for row in rows]
+        draw(ax, rows, x, i, label)
+
+    monkeypatch.setattr(plot, "_line", line)
+    common = {"label": "rff", "metric": "accuracy", "transductive": True, "tasks": 9, "ways": 5, "train_ways": 5}
+    for by in ("shots", "data"):
+        kinds = {"shots": (1, 5), "data": ("cifar_fs", "omniglot")}[by]
+        rows = [
+            {"data": "cifar_fs", "shots": 1, "train_shots": 1, **common, by: kinds[mean % 2], "bases": 8, "mean": mean}
+            for mean in range(4)
+        ]
+        lines.clear()
+        plot_bases([*rows, *({**row, "bases": 16} for row in rows)], "svg")
+        assert sorted(lines.values()) == [[0, 2, 0, 2], [1, 3, 1, 3]]
+    lines.clear()
+    plot_versatility(rows, "svg")
+    assert sorted(lines.values()) == [[0, 2], [1, 3]]
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

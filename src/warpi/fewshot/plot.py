@@ -3,7 +3,7 @@
 import io
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warpi.errors import UserError
@@ -79,7 +79,7 @@ def plot_bases(rows: Sequence[Row], kind: str) -> bytes:
 
         figure = Figure(figsize=(5.5, 3.6), layout="constrained")
         ax = figure.subplots()
-        for i, (label, mine) in enumerate(_grouped(with_bases, lambda r: r["label"]).items()):
+        for i, (label, mine) in enumerate(_grouped(with_bases, _name(with_bases, _task)).items()):
             _line(ax, mine, "bases", i, label)
         bases = sorted({int(row["bases"]) for row in with_bases})
         ax.set_xscale("log")
@@ -95,7 +95,8 @@ def plot_bases(rows: Sequence[Row], kind: str) -> bytes:
 
 def plot_versatility(rows: Sequence[Row], kind: str) -> bytes:
     """Learners on tasks with other ways (left) and other shots (right) than those they were trained on."""
-    groups = _grouped(rows, lambda r: f"{r['label']}, trained on {r['train_ways']}-way {r['train_shots']}-shot")
+    name = _name(rows, lambda r: r["data"])
+    groups = _grouped(rows, lambda r: f"{name(r)}, trained on {r['train_ways']}-way {r['train_shots']}-shot")
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -134,6 +135,16 @@ def _grouped(rows: Sequence[Row], key: Any) -> dict[Any, list[Row]]:
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found
+
+
+def _name(rows: Sequence[Row], what: Callable[[Row], str]) -> Callable[[Row], str]:
+    """What a line is called: the learner, and where rows differ in it, what they are about. Only seeds are averaged."""
+    several = len({what(row) for row in rows}) > 1
+    return lambda row: f"{row['label']}, {what(row)}" if several else str(row["label"])
+
+
+def _task(row: Row) -> str:
+    return f"{row['data']} " + f"{row['ways']}-way {row['shots']}-shot".removeprefix("0-way ")
 
 
 def _finish(ax: "Axes", rows: Sequence[Row], legend: bool = True) -> None:

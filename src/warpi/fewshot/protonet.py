@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from warpi.fewshot.embed import Norm, Psi, class_means
@@ -34,5 +35,12 @@ class ProtoNet(Learner):
 
     def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
         f, stats = self.net(support_x)
-        means = class_means(f, support_y, ways)  # [T, W, d]
-        return lambda query_x: Output(-squared_distances(self.net(query_x, stats)[0], means))
+        with torch.autocast(f.device.type, enabled=False):
+            means = class_means(f, support_y, ways)  # [T, W, d]
+
+        def predict(query_x: Tensor) -> Output:
+            g = self.net(query_x, stats)[0]
+            with torch.autocast(g.device.type, enabled=False):  # bf16 would leave little of a difference of squares
+                return Output(-squared_distances(g, means))
+
+        return predict

@@ -214,8 +214,16 @@ def load(path: Path | str, *, device: str = "auto", weights: str = "best", root:
     learner = spec.make()
     learner.start(spec.problem(data), seed=spec.training.seed, device=where)
     checkpoint.restore(learner, checkpoint.load(file, where)["learner"])
-    lines = (path / "results.jsonl").read_text().splitlines() if (path / "results.jsonl").exists() else []
-    return Run(path, spec, learner, data, [json.loads(line) for line in lines])
+    return Run(path, spec, learner, data, _history(path / "results.jsonl"))
+
+
+def _history(file: Path) -> list[Record]:
+    """The lines of a run that may be under way, or was killed while it wrote one: that one is left out."""
+    try:
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot read {file}: {e}; put it back as it was") from e
 
 
 def read_spec(path: Path) -> dict[str, Any] | None:
