@@ -1,8 +1,10 @@
-"""docs/results/cifar10-short.md from the results kept in docs/results/cifar10-short (runs of recipes/cifar10-short.toml).
+"""docs/results/cifar10-short.md from the results of recipes/cifar10-short.toml kept in docs/results/cifar10-short.
 
     warpi sweep recipes/cifar10-short.toml --root DATA
     python benchmarks/keep.py runs/cifar10-short
     python benchmarks/cifar_page.py
+
+What is not kept yet is left out.
 """
 
 import json
@@ -24,8 +26,8 @@ noise rate. –: not run yet ({done} of {wanted} runs are done).
 
 It is a check that every method works on images, not a ranking: one seed, and far fewer epochs than the papers have
 (100 to 300). After 20 epochs plain training has hardly begun to learn wrong labels by heart, so that `ce` is strong
-here, and methods that need a good network before their own work begins have little time for it. The page of each
-method that stays below `ce` says what was found out about it.
+here, and methods that need a good network before their own work begins have little time for it. Where it was looked
+into why a method stays below `ce`, its page says so (`decoupling`, `m_correction`).
 
     warpi sweep recipes/cifar10-short.toml --root DATA
     python benchmarks/keep.py runs/cifar10-short && python benchmarks/cifar_page.py

@@ -61,7 +61,7 @@ def accuracy(rows: Sequence[Row]) -> str:
             if any(found):
                 shown = [show(r, r is not None and r["mean"] == best[r["setting"]]) for r in found]
                 lines.append(f"| {text} | " + " | ".join(shown) + " |")
-    lines.append("| **published** (transductive, 5 queries a task) |" + " |" * len(SETTINGS))
+    lines.append("| **published** (most likely transductive, as many queries as shots) |" + " |" * len(SETTINGS))
     lines += [f"| {name} | " + " | ".join(values) + " |" for name, values in PAPER.items()]
     tasks = "/".join(sorted({f"{r['tasks']:,}" for r in rows}))
     seeds = "/".join(sorted({str(r["seed"]) for r in rows}))

@@ -24,7 +24,7 @@ from warpi.sweep.folders import KEPT
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 WEIGHTS = "checkpoint.safetensors"
-BEGUN = ("spec.json", "sweep.json", "results.jsonl", WEIGHTS)
+BEGUN = ("spec.json", "sweep.json", WEIGHTS, "results.jsonl")  # read in this order: a run may be going on meanwhile
 NAME = re.compile(rf"[\w.+-]+/[\w.,+-]+/({'|'.join(map(re.escape, {*KEPT, *BEGUN, FILE}))})")
 MOST = 15 * 2**20  # bytes of an archive with weights
 
@@ -53,10 +53,26 @@ def archived(path: Path) -> Iterator[list[Entry]]:
         for member in tar:
             content = tar.extractfile(member) if member.isfile() and NAME.fullmatch(member.name) else None
             if content is None or ".." in member.name.split("/"):
-                sys.exit(
-                    f"{path} holds {member.name!r}, which is no file of a run; nothing of it was taken from there on"
-                )
+                sys.exit(f"{path} holds {member.name!r}, which is no file of a run; nothing was taken")
             yield [(member.name, content.read())]
+
+
+def together(runs: list[list[Entry]]) -> list[list[Entry]]:
+    """The entries of each run: those of an archive come one by one."""
+    found: dict[str, list[Entry]] = {}
+    for entry in (entry for run in runs for entry in run):
+        found.setdefault(entry[0].rpartition("/")[0], []).append(entry)
+    return list(found.values())
+
+
+def not_there_yet(run: list[Entry], to: Path) -> list[Entry]:
+    """The entries of a run; none of one that has not ended where the same run is, which may have come further."""
+    folder = to / run[0][0].rpartition("/")[0]
+    unfinished = not any(name.endswith("/done") for name, _ in run)
+    if unfinished and ((folder / "done").exists() or (folder / WEIGHTS).exists()):
+        print(f"{folder} is there already: left as it is")
+        return []
+    return run
 
 
 def pack(path: Path, entries: list[Entry]) -> None:
@@ -94,6 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     elif given.tar:
         pack(given.tar, [entry for run in runs for entry in run])
     else:
+        runs = [not_there_yet(run, given.to) for run in together(runs)]
         for name, data in (entry for run in runs for entry in run):
             (given.to / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(given.to / name, data)

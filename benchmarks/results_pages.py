@@ -9,13 +9,14 @@ paper prints (paper_tables.json), and what a person has to say about it (docs/re
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from warpi.figures.draw import figures
-from warpi.report.runs import Run, find_runs, number, say, summarise
+from warpi.report.runs import Row, Run, find_runs, number, say, summarise
 from warpi.report.table import write
 from warpi.sweep.folders import kept
 from warpi.sweep.plan import Job, read_plan
@@ -31,8 +32,8 @@ AGAINST = """\
 The published code reports the best epoch on the test set, so that the paper's column ({label}) is to be compared
 with that one. *Difference*: best on test less the paper's figure."""
 MIXED = """\
-°: most likely printed for `flip2`. These rows are those of MW-Net's paper, whose code flips a class to two others;
-WarPI's own code flips to one."""
+°: most likely printed for the other kind of noise. MentorNet, D2L, L2RW, GLC and MWNet are rows of MW-Net's paper,
+whose code flips a class to two others (`flip2`); WarPI's own code flips to one (`flip`)."""
 TIMES = """\
 Seconds: the median epoch (evaluation included) of runs that had the GPU to themselves (`samples-time.toml`), the
 first epoch left out. The paper's figures are of other data and of a ResNet-50 with batches of 32: compare how they
@@ -159,12 +160,13 @@ def _block(data: str, noise: str, column: int | None, printed: list[dict[str, An
     lines.append("|:---|---:|---:|---:|---:|---:|---:|")
     kind, extra = noise.partition(":")[0], {"values": [], "name": ""}
     named = {row["method"] for row in printed}
+    mixed = any(row.get("probably") for row in printed)
     others = [{**extra, "method": m} for m in results.values("method") if m not in named]
     for row in (*printed, *others):
         value = row["values"][column] if row["values"] and column is not None else None
         runs = results.some(data=data, noise=noise, method=row["method"])
-        best = summarise(runs)[0].best_mean if runs else None
-        mark = "°" if row.get("probably", kind) != kind else ""
+        best = _row(runs).best_mean if runs else None
+        mark = "°" if mixed and row.get("probably", "flip") != kind else ""
         paper = "–" if value is None else f"{value:.2f}{mark}"
         difference = "–" if value is None or best is None else f"{best - value:+.2f}"
         lines.append(_pipes([row["name"] or f"`{row['method']}`", *_cells(runs), paper, difference]))
@@ -258,7 +260,7 @@ def _curves(_: str, results: Results) -> list[str]:
             runs = results.some(noise=noise, method=method)
             cells = ["–"] * 7
             if runs:
-                row = summarise(runs)[0]
+                row = _row(runs)
                 best = [max(run.epochs, key=lambda e: number(e, "test_acc") or 0.0) for run in runs]
                 fall = [b["test_acc"] - run.epochs[-1]["test_acc"] for b, run in zip(best, runs, strict=True)]
                 meta = [[m for e in run.epochs if (m := number(e, "meta_loss")) is not None] for run in runs]
@@ -277,9 +279,19 @@ def _cells(runs: Sequence[Run]) -> list[str]:
     """Seeds, last, best on validation, best on test."""
     if not runs:
         return ["–"] * 4
-    row = summarise(runs)[0]
+    row = _row(runs)
     pairs = ((row.last_mean, row.last_std), (row.val_mean, row.val_std), (row.best_mean, row.best_std))
     return [str(row.n_seeds), *(_mean(*pair) for pair in pairs)]
+
+
+def _row(runs: Sequence[Run]) -> Row:
+    """Runs over their seeds. Those that were done with other defaults would be another row, and none may be lost."""
+    rows = summarise(runs)
+    if len(rows) > 1:
+        sys.exit(
+            f"{', '.join(str(r.path) for r in runs)} differ in more than the seed: {', '.join(r.label for r in rows)}"
+        )
+    return rows[0]
 
 
 # -- what is there, and what is not ----------------------------------------------------------------------------------

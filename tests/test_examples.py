@@ -72,7 +72,7 @@ def test_own_module() -> None:
 
 
 def test_table_csv(tmp_path: Path) -> None:
-    before, after = runpy.run_path(str(ROOT / "examples" / "table_csv.py"))["main"](tmp_path, epochs=14)
+    before, after = runpy.run_path(str(ROOT / "examples" / "table_csv.py"))["main"](tmp_path, epochs=10)
     assert before < 62
     assert after > 90
     noisy, corrected = ((tmp_path / name).read_text().splitlines() for name in ("noisy.csv", "corrected.csv"))
@@ -80,7 +80,9 @@ def test_table_csv(tmp_path: Path) -> None:
 
 
 def test_image_folder(tmp_path: Path) -> None:
-    accuracy, precision, recall = runpy.run_path(str(ROOT / "examples" / "image_folder.py"))["main"](tmp_path)
+    accuracy, precision, recall = runpy.run_path(str(ROOT / "examples" / "image_folder.py"))["main"](
+        tmp_path, epochs=14
+    )
     assert accuracy > 85
     assert precision > 0.85
     assert recall > 0.7
@@ -104,7 +106,7 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "clear the outputs"
     scope: dict[str, object] = {}
     for cell in code:
-        exec("".join(cell["source"]).replace("EPOCHS = 30", "EPOCHS = 10"), scope)
+        exec("".join(cell["source"]).replace("EPOCHS = 30", "EPOCHS = 8"), scope)
     assert len(shown) == 2
     assert (tmp_path / "report" / "report.html").stat().st_size > 20_000
     said = re.search(r"warpi: test accuracy (\S+) %\n *ce: test accuracy (\S+) %", capsys.readouterr().out)

@@ -279,6 +279,11 @@ def test_mini_imagenet_in_every_layout(tmp_path: Path, layout: str) -> None:
         assert part.x[2:].unique().tolist() == [40 * (2 * i + 2)]
     if layout != "split":  # whose classes are numbers
         disjoint(data)
+        return
+    same = tmp_path / "miniImageNet_category_split_val.pickle"
+    same.write_bytes((tmp_path / "miniImageNet_category_split_train_phase_train.pickle").read_bytes())
+    with pytest.raises(UserError, match="train and val share the classes 0, 1"):
+        load_fewshot("mini_imagenet", tmp_path)
 
 
 @pytest.mark.usefixtures("short_lists")

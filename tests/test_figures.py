@@ -156,6 +156,17 @@ def test_every_figure_from_small_files(runs: Path, tmp_path: Path, capsys: pytes
     assert len(list(again.glob("*.png"))) == 1
 
 
+def test_numbers_name_the_run_they_are_of(runs: Path, tmp_path: Path) -> None:
+    for seed, without in ((0, FILE), (7, "nothing")):
+        folder = tmp_path / f"seed{seed}"
+        shutil.copytree(runs / "warpi4", folder, ignore=shutil.ignore_patterns("*.safetensors*", ".*", without))
+        stored = json.loads((folder / "spec.json").read_text())
+        stored["spec"]["seed"] = seed
+        (folder / "spec.json").write_text(json.dumps(stored))
+    (numbers,) = draw.figures(find_runs([tmp_path]), tmp_path / "out", ["samples"])[1].values()
+    assert numbers["seed"] == 7
+
+
 def test_noises_stand_beside_each_other(runs: Path) -> None:
     (experiment,), a = experiments(runs / "warpi4"), read(runs / "warpi4")
     assert a is not None

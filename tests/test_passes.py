@@ -4,7 +4,7 @@ import copy
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from warpi.nets.resnet import resnet32
 from warpi.passes import How, along, at, forward, tuned
 from warpi.recipe import Recipe
 from warpi.rng import seeded
-from warpi.trace import trace
+from warpi.trace import Point, trace
 
 TRACED = How(compile=True)
 REFUSED = TWICE
@@ -375,6 +375,38 @@ def test_networks_that_only_look_the_same_do_not() -> None:
         net = tuned(Either(what), TRACED)
         assert_same([net(x).detach()], [what(net.fc(x)).detach()], 1e-6)
         assert trace_of(net)
+
+
+class Bounded(nn.Module):
+    """Bounds that the first batch does not reach."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.fc, self.bounds = nn.Linear(5, K), (low, high)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).clamp(*self.bounds)
+
+
+def test_what_a_first_batch_does_not_show_counts() -> None:
+    x = torch.randn(4, 5)
+    for bound in (100.0, 10.0):
+        net = tuned(Bounded(-bound, bound), TRACED)
+        net(x)
+        with torch.no_grad():
+            net.fc.weight.mul_(50)
+        assert_same([net(x).detach()], [net.fc(x).clamp(-bound, bound).detach()], 1e-6)
+
+
+def test_a_trace_that_gives_no_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing(Point):
+        def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
+            return super().ahead(g) * torch.nan
+
+    monkeypatch.setattr(retrace, "Point", Nothing)
+    net = tuned(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, K)), TRACED)
+    net(torch.randn(4, 5))
+    assert list(passes._traces[net].values()) == [None]
 
 
 def test_numbers_that_are_set_later_count() -> None:

@@ -224,6 +224,23 @@ def test_a_page_has_our_figures_beside_the_printed_ones(pages: ModuleType, tmp_p
     assert {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()} == before, "the same bytes"
 
 
+def test_printed_figures_of_the_other_noise_are_marked(pages: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    kept = tmp_path / "docs" / "results"
+    jobs = [
+        j for j in read_plan(ROOT / "recipes" / "asymmetric.toml").jobs if j.name.startswith("warpi_flip2-0.4_data-c")
+    ]
+    for job in jobs[:2]:
+        forge(kept / "asymmetric", job, [60.0])
+    text = pages.page("asymmetric", pages.TABLES["asymmetric"], tmp_path)
+    assert "| WarPI | 2 | 60.00 ± 0.00 | 60.00 ± 0.00 | 60.00 ± 0.00 | 89.87° |" in text
+    assert "| MWNet | – | – | – | – | 87.54 | – |" in text
+    file = kept / "asymmetric" / jobs[1].name / "spec.json"
+    file.write_text(file.read_text().replace('"batch_size": 100', '"batch_size": 99'))
+    with pytest.raises(SystemExit, match="differ in more than the seed"):
+        pages.page("asymmetric", pages.TABLES["asymmetric"], tmp_path)
+
+
 def test_printed_figures(pages: ModuleType) -> None:
     for name, table in pages.PAPER.items():
         assert table["lines"][0] < table["rows"][0]["line"] < table["rows"][-1]["line"] < table["lines"][1]
@@ -258,6 +275,11 @@ def test_keep(keep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (went / "checkpoint.safetensors").read_bytes() == (runs / third.name / "checkpoint.safetensors").read_bytes()
     assert not (went / "done").exists()
     assert "1 finished runs kept in" in capsys.readouterr().out
+    (went / "results.jsonl").write_text("it went on\n")
+    (went / "done").touch()
+    keep.main([*map(str, parts), "--to", str(tmp_path / "next")])
+    assert (went / "results.jsonl").read_text() == "it went on\n"
+    assert f"{went} is there already" in capsys.readouterr().out
     (runs / other.name / "checkpoint.safetensors").write_bytes(bytes(16 * 2**20))
     keep.main([str(runs), "--begun", str(tmp_path / "more")])
     said = capsys.readouterr().out

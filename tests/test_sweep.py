@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import random
 import re
 import signal
@@ -745,6 +746,16 @@ def test_two_processes_and_the_death_of_one(
     assert len(counts["begun"]) <= len(wanted) + 1, "only that of the dead process was begun again"
     for path in (out / name for name in wanted):
         assert_same_runs(path, undisturbed / path.name)
+
+
+def test_what_a_library_prints_in_a_worker_is_no_event(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "hello", '{"what": "alive"}', "7", '{"other": 1}', '{"what": "done", "run": "a"}'
+    worker = subprocess.Popen([sys.executable, "-c", f"print({chr(10).join(said)!r})"], stdout=subprocess.PIPE)
+    told: queue.Queue[Event] = queue.Queue()
+    warpi.sweep._listen(worker, told)
+    warpi.sweep._end(worker)
+    assert [event.what for event in told.queue] == ["alive", "done"]
+    assert capsys.readouterr().err == 'hello\n7\n{"other": 1}\n'
 
 
 def test_a_worker_whose_sweep_has_died_stores_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

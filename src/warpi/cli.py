@@ -21,7 +21,7 @@ Learn from data whose labels are partly wrong, when a few hundred examples can b
 commands:
   fit       train a classifier that is not fooled, and leave a run folder behind
   sweep     many runs from one file, several at a time
-  report    a table and curves of one or more runs
+  report    one page about a run, or a comparison of many
   figures   the paper's figures from runs
   audit     which labels of a run's data are probably wrong
   pick      which examples to have checked by a person first
@@ -148,16 +148,25 @@ def sweep(argv: list[str]) -> None:
 def report(argv: list[str]) -> None:
     from rich.console import Console
 
-    from warpi.report import find_runs, to_rich, write_report
+    from warpi.report import Detail, find_runs, to_rich, write_report
 
-    parser = Parser(prog="warpi report", description="Compare runs: a table, and with --out curves and a page.")
+    parser = Parser(prog="warpi report", description="Show one run, or compare many: a table, and with --out a page.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table's rows as JSON")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write report.md, .html, .tex and curves as PNG and SVG"
+        "--out", type=Path, metavar="DIR", help="write report.html (one file), .md, .tex and curves as PNG and SVG"
     )
+    parser.add_argument("--audit", action="store_true", help="audit runs that are not, for their suspicious labels")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to audit and to measure")
     given = parser.read(argv)
-    rows = write_report(find_runs(given["runs"]), given["out"], given["json"])
+    if given["audit"] and not given["out"]:
+        raise UserError("--audit is for the page; name its folder with --out DIR, or run warpi audit")
+    runs, found = find_runs(given["runs"]), list[Detail]()
+    if given["out"]:
+        from warpi.details import details
+
+        found = details(runs, given["audit"], given["device"])
+    rows = write_report(runs, given["out"], given["json"], found)
     console = Console(highlight=False)
     console.print(to_rich(rows))
     if given["out"]:

@@ -32,7 +32,7 @@ def checked_trace(
     except (RuntimeError, TypeError) as error:
         raise Untraceable(f"it cannot be copied: {str(error).partition(chr(10))[0][:160]}") from None
     plain = _Plain(net, twin, x)
-    looks = tuple((name, type(module), repr(module)) for name, module in net.named_modules())
+    looks = tuple((name, type(module), repr(module), _held(module)) for name, module in net.named_modules())
     key = looks, tuple(along), lean, checkpointing, key
     if key in _known:
         try:
@@ -50,6 +50,12 @@ def checked_trace(
         if len(_known) > _MOST:
             _known.popitem(last=False)
     return passes
+
+
+def _held(module: nn.Module) -> tuple[str, ...]:
+    """What a module holds besides modules and tensors, as text: the ends of a clamp, which one pass may hide."""
+    own = {name: value for name, value in vars(module).items() if name not in vars(nn.Module())}
+    return tuple(f"{name} = {value!r}" for name, value in own.items() if not isinstance(value, Tensor))
 
 
 class _Plain:
@@ -72,7 +78,7 @@ class _Plain:
 
         def compare(what: str, got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
             a, b = (torch.cat([t.detach().flatten().double() for t in ts]) for ts in (got, wanted))
-            if (a - b).norm() > tolerance * b.norm() + 1e-12:
+            if not (a - b).norm() <= tolerance * b.norm() + 1e-12:  # so that nan, which is no number, differs
                 raise Untraceable(what)
 
         with repeated(self.chance, self.x.device):

@@ -288,12 +288,16 @@ def _mini_flat(folder: Path) -> dict[str, _Images] | None:
 
 
 def _disjoint(data: FewShotData, folder: Path) -> FewShotData:
-    """Parts must not share a class, else a test is none. Pickles may number the classes of each part from 0 on."""
-    names = [set(part.names) for part in data[1:] if isinstance(part, Classes)]
-    if any(name.isdigit() for part in names for name in part):
-        return data
+    """Parts must not share a class, else a test is none. Pickles may number the classes of each part from 0 on: such
+    classes are told apart by their first images."""
+    parts = [part for part in data[1:] if isinstance(part, Classes)]
+    numbered = any(name.isdigit() for part in parts for name in part.names)
+    firsts = [
+        [x.contiguous().numpy().tobytes() for x in part.x[part.first]] if numbered else part.names for part in parts
+    ]
+    known = [dict(zip(first, part.names, strict=True)) for first, part in zip(firsts, parts, strict=True)]
     for a, b in ((0, 1), (0, 2), (1, 2)):
-        if shared := names[a] & names[b]:
+        if shared := [known[a][key] for key in known[a].keys() & known[b].keys()]:
             raise UserError(f"{folder}: {PARTS[a]} and {PARTS[b]} share the classes {few(sorted(shared))}")
     return data
 

@@ -31,6 +31,7 @@ class Measured(NamedTuple):
 
     experiment: Experiment
     arrays: Arrays
+    seed: int | None = None  # of the run that they are of
 
     @property
     def title(self) -> str:
@@ -44,7 +45,7 @@ def figures(runs: Iterable[Run], out: Path, only: Sequence[str] = ()) -> tuple[l
     `only` names some of FIGURES.
     """
     experiments = [e for e in group(runs) if e.counted]
-    measured = [Measured(e, arrays) for e in experiments if (arrays := _arrays(e)) is not None]
+    measured = [m for e in experiments if (m := _measured(e)) is not None]
     paths: list[Path] = []
     with drawing():
         for kind in only or FIGURES:
@@ -67,7 +68,7 @@ def numbers(m: Measured) -> dict[str, Any]:
     if "bin_count" in a:
         share = a["bin_count"] / a["bin_count"].sum()
         found["ece_percent"] = round(100 * float(np.nansum(share * np.abs(a["bin_accuracy"] - a["bin_confidence"]))), 3)
-    return {"seed": m.experiment.first.spec["seed"], **found}
+    return {"seed": m.seed, **found}
 
 
 # -- (a) losses ------------------------------------------------------------------------------------------------------
@@ -360,8 +361,9 @@ def _matrix(axes: "Axes", x: Array, classes: Array, colours: str, low: float, hi
     return image
 
 
-def _arrays(e: Experiment) -> Arrays | None:
-    return next((arrays for run in e.counted if (arrays := read(run.path)) is not None), None)
+def _measured(e: Experiment) -> Measured | None:
+    found = ((run, arrays) for run in e.counted if (arrays := read(run.path)) is not None)
+    return next((Measured(e, arrays, run.spec["seed"]) for run, arrays in found), None)
 
 
 def _together(items: Iterable[Any], key: Any) -> list[list[Any]]:

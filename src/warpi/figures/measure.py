@@ -42,6 +42,7 @@ def arrays_of(run: Run) -> Arrays:
         "loss_raw": _histogram(raw, kind),
         "loss_raw_mean": _means(raw[:, None], kind, len(KINDS))[:, 0],
         "T_classifier": _means(_one_hot(y, k), predicted, k),  # no truth needed: given labels where it predicts i
+        "confusion_train": _crossed(y, predicted, k),
     }
     if bool((clean >= 0).any()):
         known = clean >= 0
@@ -94,14 +95,21 @@ def _calibration(method: Method, run: Run) -> dict[str, Tensor]:
     assert run.truth.test is not None
     rows, p = survey(method.net, run.truth.test, method.predict)
     confidence, guess = p.double().max(dim=1)
-    hit = (guess == run.truth.test.y[rows]).double()
+    y = run.truth.test.y[rows]
+    hit = (guess == y).double()
     which = (confidence * _BINS).ceil().clamp(1, _BINS).long() - 1
     mean = _means(torch.stack([confidence, hit], dim=1), which, _BINS)
     return {
         "bin_count": torch.bincount(which, minlength=_BINS),
         "bin_confidence": mean[:, 0],
         "bin_accuracy": mean[:, 1],
+        "confusion_test": _crossed(y, guess, p.shape[1]),
     }
+
+
+def _crossed(y: Tensor, predicted: Tensor, k: int) -> Tensor:
+    """How many examples have which label (row) and which prediction (column).  [K, K]"""
+    return torch.bincount(y * k + predicted, minlength=k * k).view(k, k)
 
 
 def _one_hot(y: Tensor, k: int) -> Tensor:

@@ -1,13 +1,16 @@
 """Compare runs: tables, curves and a page, from run folders alone. Needs no torch, so that it starts at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from warpi.report.curves import curves
+from warpi.report.detail import Detail
+from warpi.report.page import to_html
 from warpi.report.runs import Row, Run, command, find_runs, summarise
-from warpi.report.table import to_html, to_latex, to_markdown, to_rich, write, write_json
+from warpi.report.table import to_latex, to_markdown, to_rich, write, write_json
 
 __all__ = [
+    "Detail",
     "Row",
     "Run",
     "command",
@@ -23,11 +26,13 @@ __all__ = [
 ]
 
 
-def write_report(runs: Sequence[Run], out: Path | None = None, json: Path | None = None) -> list[Row]:
+def write_report(
+    runs: Sequence[Run], out: Path | None = None, json: Path | None = None, details: Iterable[Detail] = ()
+) -> list[Row]:
     """Compare runs (of `find_runs`); return the rows of the table.
 
-    With `out`, a folder: report.md, report.html, report.tex, summary.json and curves-*.png and .svg. With `json`, a
-    file: the numbers.
+    With `out`, a folder: report.html, report.md, report.tex, summary.json and curves-*.png and .svg. With `json`, a
+    file: the numbers. `details` are what report.html shows of runs beyond their results (`warpi.details`).
     """
     rows = summarise(runs)
     if json is not None:
@@ -38,5 +43,5 @@ def write_report(runs: Sequence[Run], out: Path | None = None, json: Path | None
         pictures = "".join(f"\n![{path.stem}]({path.name})\n" for path in figures if path.suffix == ".png")
         write(out / "report.md", to_markdown(rows) + pictures)
         write(out / "report.tex", to_latex(rows))
-        write(out / "report.html", to_html(rows, runs, figures))
+        write(out / "report.html", to_html(rows, runs, details))
     return rows

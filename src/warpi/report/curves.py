@@ -63,7 +63,7 @@ def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
     left.set_title("test accuracy", loc="left")
     left.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     if accuracies:
-        bottom, top = _lowest([line(g.counted, "test_acc") for g in groups]), max(accuracies)
+        bottom, top = lowest([line(g.counted, "test_acc") for g in groups]), max(accuracies)
         left.set_ylim(bottom=max(0.0, bottom - 0.08 * (top - bottom) - 0.5))
     right.set_title("training loss", loc="left")
     shown = losses + meta_losses
@@ -100,7 +100,7 @@ def _plot(axes: "Axes", g: Experiment, key: str, which: int, style: Literal["-",
     return mean
 
 
-def _lowest(lines: Sequence[Line]) -> float:
+def lowest(lines: Sequence[Line]) -> float:
     """The lowest point after the first tenth of the epochs, whose steep rise would leave no room for the rest."""
     start = max(e for curve in lines for e in curve.epochs) // 10
     points = [(e, m - s, curve.epochs[-1]) for curve in lines for e, m, s in zip(*curve, strict=True)]

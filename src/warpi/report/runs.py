@@ -311,9 +311,10 @@ def _results(run: Run) -> list[str]:
 
 def _row(g: Experiment) -> Row:
     runs, first = g.counted, g.first
-    last_mean, last_std = _mean_std([number(run.epochs[-1], "test_acc") for run in runs])
-    val_mean, val_std = _mean_std([_by_validation(run) for run in runs])
-    best_mean, best_std = _mean_std([_oracle(run) for run in runs])
+    epochs = [best_epochs(run) for run in runs]
+    (last_mean, last_std), (val_mean, val_std), (best_mean, best_std) = (
+        _mean_std([number(each[i] or {}, "test_acc") for each in epochs]) for i in range(3)
+    )
     seconds = [s for run in runs for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]
     return Row(
         method=first.spec["method"],
@@ -342,15 +343,13 @@ def _row(g: Experiment) -> Row:
     )
 
 
-def _by_validation(run: Run) -> float | None:
-    """Test accuracy at the epoch of the highest validation accuracy, the latest of equals."""
+def best_epochs(run: Run) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
+    """The last epoch, that of the highest validation accuracy (the latest of equals), and that of the highest test
+    accuracy, which no user could have picked."""
     judged = [(v, t) for t, epoch in enumerate(run.epochs) if (v := number(epoch, "val_acc")) is not None]
-    return number(run.epochs[max(judged)[1]], "test_acc") if judged else None
-
-
-def _oracle(run: Run) -> float | None:
-    """The highest test accuracy of any epoch, which no user could have picked."""
-    return max((acc for epoch in run.epochs if (acc := number(epoch, "test_acc")) is not None), default=None)
+    tested = [(acc, -t) for t, epoch in enumerate(run.epochs) if (acc := number(epoch, "test_acc")) is not None]
+    by_validation = run.epochs[max(judged)[1]] if judged else None
+    return run.epochs[-1], by_validation, run.epochs[-max(tested)[1]] if tested else None
 
 
 def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:

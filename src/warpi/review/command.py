@@ -66,7 +66,7 @@ def _review(given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     from warpi.review.store import Store
 
     run, rows = given["run"], _rows(given["rows"])
-    items, spec = _of_run(run, rows, given) if run else _of_data(named, rows, given)
+    items, spec = open_run(run, rows, given["device"], given["show"]) if run else _of_data(named, rows, given)
     folder = given["out"] or run / "review"
     with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
         if not (given["export"] or given["trusted"]):
@@ -112,7 +112,9 @@ def _has_screen() -> bool:
     return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
 
-def _of_run(run: Path, rows: "NDArray[np.int64] | None", given: Mapping[str, Any]) -> "tuple[Items, dict[str, Any]]":
+def open_run(
+    run: Path, rows: "NDArray[np.int64] | None" = None, device: str = "auto", show: Path | None = None
+) -> "tuple[Items, dict[str, Any]]":
     """The items of a run; it is audited first where that has not been done."""
     from warpi import spec as settings
     from warpi.audit import audit, read_audit
@@ -122,12 +124,12 @@ def _of_run(run: Path, rows: "NDArray[np.int64] | None", given: Mapping[str, Any
     from warpi.review.items import of_run
 
     with settings.read_once():
-        opened = reopen(run, given["device"])
+        opened = reopen(run, device)
         spec: dict[str, Any] = (read_spec(run) or {})["spec"]
         root = Path(spec["root"]) if spec["root"] else None
         dataset, _ = settings._load(spec["data"], root=root, image_size=spec["image_size"], label=spec["label"])
     found = read_audit(run) if (run / FILE).exists() else audit(opened)
-    shown = _shown(given["show"], dataset, spec["data"])
+    shown = _shown(show, dataset, spec["data"])
     return of_run(dataset, opened.task, opened.method.net, found, rows, shown), spec
 
 

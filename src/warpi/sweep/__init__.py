@@ -204,10 +204,14 @@ def _workers(
 
 
 def _listen(worker: "subprocess.Popen[bytes]", told: "queue.Queue[Event]") -> None:
+    """To the end, whatever is said: a process whose pipe is full waits for ever."""
     assert worker.stdout is not None
     for line in worker.stdout:
         if line.endswith(b"\n"):  # the last one of a process that was killed may be cut off
-            told.put(Event(**json.loads(line)))
+            try:
+                told.put(Event(**json.loads(line)))
+            except (ValueError, TypeError):  # not ours: what a network or a library prints
+                print(line.decode(errors="replace"), end="", file=sys.stderr)
 
 
 def _end(worker: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,66 @@
+"""A table with wrong labels: fit, audit, and a corrected table.
+
+python examples/table_csv.py
+
+The same from a shell:
+    warpi fit --data noisy.csv --label digit --meta-data checked.csv --test 0 --out run
+    warpi audit run --rows all --csv audit.csv
+"""
+
+import csv
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import warpi
+from warpi.audit import audit
+
+
+def write_table(path: Path, x: np.ndarray, labels: np.ndarray) -> None:
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([f"pixel_{i}_{j}" for i in range(8) for j in range(8)] + ["digit"])
+        table.writerows([*row, label] for row, label in zip(x.astype(int).tolist(), labels.tolist(), strict=True))
+
+
+def correct(noisy: Path, corrected: Path, found: "warpi.audit.Audit") -> None:
+    """The same table, with the suggested label where the given one is probably wrong."""
+    with noisy.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    for i in np.flatnonzero(found.is_label_issue):
+        rows[found.row[i]][-1] = found.classes[found.suggested[i]]
+    with corrected.open("w", newline="") as file:
+        csv.writer(file).writerows([head, *rows])
+
+
+def main(folder: Path, epochs: int = 30) -> tuple[float, float]:
+    """Write the tables, find the wrong labels, mend them; how many labels are right before and after, in percent."""
+    x, truth = load_digits(return_X_y=True)
+    chance = np.random.default_rng(0)
+    given = np.where(chance.random(len(x)) < 0.4, (truth + 1) % 10, truth)  # 40 % are labelled as the next digit
+    checked = np.concatenate([np.flatnonzero(truth == digit)[:10] for digit in range(10)])  # a person looked at these
+    rest = np.setdiff1d(np.arange(len(x)), checked)
+    write_table(folder / "checked.csv", x[checked], truth[checked])
+    write_table(folder / "noisy.csv", x[rest], given[rest])
+
+    data, trusted = str(folder / "noisy.csv"), str(folder / "checked.csv")
+    run = warpi.fit(
+        out=folder / "run", data=data, label="digit", meta_data=trusted, test=0.0, epochs=epochs, seed=0, quiet=True
+    )
+    found = audit(run, rows="all")  # the rows that were held out for validation, too
+    correct(folder / "noisy.csv", folder / "corrected.csv", found)
+
+    rate = found.facts["noise_rate"]
+    print(f"{found.is_label_issue.sum()} of {len(found)} labels are probably wrong")
+    print(f"noise rate {100 * rate['rate']:.1f} %, 95 % interval {100 * rate['low']:.1f} to {100 * rate['high']:.1f}")
+    with (folder / "corrected.csv").open(newline="") as file:
+        after = np.array([int(row[-1]) for row in list(csv.reader(file))[1:]])
+    return 100 * float(np.mean(given[rest] == truth[rest])), 100 * float(np.mean(after == truth[rest]))
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as name:
+        before, after = main(Path(name))
+    print(f"right labels: {before:.1f} % before, {after:.1f} % after")
