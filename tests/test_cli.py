@@ -74,7 +74,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 MISTAKES: list[tuple[list[str], str]] = [
     # names
     (["fti"], "unknown command 'fti'; did you mean 'fit'?"),
-    (["--bogus"], "unknown command '--bogus'; allowed: audit, bench, corrupt, fewshot, figures, fit, list, pick, report, "),
+    (
+        ["--bogus"],
+        "unknown command '--bogus'; allowed: audit, bench, corrupt, fewshot, figures, fit, list, pick, report, ",
+    ),
     (["FIT", "--epohcs", "3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
     (["FIT", "--epohcs=3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
     (["FIT", "--epoch", "3"], "unknown flag '--epoch'"),

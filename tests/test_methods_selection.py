@@ -244,7 +244,9 @@ def test_a_step_of_co_teaching_against_a_loop(plus: bool, tiny: TaskAndTruth) ->
             torch.testing.assert_close(p.detach(), q)
 
 
-@pytest.mark.parametrize("method", [Decoupling(warm_up=0.0), CoTeachingPlus(warm_up=0.0)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [Decoupling(warm_up=0.0), CoTeachingPlus(warm_up=0.0)], ids=lambda m: type(m).__name__
+)
 def test_who_never_disagrees_learns_nothing(method: Any, tiny: TaskAndTruth) -> None:
     started(method, tiny[0], BARE)
     twins(method)

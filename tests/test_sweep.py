@@ -271,8 +271,11 @@ def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert re.search(r"ce +2 ", said), "they are in the table"
     assert not (tmp_path / "here").exists()
     assert "0 done, 0 begun, 4 missing" in dry("--set", "epochs=2"), "the results of another run"
+    spec_file = kept / "ce_pair-0.4_seed1" / "spec.json"
+    spec_file.write_text(spec_file.read_text().replace('"momentum": 0.9', '"momentum": 0.8'))
+    assert "1 done, 0 begun, 3 missing" in dry(), "done when another momentum was the default"
     (kept / "ce_pair-0.4_seed0" / "results.jsonl").unlink()
-    assert "1 done, 0 begun, 3 missing" in dry()
+    assert "0 done, 0 begun, 4 missing" in dry()
 
 
 def write_bytes(path: Path, content: bytes) -> None:

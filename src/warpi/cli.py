@@ -121,7 +121,9 @@ def sweep(argv: list[str]) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the run folders (default: as FILE says)")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0,cuda:1", help="where to train")
     parser.add_argument("--per-gpu", default="auto", metavar="auto|N", help="runs at once on a GPU; auto: what pays")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes a device (default: on a CPU one a core, at most 8)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="processes a device (default: on a CPU one a core, at most 8)"
+    )
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder of the data set's files")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrule a setting of FILE")
     parser.add_argument("--dry-run", action="store_true", help="print what is done and what is missing")

@@ -109,13 +109,12 @@ class WarPI(Method):
         return OUTPUTS[self.output](s)
 
     def step(self, batch: Batch) -> Log:
-        spread: dict[str, Tensor] = {}
+        logits: list[Tensor] = []
 
         def rectified_loss(z: Tensor) -> Tensor:
-            q: DiagGaussian = self.V(z.detach(), batch.y)
-            if self.samples:
-                spread["sigma"] = q.std.detach().mean()  # of the last call, which is that of the real step
-            return cross_entropy(self.draw(q) * z, batch.y).mean()  # Eq. (9)
+            logits[:] = [z.detach()]
+            v = self.rectify(z, batch.y)  # [L, B, K]
+            return cross_entropy(v * z, batch.y).mean()  # Eq. (9)
 
         def meta_loss(z: Tensor, y: Tensor) -> Tensor:
             return cross_entropy(z, y).mean()
@@ -123,4 +122,5 @@ class WarPI(Method):
         log = bilevel_step(  # Eqs. (11) to (13)
             self, batch, rectified_loss, meta_loss, self.V.parameters(), self.meta_optimizer, self.virtual_lr
         )
-        return {**log, **spread}
+        with torch.no_grad():  # does the posterior collapse?
+            return {**log, "sigma": self.V(logits[0], batch.y).std.mean()} if self.samples else log

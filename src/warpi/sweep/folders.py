@@ -3,14 +3,17 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from warpi import checkpoint
 from warpi.atomic import Busy, one_writer, write_atomically
+from warpi.data import DATASETS
 from warpi.errors import UserError
+from warpi.methods import METHODS
 from warpi.run import read_spec
+from warpi.spec import DataSpec, suited
 from warpi.sweep.lanes import Claim, Event
 from warpi.sweep.plan import Job, Plan, Settings
 
@@ -46,7 +49,17 @@ def kept(path: Path, settings: Settings) -> Path | None:
     if not all((path / name).exists() for name in KEPT):
         return None
     was = _read(path / "sweep.json")
-    return None if was is None or _difference(was, settings) else path
+    return None if was is None or _difference(was, settings) or _other_defaults(path, settings) else path
+
+
+def _other_defaults(path: Path, settings: Settings) -> bool:
+    """Whether a run of a named data set was done with other defaults than those of today: its numbers are not ours."""
+    stored, entry = read_spec(path), DATASETS.get(settings.get("data", DataSpec.data))
+    if stored is None or entry is None:
+        return stored is None
+    recipe, options, _ = suited(METHODS[settings["method"]], entry.defaults, settings)
+    now = json.loads(json.dumps({"options": options, "recipe": {**asdict(recipe), "seed": None}}))
+    return any(stored["spec"][part].get(key, value) != value for part in now for key, value in now[part].items())
 
 
 def _length(path: Path) -> tuple[int, int | None]:
