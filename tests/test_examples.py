@@ -1,5 +1,7 @@
 """What the documentation shows runs, and what it points to is there."""
 
+import contextlib
+import io
 import json
 import re
 import runpy
@@ -7,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+
+from warpi.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -23,7 +28,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_readme_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    snippet, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     scope: dict[str, object] = {}
     exec(snippet.replace("epochs=30", "epochs=4"), scope)
     lines = capsys.readouterr().out.splitlines()
@@ -32,8 +37,27 @@ def test_readme_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert scope["probabilities"].shape == (100, 10)  # type: ignore[attr-defined]
 
 
+def test_readme_snippet_for_scikit_learn_runs() -> None:
+    from sklearn.datasets import load_digits
+
+    _, snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    X, y = load_digits(return_X_y=True)
+    wrong = np.random.default_rng(0).random(len(y)) < 0.4
+    given = np.where(wrong, (y + 1) % 10, y)
+    scope: dict[str, object] = {"X": X[100:], "y": given[100:], "X_meta": X[:100], "y_meta": y[:100]}
+    exec(snippet.replace("random_state=0", "random_state=0, epochs=6"), scope)
+    assert wrong[100:][scope["doubtful"]].mean() > 0.9  # type: ignore[index]
+
+
+def help_of(*command: str) -> str:
+    content = io.StringIO()
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(content):
+        main([*command, "--help"])
+    return content.getvalue()
+
+
 def test_readme_commands_have_flags_that_exist() -> None:
-    from warpi.cli import COMMANDS
+    from warpi.cli import COMMANDS, LATER
     from warpi.methods import METHODS
     from warpi.recipe import Recipe
     from warpi.spec import DataSpec
@@ -43,8 +67,11 @@ def test_readme_commands_have_flags_that_exist() -> None:
     lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("warpi ")]
     assert len(lines) >= 8
     for line in lines:
-        assert line.split()[1] in COMMANDS, line
-        assert set(re.findall(r"--[\w-]+", line)) <= flags, line
+        words = line.split()[1:]
+        assert words[0] in {*COMMANDS, *LATER}, line
+        command = words[: 2 if words[0] == "fewshot" else 1]
+        known = flags if command == ["fit"] else set(re.findall(r"--[\w-]+", help_of(*command)))
+        assert set(re.findall(r"--[\w-]+", line)) <= known, line
 
 
 def test_own_method() -> None:

@@ -1,0 +1,134 @@
+"""The loop of the README, as a new user would go through it: a folder of photos with doubtful labels, nothing trusted.
+
+    python benchmarks/whole_loop.py        needs the dev extra and Chromium; writes benchmarks/results/whole_loop.json
+                                           and docs/pictures/loop-*.png
+
+Digits as image files, 40 % of them in the folder of the next class. Every command is a process of its own; the page
+is gone through in a real browser by somebody who knows digits and never errs.
+"""
+
+import csv
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from playwright.sync_api import expect, sync_playwright
+from sklearn.datasets import load_digits
+
+from warpi.data import load_dataset
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
+SMALL = ["--image-size", "8", "--net", "mlp", "--epochs", "30", "--lr", "0.05", "--batch-size", "64"]
+SMALL += ["--meta-batch-size", "30", "--output", "tanh", "--label-input", "one_hot", "--threads", "1"]
+
+
+def make_folder() -> dict[str, str]:
+    """photos/LABEL/FILE.png in the working folder; returns what each file really shows."""
+    data, chance = load_digits(), np.random.default_rng(0)
+    given = np.where(chance.random(len(data.target)) < 0.4, (data.target + 1) % 10, data.target)
+    truth = {}
+    for i, (image, k) in enumerate(zip(data.images, given, strict=True)):
+        path = Path("photos") / NAMES[k] / f"{i:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((255 - 15.9 * image).astype(np.uint8)).resize((32, 32), Image.Resampling.NEAREST).save(path)
+        truth[path.name] = NAMES[data.target[i]]
+    return truth
+
+
+def warpi(*argv: str) -> None:
+    print("$ warpi", " ".join(argv), flush=True)
+    subprocess.run([sys.executable, "-m", "warpi", *argv], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def review(truth: list[str], n: int, picture: Path, *argv: str) -> Path:
+    """Decide about n rows by keyboard; returns the folder of the export."""
+    print("$ warpi review", " ".join(argv), flush=True)
+    command = [sys.executable, "-m", "warpi", "review", *argv, "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        link = server.stdout.readline().strip()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+            page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+            page.goto(link)
+            page.wait_for_selector("body[data-ready]")
+            stage = page.locator("#stage")
+            for i in range(n):
+                row = stage.get_attribute("data-row")
+                right = truth[int(row or -1)]
+                if i == min(n, 12) - 1:
+                    page.wait_for_timeout(1500)  # neighbours are looked for
+                    page.screenshot(path=picture)
+                names = [page.locator(f"#{what}-name").inner_text() for what in ("given", "guess")]
+                if right in names:
+                    page.keyboard.press("ka"[names.index(right)])
+                else:
+                    page.keyboard.press("c")
+                    page.keyboard.type(right)
+                    page.keyboard.press("Enter")
+                if i < n - 1:
+                    expect(stage).not_to_have_attribute("data-row", row or "", timeout=20_000)
+            page.keyboard.press("e")
+            expect(page.locator("#exported")).to_contain_text("Corrected labels of all rows", timeout=20_000)
+            made = Path(page.locator("#exported code").nth(0).inner_text()).parent
+            browser.close()
+        return made
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def main() -> None:
+    pictures, found = ROOT / "docs/pictures", {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        files = make_folder()
+        dataset = load_dataset("photos", image_size=8)[0]
+        assert dataset.files is not None
+        truth = [files[Path(path).name] for path in dataset.files.paths]
+        right = lambda labels: 100 * sum(a == truth[i] for i, a in labels) / len(labels)
+        found["rows"] = len(truth)
+        found["right_as_given"] = right([(i, dataset.classes[int(k)]) for i, k in enumerate(dataset.y)])
+
+        warpi("pick", "40", "--data", "photos/", "--csv", "check.csv")
+        of_data = ("--data", "photos/", "--rows", "check.csv", "--out", "checked", "--image-size", "8")
+        first = review(truth, 40, pictures / "loop-first.png", *of_data)
+        label_file = f"given:{first}/corrected.json"
+        given = ("--noise", label_file, "--meta-data", f"{first}/trusted", "--out", "runs/photos", "--quiet")
+        warpi("fit", "--data", "photos/", *given, *SMALL)
+        warpi("audit", "runs/photos", "--rows", "all", "--csv", "audit.csv")
+        review(truth, 60, pictures / "loop-second.png", "runs/photos", "--out", "checked")
+        warpi("review", "runs/photos", "--out", "checked", "--export", "corrected.csv")
+
+        with Path("audit.csv").open() as file:
+            audit = list(csv.DictReader(file))
+        wrong = [row["given_label"] != truth[int(row["row"])] for row in audit]
+        issue = [row["is_label_issue"] == "True" for row in audit]
+        hits = sum(a and b for a, b in zip(wrong, issue, strict=True))
+        found |= {"decisions": 40, "audited": len(audit), "precision": hits / sum(issue), "recall": hits / sum(wrong)}
+        accepted = [
+            (int(row["row"]), row["suggested_label"] if is_issue else row["given_label"])
+            for row, is_issue in zip(audit, issue, strict=True)
+        ]
+        found["right_with_suggestions"] = right(accepted)
+        with Path("corrected.csv").open() as file:
+            found["right_after_review"] = right([(int(r["row"]), r["label"]) for r in csv.DictReader(file)])
+    machine = f"{os.cpu_count()} CPU cores, python {platform.python_version()}, torch {torch.__version__}"
+    found |= {"machine": machine, "seed": 0}
+    (ROOT / "benchmarks/results/whole_loop.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
