@@ -18,7 +18,7 @@ from warpi.errors import UserError
 from warpi.manifest import labels_hash
 from warpi.noise import Noise
 from warpi.rng import generator
-from warpi.task import Task, Truth, make_task
+from warpi.task import Task, Truth, _tell_uneven, make_task
 
 SOME = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -409,3 +409,17 @@ def test_examples_are_moved_once(tiny: tuple[Task, Truth]) -> None:
     task, truth = tiny[0].to("meta", moved), tiny[1].to("meta", moved)
     assert len(moved) == 1
     assert task.train.examples is task.val.examples is task.meta.examples is truth.test.examples  # type: ignore[union-attr]
+
+
+def test_uneven_trusted_examples_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    def told(trusted: list[int], given: list[int]) -> bool:
+        caplog.clear()
+        counts = (torch.arange(3).repeat_interleave(torch.tensor(n)) for n in (trusted, given))
+        with caplog.at_level("WARNING"):
+            _tell_uneven(*counts, ("a", "b", "c"))
+        return any("12 of a, 3 of b" in r.getMessage() for r in caplog.records)
+
+    assert told([12, 3, 6], [100, 100, 100])
+    assert not told([12, 3, 6], [400, 100, 200])  # as the data is
+    assert not told([5, 5, 5], [400, 100, 200])  # even
+    assert not told([8, 3, 6], [100, 100, 100])

@@ -137,6 +137,7 @@ def make_task(
     _check_classes(train.y, dataset.classes, "the training rows", "drop the class or give it examples")
     if checked is not None:
         _check_classes(checked.y, dataset.classes, "the trusted examples", "add at least one of each to them")
+        _tell_uneven(checked.y, train.y, dataset.classes)
     clean = None if clean is None else clean[train_rows]
     rate = None if clean is None or not dataset.truth_is_known else float((clean != train.y).double().mean())
     exam_is_clean = dataset.test_is_clean
@@ -223,6 +224,19 @@ def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str)
     if empty:
         listed = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise UserError(f"{len(empty)} of {len(classes)} classes have no example among {where}: {listed}; {advice}")
+
+
+def _tell_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:
+    """Say so where trusted examples are neither even nor like the data: what meta methods learn from them is tilted."""
+    ours, theirs = (torch.bincount(y.cpu(), minlength=len(classes)).double() for y in (trusted, given))
+    tilt = (ours / ours.sum()) / (theirs / theirs.sum())
+    if ours.max() >= 3 * ours.min() and tilt.max() >= 3 * tilt.min():
+        most, least = int(tilt.argmax()), int(tilt.argmin())
+        log.warning(
+            "the trusted examples are uneven (%d of %s, %d of %s) and the data is not: meta methods suffer from that "
+            "(WarPI by ten points on digits); check more of the rare ones, or take as many of each by --meta N",
+            *(int(ours[most]), classes[most], int(ours[least]), classes[least]),
+        )
 
 
 def _subset(split: Split, index: Tensor) -> Split:

@@ -43,6 +43,12 @@ _SMALL = {
     "PTD.revision_lr": 1e-2,
     "DMI.warmup": 0.2,  # why: docs/methods/dmi.md
     "DMINS.warmup": 0.2,
+    "CoTeaching.gradual": 1.5,  # of 30 epochs: a network has learned a table after one
+    "CoTeachingPlus.gradual": 1.5,
+    "CoTeachingPlus.warm_up": 3.0,
+    "PLC.warm_up": 1.0,
+    "DivideMix.warm_up": 1.0,
+    "DivideMix.ramp_up": 1.6,
 }
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
