@@ -6,6 +6,8 @@
 #   bash benchmarks/gpu.sh restore CARRIED/begun-*.tar go on with runs that an earlier machine did not finish
 #   bash benchmarks/gpu.sh sweep SECONDS RECIPE [FLAGS of warpi sweep]
 #                                                      runs for that long at most, then stores, and packs everything
+#   bash benchmarks/gpu.sh tests                       the tests that need a GPU; $OUT/tests.log
+#   bash benchmarks/gpu.sh memory SECONDS              ResNet-50 at 224 pixels: peak memory, fused as far as the time goes, and not
 #   bash benchmarks/gpu.sh time                        L = 1 .. 50, one run at a time; a step of ResNet-50, L = 1 and 4
 #
 # Results come back in $OUT: kept.tar.gz (finished runs; `python benchmarks/keep.py kept.tar.gz` puts them into docs/results)
@@ -29,9 +31,9 @@ pack() {
         case $run in */samples*) continue ;; esac
         if [ -e "$run/done" ] && [ ! -e "$run/figures.npz" ]; then wanted+=("$run"); fi
     done
-    if [ ${#wanted[@]} -gt 0 ]; then python -m warpi figures "${wanted[@]}" --arrays || echo "gpu.sh: no arrays this time"; fi
-    python benchmarks/keep.py "${tables[@]}" --tar "$OUT/kept.tar.gz"
-    python benchmarks/keep.py "${tables[@]}" --begun "$OUT"
+    if [ ${#wanted[@]} -gt 0 ]; then ${PYTHON:-python3} -m warpi figures "${wanted[@]}" --arrays || echo "gpu.sh: no arrays this time"; fi
+    ${PYTHON:-python3} benchmarks/keep.py "${tables[@]}" --tar "$OUT/kept.tar.gz"
+    ${PYTHON:-python3} benchmarks/keep.py "${tables[@]}" --begun "$OUT"
     ls -l "$OUT"
 }
 
@@ -42,14 +44,14 @@ data)
         here=$WORK/packed/$name
         if [ -e "$here/train0.webp.zip" ] && [ -e "$here/train1.webp.zip" ] && [ -e "$here/test.webp.zip" ] &&
             [ ! -e "$WORK/$name.unpacked" ]; then
-            python "$WORK/packed/unpack.py" "$WORK/data" "$name"
+            ${PYTHON:-python3} "$WORK/packed/unpack.py" "$WORK/data" "$name"
             touch "$WORK/$name.unpacked"
         fi
     done
     ;;
 restore)
     shift
-    python benchmarks/keep.py "$@" --to "$WORK/runs"
+    ${PYTHON:-python3} benchmarks/keep.py "$@" --to "$WORK/runs"
     ;;
 sweep)
     seconds=$2 recipe=$3
@@ -64,18 +66,37 @@ sweep)
     fi
     # SIGTERM: every run under way stores a checkpoint, and the next call goes on with it
     timeout --signal=TERM --kill-after=45 "$seconds" \
-        python -m warpi sweep "recipes/$recipe.toml" --root "$WORK/data" --out "$WORK/runs/$out" "$@" || echo "gpu.sh: rc $?"
+        ${PYTHON:-python3} -m warpi sweep "recipes/$recipe.toml" --root "$WORK/data" --out "$WORK/runs/$out" "$@" || echo "gpu.sh: rc $?"
     pack
+    ;;
+tests)
+    timeout 400 ${PYTHON:-python3} -m pytest -m gpu -v -n 6 -p no:cacheprovider -p no:benchmark tests --show-capture=no > "$OUT/tests.log" 2>&1 || echo "gpu.sh: rc $?"
+    grep -E "FAILED|ERROR|passed|failed" "$OUT/tests.log" | sort | uniq | head -40
+    ;;
+memory)
+    # A process for each row: only memory counts, so they may run side by side. Compiling takes minutes; without it the graphs
+    # are the same, with more tensors between their kernels.
+    for variant in warpi warpi_checkpointing warpi_accumulate2 sgd_eager,double_backward_autograd,published; do
+        for off in 0 1; do
+            if [ $off = 0 ] && [ "${variant#sgd}" != "$variant" ]; then continue; fi
+            TORCHDYNAMO_DISABLE=$off TORCH_COMPILE_DISABLE=$off timeout "$2" ${PYTHON:-python3} -m warpi bench meta-step --net resnet50 \
+                --image-size 224 --batch 32 --precision bf16 --variants "sgd,$variant" --repeats 2 \
+                --json "$WORK/memory-$off-${variant%%,*}.json" > "$WORK/memory-$off-${variant%%,*}.log" 2>&1 &
+        done
+    done
+    wait
+    tar czf "$OUT/memory.tgz" -C "$WORK" $(cd "$WORK" && ls memory-*)
+    grep -hE "sgd|warpi|double|published" "$WORK"/memory-*.log || true
     ;;
 time)
     timeout --signal=TERM --kill-after=45 400 \
-        python -m warpi sweep recipes/samples-time.toml --root "$WORK/data" --out "$WORK/runs/samples-time" --per-gpu 1 || echo "gpu.sh: rc $?"
-    timeout 150 python -m warpi bench meta-step --net resnet50 --image-size 224 --classes 14 --batch 32 --precision bf16 \
+        ${PYTHON:-python3} -m warpi sweep recipes/samples-time.toml --root "$WORK/data" --out "$WORK/runs/samples-time" --per-gpu 1 || echo "gpu.sh: rc $?"
+    timeout 150 ${PYTHON:-python3} -m warpi bench meta-step --net resnet50 --image-size 224 --classes 14 --batch 32 --precision bf16 \
         --variants sgd,warpi --samples 1,4 --repeats 5 --json "$OUT/samples-h200.json" || echo "gpu.sh: rc $?"
     pack
     ;;
 *)
-    sed -n '2,14p' "$0"
+    sed -n '2,16p' "$0"
     exit 2
     ;;
 esac
