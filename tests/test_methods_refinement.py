@@ -414,7 +414,7 @@ def test_d2l_turns_back(tiny: TaskAndTruth) -> None:
     method = started(D2L(), tiny[0], replace(RECIPE, epochs=8))
     begins, alphas = [], []
     for t in range(8):
-        method.lids.append(lids[t])
+        method.lids[t] = lids[t]
         measured = weights(method.net)
         method.pace(t)
         begins.append((measured, weights(method.net)))

@@ -49,14 +49,14 @@ class D2L(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.lids: list[float] = []  # one an epoch
+        self.lids = torch.full((recipe.epochs,), math.nan, dtype=torch.float64)  # one an epoch
         self.alpha = torch.ones((), device=task.train.y.device)
         self.turned = torch.tensor(False)
         self.previous = {name: value.clone() for name, value in self.net.state_dict().items()}  # one epoch ago
 
     def epoch(self, t: int) -> Iterator[Log]:
         if self.loader.count <= t * self.loader.steps:
-            self.lids.append(self.dimension(t))
+            self.lids[t] = self.dimension(t)
             self.pace(t)
         yield from super().epoch(t)
 
@@ -72,13 +72,14 @@ class D2L(Method):
 
     def pace(self, t: int) -> None:
         """Whether to turn, and alpha."""
-        now, before = self.lids[-1], self.lids[-1 - self.window : -1]
+        *lids, now = self.lids[: t + 1].tolist()
+        before = lids[-self.window :]
         looking = t >= max(1, round(self.settle * self.recipe.epochs)) and not self.turned
         if looking and now > mean(before) + 2 * pstdev(before):
             self.turned.fill_(True)
             self.net.load_state_dict(self.previous)
         if self.turned:
-            self.alpha.fill_(math.exp(-t / self.recipe.epochs * now / min(self.lids)))
+            self.alpha.fill_(math.exp(-t / self.recipe.epochs * now / min([*lids, now])))
         for name, value in self.net.state_dict().items():
             self.previous[name].copy_(value)
 
