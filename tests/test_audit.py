@@ -150,6 +150,21 @@ def test_a_stored_audit_is_read_without_a_network(run: Run, judged: Audit, tmp_p
             read_audit(tmp_path)
     with pytest.raises(UserError, match="warpi audit"):
         read_audit(tmp_path / "nothing")
+    for name, change in (
+        ("given", lambda v: v[:5]),
+        ("given", lambda v: v + 7),
+        ("row", lambda v: v * 1.0),
+        ("row", lambda v: v - 10_000),
+        ("probabilities", lambda v: v[:, :1]),
+        ("wrong_probability", lambda v: v * np.nan),
+        ("T", lambda v: v.astype(str)),
+    ):
+        replace(judged, **{name: change(getattr(judged, name))}).save(tmp_path)
+        with pytest.raises(UserError, match=f"is no audit.*{name if name != 'row' else ''}"):
+            read_audit(tmp_path)
+    replace(judged, classes=judged.classes[:3]).save(tmp_path)
+    with pytest.raises(UserError, match="is no audit"):
+        read_audit(tmp_path)
 
 
 def test_objects_give_the_same_as_the_folder_and_truth_is_not_looked_at(run: Run, judged: Audit) -> None:
@@ -220,7 +235,14 @@ def test_folds_judge_rows_they_have_not_seen(tmp_path: Path, monkeypatch: pytest
     again = audit(done.path, folds=3, device="cpu")  # nothing is trained twice
     assert len(seen) == 3
     assert np.array_equal(first.wrong_probability, again.wrong_probability)
-    (done.path / "fold-2-of-3.npz").write_bytes(b"nonsense")
+    file = done.path / "fold-2-of-3.npz"
+    with np.load(file) as stored:
+        arrays = dict(stored)
+    for name, values in (("y", (arrays["y"] + 1) % 10), ("p", arrays["p"] * np.nan), ("p", arrays["p"][:-1])):
+        np.savez(file, **{**arrays, name: values})
+        with pytest.raises(UserError, match=r"do not fit the run.*delete it"):
+            audit(done.path, folds=3, device="cpu")
+    file.write_bytes(b"nonsense")
     with pytest.raises(UserError, match="delete it"):
         audit(done.path, folds=3, device="cpu")
 

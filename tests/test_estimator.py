@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,18 @@ def test_random_state(small: tuple[Arrays, Arrays, Arrays]) -> None:
     assert np.abs(free[0] - free[1]).max() > 1e-4
 
 
+def test_threads_give_the_same(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), meta, _ = small
+
+    def p(_: int) -> np.ndarray:
+        return fast("warpi").fit(x, y, *meta).predict_proba(x)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(p, range(3)))
+    for other in found:
+        np.testing.assert_array_equal(other, p(0))
+
+
 # --- kinds of X -------------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +324,19 @@ def test_sparse_rows_that_are_also_trusted_are_used_once(caplog: Any) -> None:
     x, y = csr_array(chance.random((40, 6)) * (chance.random((40, 6)) < 0.5)), np.arange(40) % 2
     fast("glc").fit(x, y, x[:6], y[:6])
     assert "6 rows are also among the trusted examples" in caplog.text
+
+
+def test_sparse_input_is_left_as_it_is() -> None:
+    """Columns out of order, a zero that is stored, memory that may only be read (as joblib gives it to workers)."""
+    parts = np.array([1, 2, 0, 4], np.float32), np.array([3, 0, 1, 2], np.int32), np.array([0, 2, 4], np.int32)
+    for part in parts:
+        part.flags.writeable = False
+    x = csr_matrix(parts, shape=(2, 4))
+    rows = SparseExamples.of(x)
+    assert rows.flat(torch.arange(2)).tolist() == [[2, 0, 0, 1], [0, 0, 4, 0]]
+    assert x.indices.tolist() == [3, 0, 1, 2]
+    same = SparseExamples.of(x.toarray())
+    assert list(rows.contents(torch.arange(2))) == list(same.contents(torch.arange(2)))
 
 
 class Spots(nn.Module):
@@ -492,6 +518,12 @@ def test_mistakes(params: Any, extra: Any, message: str, small: tuple[Arrays, Ar
     x, y = (np.tile(a, (2, 1)[: a.ndim])[:300] for a in (x, y))
     with pytest.raises(UserError, match=message):
         fast(**params).fit(x, y, **extra)
+
+
+def test_trusted_rows_of_a_frame_are_a_frame(table: tuple[pd.DataFrame, np.ndarray]) -> None:
+    frame, y = table
+    with pytest.raises(UserError, match="X_meta must be a frame with the columns of the X to fit, got ndarray"):
+        fast().fit(frame, y, frame.to_numpy()[:9], y[:9])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 import warpi
-from warpi.audit import Audit
+from warpi.audit import Audit, read_audit
 from warpi.audit.pick import CHECKED, Pick, estimate, pick_rows, read_checked
 from warpi.audit.scores import errors_by_class, posterior, verdict
 from warpi.audit.trusted import write_trusted
@@ -130,6 +132,8 @@ def test_estimate_uses_random_rows_only_and_bears_blanks(tmp_path: Path) -> None
     assert got["low"] == pytest.approx(got["high"], abs=1e-3)  # nothing is left to chance
     with pytest.raises(UserError, match="say nothing about the noise rate"):
         estimate([r for r in rows if r["part"] == "informative"])
+    with pytest.raises(UserError, match="more picked than there are"):
+        estimate([{**r, "stratum_picked": "-3"} for r in rows])
     with pytest.raises(UserError, match="--picked"):
         estimate([{"row": "1", "given_label": "a", CHECKED: "a"}])
 
@@ -164,13 +168,22 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
         writer.writeheader()
         writer.writerows(rows)
     flags = ["--estimate", files["p.csv"], "--trusted", files["t.npz"], "--json", files["e.json"]]
-    assert main(["pick", *flags, "--data", "digits"]) == 0
+    counts = Counter(r[CHECKED] for r in rows)
+    least = min(counts.values())
+    assert least < max(counts.values())
+    assert main(["pick", *flags, "--data", "digits"]) == 0  # the same number of every class, as `warpi review` does
+    assert f"{10 * least} trusted examples; {40 - 10 * least} more are left out" in capsys.readouterr().out
+    with np.load(files["t.npz"]) as balanced:
+        assert Counter(balanced["y"].tolist()) == dict.fromkeys(digits.classes, least)
+    assert main(["pick", *flags, "--data", "digits", "--unbalanced"]) == 0
     assert "noise rate" in capsys.readouterr().out
     got = json.loads(Path(files["e.json"]).read_text())
     assert got["low"] < 0.4 < got["high"]
     _, task, _ = prepare("warpi", data="digits", noise="pair:0.4", meta_data=files["t.npz"])
     assert task.meta is not None
     assert len(task.meta) == 40
+    long = tmp_path / "long.csv"
+    long.write_text("row\n" + "x" * 200_000)
     for argv, said in (
         (["5", "--data", "digits", "--csv", files["p.csv"]], "at least one a class"),
         (["20", "--data", "digits"], "required: N and --csv"),
@@ -180,6 +193,8 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
         (["--estimate", files["p.csv"], "--trusted", files["t.npz"]], "--trusted needs the data"),
         (["3", "--estimate", files["p.csv"]], "reads a filled list"),
         (["--estimate", str(tmp_path / "none.csv")], "none.csv"),
+        (["--estimate", str(long)], "is not a csv file"),
+        (["20", "--data", "digits", "--csv", files["p.csv"], "--trusted", files["t.npz"]], "--trusted goes with"),
     ):
         assert main(["pick", *argv]) == 2
         assert said in capsys.readouterr().err
@@ -195,6 +210,27 @@ def test_command_from_a_run(tmp_path: Path) -> None:
     assert all(0 <= float(r["wrong_probability"]) <= 1 for r in rows)
 
 
+def test_a_run_whose_data_has_changed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{i / 80},{i % 7},{'xy'[i % 2]},{int(i < 12)}" for i in range(80)]
+    data, run, out = tmp_path / "t.csv", tmp_path / "run", ["--csv", str(tmp_path / "p.csv"), "--device", "cpu"]
+    data.write_text("\n".join(["a,b,kind,verified", *lines]) + "\n")
+    warpi.fit(run, data=str(data), label="kind", epochs=1, device="cpu")
+    assert main(["pick", "10", str(run), *out]) == 0
+    audit = run / "audit.npz"
+    found = read_audit(run)
+    for other in (replace(found, row=found.row + 80), replace(found, classes=("x", "z"))):
+        other.save(run)
+        assert main(["pick", "10", str(run), *out]) == 2
+        assert f"{audit} is about other data" in capsys.readouterr().err
+    found.save(run)
+    data.write_text("\n".join(["a,b,kind,verified", *lines[::-1]]) + "\n")
+    assert main(["pick", "10", str(run), *out]) == 2
+    assert "has changed" in capsys.readouterr().err
+    (run / "done").unlink()
+    assert main(["pick", "10", str(run), *out]) == 2
+    assert "is not finished" in capsys.readouterr().err
+
+
 def test_trusted_set_of_a_table_is_read_as_the_same_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with (tmp_path / "t.csv").open("w", newline="") as file:
@@ -203,7 +239,7 @@ def test_trusted_set_of_a_table_is_read_as_the_same_rows(tmp_path: Path) -> None
         for i in range(60):
             writer.writerow([rng.random() / 3, "red" if rng.random() < 0.5 else "blue, dark", "xy"[i % 2]])
     table, _ = warpi.load_dataset(str(tmp_path / "t.csv"), label="kind")
-    write_trusted(tmp_path / "ok.csv", table, {3: "x", 7: "y", 20: "y"})
+    write_trusted(tmp_path / "ok.csv", table, {3: "x", 7: "y", 20: "y"}, balanced=False)
     again, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), like=table)
     assert torch.equal(again.examples.flat(torch.arange(3)), table.examples.flat(torch.tensor([3, 7, 20])))
     assert [again.classes[k] for k in again.y.tolist()] == ["x", "y", "y"]
@@ -230,6 +266,12 @@ def test_trusted_set_of_images(tmp_path: Path) -> None:
         pick, lambda row: "dog" if row == pick.row[0] else photos.classes[int(photos.y[row])], tmp_path / "p.csv"
     )
     assert all((tmp_path / "photos" / r["path"]).exists() for r in rows)
-    write_trusted(tmp_path / "ok.csv", photos, {int(r["row"]): r[CHECKED] for r in rows})
+    write_trusted(tmp_path / "ok.csv", photos, {int(r["row"]): r[CHECKED] for r in rows}, balanced=False)
     checked, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), root=tmp_path / "photos", image_size=8, like=photos)
     assert [checked.classes[k] for k in checked.y.tolist()] == [r[CHECKED] for r in rows]
+    paths = tuple(f"{i}\udcff.png" for i in range(12))  # a name may be any bytes
+    odd = replace(photos, files=photos.files._replace(paths=paths))  # type: ignore[union-attr]
+    replace(pick, paths=paths).to_csv(tmp_path / "odd.csv")
+    assert read(tmp_path / "odd.csv")[0]["path"] == f"{pick.row[0]}\\udcff.png"
+    with pytest.raises(UserError, match="no UTF-8; rename them"):
+        write_trusted(tmp_path / "odd.csv", odd, {0: "cat", 6: "dog"})

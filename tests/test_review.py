@@ -109,6 +109,21 @@ class TestStore:
         assert len(store.log()) == 3
         assert set(store.standing()) == {3}
 
+    def test_a_step_that_cannot_be_stored_leaves_the_store_usable(self, store: Store) -> None:
+        store.decide([choice(1)], "tab", "1")
+        line = "INSERT INTO log (time, tab, step, row, action, given, undoes) VALUES ('', '', '', 2, 'undo', '', 99)"
+        store._db.execute("PRAGMA foreign_keys = ON")
+        with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"), store._writing() as db:  # noqa: PT012
+            db.execute("PRAGMA defer_foreign_keys = ON")  # so that the end of the transaction fails, not the line
+            db.execute(line)
+        (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            store.decide([choice(row, "b" * 500) for row in range(2, 200)], "tab", "2")
+        store._db.execute("PRAGMA max_page_count = 100000")
+        store.decide([choice(3)], "tab", "2")
+        assert set(store.standing()) == {1, 3}
+
     def test_like_a_list_of_decisions(self, store: Store) -> None:
         """Any order of deciding and undoing by two tabs ends as it does for lists in memory."""
         chance, steps = random.Random(0), {"one": list[list[int]](), "two": list[list[int]]()}
@@ -245,6 +260,12 @@ class TestWhoMayAsk:
         assert len(client.server.token) >= 40
         assert client.ask("GET", path.replace("/?", "/api/session?"), Cookie=None)[0] == 403  # only the page takes it
 
+    @pytest.mark.parametrize("odd", ['x={"a": 1}', "a b=1", "=", "x", '"', "x=\xe9"])
+    def test_odd_cookies_of_other_ports_do_not_matter(self, client: Client, odd: str) -> None:
+        for cookie in (f"{odd}; {client.cookie}", f"{client.cookie};{odd}"):
+            assert client.ask("GET", "/api/session", Cookie=cookie)[0] == 200
+        assert client.ask("GET", "/api/session", Cookie=odd)[0] == 403
+
     @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "evil.example:{port}", None])
     def test_no_other_host_name(self, client: Client, host: str | None) -> None:
         for method, path in (("GET", "/api/session"), ("POST", "/api/undo"), ("GET", "/")):
@@ -296,6 +317,7 @@ class TestWhoMayAsk:
     def test_other_verbs_are_not_known(self, client: Client) -> None:
         for verb in ("PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"):
             assert client.ask(verb, "/api/decide")[0] == 501
+        assert client.ask("GET", "http://[")[0] == 400
 
     def test_every_answer_says_what_a_page_may_load(self, client: Client) -> None:
         for path in (*EVERYWHERE, "/nothing"):
@@ -313,7 +335,11 @@ class TestWhoMayAsk:
 
     @pytest.mark.parametrize(
         "body",
-        [b"", b"{", b"[]", b"[" * 100_000, {}, {"tab": "t", "step": "1"}, {"tab": 1, "step": "1", "choices": [1]}],
+        [
+            *(b"", b"{", b"[]", b"[" * 100_000, {}, {"tab": "t", "step": "1"}),
+            *({"tab": 1, "step": "1", "choices": [1]}, {"tab": "t", "step": "1", "choices": [1]}),
+            {"tab": "\ud800", "step": "1", "choices": [{"row": 1, "seen": 0, "action": "keep"}]},
+        ],
     )
     def test_nonsense_is_refused(self, client: Client, body: object) -> None:
         assert client.ask("POST", "/api/decide", body)[0] == 400
@@ -364,6 +390,7 @@ class TestPage:
         assert first["total"] == 20
         rest = client.ask("GET", "/api/items?limit=100&after=2")[1]["items"]
         assert [item["row"] for item in rest] == list(range(17))[::-1]
+        assert client.ask("GET", "/api/items?limit=-1")[1]["items"] == []
         item = rest[0]
         assert (item["given"], item["suggested"], item["p"]) == (NAMES[16 % 3], NAMES[1], [0.1, 0.8, 0.1])
         assert (item["state"], item["seen"], item["label"]) == ("open", 0, None)
@@ -428,6 +455,26 @@ class TestPage:
         assert [(item["row"], item["state"]) for item in answer["items"]] == [(5, "open")]
         assert answer["counts"]["all"]["kept"] == 1
         assert client.ask("POST", "/api/undo", {"tab": "three", "step": "v"})[1]["items"] == []
+
+    def test_undo_says_what_it_took_back_of_another_list(self, client: Client) -> None:
+        """A tab outlives a server: what it decided last may not be among the rows that are reviewed now."""
+        client.server.review.store.decide([Choice(23, 0, "keep", NAMES[2], NAMES[2], None)], "one", "1")
+        answer = client.ask("POST", "/api/undo", {"tab": "one", "step": "u"})[1]
+        assert (answer["items"], answer["rows"]) == ([], [23])
+        assert client.ask("POST", "/api/undo", {"tab": "one", "step": "v"})[1]["rows"] == []
+
+    def test_as_many_as_the_page_selects_are_decided_at_once(self, tmp_path: Path) -> None:
+        most = int(
+            re.findall(r"AT_ONCE = (\d+)", Path(pictures.__file__).with_name("assets").joinpath("page.js").read_text())[
+                0
+            ]
+        )
+        dataset = bytes_data(most + 1)
+        choices = [{"row": row, "seen": 0, "action": "keep"} for row in range(most + 1)]
+        with serving(of_data(dataset, dataset.y, None, None), tmp_path) as client:
+            assert client.ask("POST", "/api/decide", {"tab": "t", "step": "1", "choices": choices})[0] == 400
+            answer = client.ask("POST", "/api/decide", {"tab": "t", "step": "1", "choices": choices[:most]})[1]
+        assert answer["counts"]["all"]["kept"] == most
 
     def test_pictures_and_neighbours(self, client: Client, items: Items) -> None:
         status, content, headers = client.ask("GET", "/picture/7")
@@ -629,6 +676,25 @@ class TestPictures:
             made = client.ask("POST", "/api/export", {})[1]
         meta, _ = load_dataset(made["path"], image_size=8, like=dataset)
         assert len(meta.y) == 4
+
+    def test_which_file_an_image_is(self, client: Client, photos: Path, tmp_path: Path) -> None:
+        shutil.copytree(photos / "blue", tmp_path / "x" / "blue")
+        shutil.copytree(photos / "blue", tmp_path / "x" / "<i>")
+        last = os.fsencode(tmp_path / "x" / "blue") + b"/\xff.png"  # a name that is no UTF-8
+        os.rename(tmp_path / "x" / "blue" / "0.png", last)
+        dataset, _ = load_dataset(str(tmp_path / "x"), image_size=8)
+        assert dataset.files is not None
+        with serving(of_data(dataset, dataset.y, None, None), tmp_path) as files:
+            found = [item["path"] for item in files.ask("GET", "/api/items")[1]["items"]]
+            row = found.index("blue/\udcff.png")
+            assert found == list(dataset.files.paths)
+            assert "<i>/0.png" in found
+            files.decide(row, "keep")
+            files.decide(0, "keep")
+            made = files.ask("POST", "/api/export", {})[1]
+        assert b"\n%d,blue/\xff.png,blue,blue,kept," % row in Path(made["corrected"]).read_bytes()
+        assert len(load_dataset(made["path"], image_size=8, like=dataset)[0].y) == made["size"] == 2
+        assert client.ask("GET", "/api/items")[1]["items"][0]["path"] is None  # arrays are no files
 
     def test_where_files_may_lie(self, photos: Path, tmp_path: Path) -> None:
         os.symlink(photos / "red", tmp_path / "class")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from test_review import bytes_data, serving
-from warpi.data.dataset import Dataset
+from warpi.data.dataset import Dataset, Files
 from warpi.review.items import of_data
 from warpi.review.store import Store
 from warpi.run import fit
@@ -215,4 +216,34 @@ def test_names_and_texts_are_shown_as_they_are(browser: Browser, wrong: list[str
         buttons = page.locator(".actions button:visible, .top nav button:visible").all()
         assert all((button.bounding_box() or {"height": 0})["height"] >= 38 for button in buttons)  # for a finger
         assert page.evaluate("window.hacked") is None
+        page.context.close()
+
+
+def test_which_file_it_is_and_undo_from_afar(browser: Browser, wrong: list[str], tmp_path: Path) -> None:
+    """The path of an image is shown as text, without its middle where it is long; undo skips no row."""
+    folder, paths = tmp_path / "data", [f"<b>{row}</b>.png" for row in range(34)]
+    paths[1] = "/".join(["a" * 30, "b" * 30, "last.png"])
+    dataset = replace(bytes_data(34, ("a", "b")), files=Files(str(folder), tuple(paths)))
+    items = of_data(dataset, (torch.arange(34) >= 30).long(), None, None)
+    with serving(items, tmp_path / "review") as client:
+        page = opened(browser, client.server.link, wrong)
+        expect(page.locator("#where")).to_have_text("Row 0 · rank 1 · <b>0</b>.png")
+        page.keyboard.press("s")
+        expect(page.locator("#where")).to_have_text(f"Row 1 · rank 2 · {'a' * 15}…{'b' * 23}/last.png")
+        assert page.locator("#where bdi").get_attribute("title") == paths[1]
+        page.keyboard.press("f")
+        page.locator("#given").select_option("b")
+        expect(page.locator("#where")).to_contain_text("Row 30 ")
+        page.locator("#keep").click()
+        expect(page.locator("#where")).to_contain_text("Row 31 ")
+        page.locator("#given").select_option("")
+        expect(page.locator("#where")).to_contain_text("Row 1 ")
+        page.locator("#undo").click()  # a row far beyond those that were fetched
+        expect(page.locator("#where")).to_contain_text("Row 30 ")
+        seen = []
+        while (row := shown(page)) not in seen and len(seen) < 40:
+            seen.append(row)
+            page.keyboard.press("k")
+            expect(page.locator("#count")).to_have_text(f"{len(seen)} of 34 rows reviewed")
+        assert seen == [30, *range(1, 30), *range(31, 34)]
         page.context.close()

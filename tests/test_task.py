@@ -423,3 +423,6 @@ def test_uneven_trusted_examples_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert not told([12, 3, 6], [400, 100, 200])  # as the data is
     assert not told([5, 5, 5], [400, 100, 200])  # even
     assert not told([8, 3, 6], [100, 100, 100])
+    caplog.clear()
+    _tell_uneven(*(torch.arange(3).repeat_interleave(torch.tensor(n)) for n in ([4, 8, 12], [30, 100, 300])), ("abc"))
+    assert not caplog.records  # between even and as the data is

@@ -1,6 +1,7 @@
 """`NoisyLabelClassifier`: every method of the library as a scikit-learn classifier."""
 
 import copy
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -41,6 +42,7 @@ from warpi.untrusted import WITHOUT_TRUSTED, NoTrustedExamples, agreed
 
 FORMAT = "warpi-classifier/1"
 _RECIPE = {f.name for f in fields(Recipe)} - {"net", "seed"}
+_ONE_AT_A_TIME = threading.RLock()  # of the fits in threads of a process
 _ANY: dict[str, Any] = {"accept_sparse": "csr", "allow_nd": True}
 _INSTEAD = {
     False: "there are no trusted examples (X_meta, y_meta, or trusted): {} is trained, which needs none; "
@@ -127,7 +129,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         task, _ = make_task(dataset, meta_data=checked, val=0.0, test=0.0)
         task = replace(task, noise_rate=self._noise_rate()).to(pick_device(self.device))
         seed = self._seed()
-        with seeded(derive(seed, "training")):  # a network of the user's may draw from the global generators
+        # A network of the user's may draw from the global generators, and there is one forward-mode level a process.
+        with _ONE_AT_A_TIME, seeded(derive(seed, "training")):
             learner = self._train(task, seed)
         self.net_ = Classifier(layout, _scale(task), learner.predictors)
         p = self.net_.probabilities(numbers)  # [N, K]
@@ -154,11 +157,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """X as the numbers that `net_` and the ONNX file take: text in a table as the position of its category."""
         check_is_fitted(self)
         layout: Layout = self.net_.prepare.layout
-        if layout.kind == "columns":
-            if not hasattr(X, "iloc"):
-                raise UserError(f"X must be a frame with the columns it was fitted on, got {type(X).__name__}")
-            return layout.numbers(validate_data(self, X, reset=False, skip_check_array=True))
-        return layout.numbers(validate_data(self, X, reset=False, dtype=_dtype(X), **_ANY))
+        return layout.numbers(self._again(layout, X, "X"))
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -256,6 +255,14 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         check_classification_targets(y)
         return X, y
 
+    def _again(self, layout: Layout, X: Any, name: str) -> Any:
+        """Another X, checked to be of the kind that `fit` was given."""
+        if layout.kind != "columns":
+            return validate_data(self, X, reset=False, dtype=_dtype(X), **_ANY)
+        if not hasattr(X, "iloc"):
+            raise UserError(f"{name} must be a frame with the columns of the X to fit, got {type(X).__name__}")
+        return validate_data(self, X, reset=False, skip_check_array=True)
+
     def _checked_meta(self, layout: Layout, X: Any, y: Any, trusted: Any) -> Dataset | None:
         """The trusted examples as a data set of their own."""
         if X is None and y is None:
@@ -264,10 +271,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             raise UserError("X_meta and y_meta come together, got only one of them")
         if trusted is not None:
             raise UserError("trusted examples are given by X_meta and y_meta or by `trusted`, got both")
-        if layout.kind == "columns":
-            X = validate_data(self, X, reset=False, skip_check_array=True)
-        else:
-            X = validate_data(self, X, reset=False, dtype=_dtype(X), **_ANY)
+        X = self._again(layout, X, "X_meta")
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
         index = {name: k for k, name in enumerate(self.classes_.tolist())}

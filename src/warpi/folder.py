@@ -124,7 +124,8 @@ def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
         was, got = stored["facts"].get(name), now["facts"][name]
         if was != got:
             raise UserError(
-                f"the data or the network of {path} has changed: {name} was {was}, is {got}; choose another --out"
+                f"the data or the network of {path} has changed: {name} was {was}, is {got}; put it back as it was, or "
+                "train again with another --out"
             )
 
 

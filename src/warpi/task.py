@@ -230,10 +230,11 @@ def _tell_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> No
     """Say so where trusted examples are neither even nor like the data: what meta methods learn from them is tilted."""
     ours, theirs = (torch.bincount(y.cpu(), minlength=len(classes)).double() for y in (trusted, given))
     tilt = (ours / ours.sum()) / (theirs / theirs.sum())
-    if ours.max() >= 3 * ours.min() and tilt.max() >= 3 * tilt.min():
-        most, least = int(tilt.argmax()), int(tilt.argmin())
+    more = torch.minimum(ours[:, None] / ours, tilt[:, None] / tilt)  # [K, K] of class i than of class j
+    if more.max() >= 3:
+        most, least = divmod(int(more.argmax()), len(classes))
         log.warning(
-            "the trusted examples are uneven (%d of %s, %d of %s) and the data is not: meta methods suffer from that "
+            "the trusted examples are uneven (%d of %s, %d of %s), the data is not like that: meta methods suffer "
             "(WarPI by ten points on digits); check more of the rare ones, or take as many of each by --meta N",
             *(int(ours[most]), classes[most], int(ours[least]), classes[least]),
         )

@@ -94,6 +94,7 @@ def pick(argv: list[str]) -> None:
         "--picked", type=Path, metavar="FILE", help="with --estimate of a file of `warpi review`: the list"
     )
     parser.add_argument("--trusted", type=Path, metavar="FILE", help="with --estimate: write the set for --meta-data")
+    parser.add_argument("--unbalanced", action="store_true", help="--trusted: all, however many of each class")
     parser.add_argument("--json", type=Path, metavar="FILE", help="with --estimate: write it as JSON")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to audit the run")
     from warpi.spec import DataSpec
@@ -109,6 +110,9 @@ def pick(argv: list[str]) -> None:
             raise UserError("--estimate reads a filled list; to make one leave it out, and give N and --csv FILE")
         _estimate(given, of)
         return
+    for name in ("picked", "trusted", "unbalanced", "json"):
+        if given[name]:
+            raise UserError(f"--{name} goes with --estimate FILE, a list that was filled")
     if given["n"] is None or given["csv"] is None:
         raise UserError("warpi pick: required: N and --csv FILE; or --estimate FILE for a list that was filled")
     found = _pick(given, of)
@@ -122,6 +126,7 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
 
     from warpi.audit import audit as run_audit
     from warpi.audit.pick import pick_rows
+    from warpi.audit.reopen import reopen
     from warpi.audit.table import FILE, read_audit
     from warpi.data.examples import TensorExamples
     from warpi.noise import Noise
@@ -131,8 +136,10 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
     if run is not None:
         if of or given["coverage"]:
             raise UserError("the run says what its data is; leave out the run, or --data and --coverage")
-        dataset = _data_of(run)
-        found = read_audit(run) if (run / FILE).exists() else run_audit(run, device=given["device"])
+        opened, dataset = reopen(run, given["device"]), _data_of(run)  # refuses data that has changed since
+        found = read_audit(run) if (run / FILE).exists() else run_audit(opened)
+        if found.classes != dataset.classes or found.row.max() >= len(dataset.y):
+            raise UserError(f"{run / FILE} is about other data; make it anew with: warpi audit {run}")
         paths = dataset.files.paths if dataset.files else None
         return pick_rows(
             n, found.row, found.given, found.classes, audit=found, unbiased=unbiased, paths=paths, seed=seed
@@ -166,12 +173,7 @@ def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
             labels = {int(cells["row"]): cells[CHECKED] for cells in rows if cells[CHECKED]}
         except ValueError as e:
             raise UserError(f"{given['estimate']}: the column row is not as `warpi pick` wrote it ({e})") from e
-        dataset = _data(of)
-        write_trusted(given["trusted"], dataset, labels)
-        absent = [name for name in dataset.classes if name not in labels.values()]
-        print(
-            f"{given['trusted']}: {len(labels)} trusted examples" + (f", none of {', '.join(absent)}" if absent else "")
-        )
+        write_trusted(given["trusted"], _data(of), labels, not given["unbalanced"]).tell()
     found = estimate(rows)
     if given["json"]:
         _write_json(given["json"], found)

@@ -98,7 +98,7 @@ def out_of_sample(method: Method, n: int, folder: Path | None = None) -> Sight:
     found = []
     for f, held in enumerate(parts(y, n, method.recipe.seed)):
         file = None if folder is None else folder / f"fold-{f + 1}-of-{n}.npz"
-        stored = None if file is None else _stored(file, held)
+        stored = None if file is None else _stored(file, held, y)
         if stored is None:
             log.info("audit: training %d of %d", f + 1, n)
             stored = _judged(method, held)
@@ -136,12 +136,16 @@ def _store(file: Path, sight: Sight) -> None:
     write_atomically(file, content.getvalue())
 
 
-def _stored(file: Path, held: Ints) -> Sight | None:
+def _stored(file: Path, held: Ints, y: Ints) -> Sight | None:
     """What an earlier process found; None where there is nothing, or something about other rows."""
     if not file.exists():
         return None
     try:
         sight = Sight(**read_arrays(file))
+        if not np.isin(sight.at, held).all():
+            return None
+        if not np.array_equal(sight.y, y[sight.at]) or len(sight.p) != len(sight.y) or not np.isfinite(sight.p).all():
+            raise ValueError("its arrays do not fit the run")
     except (ValueError, TypeError) as e:
         raise UserError(f"{file} is not what `warpi audit` stored there ({e}); delete it") from e
-    return sight if np.isin(sight.at, held).all() else None
+    return sight

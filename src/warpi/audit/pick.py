@@ -59,7 +59,8 @@ class Pick:
             line = [row, *([self.paths[row]] if self.paths is not None else []), self.classes[self.given[i]], ""]
             part = "random" if self.random[i] else "informative"
             writer.writerow([*line, *found, part, self.stratum_size[i], self.stratum_picked[i]])
-        write_atomically(Path(path), text.getvalue().encode())
+        # Names of files may be any bytes; `row` says which is meant.
+        write_atomically(Path(path), text.getvalue().encode(errors="backslashreplace"))
 
 
 def pick_rows(
@@ -183,8 +184,11 @@ def read_checked(path: Path, picked: Path | None = None) -> list[dict[str, str]]
 
 
 def _read(path: Path) -> list[dict[str, str]]:
-    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
-        rows = [{k: (v or "").strip() for k, v in cells.items() if k} for cells in csv.DictReader(file)]
+    try:
+        with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [{k: (v or "").strip() for k, v in cells.items() if k} for cells in csv.DictReader(file)]
+    except csv.Error as e:
+        raise UserError(f"{path} is not a csv file ({e})") from e
     if not rows:
         raise UserError(f"{path} has no rows")
     return rows
@@ -208,6 +212,10 @@ def estimate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         weight = np.array([int(cells["stratum_size"]) / int(cells["stratum_picked"]) for cells in rows])
     except (KeyError, ValueError, ZeroDivisionError) as e:
         raise UserError(f"stratum_size and stratum_picked are not as `warpi pick` wrote them ({e})") from e
+    if (weight < 1).any():
+        raise UserError(
+            "stratum_size and stratum_picked are not as `warpi pick` wrote them (more picked than there are)"
+        )
     given = np.array([cells["given_label"] for cells in rows])
     checked = np.array([bool(cells[CHECKED]) for cells in rows], dtype=bool)
     wrong = np.array([cells["given_label"] != cells[CHECKED] for cells in rows], dtype=float)

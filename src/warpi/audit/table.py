@@ -161,6 +161,28 @@ def read_audit(folder: Path | str) -> Audit:
         if about.pop("format") != FORMAT:
             raise ValueError("another format")
         about["classes"], about["error_rates"] = tuple(about["classes"]), tuple(about["error_rates"])
-        return Audit(**arrays, **about)
+        found = Audit(**arrays, **about)
+        _check(found)
+        return found
     except (ValueError, KeyError, TypeError) as e:
         raise UserError(f"{path} is no audit of this version ({e}); make it anew with: warpi audit {folder}") from e
+
+
+def _check(found: Audit) -> None:
+    """ValueError where arrays do not fit one another."""
+    N, K = len(found.row), len(found.classes)
+    shapes = {"probabilities": (N, K), "T": (K, K)}
+    for f in fields(found):
+        values = getattr(found, f.name)
+        if not isinstance(values, np.ndarray):
+            continue
+        kind = {"row": "i", "given": "i", "suggested": "i", "is_label_issue": "b"}.get(f.name, "f")
+        if values.shape != shapes.get(f.name, (N,)) or values.dtype.kind != kind:
+            raise ValueError(f"{f.name} is {values.dtype} {list(values.shape)}")
+        if kind == "f" and not (np.isfinite(values) & (values >= 0)).all():
+            raise ValueError(f"{f.name} holds what is no probability")
+    if not N or found.row.min() < 0 or len(found.error_rates) != K or not isinstance(found.facts, dict):
+        raise ValueError("parts are lacking")
+    for name in ("given", "suggested"):
+        if not ((getattr(found, name) >= 0) & (getattr(found, name) < K)).all():
+            raise ValueError(f"{name} holds what is no class of {K}")

@@ -2,23 +2,66 @@
 
 import csv
 import io
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from warpi.atomic import write_atomically
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.tables import Columns
 from warpi.errors import UserError
+from warpi.rng import generator
 
 
-def write_trusted(path: Path, dataset: Dataset, labels: dict[int, str]) -> None:
+class Trusted(NamedTuple):
+    """What was written as a trusted set."""
+
+    path: Path
+    size: int  # examples
+    left: int  # trusted examples that are not among them, so that the classes are equally frequent
+    fewest: list[str]  # the classes with the fewest examples, which limit the others
+    lacking: list[str]  # the classes without any
+
+    @classmethod
+    def of(cls, path: Path, y: Tensor, size: int, classes: tuple[str, ...]) -> "Trusted":
+        """`size` of the examples with classes y."""
+        names = list(zip(classes, torch.bincount(y, minlength=len(classes)).tolist(), strict=True))
+        least = min(n for _, n in names if n)
+        fewest, lacking = [name for name, n in names if n == least], [name for name, n in names if not n]
+        return cls(path, size, len(y) - size, fewest, lacking)
+
+    def tell(self) -> None:
+        """Print what is in it, and what would make it larger."""
+        few, none = (", ".join(names) for names in (self.fewest, self.lacking))
+        left = f"; {self.left} more are left out so that classes are equal, limited by {few}" if self.left else ""
+        print(f"{self.path}: {self.size} trusted examples{left}")
+        if none:
+            print(f"warpi: no trusted example yet of: {none}; warpi fit needs at least one of each", file=sys.stderr)
+
+
+def even(y: Tensor, first: int = 0) -> Tensor:
+    """Positions of as many examples of every class that occurs, in order: the `first` ones before others at random.
+
+    A set of what looked most suspicious holds some classes far more often than others, and meta methods learn that as
+    if it were a fact (docs/review.md).
+    """
+    counts = torch.bincount(y)
+    least = int(counts[counts > 0].min())
+    drawn = torch.randperm(len(y) - first, generator=generator(0, "trusted"))
+    order = torch.cat([torch.arange(first), first + drawn])
+    return torch.cat([order[y[order] == k][:least] for k in range(len(counts))]).sort().values
+
+
+def write_trusted(path: Path, dataset: Dataset, labels: dict[int, str], balanced: bool = True) -> Trusted:
     """Write rows of a data set with the labels a person found for them, in the form that the data has.
 
-    Image files: a .csv with `path` and `label`, paths as seen from the folder of the data (`--root`). Tables: a .csv
-    with their columns. Everything else: a .npz with x and y.
+    Balanced: the same number of every class. Image files: a .csv with `path` and `label`, paths as seen from the folder
+    of the data (`--root`). Tables: a .csv with their columns. Everything else: a .npz with x and y.
     """
     known = set(dataset.classes)
     for row, label in labels.items():
@@ -28,6 +71,10 @@ def write_trusted(path: Path, dataset: Dataset, labels: dict[int, str]) -> None:
             )
         if label not in known:
             raise UserError(f"row {row} is checked as {label!r}, which is no class of {dataset.name}; leave it blank")
+    rows, number = list(labels), {name: k for k, name in enumerate(dataset.classes)}
+    y = torch.tensor([number[label] for label in labels.values()])
+    if balanced:
+        labels = {rows[i]: labels[rows[i]] for i in even(y).tolist()}
     kind = ".csv" if dataset.files is not None or isinstance(dataset.encoding, Columns) else ".npz"
     if path.suffix.lower() != kind:
         raise UserError(f"the trusted set of {dataset.name} is a {kind} file, got {path}")
@@ -38,7 +85,7 @@ def write_trusted(path: Path, dataset: Dataset, labels: dict[int, str]) -> None:
         content = io.BytesIO()
         np.savez_compressed(content, x=x.x[torch.tensor(list(labels))].numpy(), y=np.array(list(labels.values())))
         write_atomically(path, content.getvalue())
-        return
+        return Trusted.of(path, y, len(labels), dataset.classes)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     if dataset.files is not None:
@@ -47,7 +94,11 @@ def write_trusted(path: Path, dataset: Dataset, labels: dict[int, str]) -> None:
     elif isinstance(columns := dataset.encoding, Columns) and isinstance(x, TensorExamples):
         writer.writerow([*columns.categories, columns.label])
         writer.writerows([*_cells(x.x[row].numpy(), columns), label] for row, label in labels.items())
-    write_atomically(path, text.getvalue().encode())
+    try:
+        write_atomically(path, text.getvalue().encode())
+    except UnicodeEncodeError as e:
+        raise UserError("names of some images are no UTF-8; rename them, or let `warpi review` write a folder") from e
+    return Trusted.of(path, y, len(labels), dataset.classes)
 
 
 def _cells(values: np.ndarray, columns: Columns) -> list[str]:

@@ -75,8 +75,9 @@ class SparseExamples(Examples):
     @classmethod
     def of(cls, x: Any) -> Self:
         """Of a scipy matrix or array of any sparse format."""
-        rows = csr_array(x, dtype=np.float32)
+        rows = csr_array(x, dtype=np.float32, copy=True)  # the next two lines change it in place
         rows.sum_duplicates()
+        rows.eliminate_zeros()  # so that rows of the same numbers are the same
         return cls(rows, torch.device("cpu"), Scale(torch.tensor(0.0), torch.tensor(1.0)))
 
     def contents(self, rows: Tensor) -> Iterator[bytes]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from warpi.data.dataset import Dataset
-    from warpi.review.export import Trusted
     from warpi.review.items import Items
 
 _DATA = ("data", "root", "label", "image_size", "noise")
@@ -78,19 +77,9 @@ def _review(given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             decided = sum(decision.label is not None for decision in standing.values())
             print(f"{given['export']}: labels of {len(items.given)} rows, {decided} of them decided by a person")
         if given["trusted"]:
-            trusted = write_trusted(items, standing, given["trusted"], not given["unbalanced"])
-            _tell(trusted)
+            write_trusted(items, standing, given["trusted"], not given["unbalanced"]).tell()
             corrected = given["export"] if given["export"] and given["export"].suffix == ".json" else None
             print(f"next: {fit_command(items, spec, given['trusted'], corrected)}")
-
-
-def _tell(trusted: "Trusted") -> None:
-    """What is in a trusted set, and what would make it larger."""
-    few, none = (", ".join(names) for names in (trusted.fewest, trusted.lacking))
-    left = f"; {trusted.left} more are left out so that classes are equal, limited by {few}" if trusted.left else ""
-    print(f"{trusted.path}: {trusted.size} trusted examples{left}")
-    if none:
-        print(f"warpi: no trusted example yet of: {none}; warpi fit needs at least one of each", file=sys.stderr)
 
 
 def _serve(review: Any, given: Mapping[str, Any]) -> None:

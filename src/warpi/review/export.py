@@ -10,13 +10,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from warpi.atomic import write_atomically
+from warpi.audit.trusted import Trusted, even
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.files import FileExamples
 from warpi.data.overlap import shared
@@ -27,7 +28,6 @@ from warpi.manifest import NoisyLabels, labels_hash, write_manifest
 from warpi.review.items import Items
 from warpi.review.pictures import cells, inside, pixels, png
 from warpi.review.store import Decision
-from warpi.rng import generator
 
 STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
 
@@ -46,7 +46,7 @@ def final(items: Items, standing: Mapping[int, Decision]) -> dict[int, int]:
 def write_corrected(items: Items, standing: Mapping[int, Decision], path: Path) -> None:
     """All rows with their corrected labels: .csv to look at, or .json for `warpi fit --noise given:FILE.json`."""
     if path.suffix.lower() == ".csv":
-        write_atomically(path, corrected_csv(items, standing).encode())
+        write_atomically(path, corrected_csv(items, standing).encode(errors="surrogateescape"))
         return
     if path.suffix.lower() != ".json":
         raise UserError(f"corrected labels go to a .csv or .json file, got {path}")
@@ -95,21 +95,10 @@ class Taken(UserError):
     """There is something else of that name."""
 
 
-class Trusted(NamedTuple):
-    """What was written as a trusted set."""
-
-    path: Path
-    size: int  # examples
-    left: int  # trusted examples that are not among them, so that the classes are equally frequent
-    fewest: list[str]  # the classes with the fewest examples, which limit the others
-    lacking: list[str]  # the classes without any
-
-
 def write_trusted(items: Items, standing: Mapping[int, Decision], path: Path, balanced: bool = True) -> Trusted:
     """Examples that are trusted: those known before, and those that a person decided about.
 
-    Balanced: the same number of every class, those known before first. A set of what looked most suspicious holds some
-    classes far more often than others, and meta methods learn that as if it were a fact (docs/review.md).
+    Balanced: the same number of every class, those known before first.
     Images: a folder of links, one folder a class; or a .csv with paths below the folder of the data. Tables: a .csv
     with the columns of the first. Everything else: a .npz with x and y. A run is bound to the set that it was trained
     with, so another one of that name is never replaced.
@@ -121,18 +110,11 @@ def write_trusted(items: Items, standing: Mapping[int, Decision], path: Path, ba
         raise UserError("nothing is trusted yet: keep or change the labels of some examples first")
     places: list[tuple[Examples, int]] = [(before.examples, row) for row in before.rows.tolist()] if before else []
     places += [(items.examples, row) for row in chosen]
-    counts = torch.bincount(y, minlength=len(items.classes))
-    least = int(counts[counts > 0].min())
+    kept = torch.arange(len(y))
     if balanced:
-        known = len(y) - len(chosen) + len(items.trusted_rows)  # the first of them
-        drawn = torch.randperm(len(y) - known, generator=generator(0, "trusted"))
-        order = torch.cat([torch.arange(known), known + drawn])
-        kept = torch.cat([order[y[order] == k][:least] for k in range(len(counts))]).sort().values
-        places, y = [places[i] for i in kept.tolist()], y[kept]
-    _write(items, places, [items.classes[k] for k in y.tolist()], path)
-    names = list(zip(items.classes, counts.tolist(), strict=True))
-    fewest, lacking = [name for name, n in names if n == least], [name for name, n in names if not n]
-    return Trusted(path, len(y), int(counts.sum()) - len(y), fewest, lacking)
+        kept = even(y, first=len(y) - len(chosen) + len(items.trusted_rows))
+    _write(items, [places[i] for i in kept.tolist()], [items.classes[k] for k in y[kept].tolist()], path)
+    return Trusted.of(path, y, len(kept), items.classes)
 
 
 def _write(items: Items, places: list[tuple[Examples, int]], names: list[str], path: Path) -> None:
@@ -243,7 +225,7 @@ def _paths(items: Items, places: list[tuple[Examples, int]], names: list[str], p
         if not whole.startswith(below):
             raise UserError(f"some trusted images lie outside {files.root}; export a folder: --trusted {path.stem}")
         writer.writerow([whole.removeprefix(below), name])
-    return text.getvalue().encode()
+    return text.getvalue().encode(errors="surrogateescape")  # names of files may be any bytes
 
 
 def _links(
@@ -258,7 +240,7 @@ def _links(
         found = _file(items, *place)
         real = inside(*found) if found else None
         if real is not None:
-            links[name, f"{hashlib.sha256(real.encode()).hexdigest()[:8]}-{os.path.basename(real)}"] = real
+            links[name, f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}-{os.path.basename(real)}"] = real
         else:
             content = png(pixels(_input(*place)))
             links[name, f"{hashlib.sha256(content).hexdigest()[:16]}.png"] = content

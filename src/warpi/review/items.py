@@ -78,7 +78,9 @@ class Items:
         """By what the data is known again. Image files count by their names: they may be read at another size."""
         files = self.dataset.files
         inputs = (
-            hashlib.sha256("\0".join(files.paths).encode()).hexdigest() if files else self.dataset.examples.digest()
+            hashlib.sha256("\0".join(files.paths).encode(errors="surrogateescape")).hexdigest()
+            if files
+            else self.dataset.examples.digest()
         )
         return {"inputs_sha256": inputs, "classes": list(self.classes), "rows": len(self.given)}
 

@@ -1,13 +1,11 @@
 """The review page over HTTP: for one person, on this machine, with a key that only the printed link holds."""
 
-import contextlib
 import hmac
 import json
 import secrets
 import sqlite3
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
@@ -63,24 +61,31 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._post)
 
     def _answer(self, verb: Callable[[str, Mapping[str, str]], None]) -> None:
-        url = urlsplit(self.path)
         try:
-            query = {key: values[-1] for key, values in parse_qs(url.query).items()}
-            self._check_sender(url.path, query)
             try:
-                verb(url.path, query)
-            except UserError as e:
-                raise Refused(HTTPStatus.CONFLICT, str(e)) from e
-            except sqlite3.Error as e:  # a full disk, say: the page keeps what was not saved, and says so
-                raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"Decisions cannot be stored: {e}") from e
-        except Refused as e:
-            self.close_connection = True  # a body that was not read must not be taken for the next request
-            kind, text = (
-                ("text/plain", e.reason) if url.path == "/" else ("application/json", json.dumps({"error": e.reason}))
-            )
-            self._send(e.status, kind, text.encode(), {"Connection": "close"})
-        except (BrokenPipeError, ConnectionResetError):
+                self._checked(verb)
+            except Refused as e:
+                self.close_connection = True  # a body that was not read must not be taken for the next request
+                is_page = self.path.partition("?")[0] == "/"
+                kind = "text/plain" if is_page else "application/json"
+                text = e.reason if is_page else json.dumps({"error": e.reason})
+                self._send(e.status, kind, text.encode(), {"Connection": "close"})
+        except ConnectionError:
             self.close_connection = True  # the tab was closed
+
+    def _checked(self, verb: Callable[[str, Mapping[str, str]], None]) -> None:
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            raise Refused(HTTPStatus.BAD_REQUEST, "this is no address") from None
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        self._check_sender(url.path, query)
+        try:
+            verb(url.path, query)
+        except UserError as e:
+            raise Refused(HTTPStatus.CONFLICT, str(e)) from e
+        except sqlite3.Error as e:  # a full disk, say: the page keeps what was not saved, and says so
+            raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"Decisions cannot be stored: {e}") from e
 
     def _check_sender(self, path: str, query: Mapping[str, str]) -> None:
         """Only the page that we served, and only to who had the link.
@@ -102,10 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.FORBIDDEN, "open the link that warpi review printed when it was started")
 
     def _key(self) -> str:
-        cookie = SimpleCookie()
-        with contextlib.suppress(CookieError):
-            cookie.load(self.headers.get("Cookie", ""))
-        return cookie[self.server.cookie].value if self.server.cookie in cookie else ""
+        """Not by http.cookies, which gives up at odd cookies: those of all other ports of this host come along."""
+        pairs = (part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";"))
+        return next((value for name, _, value in pairs if name == self.server.cookie), "")
 
     def _get(self, path: str, query: Mapping[str, str]) -> None:
         review, items = self.server.review, self.server.review.items
@@ -120,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "near", row]:
                 self._json(review.near(_id(row)))
             case ["api", "corrected.csv"]:
-                content = corrected_csv(items, review.store.standing()).encode()
+                content = corrected_csv(items, review.store.standing()).encode(errors="surrogateescape")
                 extra = {"Content-Disposition": 'attachment; filename="corrected.csv"'}
                 self._send(HTTPStatus.OK, "text/csv; charset=utf-8", content, extra)
             case ["picture", row]:

@@ -13,6 +13,7 @@ from warpi.review.items import Items
 from warpi.review.store import ACTIONS, Choice, Decision, Store
 
 _PAGE = 200  # items an answer
+_AT_ONCE = 1000  # decisions of one step; page.js knows this number
 
 Json = dict[str, Any]
 
@@ -61,7 +62,7 @@ class Review:
     def listed(self, query: Mapping[str, str]) -> Json:
         """Items after a place in the order of review, those that the filters let through."""
         items, names = self.items, {name: k for k, name in enumerate(self.items.classes)}
-        after, limit = _whole(query, "after", -1), min(_whole(query, "limit", 20), _PAGE)
+        after, limit = _whole(query, "after", -1), min(max(0, _whole(query, "limit", 20)), _PAGE)
         state, scope = query.get("state", "all"), query.get("scope", "all")
         if state not in ("all", "open", "decided", *STATES.values()) or scope not in ("all", "first"):
             raise Refused(HTTPStatus.BAD_REQUEST, "unknown state or scope")
@@ -100,6 +101,7 @@ class Review:
             "first": bool(items.issue[i]),
             "p": None if p is None or None in p else p,
             "words": items.words(row),
+            "path": None if items.dataset.files is None else items.dataset.files.paths[row],
             **_shown(decision),
         }
 
@@ -112,8 +114,12 @@ class Review:
     def decide(self, asked: Json) -> Json:
         """Note what a person decided: an action for each of some rows. `accept` takes the suggestion."""
         tab, step, wanted = _text(asked, "tab"), _text(asked, "step"), asked.get("choices")
-        if not isinstance(wanted, list) or not 0 < len(wanted) <= _PAGE or not all(isinstance(c, dict) for c in wanted):
-            raise Refused(HTTPStatus.BAD_REQUEST, f"choices must be 1 to {_PAGE} objects")
+        if (
+            not isinstance(wanted, list)
+            or not 0 < len(wanted) <= _AT_ONCE
+            or not all(isinstance(c, dict) for c in wanted)
+        ):
+            raise Refused(HTTPStatus.BAD_REQUEST, f"choices must be 1 to {_AT_ONCE} objects")
         outcome = self.store.decide([self.choice(c) for c in wanted], tab, step)
         return {
             "done": {row: _shown(decision) for row, decision in outcome.done.items()},
@@ -141,11 +147,11 @@ class Review:
         return Choice(row, seen, action, label if action in ("keep", "change") else None, given, suggested)
 
     def undo(self, asked: Json) -> Json:
-        """Take back the last step of a tab."""
+        """Take back the last step of a tab. Its rows may be on another list than the one that is reviewed now."""
         done = self.store.undo(_text(asked, "tab"), _text(asked, "step"))
         places = [self.items.position[row] for row in done if row in self.items.position]
         changed = [self.item(i, done[int(self.items.row[i])]) for i in sorted(places)]
-        return {"items": changed, "counts": self.counts()}
+        return {"items": changed, "rows": sorted(done), "counts": self.counts()}
 
     def export(self, asked: Json) -> Json:  # noqa: ARG002
         """Write everything into the folder of the review."""
@@ -179,6 +185,6 @@ def _whole(query: Mapping[str, str], name: str, default: int) -> int:
 
 def _text(asked: Json, name: str) -> str:
     value = asked.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= 64:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} must be text of 1 to 64 characters")
+    if not isinstance(value, str) or not 0 < len(value) <= 64 or not value.isascii():
+        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} must be text of 1 to 64 ASCII characters")
     return value

@@ -4,6 +4,7 @@ const $ = (id) => document.getElementById(id);
 const NBSP = "\u00a0";
 const percent = (p) => (p >= 0.995 ? ">99" : p < 0.005 ? "<1" : `${Math.round(100 * p)}`) + NBSP + "%";
 const PAGE = 24;
+const AT_ONCE = 1000; // decisions of one step that the server takes
 const STATE = { kept: "Kept", unsure: "Unsure", skipped: "Skipped" };
 
 function make(tag, props = {}, ...children) {
@@ -17,6 +18,7 @@ let session; // names, classes, counts
 let items = []; // those fetched so far, in the order of review
 let at = 0; // the one that is shown
 let total = 0; // how many the filters let through
+let reached = -1; // the place of the last one fetched: undo may bring back others from anywhere
 let ended = false; // there are no more to fetch
 let view = "one";
 let selected = new Set(); // rows, in the grid
@@ -64,15 +66,16 @@ function toast(text) {
 // ---- fetching --------------------------------------------------------------------------------------------------------
 async function fetchMore(limit = PAGE) {
   if (ended) return;
-  const after = items.length ? items[items.length - 1].place : -1;
-  const found = await ask(`/api/items?${new URLSearchParams({ ...filters, after, limit })}`);
-  if (!items.length) total = found.total;
-  items.push(...found.items);
+  const found = await ask(`/api/items?${new URLSearchParams({ ...filters, after: reached, limit })}`);
+  if (reached < 0) total = found.total;
+  reached = found.items.at(-1)?.place ?? reached;
+  const known = new Set(items.map((item) => item.row));
+  items.push(...found.items.filter((item) => !known.has(item.row)));
   ended = found.items.length < limit;
 }
 
 async function restart() {
-  [items, at, ended] = [[], 0, false];
+  [items, at, reached, ended] = [[], 0, -1, false];
   selected.clear();
   await fetchMore(view === "one" ? PAGE : gridPage());
   trouble("");
@@ -150,17 +153,20 @@ function undo() {
 }
 
 function undone(answer) {
-  if (!answer.items.length) return toast("Nothing to undo in this tab. Earlier decisions: Filter, State, decided");
+  if (!answer.rows.length) return toast("Nothing to undo in this tab. Earlier decisions: Filter, State, decided");
+  const back = answer.rows.length === 1 ? `Taken back: row ${answer.rows[0]}` : `Taken back: ${answer.rows.length} rows`;
+  toast(answer.items.length ? back : `${back}, not on this list`);
+  if (!answer.items.length) return show();
+  let here = at; // what lies beyond those fetched comes in between: afterwards it goes on as before
   for (const item of answer.items) {
     const known = items.find((other) => other.row === item.row);
     if (known) Object.assign(known, item);
     else {
       const later = items.findIndex((other) => other.place > item.place);
-      items.splice(later < 0 ? items.length : later, 0, item);
+      items.splice(later < 0 ? here++ : later, 0, item);
     }
   }
   at = items.findIndex((item) => item.row === answer.items[0].row);
-  toast(answer.items.length === 1 ? `Taken back: row ${answer.items[0].row}` : `Taken back: ${answer.items.length} rows`);
   show();
 }
 
@@ -224,9 +230,16 @@ function picture(source, alt) {
   return img;
 }
 
+// A long path loses its middle: where it begins and what the file is called tell the most.
+function shortened(path, most = 48) {
+  const signs = Array.from(path);
+  return signs.length <= most ? path : `${signs.slice(0, 15).join("")}…${signs.slice(16 - most).join("")}`;
+}
+
 function showOne(item) {
   const old = $("stage").dataset.row;
-  $("where").textContent = `Row ${item.row} · rank ${item.place + 1}`;
+  $("where").replaceChildren(`Row ${item.row} · rank ${item.place + 1}`,
+    ...(item.path === null ? [] : [" · ", make("bdi", { className: "path", textContent: shortened(item.path), title: item.path })]));
   ribbon($("ribbon"), item);
   const long = Math.max(item.given.length, item.suggested?.length ?? 0) > 9;
   name($("given-name"), item.given, long);
@@ -332,6 +345,7 @@ function showGrid() {
     node.setAttribute("aria-selected", String(selected.has(item.row)));
     node.setAttribute("aria-label", `Row ${item.row}, given ${item.given}, suggestion ${item.suggested ?? "none"}, ${item.state}`);
     node.dataset.row = item.row;
+    node.title = item.path ?? "";
     node.classList.toggle("past", item.state !== "open");
     const mark = make("span");
     ribbon(mark, item, "→");
@@ -354,14 +368,18 @@ function choose(i, range) {
   const on = range || !selected.has(items[i].row);
   for (const row of rows) on ? selected.add(row) : selected.delete(row);
   if (!range) anchor = i;
+  if (selected.size > AT_ONCE) {
+    selected = new Set([...selected].slice(0, AT_ONCE));
+    toast(`${AT_ONCE} at most are decided at once`);
+  }
   for (const node of $("tiles").children) node.setAttribute("aria-selected", String(selected.has(Number(node.dataset.row))));
   $("tiles").children[i].focus();
   showActions(false);
 }
 
 function selectAll() {
-  const rows = items.filter((item) => item.state === "open").map((item) => item.row);
-  selected = new Set(rows.length === selected.size ? [] : rows.slice(0, 200));
+  const rows = items.filter((item) => item.state === "open").map((item) => item.row).slice(0, AT_ONCE);
+  selected = new Set(rows.length === selected.size ? [] : rows);
   show();
 }
 
