@@ -24,8 +24,8 @@ from warpi.task import Truth
 FORMAT = "warpi-run/1"
 
 
-def read_spec(path: Path) -> dict[str, Any] | None:
-    """What `spec.json` of a run folder holds; None where there is none."""
+def read_stored(path: Path, form: str) -> dict[str, Any] | None:
+    """What `spec.json` of a run folder holds, which must be of that format; None where there is none."""
     file = path / "spec.json"
     try:
         stored: dict[str, Any] = json.loads(file.read_text())
@@ -35,9 +35,16 @@ def read_spec(path: Path) -> dict[str, Any] | None:
         raise UserError(f"cannot read {file}: {e.strerror}; choose another --out") from e
     except ValueError as e:
         raise UserError(f"{file} is not JSON ({e}); choose another --out") from e
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise UserError(f"{file} is not of the format {FORMAT!r}; choose another --out")
-    spec = stored.get("spec")
+    if not isinstance(stored, dict) or stored.get("format") != form:
+        raise UserError(f"{file} is not of the format {form!r}; choose another --out")
+    return stored
+
+
+def read_spec(path: Path) -> dict[str, Any] | None:
+    """The specification of a run of `warpi fit`."""
+    if (stored := read_stored(path, FORMAT)) is None:
+        return None
+    file, spec = path / "spec.json", stored.get("spec")
     parts = {**stored, **spec} if isinstance(spec, dict) else {}
     kinds = {"method": str, "options": dict, "recipe": dict, "seed": int, "facts": dict, "environment": dict}
     for name, kind in kinds.items():

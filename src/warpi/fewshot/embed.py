@@ -30,9 +30,16 @@ class Psi(nn.Module):
     """
 
     def __init__(
-        self, problem: Problem, norm: Norm, width: int, dropout: float = 0.0, minmax: bool = False, skip: bool = False
+        self,
+        problem: Problem,
+        norm: Norm,
+        width: int | None = None,  # default: 64 channels, for vectors 40
+        dropout: float = 0.0,
+        minmax: bool = False,
+        skip: bool = False,
     ) -> None:
         super().__init__()
+        width = width or (64 if problem.domain == "image" else 40)
         self.norm, self.minmax = norm, minmax
         self.body: Convolutions | Layers
         if problem.domain == "image":

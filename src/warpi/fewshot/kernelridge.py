@@ -70,8 +70,7 @@ class Networks(nn.Module):
 
     def __init__(self, learner: KernelRidge, problem: Problem) -> None:
         super().__init__()
-        width = learner.features or (64 if problem.domain == "image" else 40)
-        self.psi = Psi(problem, learner.norm, width, learner.dropout, learner.minmax)
+        self.psi = Psi(problem, learner.norm, learner.features, learner.dropout, learner.minmax)
         self.ridge, self.scale, self.shift = (nn.Parameter(torch.tensor(v)) for v in (0.1, 1.0, 0.0))
         if learner.kernel == "rff":
             self.log_s = nn.Parameter(torch.zeros(()))

@@ -69,7 +69,7 @@ class Network(nn.Module):
 
     def __init__(self, learner: MAML, problem: Problem) -> None:
         super().__init__()
-        self.psi = Psi(problem, learner.norm, learner.features or (64 if problem.domain == "image" else 40))
+        self.psi = Psi(problem, learner.norm, learner.features)
         if isinstance(self.psi.body, Convolutions):
             self.psi.body.channels_last = False
         self.last = nn.Linear(self.psi.features, problem.ways or problem.outputs)

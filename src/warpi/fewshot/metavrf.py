@@ -59,9 +59,7 @@ class Networks(nn.Module):
     def __init__(self, learner: "MetaVRF", problem: Problem) -> None:
         super().__init__()
         M = learner.proposals
-        self.psi = Psi(
-            problem, learner.norm, learner.width(problem), learner.drop(problem), learner.minmax, learner.skip
-        )
+        self.psi = Psi(problem, learner.norm, learner.features, learner.drop(problem), learner.minmax, learner.skip)
         d = self.psi.features
         h = d * 2 if learner.context == "bilstm" else d
         self.context = None if learner.context == "none" else Context(d, learner.context == "bilstm")
@@ -139,9 +137,6 @@ class MetaVRF(Learner):
         super().__post_init__()
         at_least(self, bases=1, features=1, floor=0, kl_weight=0, alignment=0, proposals=1)
         within(self, dropout=(0.0, 0.99))
-
-    def width(self, problem: Problem) -> int:
-        return self.features or (64 if problem.domain == "image" else 40)
 
     def drop(self, problem: Problem) -> float:
         if self.dropout is not None:

@@ -31,7 +31,7 @@ class ProtoNet(Learner):
         within(self, dropout=(0.0, 0.99))
 
     def build(self, problem: Problem) -> nn.Module:
-        return Psi(problem, self.norm, self.features or (64 if problem.domain == "image" else 40), self.dropout)
+        return Psi(problem, self.norm, self.features, self.dropout)
 
     def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
         f, stats = self.net(support_x)

@@ -52,8 +52,7 @@ class R2D2(Learner):
 class Networks(nn.Module):
     def __init__(self, learner: R2D2, problem: Problem) -> None:
         super().__init__()
-        width = learner.features or (64 if problem.domain == "image" else 40)
-        self.psi = Psi(problem, learner.norm, width, learner.dropout)
+        self.psi = Psi(problem, learner.norm, learner.features, learner.dropout)
         self.log_ridge, self.scale, self.shift = (nn.Parameter(torch.tensor(v)) for v in (0.0, 1.0, 0.0))
 
 

@@ -30,7 +30,7 @@ from warpi.fewshot import LEARNERS
 from warpi.fewshot.episodes import Kind
 from warpi.fewshot.learner import Learner, Problem
 from warpi.fewshot.train import Position, Training, means, train
-from warpi.folder import cut_results
+from warpi.folder import cut_results, read_stored
 from warpi.progress import Progress
 from warpi.rng import derive, seeded
 from warpi.run import Stopped, cpu_threads, pick_device, signals
@@ -227,18 +227,11 @@ def _history(file: Path) -> list[Record]:
 
 
 def read_spec(path: Path) -> dict[str, Any] | None:
-    """What `spec.json` of a run folder holds; None where there is none."""
-    file = path / "spec.json"
-    try:
-        stored: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
+    """The specification of a few-shot run."""
+    if (stored := read_stored(path, FORMAT)) is None:
         return None
-    except (OSError, ValueError) as e:
-        raise UserError(f"cannot read {file}: {e}; choose another --out") from e
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise UserError(f"{file} is not of the format {FORMAT!r}, so that this is no few-shot run")
     if not all(isinstance(stored.get(name), dict) for name in ("spec", "facts", "environment")):
-        raise UserError(f"{file} is garbled; choose another --out")
+        raise UserError(f"{path}/spec.json is garbled; choose another --out")
     if stored["spec"].get("learner") not in LEARNERS:
         raise unknown("learner", str(stored["spec"].get("learner")), LEARNERS)
     return stored
