@@ -6,7 +6,7 @@
 #   bash benchmarks/gpu.sh restore CARRIED/begun-*.tar go on with runs that an earlier machine did not finish
 #   bash benchmarks/gpu.sh sweep SECONDS RECIPE [FLAGS of warpi sweep]
 #                                                      runs for that long at most, then stores, and packs everything
-#   bash benchmarks/gpu.sh tests                       the tests that need a GPU; $OUT/tests.log
+#   bash benchmarks/gpu.sh tests [SECONDS]             the tests that need a GPU; $OUT/tests.log
 #   bash benchmarks/gpu.sh memory SECONDS              ResNet-50 at 224 pixels: peak memory, fused as far as the time goes, and not
 #   bash benchmarks/gpu.sh time                        L = 1 .. 50, one run at a time; a step of ResNet-50, L = 1 and 4
 #
@@ -28,7 +28,7 @@ pack() {
         return
     fi
     for run in "$WORK"/runs/*/*_seed0; do
-        case $run in */samples*) continue ;; esac
+        case $run in */samples* | */cifar10-short/*) continue ;; esac
         if [ -e "$run/done" ] && [ ! -e "$run/figures.npz" ]; then wanted+=("$run"); fi
     done
     if [ ${#wanted[@]} -gt 0 ]; then ${PYTHON:-python3} -m warpi figures "${wanted[@]}" --arrays || echo "gpu.sh: no arrays this time"; fi
@@ -44,6 +44,12 @@ data)
         here=$WORK/packed/$name
         if [ -e "$here/train0.webp.zip" ] && [ -e "$here/train1.webp.zip" ] && [ -e "$here/test.webp.zip" ] &&
             [ ! -e "$WORK/$name.unpacked" ]; then
+            ${PYTHON:-python3} "$WORK/packed/unpack.py" "$WORK/data" "$name"
+            touch "$WORK/$name.unpacked"
+        fi
+    done
+    for name in cifar-n omniglot; do
+        if [ -d "$WORK/packed/$name" ] && [ ! -e "$WORK/$name.unpacked" ]; then
             ${PYTHON:-python3} "$WORK/packed/unpack.py" "$WORK/data" "$name"
             touch "$WORK/$name.unpacked"
         fi
@@ -70,7 +76,9 @@ sweep)
     pack
     ;;
 tests)
-    timeout 400 ${PYTHON:-python3} -m pytest -m gpu -v -n 6 -p no:cacheprovider -p no:benchmark tests --show-capture=no > "$OUT/tests.log" 2>&1 || echo "gpu.sh: rc $?"
+    # SIGINT: what has failed until then is told
+    timeout --signal=INT --kill-after=20 "${2:-400}" \
+        ${PYTHON:-python3} -m pytest -m gpu -v -n 6 -p no:cacheprovider -p no:benchmark tests --show-capture=no > "$OUT/tests.log" 2>&1 || echo "gpu.sh: rc $?"
     grep -E "FAILED|ERROR|passed|failed" "$OUT/tests.log" | sort | uniq | head -40
     ;;
 memory)
