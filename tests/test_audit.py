@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cleanlab.classification import CleanLearning
-from cleanlab.filter import find_label_issues
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
@@ -284,6 +282,10 @@ def test_uncertainty_of_networks_and_without_any(tmp_path: Path, caplog: pytest.
 
 
 def test_cleanlab_takes_the_arrays(run: Run, judged: Audit) -> None:
+    pytest.importorskip("cleanlab")
+    from cleanlab.classification import CleanLearning
+    from cleanlab.filter import find_label_issues
+
     assert run.truth.clean is not None
     bad = run.truth.clean.numpy() != judged.given
     issue = find_label_issues(**judged.cleanlab())
@@ -304,6 +306,7 @@ def test_cleanlab_takes_the_arrays(run: Run, judged: Audit) -> None:
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # pandas 3.1 about what Datalab does itself
 def test_datalab_takes_the_arrays(judged: Audit) -> None:
+    pytest.importorskip("cleanlab")
     from cleanlab import Datalab
 
     arrays = judged.cleanlab()
@@ -314,6 +317,9 @@ def test_datalab_takes_the_arrays(judged: Audit) -> None:
 
 
 def test_our_classifier_within_cleanlab(digits: warpi.Dataset) -> None:
+    pytest.importorskip("cleanlab")
+    from cleanlab.classification import CleanLearning
+
     x, y = digits.examples.flat(torch.arange(300)).numpy() / 16, digits.y[:300].numpy().copy()
     wrong = np.random.default_rng(0).permutation(300)[:45]
     y[wrong] = (y[wrong] + 3) % 10

@@ -18,8 +18,10 @@ from warpi.data.split import Loader, Planned, Split
 from warpi.method import Method
 from warpi.methods import CE, WarPI, make_method
 from warpi.methods.plain import FineTune
-from warpi.nets import NETS
+from warpi.nets import NETS, make_net
+from warpi.passes import How, _Traced, forward, laid_out, tuned
 from warpi.recipe import Recipe
+from warpi.rng import seeded
 from warpi.task import Task, Truth
 from warpi.types import Batch, Log
 
@@ -337,27 +339,60 @@ def test_an_image_network_in_a_graph(precision: str, compile: bool, caplog: pyte
         assert a["meta_loss"] == pytest.approx(b["meta_loss"], rel=0.02 if precision == "32" else 0.1)
 
 
+def a_step(net: str, how: How, dtype: torch.dtype) -> dict[str, list[Tensor]]:
+    """What one step needs of a network: the same weights, images and directions whatever the way and the precision."""
+    with seeded(0):
+        made, x, u = make_net(net, (3, 32, 32), 10).train(), torch.randn(16, 3, 32, 32), torch.randn(16, 10)
+        g = {name: torch.randn_like(p).to("cuda", dtype) for name, p in made.named_parameters()}
+    made, x, u = tuned(laid_out(made.to("cuda", dtype)), how), x.to("cuda", dtype), u.to("cuda", dtype)
+    forward(made, x).z.logsumexp(1).sum().backward()
+    done = forward(made, x).done
+    assert isinstance(done, _Traced) == how.compile
+    jg, jtu = done.ahead(g), done.back(u)
+    along_g = sum((a.double() * b.double()).sum() for a, b in zip(jtu, g.values(), strict=True))
+    return {
+        "z": [done.z.detach().double()],
+        "buffers": [b.double() for b in made.buffers()],
+        "J g": [jg.double()],
+        "gradients": [p.grad.double() for p in made.parameters() if p.grad is not None],
+        "<u, J g> - <J^T u, g>": [((u.double() * jg.double()).sum() - along_g) / (u.norm() * jg.norm())],
+    }
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm().clamp_min(1e-6))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("net", [n for n in NETS if n not in ("mlp", "resnet50")])
-def test_fused_passes_leave_the_right_statistics(net: str) -> None:
-    """Running statistics, gradients and the product of the compiled graphs against plain torch, in float32."""
-    from warpi.nets import make_net
-    from warpi.passes import How, forward, laid_out, tuned
-    from warpi.rng import seeded
+def test_fused_passes_leave_the_right_statistics(
+    net: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Running statistics, gradients and the product of the compiled graphs against plain torch in float64.
 
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        made = []
-        for how in (How(), How(compile=True)):
-            with seeded(0):
-                net_ = tuned(laid_out(make_net(net, (3, 32, 32), 10).cuda().train()), how)
-                x = torch.randn(16, 3, 32, 32).cuda()
-                g = {name: torch.randn_like(p) for name, p in net_.named_parameters()}
-            noisy = forward(net_, x)
-            noisy.z.logsumexp(1).sum().backward()
-            grads = [p.grad for p in net_.parameters() if p.grad is not None]
-            made.append([noisy.z, forward(net_, x).done.ahead(g), *net_.buffers(), *grads])
-        for a, b in zip(*made, strict=True):
-            assert (a.double() - b.double()).norm() <= 2e-3 * a.double().norm() + 1e-6
-    finally:
-        torch.backends.cudnn.allow_tf32 = True
+    In float64 they are the same numbers. In float32 a few of the 10^7 inputs of ReLUs lie within rounding of zero: two
+    right ways, such as two memory formats of plain torch, differ in their signs, and each moves J g and gradients by
+    about 1e-3. What is continuous must be as near to float64 as plain torch is, and the two maps, which share their
+    activations, must be each other's transpose.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    wanted = a_step(net, How(), torch.float64)
+    exact, fused, plain = (
+        a_step(net, how, dtype)
+        for how, dtype in (
+            (How(compile=True), torch.float64),
+            (How(compile=True), torch.float32),
+            (How(), torch.float32),
+        )
+    )
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]  # nothing was left unfused
+    for name, tensors in wanted.items():
+        for a, b in zip(exact[name], tensors, strict=True):
+            assert (a - b).norm() <= 1e-6 * b.norm() + 1e-8, name
+    for name in ("z", "buffers"):
+        error, least = (max(map(apart, made[name], wanted[name])) for made in (fused, plain))
+        assert error <= 10 * least + 1e-5, name
+    for name in ("J g", "gradients"):
+        a, b = (torch.cat([t.flatten() for t in made[name]]) for made in (fused, wanted))
+        assert apart(a, b) <= 0.03, name
+    assert abs(fused["<u, J g> - <J^T u, g>"][0]) <= 1e-4

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser
 
 from test_report import NASTY, Page, epochs_of, make, spec_of
-from test_review_browser import LAPTOP, PHONE
+from test_review_browser import LAPTOP, PHONE, Browser
 from test_review_browser import browser as browser  # a fixture
 from warpi.audit import read_audit
 from warpi.audit.reopen import reopen

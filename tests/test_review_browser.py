@@ -13,6 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+if os.environ.get("WARPI_BROWSER") != "required":
+    pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from test_review import bytes_data, serving
