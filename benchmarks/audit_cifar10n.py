@@ -12,6 +12,7 @@ true labels from CIFAR-10; nothing else of the truth is seen before the AUROC.
 import argparse
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "audit_cifar10n.json", ROOT / "docs" / "audit.md"
+
+BINS = (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.01)  # of wrong_probability
 
 
 def found(bad: np.ndarray, score: np.ndarray, issue: np.ndarray) -> dict[str, float]:
@@ -125,7 +128,14 @@ def compare(folder: Path) -> None:
         rows["warpi audit, in sample"] = {k: ours["in_sample"][k] for k in ("auroc", "precision", "recall")}
         if abs(found(bad, wrong, wrong > 0.5)["auroc"] - rows["warpi audit"]["auroc"]) > 1e-3:
             raise SystemExit(f"{file} and its .json are not of one run")
-        record["methods"][file.stem] = {"n": len(y), "wrong": float(bad.mean()), "found": rows, "run": ours}
+        told = [(wrong >= low) & (wrong < high) for low, high in pairwise(BINS)]
+        record["methods"][file.stem] = {
+            "n": len(y),
+            "wrong": float(bad.mean()),
+            "found": rows,
+            "told": [{"n": int(m.sum()), "said": float(wrong[m].mean()), "true": float(bad[m].mean())} for m in told],
+            "run": ours,
+        }
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")
     page, begin, end = PAGE.read_text(), "<!-- audit_cifar10n begins -->\n", "<!-- audit_cifar10n ends -->"
     head, rest = page.split(begin)
@@ -147,6 +157,14 @@ def table(record: dict[str, Any]) -> str:
         ]
         for row, r in m["found"].items():
             lines.append(f"| {row} | {r['auroc']:.4f} | {r['precision']:.3f} | {r['recall']:.3f} |")
+        said, true = (" | ".join(f"{100 * b[k]:.0f} %" for b in m["told"]) for k in ("said", "true"))
+        lines += [
+            "",
+            "| rows | " + " | ".join(f"{b['n']:,}" for b in m["told"]) + " |",
+            "|:---|" + "---:|" * len(m["told"]),
+            f"| wrong, says the audit | {said} |",
+            f"| wrong | {true} |",
+        ]
         rate = run["out_of_sample"]["noise_rate"]
         lines += [
             "",

@@ -1,13 +1,16 @@
 """The tables of docs/speed.md as Markdown, from the rows in benchmarks/results.
 
 python benchmarks/tables.py
+python benchmarks/tables.py FOLDER    first store the rows that `gpu.sh memory` made (memory.tgz, unpacked)
 """
 
 import json
 import statistics
+import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
+TIMES = ("ms", "ms_min", "ms_max", "ratio_to_sgd", "compile_s", "repeats", "steps")
 
 
 def steps(name: str) -> None:
@@ -26,6 +29,27 @@ def steps(name: str) -> None:
             print(f"| `{r['variant']}` | {samples} | {r['ms']:.2f} | {r['ratio_to_sgd']:.2f} | {memory} | {error} |")
 
 
+def gather(folder: Path) -> None:
+    """memory-0-*.json: fused, memory-1-*.json: not. Their times say nothing, since all ran side by side."""
+    rows = {}
+    for file in sorted(folder.glob("memory-*.json")):
+        fused = file.name.startswith("memory-0")
+        for row in json.loads(file.read_text()):
+            kept = {k: v for k, v in row.items() if k not in TIMES}
+            rows.setdefault((fused, row["variant"]), {"fused": fused, **kept})
+    (RESULTS / "memory-h200.json").write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+
+
+def memory() -> None:
+    rows = json.loads((RESULTS / "memory-h200.json").read_text())
+    base = {r["fused"]: r["peak_mib"] for r in rows if r["variant"] == "sgd"}
+    print("\n| variant | fused | peak MiB | x sgd | gradient error |\n|---|---|---|---|---|")
+    for r in sorted(rows, key=lambda r: not r["fused"]):
+        error = "-" if r["gradient_error"] is None else f"{r['gradient_error']:.1f}"
+        fused, peak = r["fused"], r["peak_mib"]
+        print(f"| `{r['variant']}` | {'yes' if fused else 'no'} | {peak:.0f} | {peak / base[fused]:.2f} | {error} |")
+
+
 def choices() -> None:
     rows = json.loads((RESULTS / "meta_choices.json").read_text())["rows"]
     noises = list(dict.fromkeys(r["noise"] for r in rows))
@@ -39,6 +63,9 @@ def choices() -> None:
 
 
 if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        gather(Path(name))
     steps("h200")
+    memory()
     steps("cpu")
     choices()
