@@ -7,6 +7,7 @@ Where the statistics of a normalisation come from decides whether a prediction i
     running        those of all tasks of a training step; their running means afterwards
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -14,12 +15,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warpi.fewshot.learner import Problem
+from warpi.fewshot.learner import Learner, Problem
 from warpi.nets.conv4 import convolution, n_blocks, pooling, positions
+from warpi.settings import at_least, within
 
 Norm = Literal["transductive", "support", "running"]
 Stats = list[Tensor]
 """What the support leaves behind for its queries: two tensors for each normalisation, from the input upwards."""
+
+
+@dataclass
+class Embedding(Learner):
+    """A learner on features psi(x), and what may be said about them."""
+
+    norm: Norm = "running"  # where the statistics of normalisations come from
+    features: int | None = None  # width of psi; default: 64 channels, for vectors 40
+    dropout: float = 0.0  # in psi of images
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, features=1)
+        within(self, dropout=(0.0, 0.99))
 
 
 class Psi(nn.Module):

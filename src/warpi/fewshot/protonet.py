@@ -6,14 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.fewshot.embed import Norm, Psi, class_means
-from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
+from warpi.fewshot.embed import Embedding, Psi, class_means
+from warpi.fewshot.learner import Conditioned, Output, Problem
 from warpi.kernels import squared_distances
-from warpi.settings import at_least, within
 
 
 @dataclass
-class ProtoNet(Learner):
+class ProtoNet(Embedding):
     """p(y = c | x) = softmax_c(-|psi(x) - m_c|^2) with m_c the mean of psi over class c's support.
 
     Reference: Snell et al., Prototypical Networks for Few-shot Learning, NeurIPS 2017.
@@ -21,14 +20,6 @@ class ProtoNet(Learner):
 
     solves: ClassVar[tuple[str, ...]] = ("classification",)
     year: ClassVar[int | None] = 2017
-    norm: Norm = "running"  # where the statistics of normalisations come from
-    features: int | None = None  # width of psi; default: 64 channels, for vectors 40
-    dropout: float = 0.0  # in psi of images
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, features=1)
-        within(self, dropout=(0.0, 0.99))
 
     def build(self, problem: Problem) -> nn.Module:
         return Psi(problem, self.norm, self.features, self.dropout)

@@ -6,14 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.fewshot.embed import Norm, Psi, targets
-from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
+from warpi.fewshot.embed import Embedding, Psi, targets
+from warpi.fewshot.learner import Conditioned, Output, Problem
 from warpi.ridge import fit_features
-from warpi.settings import at_least, within
 
 
 @dataclass
-class R2D2(Learner):
+class R2D2(Embedding):
     """Y_hat = alpha X' W + beta,  W = X^T (X X^T + lambda I)^-1 Y,  X = [psi(support), 1].
 
     alpha, beta and lambda = exp(l) are learned; targets are unit vectors of classes, or the numbers of a regression.
@@ -23,14 +22,6 @@ class R2D2(Learner):
     """
 
     year: ClassVar[int | None] = 2019
-    norm: Norm = "running"  # where the statistics of normalisations come from
-    features: int | None = None  # width of psi; default: 64 channels, for vectors 40
-    dropout: float = 0.0  # in psi of images
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, features=1)
-        within(self, dropout=(0.0, 0.99))
 
     def build(self, problem: Problem) -> nn.Module:
         return Networks(self, problem)
