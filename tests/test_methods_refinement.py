@@ -22,7 +22,7 @@ from warpi.methods.cdr import CDR
 from warpi.methods.cleannet import CleanNet, Embedding, similarity_loss
 from warpi.methods.d2l import D2L
 from warpi.methods.limit import LIMIT
-from warpi.methods.m_correction import MCorrection, bootstrapped
+from warpi.methods.m_correction import MCorrection, bootstrapped, largest_above
 from warpi.methods.noiserank import NoiseRank, label_posterior
 from warpi.methods.pencil import PENCIL, divergence
 from warpi.methods.plc import PLC, corrected
@@ -381,17 +381,34 @@ def test_loss_of_m_correction(tiny: TaskAndTruth) -> None:
     method, same = (started(MCorrection(alpha=0.0, reg=0.5, warm_up=0.0), tiny[0]) for _ in range(2))
     next(same.epoch(0))  # fits the mixture
     method.correcting = True
-    for name in ("mixture", "low", "high"):
+    for name in ("mixture", "low", "high", "peak"):
         getattr(method, name).copy_(getattr(same, name))
     batch, fresh = method.loader.draw(), started(make_method("ce"), tiny[0]).net
     with torch.no_grad():
         seen = fresh.eval()(batch.x)
         z = fresh.train()(batch.x).log_softmax(1)
     x = (cross_entropy(seen, batch.y) - same.low) / (same.high - same.low + 1e-6)
-    targets = bootstrapped(batch.y, seen, beta_posterior(x, same.mixture))
+    targets = bootstrapped(batch.y, seen, beta_posterior(torch.minimum(x, same.peak), same.mixture))
     penalty = sum(0.1 * math.log(0.1 / float(p)) for p in z.exp().mean(0))
     wanted = float(-(targets * z).sum(1).mean()) + 0.5 * penalty
     assert float(method.step(batch)["loss"]) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_m_correction_holds_the_largest_losses_for_wrong(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the second distribution is the narrower one: its posterior falls beyond its peak, w does not."""
+    narrow = torch.tensor([[0.51, 0.49], [0.85, 3.31], [1.54, 2.01]], dtype=torch.float64)
+    monkeypatch.setattr("warpi.methods.m_correction.two_betas", lambda _: narrow)
+    method = started(MCorrection(warm_up=0.0), tiny[0])
+    next(method.epoch(0))  # fits the mixture
+    losses = torch.linspace(float(method.low), float(method.high) + 1, 200)
+    w = method.wrong(losses)
+    assert bool((w.diff() > -1e-6).all())
+    assert float(w[-1]) == pytest.approx(float(w.max()))
+    assert float(w[-1]) > 0.7
+    assert float(beta_posterior(torch.ones(1), narrow)) < 0.2
+    wide = torch.tensor([[0.5, 0.5], [2.0, 0.9], [4.0, 0.6]], dtype=torch.float64)  # its posterior also rises towards 0
+    assert float(beta_posterior(torch.zeros(1), wide)) > 0.9
+    assert float(largest_above(wide)) == 1
 
 
 def test_m_correction_finds_wrong_labels(digits: Dataset) -> None:
@@ -399,7 +416,7 @@ def test_m_correction_finds_wrong_labels(digits: Dataset) -> None:
     method = MCorrection()
     trained(method, task, recipe=Recipe(epochs=10))
     rows, z = survey(method.net, task.train)
-    w = beta_posterior(method.scaled(cross_entropy(z, task.train.y)), method.mixture)
+    w = method.wrong(cross_entropy(z, task.train.y))
     assert truth.clean is not None
     wrong = truth.clean != task.train.y
     assert w[wrong].mean() > w[~wrong].mean() + 0.4

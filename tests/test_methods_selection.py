@@ -296,6 +296,17 @@ def test_a_step_of_jocor_is_down_the_joint_loss(tiny: TaskAndTruth) -> None:
         torch.testing.assert_close(p.detach(), after)
 
 
+def test_jocor_begins_with_the_labels_alone(tiny: TaskAndTruth) -> None:
+    """On CIFAR-10 at learning rate 0.1 fresh networks, pulled together, ended with features that are 0 for ever."""
+    recipe = replace(RECIPE, epochs=2)
+    method = started(JoCoR(forget_rate=0.0), tiny[0], recipe)
+    list(method.epoch(0))
+    for number, net in enumerate(method.nets):
+        alike(net, plain(tiny[0], replace(recipe, epochs=1), number=number))
+    method.epoch(1)
+    assert method.weight.item() == pytest.approx(0.9)  # T_k is half of the epochs
+
+
 # --- mentors ----------------------------------------------------------------------------------------------------------
 
 

@@ -127,11 +127,12 @@ def nmf(X: Tensor, r: int, steps: int, generator: Generator) -> Tensor:
     return torch.where(total > 0, W / total.clamp_min(_TINY), torch.full_like(W, 1 / r))
 
 
-def fit_parts(h: Tensor, q: Tensor, steps: int, lr: float) -> Tensor:
+def fit_parts(h: Tensor, q: Tensor, steps: int, lr: float, enough: float = 0.0) -> Tensor:
     """Matrices P [r, K, K] of parts such that sum_j h_j P_j has row i = q at the anchors of class i.
 
     h [n, K, r] are the weights of n anchors a class, q [n, K, K] their noisy posteriors. Squared error, rows of every
-    P_j kept stochastic by a softmax, Adam.
+    P_j kept stochastic by a softmax, Adam. A class whose mean error is below `enough` is left as it is: a part of which
+    its anchors have little would be driven far to explain the rest, and rule the examples that have much of it.
     """
     mean = q.mean(0).clamp_min(1e-4).log()  # [K, K]: all parts alike, where the search begins
     logits = mean.expand(h.shape[-1], *mean.shape).clone().requires_grad_()
@@ -139,7 +140,7 @@ def fit_parts(h: Tensor, q: Tensor, steps: int, lr: float) -> Tensor:
     for _ in range(steps):
         with torch.enable_grad():
             rows = torch.einsum("nkr,rkj->nkj", h, logits.softmax(-1))
-            loss = ((rows - q) ** 2).sum(-1).mean()
+            loss = (((rows - q) ** 2).mean((0, 2)) - enough).clamp_min(0).sum()  # a mean for each class
         (logits.grad,) = torch.autograd.grad(loss, logits)
         optimizer.step()
     return logits.detach().softmax(-1)

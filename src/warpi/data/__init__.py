@@ -43,6 +43,8 @@ _SMALL = {
     "PTD.revision_lr": 1e-2,
     "DMI.warmup": 0.2,  # why: docs/methods/dmi.md
     "DMINS.warmup": 0.2,
+    "LCCN.warmup": 0.1,  # why: docs/methods/lccn.md
+    "Masking.warmup": 0.1,
     "CoTeaching.gradual": 1.5,  # of 30 epochs: a network has learned a table after one
     "CoTeachingPlus.gradual": 1.5,
     "CoTeachingPlus.warm_up": 3.0,

@@ -25,8 +25,9 @@ class JoCoR(Method):
         D~   = the (1 - R(t)) B examples of a batch with the smallest l_i,  R(t) = min(t tau / T_k, tau)   Eq. (5)
         L    = 1/|D~| sum_{i in D~} l_i,  down whose gradient both networks step                           Eq. (6)
 
-    Differs from the paper: T_k is at most half of the epochs; both networks together predict. Lambda is the
-    one that the paper found best for CIFAR-10.
+    Differs from the paper: lambda grows from 0 as R(t) does, since fresh networks are too far apart for large steps
+    towards one another; T_k is at most half of the epochs; both networks together predict. Lambda is the one that the
+    paper found best for CIFAR-10.
     Reference: Wei et al., Combating Noisy Labels by Agreement: A Joint Training Method with Co-Regularization,
     CVPR 2020.
     """
@@ -36,7 +37,7 @@ class JoCoR(Method):
     n_nets: ClassVar[int] = 2
     needs_noise_rate: ClassVar[bool] = True
     forget_rate: float | None = None  # tau; default: the true noise rate
-    gradual: float = 10.0  # T_k: epochs in which R(t) grows to tau, at most half of them
+    gradual: float = 10.0  # T_k: epochs in which R(t) grows to tau, and lambda from 0, at most half of them
     agreement: float = 0.9  # lambda: weight of the divergence, against that of the labels
 
     def __post_init__(self) -> None:
@@ -48,10 +49,12 @@ class JoCoR(Method):
         tau = task.noise_rate if self.forget_rate is None else self.forget_rate
         super().start(replace(task, noise_rate=tau), recipe)
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
+        self.weight = torch.zeros_like(self.rate)  # lambda in epoch t
 
     def epoch(self, t: int) -> Iterator[Log]:
         ramp = first_epochs(self.gradual, self.recipe.epochs)
         self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp))
+        self.weight.fill_(forget_rate(t, self.agreement, ramp))
         return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
@@ -65,7 +68,7 @@ class JoCoR(Method):
 
     def joint_loss(self, z: Tensor, other: Tensor, y: Tensor) -> Tensor:
         labels = cross_entropy(z, y) + cross_entropy(other, y)
-        return (1 - self.agreement) * labels + self.agreement * divergence(z, other)
+        return (1 - self.weight) * labels + self.weight * divergence(z, other)
 
 
 def divergence(z: Tensor, other: Tensor) -> Tensor:

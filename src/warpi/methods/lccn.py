@@ -30,13 +30,14 @@ class LCCN(Method):
     the predictions of a network trained by cross-entropy in the first `warmup` of the epochs.
 
     Differs from the paper: no steps with a fixed T in between (published: 20,000, with a T from another method); phi
-    follows the counts at every step (published: every 200).
+    follows the counts at every step (published: every 200). The first phase lasts until the learning rate has fallen
+    (published: a whole training): draws from a network that knows little are little else than its own opinion.
     Reference: Yao et al., Safeguarded Dynamic Label Regression for Noisy Supervision, AAAI 2019.
     """
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
-    warmup: float = 0.1  # share of the epochs with cross-entropy
+    warmup: float = 0.7  # share of the epochs with cross-entropy
     alpha: float = 1.0  # of the Dirichlet prior
 
     def __post_init__(self) -> None:

@@ -24,6 +24,14 @@ def bootstrapped(y: Tensor, z: Tensor, w: Tensor) -> Tensor:
     return torch.lerp(y_hot, guess, w[:, None].to(y_hot.dtype))
 
 
+def largest_above(mixture: Tensor) -> Tensor:
+    """Where in (0, 1), from the mean of the second distribution upwards, its posterior is largest.  [3, 2] -> []"""
+    _, alpha, beta = mixture
+    mean = alpha[1] / (alpha[1] + beta[1])
+    x = torch.lerp(mean, torch.ones_like(mean), torch.linspace(0, 1, 100, dtype=mean.dtype, device=mean.device))
+    return x[beta_posterior(x, mixture).argmax()]
+
+
 @dataclass
 class MCorrection(Method):
     """Small losses are of right labels, large ones of wrong labels; a wrong label is replaced by the prediction.
@@ -33,8 +41,9 @@ class MCorrection(Method):
         t_i  = (1 - w_i) y_i + w_i z_i                              z_i the predicted class (hard bootstrapping)
         L    = 1/B sum_i CE(F(x'_i), t'_i) + reg KL(uniform || mean_i p'_i),    (x', t') mixup of (x, t)
 
-    This is M-DYR-H of the paper. Losses are scaled to (0, 1) between their 5 % and 95 % quantiles. In the first epochs,
-    mixup with the given labels.
+    This is M-DYR-H of the paper. Losses are scaled to (0, 1) between their 5 % and 95 % quantiles. Beyond the loss of
+    its largest value w stays there, as in the published code: where the second distribution is the narrower one, the
+    posterior of the largest losses would fall again. In the first epochs, mixup with the given labels.
 
     Differs from the paper: w_i and z_i come from one pass in evaluation mode, the posterior is computed rather than
     looked up in a table of 100 losses, and the first phase is a share of the epochs: up to
@@ -58,6 +67,7 @@ class MCorrection(Method):
         device = task.train.y.device
         self.mixture = torch.ones(3, 2, dtype=torch.float64, device=device)
         self.low, self.high = torch.zeros((), device=device), torch.ones((), device=device)
+        self.peak = torch.ones((), dtype=torch.float64, device=device)  # the scaled loss of the largest w
         self.correcting = False
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -70,18 +80,22 @@ class MCorrection(Method):
             self.high.copy_(high)
             inside = losses[(losses >= low) & (losses <= high)]
             self.mixture.copy_(two_betas(self.scaled(inside)))
+            self.peak.copy_(largest_above(self.mixture))
         yield from super().epoch(t)
 
     def scaled(self, losses: Tensor) -> Tensor:
         return (losses - self.low) / (self.high - self.low + 1e-6)
+
+    def wrong(self, losses: Tensor) -> Tensor:
+        """w: the probability that a label is wrong, by its loss.  [B] -> [B]"""
+        return beta_posterior(torch.minimum(self.scaled(losses), self.peak), self.mixture)
 
     def step(self, batch: Batch) -> Log:
         targets = one_hot(batch.y, self.task.n_classes)  # [B, K]
         if self.correcting:
             with torch.no_grad(), evaluating(self.nets):
                 z = self.net(batch.x)
-            w = beta_posterior(self.scaled(cross_entropy(z, batch.y)), self.mixture)
-            targets = bootstrapped(batch.y, z, w)
+            targets = bootstrapped(batch.y, z, self.wrong(cross_entropy(z, batch.y)))
         x, targets = mixup(batch.x, targets, self.alpha, self.generator)
         z = self.net(x)
         loss = soft_cross_entropy(z, targets).mean()

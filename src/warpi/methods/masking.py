@@ -39,13 +39,14 @@ class Masking(Method):
 
     Differs from the paper: without a given mask it is read off that confusion matrix (above 0.05), which is no
     knowledge from outside. The bias of G is set to its logarithm, where the published code pretrains G for 10,000
-    steps. Adam instead of RMSProp for G and D; the game's gradient does not reach the classifier.
+    steps. Adam instead of RMSProp for G and D; the game's gradient does not reach the classifier. The first phase lasts
+    until the learning rate has fallen (published: a whole training): T stays near to where it begins.
     Reference: Han et al., Masking: A New Perspective of Noisy Supervision, NeurIPS 2018.
     """
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2018
-    warmup: float = 0.1  # share of the epochs with cross-entropy
+    warmup: float = 0.7  # share of the epochs with cross-entropy
     mask: tuple[float, ...] | None = None  # 0 or 1 for each transition, row after row; default: from the estimate
     critics: int = 5  # steps of D for one of G
     game_lr: float = 1e-5  # of Adam, for G and D

@@ -31,9 +31,10 @@ class PTD(Method):
     Phases are shares of the epochs: `warmup` with cross-entropy, anew from the initial weights up to `revise` with
     Delta T = 0 (the paper's PTD-R), the rest with Delta T learned beside theta (PTD-R-V).
 
-    Differs from the paper: all classes' matrices are fitted at once, their rows kept stochastic by a softmax; rows of
-    Delta T sum to 0 and T(x) is cut off at 0, instead of a matrix normalised for every example; beta is a number for
-    theta; the classifier keeps the recipe's learning rate, and is trained anew where the published code goes on.
+    Differs from the paper: all classes' matrices are fitted at once, from the mean of the anchors on, their rows kept
+    stochastic by a softmax, down to the published error; rows of Delta T sum to 0 and T(x) is cut off at 0, instead of
+    a matrix normalised for every example; beta is a number for theta; the classifier keeps the recipe's learning rate,
+    and is trained anew where the published code goes on.
     Reference: Xia et al., Part-dependent Label Noise: Towards Instance-dependent Label Noise, NeurIPS 2020.
     """
 
@@ -45,12 +46,13 @@ class PTD(Method):
     nmf_steps: int = 20  # multiplicative updates of W and H
     fit_steps: int = 300  # of Adam, for P
     fit_lr: float = 0.02
+    enough: float = 1e-3  # mean squared error of a class at which its fit ends
     revision_lr: float = 5e-7  # of Adam, for Delta T
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, warmup=(0, 1), revise=(self.warmup, 1))
-        at_least(self, parts=1, nmf_steps=1, fit_steps=1, fit_lr=0, revision_lr=0)
+        at_least(self, parts=1, nmf_steps=1, fit_steps=1, fit_lr=0, enough=0, revision_lr=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -76,7 +78,7 @@ class PTD(Method):
         h = nmf(f - f.amin(0).clamp_max(0), self.parts, self.nmf_steps, self.generator)
         p = survey(self.net, self.task.train)[1].softmax(1)
         found = anchors(p, torch.linspace(0.97, 0.99, self.parts).tolist())  # [r, K]
-        self.P.copy_(fit_parts(h[found], p[found], self.fit_steps, self.fit_lr))
+        self.P.copy_(fit_parts(h[found], p[found], self.fit_steps, self.fit_lr, self.enough))
         self.h[rows] = h
 
     def columns(self, batch: Batch) -> Tensor:

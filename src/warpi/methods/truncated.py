@@ -23,7 +23,8 @@ class TruncatedGCE(Method):
 
     Pruning begins after `start_prune` of the epochs, and w is found anew every `prune_every` of them.
     Differs from the paper: w comes from the current network, not from the one that was best on validation data, which
-    methods do not see here; epochs 40 and 10 of 120 are shares of the recipe's.
+    methods do not see here. Pruning begins when the learning rate has fallen, as in the published schedules (epoch 40
+    of 120, 80 of 150), and is repeated every twelfth of the epochs (published: 10 of 120).
     Reference: Zhang & Sabuncu, Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels,
     NeurIPS 2018.
     """
@@ -32,7 +33,7 @@ class TruncatedGCE(Method):
     year: ClassVar[int | None] = 2018
     q: float = 0.7  # of the loss of those that are kept, as in GCE
     k: float = 0.5  # an example is pruned where the probability of its label is not above
-    start_prune: float = 1 / 3  # share of the epochs without pruning
+    start_prune: float = 0.7  # share of the epochs without pruning
     prune_every: float = 1 / 12  # share of the epochs between two prunings
 
     def __post_init__(self) -> None:
