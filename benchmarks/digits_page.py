@@ -4,6 +4,7 @@
     python benchmarks/digits_page.py [FOLDER]        default: runs/digits
 
 Keeps the last record of every run in docs/results/digits.json, so that the page can be made again without the runs.
+Where the folder holds some methods only, the others stay, and so do the seconds, which were measured side by side.
 """
 
 import json
@@ -47,6 +48,15 @@ def collect(folder: Path) -> list[dict[str, object]]:
             }
         )
     return rows
+
+
+def key(row: dict[str, object]) -> tuple[str, ...]:
+    return tuple(str(row[k]) for k in ("method", "noise", "seed"))
+
+
+def whole(folder: Path) -> bool:
+    """Whether every method was run beside the others, so that their seconds can be compared."""
+    return {str(r["method"]) for r in collect(folder)} >= set(METHODS)
 
 
 def page(rows: list[dict[str, object]]) -> str:
@@ -95,7 +105,11 @@ def costs(rows: list[dict[str, object]]) -> dict[str, float]:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "digits"
     if folder.exists():
-        ROWS.write_text(json.dumps(collect(folder), indent=0) + "\n")
+        known = {key(r): r for r in json.loads(ROWS.read_text())}
+        for r in collect(folder):
+            old = known.get(key(r), {})
+            known[key(r)] = r if whole(folder) else r | {k: old[k] for k in ("epoch_seconds",) if k in old}
+        ROWS.write_text(json.dumps(list(known.values()), indent=0) + "\n")
     rows = json.loads(ROWS.read_text())
     PAGE.write_text(page(rows))
     COSTS.write_text(json.dumps(costs(rows), indent=1) + "\n")
