@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,6 @@ from warpi.data import load_dataset
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
-SMALL = ["--image-size", "8", "--net", "mlp", "--epochs", "30", "--lr", "0.05", "--batch-size", "64"]
-SMALL += ["--meta-batch-size", "30", "--output", "tanh", "--label-input", "one_hot", "--threads", "1"]
 
 
 def make_folder() -> dict[str, str]:
@@ -94,22 +93,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         files = make_folder()
-        dataset = load_dataset("photos", image_size=8)[0]
+        dataset = load_dataset("photos")[0]
         assert dataset.files is not None
         truth = [files[Path(path).name] for path in dataset.files.paths]
         right = lambda labels: 100 * sum(a == truth[i] for i, a in labels) / len(labels)
         found["rows"] = len(truth)
         found["right_as_given"] = right([(i, dataset.classes[int(k)]) for i, k in enumerate(dataset.y)])
 
+        began = time.monotonic()
         warpi("pick", "40", "--data", "photos/", "--csv", "check.csv")
-        of_data = ("--data", "photos/", "--rows", "check.csv", "--out", "checked", "--image-size", "8")
+        of_data = ("--data", "photos/", "--rows", "check.csv", "--out", "checked")
         first = review(truth, 40, pictures / "loop-first.png", *of_data)
         label_file = f"given:{first}/corrected.json"
-        given = ("--noise", label_file, "--meta-data", f"{first}/trusted", "--out", "runs/photos", "--quiet")
-        warpi("fit", "--data", "photos/", *given, *SMALL)
+        fit_began, checked = time.monotonic(), f"{first}/trusted"
+        warpi("fit", "--data", "photos/", "--noise", label_file, "--meta-data", checked, "--out", "runs/photos")
+        found["fit_seconds"] = round(time.monotonic() - fit_began)
         warpi("audit", "runs/photos", "--rows", "all", "--csv", "audit.csv")
         review(truth, 60, pictures / "loop-second.png", "runs/photos", "--out", "checked")
         warpi("review", "runs/photos", "--out", "checked", "--export", "corrected.csv")
+        found["seconds"] = round(time.monotonic() - began)
 
         with Path("audit.csv").open() as file:
             audit = list(csv.DictReader(file))

@@ -32,7 +32,7 @@ FLOORS = [
     ["bench", "flags"],
     ["audit"],
     ["report"],
-    ["sweep", "estimator", "fewshot"],
+    ["sweep", "estimator", "fewshot", "predictions"],
     ["review", "figures"],
     ["details"],
     ["cli"],

@@ -109,6 +109,17 @@ def test_rates() -> None:
     assert wide["high"] - wide["low"] > 4 * 0.95 * 0.05
 
 
+def test_a_second_rate_needs_no_calibration() -> None:
+    p, true, y, _ = draws(10_000)
+    q, trusted, _, _ = draws(4000, seed=1)
+    for sure in (0.3, 1.0, 3.0):  # too sure, right, too modest
+        got = scores.rate_by_confusion(scores.tempered(p, sure), y, scores.tempered(q, sure), trusted)
+        assert abs(got - (true != y).mean()) < 0.02
+    sharp = scores.tempered(p, 0.3)
+    bayes = 1 - scores.label_quality(sharp, y, scores.estimate_transition(sharp, y))
+    assert bayes.mean() - (true != y).mean() > 0.03  # Bayes' rule does need it
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("audit") / "run"
@@ -176,7 +187,10 @@ def test_objects_give_the_same_as_the_folder_and_truth_is_not_looked_at(run: Run
 def test_command(run: Run, judged: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(tmp_path / name) for name in ("a.csv", "a.parquet", "a.json")]
     assert main(["audit", str(run.path), "--csv", files[0], "--parquet", files[1], "--json", files[2]]) == 0
-    assert "probably wrong" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "probably wrong" in said
+    assert run.task.val is not None
+    assert f"{len(run.task.val)} held-out rows are not audited; --rows all" in said  # test labels are known to be right
     lines = Path(files[0]).read_text().splitlines()
     assert lines[0] == COLUMNS
     rows = list(csv.DictReader(lines))
@@ -215,10 +229,13 @@ def small(out: Path, method: str = "warpi", **settings: Any) -> Run:
 
 def test_folds_judge_rows_they_have_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done, seen = small(tmp_path / "run", meta=20), []
-    inner = folds.train
+    inner, trusted = folds.train, list[set[int]]()
 
     def watched(method: warpi.Method, task: warpi.Task) -> Any:
         seen.append(set(task.train.rows.tolist()))
+        assert task.meta is not None
+        assert task.meta.y.unique().tolist() == list(range(10))  # every class still has one
+        trusted.append(set(task.meta.rows.tolist()))
         return inner(method, task)
 
     monkeypatch.setattr(folds, "train", watched)
@@ -228,6 +245,10 @@ def test_folds_judge_rows_they_have_not_seen(tmp_path: Path, monkeypatch: pytest
     assert len(seen) == 3
     assert sorted(row for part in left_out for row in part) == sorted(rows)  # every row once
     assert max(map(len, left_out)) - min(map(len, left_out)) <= 1
+    assert done.task.meta is not None
+    apart = [set(done.task.meta.rows.tolist()) - part for part in trusted]
+    assert sorted(row for part in apart for row in part) == sorted(done.task.meta.rows.tolist())  # trusted ones, too
+    assert first.facts["n_trusted"] == 20
     assert "out of sample" in first.facts["probabilities"]
     assert "of the fold" in first.facts["uncertainty"]
     again = audit(done.path, folds=3, device="cpu")  # nothing is trained twice
@@ -240,9 +261,38 @@ def test_folds_judge_rows_they_have_not_seen(tmp_path: Path, monkeypatch: pytest
         np.savez(file, **{**arrays, name: values})
         with pytest.raises(UserError, match=r"do not fit the run.*delete it"):
             audit(done.path, folds=3, device="cpu")
+    np.savez(file, **{name: values for name, values in arrays.items() if not name.startswith("trusted_")})
+    audit(done.path, folds=3, device="cpu")  # of an earlier version, which left no trusted row out: trained anew
+    assert len(seen) == 4
     file.write_bytes(b"nonsense")
     with pytest.raises(UserError, match="delete it"):
         audit(done.path, folds=3, device="cpu")
+
+
+def test_rates_of_trusted_rows_that_were_trained_on_are_not_claimed_to_be_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 460)
+    x = (y[:, None] * 0.9 + rng.normal(size=(460, 6))).astype(np.float32)  # classes that overlap
+    given = np.where((rng.random(460) < 0.3) & (np.arange(460) >= 60), (y + 1) % 3, y)
+    np.savez(tmp_path / "a.npz", x=x, y=given, verified=np.arange(460) < 60)
+    done = warpi.fit(tmp_path / "run", method="clean_only", data=str(tmp_path / "a.npz"), epochs=20, device="cpu")
+    rates = []
+    for n in (0, 5):
+        caplog.clear()
+        found = audit(done, folds=n, rows="train", save=False)
+        rates.append((rate := found.facts["noise_rate"])["rate"])
+        assert ("trained on" in caplog.text) is (n == 0)
+        assert n or rate["high"] - rate["low"] > 0.35
+    assert rate["low"] <= (y != given)[found.row].mean() <= rate["high"]
+    assert abs(rates[1] - 0.3) < 0.5 * abs(rates[0] - 0.3)
+
+
+def test_the_only_trusted_row_of_a_class_is_never_left_out(tmp_path: Path) -> None:
+    found = audit(small(tmp_path / "run", meta=11), folds=2, save=False)
+    assert found.facts["n_trusted"] == 2  # one class has two
+    assert found.facts["noise_rate"]["high"] - found.facts["noise_rate"]["low"] > 0.3
 
 
 def test_all_rows_and_no_held_out_rows(tmp_path: Path) -> None:
@@ -253,10 +303,13 @@ def test_all_rows_and_no_held_out_rows(tmp_path: Path) -> None:
     done = warpi.fit(tmp_path / "run", data=str(tmp_path / "a.npz"), epochs=2, device="cpu")
     assert done.task.val is not None
     assert done.truth.test is not None
-    every = audit(done, rows="all", save=False)
+    every = audit(done, save=False)
     assert every.row.tolist() == [row for row in range(150) if not verified[row]]  # all but the trusted ones
     assert np.array_equal(every.given, y[every.row])
-    assert len(audit(done, save=False)) == len(done.task.train)
+    assert every.facts["left_out"] == 0
+    part = audit(done, rows="train", save=False)
+    assert len(part) == len(done.task.train)
+    assert part.facts["left_out"] == len(done.task.val) + len(done.truth.test)
     bare = audit(warpi.fit(tmp_path / "bare", data=str(tmp_path / "a.npz"), val=0.0, epochs=1, device="cpu"))
     assert "take folds" in bare.facts["probabilities"]
     assert bare.facts["memory"] == 0
@@ -276,6 +329,31 @@ def test_uncertainty_of_networks_and_without_any(tmp_path: Path, caplog: pytest.
     assert spread[0] == 0  # neither v nor the networks disagree
     w, shift = 1 - 0.8, np.array([-0.5, 0.5])
     assert spread[1] == pytest.approx((1 / (1 + np.exp(-(np.log(w / (1 - w)) + shift)))).std())
+
+
+def test_images_that_lie_in_files_are_named(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            image.new("RGB", (9, 9), (i * 20, 90, 10)).save(tmp_path / "photos" / name / f"{i}.png")
+    run = str(tmp_path / "run")
+    warpi.fit(run, data=str(tmp_path / "photos"), method="ce", net="mlp", image_size=8, epochs=1, device="cpu")
+    files = [str(tmp_path / name) for name in ("a.csv", "a.parquet")]
+    assert main(["audit", run, "--csv", files[0], "--parquet", files[1], "--quiet"]) == 0
+    with Path(files[0]).open() as file:
+        rows = list(csv.DictReader(file))
+    assert ",".join(rows[0]) == f"{COLUMNS},path"
+    assert len(rows) == 24  # also those held out
+    for cells in rows:
+        assert (tmp_path / "photos" / cells["path"]).is_file()
+        assert cells["path"].startswith(cells["given_label"])
+    import pandas as pd
+
+    assert pd.read_parquet(files[1])["path"].tolist() == [cells["path"] for cells in rows]
+    odd = tuple(f"{i}\udcff.png" for i in range(24))  # a name may be any bytes
+    read_audit(run).to_csv(files[0], odd)
+    assert "3\\udcff.png" in Path(files[0]).read_text()
 
 
 # --- cleanlab ---------------------------------------------------------------------------------------------------------

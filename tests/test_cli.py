@@ -76,7 +76,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["fti"], "unknown command 'fti'; did you mean 'fit'?"),
     (
         ["--bogus"],
-        "unknown command '--bogus'; allowed: audit, bench, corrupt, fewshot, figures, fit, list, pick, report, ",
+        "unknown command '--bogus'; allowed: audit, bench, corrupt, fewshot, figures, fit, list, pick, predict, ",
     ),
     (["FIT", "--epohcs", "3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
     (["FIT", "--epohcs=3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
@@ -228,6 +228,15 @@ sys.exit(f"{codes} {heavy}" if any(codes) or heavy else 0)
                 assert flag in flags, f"{cls.__name__}.{f.name}"
                 assert len(flags[flag].split()) > 2, f"no help for --{flag}"
 
+    def test_defaults_that_depend_on_the_data_say_so(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with contextlib.suppress(SystemExit):
+            main(["fit", "--help"])
+        text = capsys.readouterr().out.split("\n  --")
+        flags = {part.split()[0].rstrip(","): " ".join(part.split()) for part in text[1:]}
+        suited = {flag for flag, said in flags.items() if "(default: what suits the data)" in said}
+        assert suited >= {"net", "epochs", "lr", "batch-size", "output", "label-input"}
+        assert "(default: 0.9)" in flags["momentum"]
+
     def test_every_comment_of_a_field_is_found(self) -> None:
         assert set(field_comments(DataSpec)) == {f.name for f in fields(DataSpec)}
         assert field_comments(DataSpec)["limit"] == "use only that many rows, for a quick try"
@@ -274,7 +283,7 @@ class TestFit:
         text = capsys.readouterr().out.splitlines()
         assert re.fullmatch(
             r"digits, noise pair:0.2 \([\d.]+ % wrong\): \d+ noisy, 20 trusted, \d+ validation, \d+ test rows; "
-            r"10 classes, inputs of 64",
+            r"10 classes, inputs of 64; warpi trains mlp for 2 epochs",
             text[0],
         )
         assert text[1].startswith("epoch 1/2  loss ")

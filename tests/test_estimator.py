@@ -15,9 +15,10 @@ import sklearn
 import torch
 from scipy.sparse import csr_array, csr_matrix
 from sklearn.base import clone
+from sklearn.exceptions import FitFailedWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_validate
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -46,6 +47,14 @@ def small(digits: Dataset) -> tuple[Arrays, Arrays, Arrays]:
     """Noisy, trusted and test rows; small enough for two epochs in no time."""
     task, truth = make_task(digits, "pair:0.3", meta=20, limit=400, val=0.0, seed=1)
     return arrays(task.train), arrays(task.meta), arrays(truth.test)
+
+
+class Bare(nn.Module):
+    """A network whose class takes neither shape nor classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
 
 
 def fast(method: Any = "ce", **params: Any) -> NoisyLabelClassifier:
@@ -322,7 +331,8 @@ def test_sparse_examples_against_dense_ones() -> None:
 def test_sparse_rows_that_are_also_trusted_are_used_once(caplog: Any) -> None:
     chance = np.random.default_rng(0)
     x, y = csr_array(chance.random((40, 6)) * (chance.random((40, 6)) < 0.5)), np.arange(40) % 2
-    fast("glc").fit(x, y, x[:6], y[:6])
+    with caplog.at_level("INFO", "warpi.task"):
+        fast("glc").fit(x, y, x[:6], y[:6])
     assert "6 rows are also among the trusted examples" in caplog.text
 
 
@@ -425,8 +435,12 @@ def test_files_that_were_changed_are_refused(small: tuple[Arrays, Arrays, Arrays
         path.write_bytes(other)
         with pytest.raises(UserError, match=why):
             NoisyLabelClassifier.load(path)
-    with pytest.raises(UserError, match="not a whole classifier"):
-        NoisyLabelClassifier.load(tmp_path / "nothing")
+    for name in ("nothing", ""):  # a folder is none either
+        with pytest.raises(UserError, match=r"there is no file .*; give one that NoisyLabelClassifier.save wrote"):
+            NoisyLabelClassifier.load(tmp_path / name)
+    path.write_text("age,income\n" * 50)
+    with pytest.raises(UserError, match=r"not a whole classifier.*give a file that NoisyLabelClassifier.save wrote"):
+        NoisyLabelClassifier.load(path)
 
 
 def test_a_method_of_your_own(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
@@ -510,6 +524,11 @@ def test_agreement_is_with_networks_that_never_saw_the_label(tiny: tuple[Task, T
         ({}, {"X_meta": np.zeros((3, 64)), "y_meta": [0, 1, 77]}, "y_meta, row 2: the class 77 does not occur in y"),
         ({}, {"X_meta": np.zeros((2, 64)), "y_meta": [0, 1]}, "8 of 10 classes have no example among the trusted"),
         ({}, {"trusted": np.arange(5)}, "`trusted` must be 300 booleans"),
+        ({}, {"trusted": np.zeros(300, bool)}, r"marks none of the 300 rows.* this fold has none.*shuffle=True"),
+        ({"net": nn.Linear(64, 10).requires_grad_(False)}, {}, "Linear has no parameters that are trained"),
+        ({"net": lambda shape, K: nn.Flatten()}, {}, "Flatten has no parameters that are trained"),  # noqa: ARG005
+        ({"net": Bare}, {}, r"net=Bare cannot be called with \(shape, n_classes\).*the module itself, net=Bare\("),
+        ({"net": lambda: None}, {}, r"cannot be called with.*give it these two arguments"),
         ({}, {"trusted": np.ones(300, bool), "X_meta": np.zeros((1, 64)), "y_meta": [0]}, "got both"),
     ],
 )
@@ -531,14 +550,50 @@ def test_trusted_rows_of_a_frame_are_a_frame(table: tuple[pd.DataFrame, np.ndarr
     [
         (np.linspace(0, 1, 30), "Unknown label type"),
         (np.where(np.arange(30) == 4, np.nan, 1.0), "NaN"),
-        (np.array([None, "a", "b"] * 10, dtype=object), "Unknown label type"),
+        (np.array(["a", None, "b"] * 10, dtype=object), r"y, row 1: the label is missing \(None\)"),
+        (["a", "b", None] * 10, r"y, row 2: the label is missing \(None\)"),
+        (pd.Series(["a", "b", pd.NA] * 10), r"y, row 2: the label is missing"),
+        (pd.Series(["a", None] * 15, dtype="string"), r"y, row 1: the label is missing \(<NA>\)"),
+        (pd.Series([1, 2, None] * 10, dtype="Int64"), "y, row 2: the label is missing|Input y contains NaN"),
+        (np.array(["a", "b", np.nan] * 10, dtype=object), r"y, row 2: the label is missing \(nan\)"),
         (["a"] * 30, "one class"),
+        (np.zeros(30, np.int64), "y holds one class, 0;"),
         (["a", "b"], "inconsistent numbers of samples"),
     ],
 )
 def test_labels_that_are_none(y: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fast().fit(np.random.default_rng(0).random((30, 2)), y)
+
+
+def test_texts_and_labels_of_trusted_rows_that_are_missing() -> None:
+    texts = [f"word{i % 7} thing" for i in range(30)]
+    for X in (texts, np.array(texts), pd.Series(texts, index=range(5, 35))):
+        with pytest.raises(ValueError, match=r"X holds texts.*TfidfVectorizer"):
+            fast().fit(X, ["a", "b"] * 15)
+    x = np.random.default_rng(0).random((30, 2))
+    with pytest.raises(ValueError, match="y_meta, row 1: the label is missing"):
+        fast().fit(x, ["a", "b"] * 15, x[:2] + 1, ["a", None])
+
+
+def test_a_fold_without_trusted_rows_is_no_part_of_the_mean(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_meta, y_meta), _ = small
+    everything, labels = np.concatenate([x, x_meta]), np.concatenate([y, y_meta])
+    trusted = np.arange(len(labels)) >= len(y)
+    folds = [(np.flatnonzero(~trusted), np.flatnonzero(trusted)), (np.arange(len(labels)), np.arange(20))]
+    with pytest.warns(FitFailedWarning, match="this fold has none of the trusted rows"):
+        found = cross_validate(fast("warpi"), everything, labels, cv=folds, params={"trusted": trusted})
+    assert np.isnan(found["test_score"]).tolist() == [True, False]
+
+
+def test_probabilities_for_logits_are_told(small: tuple[Arrays, Arrays, Arrays], recwarn: Any) -> None:
+    (x, y), trusted, _ = small
+    own = nn.Sequential(nn.Linear(64, 10), nn.Softmax(1))
+    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*take the Softmax off"):
+        fast(net=own).fit(x, y, *trusted)
+    recwarn.clear()
+    fast(net=nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax(1))).fit(x, y, *trusted)  # which are logits, too
+    assert not recwarn.list
 
 
 def test_public_method_contract() -> None:

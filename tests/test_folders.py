@@ -655,6 +655,7 @@ def test_manifest_splits(tmp_path):
         ("path,label\n1,a\n2,b\n\n./1,b\n", r"line 5: path '1' is also on line 2"),
         ('path,label\n"1\n2",a\n3,\n', "line 4: the label is empty"),
         ("path,label\n,a\n", "line 2: the path is empty"),
+        ("path,label\n1,a\n2,N/A\n", "1 rows have the label 'N/A' in 'label', which looks like a missing label"),
         ("path,label\n1,a\n2,b,c\n", "line 3: got 3 cells for 2 columns"),
         ("path,label\n1,a\n../x.png,b\n", r"line 3: '\.\./x\.png' is not a file below"),
         ("path,label\n1,a\na/../../x.png,b\n", "line 3: .* is not a file below"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import warpi.data
 from warpi.data import DATASETS, folders, load_dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.files import FileExamples
@@ -20,6 +21,7 @@ from warpi.errors import UserError
 from warpi.methods import METHODS, make_method
 from warpi.nets import NETS
 from warpi.recipe import Recipe
+from warpi.task import make_task
 
 CHANCE = np.random.default_rng(0)
 FLAT, SMALL, PHOTOS = ("mlp", 30), ("resnet18", 120), ("resnet50", 10)
@@ -75,14 +77,14 @@ KINDS: list[tuple[str, dict[str, Any], tuple[int, ...], tuple[str, int]]] = [
     ("table.parquet", {}, (3,), FLAT),
     ("flat.npz", {}, (3,), FLAT),
     ("flat.npy", {}, (3,), FLAT),
-    ("images.npz", {}, (3, 8, 8), SMALL),
+    ("images.npz", {}, (3, 8, 8), FLAT),
     ("large.npz", {}, (1, 96, 96), PHOTOS),
-    ("folder", {}, (3, 224, 224), PHOTOS),
-    ("folder", {"image_size": 16}, (3, 16, 16), SMALL),
+    ("folder", {}, (3, 20, 20), FLAT),
+    ("folder", {"image_size": 16}, (3, 16, 16), FLAT),
     ("folder", {"image_size": 65}, (3, 65, 65), PHOTOS),
-    ("list.csv", {}, (3, 224, 224), PHOTOS),
-    ("list.csv", {"image_size": 16}, (3, 16, 16), SMALL),
-    ("list.tsv", {"image_size": 16, "root": Path("folder")}, (3, 16, 16), SMALL),
+    ("list.csv", {}, (3, 20, 20), FLAT),
+    ("list.csv", {"image_size": 16}, (3, 16, 16), FLAT),
+    ("list.tsv", {"image_size": 16, "root": Path("folder")}, (3, 16, 16), FLAT),
 ]
 
 
@@ -104,7 +106,7 @@ def test_every_kind_of_path(
 
 def test_a_manifest_is_told_from_a_table_by_its_header(here: Path) -> None:
     write(here / "a.csv", "Path,label", "folder/cat/0.png,cat", "folder/dog/1.png,dog")
-    assert load_dataset("a.csv")[0].examples.shape == (3, 224, 224)
+    assert load_dataset("a.csv")[0].examples.shape == (3, 20, 20)
     write(here / "a.csv", "path_length,label", "1.5,cat", "2.5,dog")
     assert load_dataset("a.csv")[0].examples.shape == (1,)
     write(here / "a.csv", "kind,path", "cat,folder/cat/0.png", "dog,folder/dog/1.png")
@@ -176,6 +178,24 @@ def test_a_second_folder_is_read_from_its_files_where_the_first_is(here: Path, m
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_size_follows_the_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of their shorter sides up to 64 pixels, else 224; a file that cannot be read has no say."""
+    for side, size in ((64, 64), (65, 224)):
+        for name in ("cat", "dog"):
+            picture(here / f"of{side}" / name / "a.png", side)
+        dataset, defaults = load_dataset(f"of{side}")
+        assert dataset.examples.shape == (3, size, size)
+        assert (defaults["net"], defaults["epochs"]) == (FLAT if size == 64 else PHOTOS)
+    (here / "folder" / "cat" / "0.png").write_bytes(b"broken")
+    picture(here / "folder" / "cat" / "large.png", 300)
+    folder, _ = load_dataset("folder")
+    assert folder.examples.shape == (3, 20, 20)
+    assert load_dataset("of65", like=folder)[0].examples.shape == (3, 20, 20)  # trusted ones: as the first
+    monkeypatch.setattr(warpi.data, "_FEW", 5)
+    _, defaults = load_dataset("folder")
+    assert (defaults["net"], defaults["epochs"]) == SMALL
 
 
 def test_names(here: Path, digits: Any) -> None:
@@ -252,6 +272,8 @@ def test_what_has_one_size_cannot_be_read_at_another(name: str) -> None:
         ("", "unknown data set ''; allowed"),
         ("tabel.csv", r"no file or folder 'tabel\.csv'"),
         ("no/such/folder", "no file or folder 'no/such/folder'"),
+        ("photos/", "no file or folder 'photos/'"),
+        ("photos", "unknown data set 'photos'; .*; nor is there a file or folder of that name"),
         ("x" * 5000, "cannot read xxx.*File name too long"),
         ("notes.txt", r"cannot read notes\.txt: allowed are \.npz, \.npy, \.csv, \.tsv, \.parquet and folders"),
         ("table.xlsx", r"cannot read table\.xlsx: allowed are"),
@@ -271,6 +293,22 @@ def test_mistakes(here: Path, data: str, what: str) -> None:
     with pytest.raises(UserError, match=what) as e:
         load_dataset(data)
     assert "\n" not in str(e.value)
+
+
+def test_trusted_examples_that_are_all_of_the_data(here: Path, recwarn: pytest.WarningsRecorder) -> None:
+    first, _ = load_dataset("table.csv")
+    again, _ = load_dataset(str(here / "table.csv"), like=first)
+    with pytest.raises(UserError, match="all 6 rows of table are also among the trusted examples, none is left"):
+        make_task(first, meta_data=again)
+    assert not recwarn.list
+
+
+def test_too_few_rows(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here / "two.csv").write_text("a,label\n1,p\n2,q\n")
+    make_task(load_dataset("two.csv")[0])
+    assert caplog.messages == [
+        "too few training rows to learn from (1 of p, 1 of q), after test and validation rows were held out"
+    ]
 
 
 @pytest.mark.usefixtures("here")

@@ -263,10 +263,10 @@ def do_fit_and_fail(out: str, how: str) -> None:
     except parallel.Lost as e:
         parallel.give_up(e)
     except parallel.Elsewhere as e:
-        print("elsewhere:", e, flush=True)
+        os.write(1, f"elsewhere: {e}\n".encode())  # at once: ranks share their log
         raise SystemExit(2) from e
     except UserError as e:
-        print("own:", e, flush=True)
+        os.write(1, f"own: {e}\n".encode())
         raise SystemExit(2) from e
 
 

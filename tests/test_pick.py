@@ -186,7 +186,8 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
     long.write_text("row\n" + "x" * 200_000)
     for argv, said in (
         (["5", "--data", "digits", "--csv", files["p.csv"]], "at least one a class"),
-        (["20", "--data", "digits"], "required: N and --csv"),
+        (["20", "--data", "digits"], "required: --csv FILE; or"),
+        (["--csv", files["p.csv"], "--data", "digits"], "required: N, how many rows; or"),
         (["20", "--csv", files["p.csv"]], "give a run folder after N, or --data"),
         (["20", str(tmp_path), "--csv", files["p.csv"]], "there is no run"),
         (["20", str(tmp_path), "--data", "digits", "--csv", files["p.csv"]], "the run says what its data is"),

@@ -774,6 +774,25 @@ class TestCommand:
         )
         capsys.readouterr()
 
+    def test_the_next_command_repeats_what_the_run_was_given(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """And nothing that would be taken anyway."""
+        x = np.random.default_rng(0).normal(size=(60, 3))
+        np.savez(tmp_path / "x.npz", x=x, y=np.arange(60) % 2)
+        np.savez(tmp_path / "ok.npz", x=x[:4], y=np.arange(4) % 2)
+        data, ok, run = (str(tmp_path / name) for name in ("x.npz", "ok.npz", "run"))
+        flags = ["--val", "0.0", "--epochs", "1", "--milestones", "0.5,0.9", "--lr", "0.01", "--samples", "2"]
+        given = ["--meta-data", ok, "--seed", "3", "--no-compile", "--net", "mlp", "--out", run, "--quiet"]
+        assert main(["fit", "--data", data, *flags, *given]) == 0
+        trusted = str(tmp_path / "more.npz")
+        assert main(["review", run, "--trusted", trusted]) == 0
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert said == (
+            f"next: warpi fit --data {data} --val 0.0 --epochs 1 --lr 0.01 --milestones 0.5,0.9 --no-compile "
+            f"--samples 2 --meta-data {trusted} --seed 3 --out runs/next"
+        )
+
     @pytest.mark.parametrize(
         ("argv", "message"),
         [

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,10 @@ from torch import Tensor, nn
 
 import warpi
 from warpi import checkpoint, engine, run
+from warpi.audit import audit
 from warpi.cli import main
+from warpi.data.files import FileExamples
+from warpi.data.split import Split
 from warpi.engine import Diverged, Position, train
 from warpi.errors import UserError
 from warpi.losses import cross_entropy
@@ -251,7 +254,7 @@ class TestRefusals:
             (
                 b'{"format": "warpi-run/1", "facts": {}, "environment": {}, '
                 b'"spec": {"method": "e", "options": {}, "recipe": {}, "seed": 0}}',
-                "unknown method 'e'",
+                "made with a method of your own",
             ),
         ],
     )
@@ -282,6 +285,39 @@ class TestRefusals:
         np.savez(tmp_path / "d.npz", x=x, y=y[::-1])
         with pytest.raises(UserError, match=r"the data or the network of .* has changed: noise_sha256 was"):
             fit(tmp_path / "a", resume=True)
+
+    def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
+        """The folder of the data, say: a run in it would be taken for a class."""
+        (tmp_path / "photos" / "cat").mkdir(parents=True)
+        with pytest.raises(UserError, match=r"photos holds 'cat' and no run; choose .* such as --out runs/photos"):
+            fit(tmp_path / "photos", **QUICK)
+        with pytest.raises(UserError, match=r"photos/run lies in the folder of the data"):
+            fit(tmp_path / "photos" / "run", data=tmp_path / "photos")
+        assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat"]
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "empty" / ".DS_Store").write_bytes(b"")
+        fit(tmp_path / "empty", **QUICK)
+
+    def test_relative_paths_from_another_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "here").mkdir()
+        (tmp_path / "there").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        np.savez("d.npz", x=np.random.default_rng(0).normal(size=(60, 3)), y=np.arange(60) % 3)
+        fit("a", data="d.npz", method="ce", epochs=1)
+        monkeypatch.chdir(tmp_path / "there")
+        with pytest.raises(
+            UserError, match=rf"no 'd.npz' here: --data .* begun in {tmp_path}/here: cd {tmp_path}/here"
+        ):
+            fit("../here/a", resume=True)
+        edit_spec(tmp_path / "here" / "a", lambda s: s["environment"].pop("folder"))  # of an older version
+        with pytest.raises(UserError, match=r"relative path, and the run was begun in another folder: go there"):
+            fit("../here/a", resume=True)
+        monkeypatch.chdir(tmp_path / "here")
+        assert len(fit("a", resume=True).history) == 1
+        (tmp_path / "here" / "d.npz").unlink()
+        edit_spec(tmp_path / "here" / "a", lambda s: s["environment"].update(folder=str(tmp_path / "here")))
+        with pytest.raises(UserError, match=r"no file or folder 'd\.npz'"):
+            fit("a", resume=True)
 
     def test_a_checkpoint_without_its_spec(self, whole: Path, tmp_path: Path) -> None:
         """It belongs to settings that nobody knows: neither use it nor write over it."""
@@ -730,7 +766,61 @@ class TestTensorboard:
         fit(tmp_path, **QUICK)
 
 
+class _Plain(nn.Linear):
+    """A network of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+
 class TestProgress:
+    def test_columns_say_what_they_are_measured_against(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        lines = dict[str, str]()
+        np.savez(tmp_path / "own.npz", x=np.random.default_rng(0).normal(size=(80, 3)), y=np.arange(80) % 2)
+        for data, noise in (("digits", "pair:0.4"), ("digits", "given"), (str(tmp_path / "own.npz"), "given")):
+            fit(
+                tmp_path / f"{len(lines)}", data=data, noise=noise, method="ce", epochs=1, limit=80, meta=0, quiet=False
+            )
+            lines[f"{Path(data).stem} {noise}"] = capsys.readouterr().out.splitlines()[-1]
+        marks = {name: ("val % (noisy) " in line, "test % (noisy) " in line) for name, line in lines.items()}
+        assert marks == {"digits pair:0.4": (True, False), "digits given": (False, False), "own given": (True, True)}
+        assert all("val_acc" in record for record in records(tmp_path / "2"))
+
+    def test_what_will_take_long_is_said_before(
+        self, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run, "PATIENCE", 0)
+        fit(tmp_path / "a", **QUICK, quiet=False)
+        first, second, *_ = capsys.readouterr().out.splitlines()
+        assert first.endswith("; ce trains mlp for 2 epochs")
+        assert (
+            second == "this will take about 0 minutes on this CPU; what helps: a GPU, --epochs, --limit for a first try"
+        )
+        assert records(tmp_path / "a") == records(whole), "the look ahead changes nothing"
+        spec, task, _ = prepare("ce", **SMALL, net="resnet50")
+        photos = FileExamples("photos", ("a.jpg",))
+        method = CE()
+        method.task = replace(task, train=Split(photos, torch.tensor([0]), torch.tensor([0])))
+        said = run._slow(spec, method, 200)
+        assert said.startswith(
+            "this will take about 3 hours on this CPU; what helps: a GPU, --image-size 64, --net resn"
+        )
+
+    def test_rows_that_are_trusted_too_are_information(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Said once, at fit: it is what the loop of the README leads to."""
+        x, y = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) % 2
+        np.savez(tmp_path / "x.npz", x=x, y=y)
+        np.savez(tmp_path / "ok.npz", x=x[:6], y=y[:6])
+        settings = {"data": tmp_path / "x.npz", "meta_data": tmp_path / "ok.npz", "method": "glc", "epochs": 1}
+        fit(tmp_path / "a", **settings, quiet=False)
+        assert "6 rows of the data are among the trusted examples; only there" in capsys.readouterr().out
+        audit(tmp_path / "a")
+        assert "among the trusted" not in caplog.text + "".join(capsys.readouterr())
+
     def test_a_line_an_epoch(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         fit(tmp_path / "a", **{**QUICK, "epochs": 10}, quiet=False)
         lines = capsys.readouterr().out.splitlines()
@@ -765,7 +855,7 @@ class TestReviewed:
         assert all(torch.equal(b, before[name]) for name, b in run.method.net.named_buffers())
         assert run.method.net.training
 
-    def test_a_method_of_ones_own(self, tmp_path: Path) -> None:
+    def test_a_method_of_ones_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         method = _Shy(push=0.5)
         run = fit(tmp_path / "a", **{**QUICK, "method": method})
         spec = json.loads((tmp_path / "a" / "spec.json").read_text())["spec"]
@@ -774,8 +864,28 @@ class TestReviewed:
         assert [r["loss"] for r in again.history] == [r["loss"] for r in run.history]
         with pytest.raises(UserError, match=r"begun with push = 0.5, not 0.25"):
             fit(tmp_path / "a", **{**QUICK, "method": _Shy(push=0.25)}, resume=True)
-        with pytest.raises(UserError, match="unknown method '_Shy'"):
+        with pytest.raises(UserError, match=r"with a method of your own.* resume=True, method=MyMethod\(\)\)"):
             fit(tmp_path / "a", resume=True)
+        assert main(["fit", "--out", str(tmp_path / "a"), "--resume"]) == 2
+        assert "with a method of your own" in capsys.readouterr().err
+        assert len(audit(tmp_path / "a", method=method)) == len(run.task.train)
+
+    def test_a_network_of_ones_own(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """From the shell there is no way back to it; what the message says instead works."""
+        out = str(tmp_path / "a")
+        done = fit(out, **QUICK, net=_Plain())
+        for command in (
+            ["fit", "--resume", "--out", out],
+            ["audit", out],
+            ["report", out, "--audit", "--out", out + "r"],
+        ):
+            assert main(command) == 2
+            assert f"warpi.fit('{out}', resume=True, net=MyNet())" in capsys.readouterr().err
+        monkeypatch.setattr(_Plain, "__module__", "__main__")  # the same class, in another program
+        assert len(fit(out, resume=True, net=_Plain()).history) == 2
+        assert len(audit(out, net=_Plain())) == len(done.task.train)
 
     def test_a_method_of_the_table_as_a_value(self, tmp_path: Path) -> None:
         fit(tmp_path, **{**QUICK, "method": WarPI(samples=2)})

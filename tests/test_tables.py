@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Callable
 from decimal import Decimal
@@ -148,8 +149,11 @@ def test_a_second_table_is_read_like_the_first(table: Callable[..., Path]) -> No
         ("kind,n,c\nq,1,u\n", "it lacks 'a'"),
         ("kind,n,c,a,z,w\nq,1,u,1,1,1\n", "it adds 'z', 'w'"),
         ("kind,n,C,a\nq,1,u,1\n", "it lacks 'c' and adds 'C'"),
-        ("kind,n,c,a\nq,1,uu,1\n", r"value of column 'c' .*row 0 \(line 2\): 'uu'; did you mean 'u'"),
-        ("kind,n,c,a\nq,1,u,1\nq,1,u,one\n", r"row 1 \(line 3\): column 'a' holds 'one', numbers in the first"),
+        (
+            "kind,n,c,a\nq,1,uu,1\nq,1,w,1\n",
+            r"value of column 'c' .*row 0 \(line 2\): 'uu'; did you mean 'u'\?; .* 2 rows .* drop them, or train with",
+        ),
+        ("kind,n,c,a\nq,1,u,1\nq,1,u,one\n", r"row 1 \(line 3\): column 'a' holds 'one', numbers in the training"),
         ("kind,n,c,a\nqq,1,u,1\n", r"unknown class in .*row 0 \(line 2\): 'qq'; did you mean 'q'"),
         ("a,c,n,label\n1,u,5,p\n", "no column 'kind'"),
     ):
@@ -180,14 +184,23 @@ def test_given_classes(table: Callable[..., Path]) -> None:
         ("a,label\n1,p\n2\n", "line 3 has 1 cells, the first has 2"),
         ('a,label\n1,p\n"2,q\n', r"line 3: .*quote"),
         ('a,label\n1,"p"x\n', "line 2: "),
-        ("a,label\n1,p\n,q\n", r"row 1 \(line 3\): column 'a' is empty"),
-        ("a,label\n1,p\nnan,q\n", r"row 1 \(line 3\): column 'a' holds nan"),
-        ("a,label\n1,p\nNA,q\n", r"row 1 \(line 3\): column 'a' holds NA"),
+        ("a,label\n1,p\n,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\); fill them"),
+        ("a,label\n1,p\nnan,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\)"),
+        ("a,label\n1,p\nNA,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\)"),
+        (
+            "a,b,c,label\n1,,u,p\n,x,u,p\n,,u,q\n",
+            r"missing in 'a' \(2 of 3, first row 1 \(line 3\)\), 'b' \(2 of 3, first row 0 \(line 2\)\); fill",
+        ),
+        ("a;label\n1;p\n2;q\n", "seems to be separated by ';'; save it with ','"),
+        ("a;label\n1,5;p\n2,5;q\n", "seems to be separated by ';'"),
+        ("a\tlabel\n1\tp\n", "seems to be separated by"),
         ("a,label\n-inf,p\n1,q\n", r"row 0 \(line 2\): column 'a' holds -inf"),
         ("a,label\n1e39,p\n1,q\n", r"row 0 \(line 2\): column 'a' holds 1e39"),  # too large for float32
-        ("a,b,label\n1,x,p\n2,,q\n", r"row 1 \(line 3\): column 'b' is empty"),
+        ("a,b,label\n1,x,p\n2,,q\n", r"missing in 'b' \(1 of 2, first row 1 \(line 3\)\)"),
         ('a,label\n"1\n",p\n\n1, \n', r"row 1 \(line 5\): column 'label' is empty"),
-        ("a,label\n1,1\n1,nan\n", r"row 1 \(line 3\): column 'label' is empty"),
+        ("a,label\n1,1\n1,nan\n2,\n", r"row 1 \(line 3\): column 'label' is empty, in 2 rows in all"),
+        ("a,label\n1,p\n1,nan\n2,q\n2,nan\n", "2 rows have the label 'nan' .* looks like a missing label; label these"),
+        ("a,label\n1,p\n1,N/A\n", "1 rows have the label 'N/A' .* give the class another name"),
         ("a,label,verified\n1,p,maybe\n", r"value of 'verified' in .*row 0 \(line 2\): 'maybe'"),
         ("a,label,split\n1,p,trian\n", r"value of 'split' in .*row 0 \(line 2\): 'trian'; did you mean 'train'"),
         ("a,label,split\n1,p,test\n", "no row has the split 'train'"),
@@ -200,6 +213,77 @@ def test_broken_tables(table: Callable[..., Path], text: str | bytes, what: str)
     with pytest.raises(UserError, match=what) as e:
         read_table(file)
     assert str(file) in str(e.value)
+
+
+def column(cells: list[str], name: str = "a") -> str:
+    """A csv of a column, and of what is beyond doubt."""
+    rows = (f'{k % 7}.5,"{cell}",{"pq"[k % 2]}\n' for k, cell in enumerate(cells))
+    return f"b,{name},label\n" + "".join(rows)
+
+
+NUMERALS = [str(k % 11) for k in range(39)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "what"),
+    [
+        (
+            [*NUMERALS, "1.2.3"],
+            r"row 39 \(line 41\): column 'a' holds '1.2.3' and numbers in 39 of 40 rows; mend the cell",
+        ),
+        (
+            ["n/a", "", "?", *NUMERALS, "-"],
+            r"row 2 \(line 4\): column 'a' holds '\?', in 2 rows .* numbers in 39 of 41",
+        ),
+        ([f"{k},5" for k in range(40)], r"row 0 \(line 2\): column 'a' has decimal commas \(it holds '0,5'\)"),
+        ([*NUMERALS, "1,5"], r"row 39 \(line 41\): column 'a' has decimal commas \(it holds '1,5'\)"),
+        ([f"1.234,{k}" for k in range(40)], "column 'a' has decimal commas .* separators of thousands"),
+    ],
+)
+def test_a_column_that_is_meant_to_hold_numbers(table: Callable[..., Path], cells: list[str], what: str) -> None:
+    """Such a column used to become one feature a value, without a word."""
+    with pytest.raises(UserError, match=what):
+        read_table(table(column(cells)))
+
+
+def test_columns_that_are_no_numbers(table: Callable[..., Path]) -> None:
+    for cells in ([*NUMERALS[:30], *"abcdefghij"], ["a,b", "c,d"] * 20, [f"n{text}" for text in NUMERALS]):
+        data = read_table(table(column(cells)))
+        assert isinstance(data.encoding, Columns)
+        assert data.encoding.categories["a"] == tuple(sorted(set(cells)))
+
+
+def test_columns_that_only_name_the_rows(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    numbers = [str(k) for k in range(100, 140)]
+    for cells, what in (
+        (numbers, "column 'a' counts the rows and is learned from; delete the column"),
+        (numbers[::-1], "column 'a' counts the rows"),
+        ([f"2020-01-{k}" for k in range(40)], "column 'a' has 40 distinct words in 40 rows, .* delete the column"),
+    ):
+        caplog.clear()
+        file = table(column(cells), f"{cells[0]}.csv")
+        first = read_table(file)
+        read_table(file, like=first)
+        read_table(file)  # said once
+        assert len(caplog.messages) == 1
+        assert re.search(what, caplog.messages[0])
+    caplog.clear()
+    for k, cells in enumerate(
+        ([*numbers[:39], "100"], [f"{k}.5" for k in range(40)][::2] * 2, ["u", "v"] * 20, numbers[:9])
+    ):
+        read_table(table(column(cells), f"{k}.csv"))
+    assert not caplog.messages
+
+
+def test_labels_that_are_quantities(table: Callable[..., Path]) -> None:
+    def labelled(labels: list[Any]) -> Path:
+        return table("a,label\n" + "".join(f"{k % 5},{label}\n" for k, label in enumerate(labels)))
+
+    for labels in ([k / 7 for k in range(60)], list(range(60)), [k % 25 + 0.5 for k in range(200)]):
+        with pytest.raises(UserError, match=r"'label' holds \d+ different numbers in .* looks like a quantity"):
+            read_table(labelled(labels))
+    for labels in ([k % 25 for k in range(60)], [k % 10 / 2 for k in range(60)], list(range(10))):
+        assert read_table(labelled(labels)).n_classes == len(set(labels))
 
 
 def test_too_many_categories(table: Callable[..., Path]) -> None:
@@ -320,7 +404,9 @@ def test_blanks_of_parquet(tmp_path: Path, dtype: Any) -> None:
     assert listed(data.trusted) == [False, True, False, False]
     for name in ("x", "label"):
         (frame_of(column) if name == "x" else frame_of([1, 2, 3, 4], label=column)).to_parquet(tmp_path / "t.parquet")
-        with pytest.raises(UserError, match=rf"row 1: column '{name}' (is empty|holds nan)"):
+        with pytest.raises(
+            UserError, match=rf"row 1: column '{name}' is empty|missing in '{name}' \(1 of 4, first row 1\)"
+        ):
             read_table(tmp_path / "t.parquet")
 
 
@@ -330,8 +416,8 @@ DAYS = pd.to_datetime(["2020-01-01", "2020-01-02"])
 @pytest.mark.parametrize(
     ("columns", "what"),
     [
-        ({"a": [1.0, None], "label": ["p", "q"]}, "row 1: column 'a' holds nan"),
-        ({"a": ["x", None], "label": ["p", "q"]}, "row 1: column 'a' is empty"),
+        ({"a": [1.0, None], "label": ["p", "q"]}, r"missing in 'a' \(1 of 2, first row 1\)"),
+        ({"a": ["x", None], "label": ["p", "q"]}, r"missing in 'a' \(1 of 2, first row 1\)"),
         ({"a": [1.0, float("inf")], "label": ["p", "q"]}, "row 1: column 'a' holds inf"),
         ({"a": [1, 2], "label": ["p", None]}, "row 1: column 'label' is empty"),
         ({"a": [1, 2], "label": [1.0, None]}, "row 1: column 'label' is empty"),

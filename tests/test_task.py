@@ -426,3 +426,22 @@ def test_uneven_trusted_examples_are_told(caplog: pytest.LogCaptureFixture) -> N
     caplog.clear()
     _tell_uneven(*(torch.arange(3).repeat_interleave(torch.tensor(n)) for n in ([4, 8, 12], [30, 100, 300])), ("abc"))
     assert not caplog.records  # between even and as the data is
+
+
+def test_corrected_labels_hold_for_held_out_rows_whose_truth_nobody_knows() -> None:
+    data = made([40, 40], wrong=0.3, clean=None)
+    mended = 1 - data.y
+    corrected = replace(data, label_sets={"mended": mended})
+    _, truth = make_task(corrected, "given:mended", meta=0)
+    assert truth.test is not None
+    assert torch.equal(truth.test.y, mended[truth.test.rows])
+
+    half = torch.where(torch.arange(80) < 40, data.y, -1)  # the truth about some rows stays the truth
+    _, truth = make_task(replace(corrected, clean=half), "given:mended", meta=0)
+    assert truth.test is not None
+    rows = truth.test.rows
+    assert torch.equal(truth.test.y, torch.where(half[rows] >= 0, half[rows], mended[rows]))
+
+    _, truth = make_task(data, "symmetric:0.4", meta=0)  # noise that is made is for training rows alone
+    assert truth.test is not None
+    assert torch.equal(truth.test.y, data.y[truth.test.rows])

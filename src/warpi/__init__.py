@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from warpi.nets import make_net as make_net
     from warpi.noise import NOISES as NOISES
     from warpi.noise import Noise as Noise
+    from warpi.predictions import predict as predict
     from warpi.recipe import Recipe as Recipe
     from warpi.run import Run as Run
     from warpi.run import fit as fit
@@ -50,6 +51,7 @@ _HOME = {
     "warpi.methods.warpi": ("WarPI",),
     "warpi.nets": ("NETS", "make_net"),
     "warpi.noise": ("NOISES", "Noise"),
+    "warpi.predictions": ("predict",),
     "warpi.recipe": ("Recipe",),
     "warpi.run": ("Run", "fit"),
     "warpi.task": ("Task", "Truth", "make_task"),

@@ -20,6 +20,7 @@ Learn from data whose labels are partly wrong, when a few hundred examples can b
 
 commands:
   fit       train a classifier that is not fooled, and leave a run folder behind
+  predict   the classes of new rows, by the classifier of a run
   sweep     many runs from one file, several at a time
   report    one page about a run, or a comparison of many
   figures   the paper's figures from runs
@@ -79,7 +80,8 @@ def fit(argv: list[str]) -> None:
 def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     """The name of the method, which has flags of its own, and everything that was set."""
     from warpi import parallel
-    from warpi.folder import read_spec
+    from warpi.data import SUITED
+    from warpi.folder import check_own, read_spec
     from warpi.methods import METHODS
     from warpi.recipe import Recipe
     from warpi.spec import DataSpec
@@ -93,6 +95,8 @@ def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     if peek.resume and peek.out is not None:
         stored = json.loads(parallel.from_first(lambda: json.dumps(read_spec(peek.out)).encode()))
     name = peek.method or (stored["spec"]["method"] if stored else "warpi")
+    if stored and peek.method is None:
+        check_own(peek.out, name, None)
     if name not in METHODS:
         raise unknown("method", name, METHODS)
 
@@ -110,8 +114,10 @@ def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     run.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_fields(parser, "data", DataSpec)
-    add_fields(parser, "training (defaults depend on the data)", Recipe)
-    add_fields(parser, f"method {name} (defaults depend on the data)", METHODS[name])
+    add_fields(parser, "training", Recipe, suited=SUITED)
+    prefix = type(METHODS[name]).__name__ + "."
+    own = {setting.removeprefix(prefix) for setting in SUITED if setting.startswith(prefix)}
+    add_fields(parser, f"method {name}", METHODS[name], suited=own)
     return name, parser.read(argv)
 
 
@@ -360,6 +366,7 @@ LATER = {
     "pick": "warpi.audit.command:pick",
     "review": "warpi.review.command:review",
     "fewshot": "warpi.fewshot.command:fewshot",
+    "predict": "warpi.predictions:command",
 }
 
 

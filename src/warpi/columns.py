@@ -196,3 +196,34 @@ def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDAr
         row = int((~np.isfinite(numbers)).argmax())
         raise ValueError(f"Input X contains infinity or a value too large for float32: column {name!r}, row {row}")
     return numbers
+
+
+# --- what cannot be used ----------------------------------------------------------------------------------------------
+
+
+def refuse_texts(X: Any) -> None:
+    """Texts are not taken for numbers that went wrong. A ValueError, as scikit-learn has it."""
+    one = (
+        getattr(X, "ndim", 1) == 1 and hasattr(X, "__len__") and not isinstance(X, str | bytes | Mapping) and len(X) > 0
+    )
+    if one and isinstance(X.iloc[0] if hasattr(X, "iloc") else X[0], str):
+        raise ValueError(
+            "X holds texts, numbers are expected; put a vectoriser before it: "
+            "make_pipeline(TfidfVectorizer(), NoisyLabelClassifier())"
+        )
+
+
+def refuse_blanks(y: Any, name: str) -> None:
+    """Labels that are None, pandas' NA, or NaN among texts: the error names the first."""
+    labels = np.asarray(y, dtype=object) if y is not None and not issparse(y) else np.zeros(0)
+    if (
+        labels.dtype != object or getattr(getattr(y, "dtype", None), "kind", "O") in "fiub"
+    ):  # numbers are checked by others
+        return
+    for row, label in enumerate(labels.ravel().tolist()):
+        if (
+            label is None
+            or type(label).__name__ in ("NAType", "NaTType")
+            or (isinstance(label, float) and label != label)
+        ):
+            raise ValueError(f"{name}, row {row}: the label is missing ({label!r}); drop the row, or have it labelled")

@@ -12,7 +12,8 @@ def unknown(kind: str, got: str, allowed: Iterable[str]) -> UserError:
     """The error for a name that is not in a table, with the nearest name that is."""
     names = sorted(allowed)
     near = get_close_matches(got, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(names)}"
+    listed = ", ".join(names[:60]) + (f", ... ({len(names)} in all)" if len(names) > 60 else "")
+    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {listed}"
     return UserError(f"unknown {kind} {got!r}; {hint}")
 
 

@@ -1,6 +1,7 @@
 """`NoisyLabelClassifier`: every method of the library as a scikit-learn classifier."""
 
 import copy
+import inspect
 import threading
 import warnings
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from warpi.atomic import write_atomically
 from warpi.audit.scores import label_quality
 from warpi.checkpoint import packed, unpacked
-from warpi.columns import Layout, is_table
+from warpi.columns import Layout, is_table, refuse_blanks, refuse_texts
 from warpi.data import defaults_for
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
@@ -29,7 +30,7 @@ from warpi.data.reading import few
 from warpi.engine import Record, train
 from warpi.errors import UserError, unknown
 from warpi.export import Classifier, write_onnx
-from warpi.method import Method
+from warpi.method import Method, evaluating
 from warpi.methods import METHODS
 from warpi.nets import NETS, Build, make_net
 from warpi.recipe import Recipe
@@ -119,7 +120,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         X, y = self._checked(X, y)
         self.classes_, given = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y holds one class, {self.classes_[0]!r}; a classifier needs at least two classes")
+            raise ValueError(
+                f"y holds one class, {self.classes_.tolist()[0]!r}; a classifier needs at least two classes"
+            )
         layout = Layout.of(X, own_net=not isinstance(self.net, str))
         numbers = layout.numbers(X)
         dataset = self._dataset(layout, numbers, given)
@@ -195,7 +198,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     @classmethod
     def load(cls, path: Path | str, net: nn.Module | Build | None = None) -> Self:
         """Read what `save` wrote. A network of your own is not in the file: give it again, with any weights."""
-        state = unpacked(Path(path), FORMAT, "save it again")
+        if not Path(path).is_file():
+            raise UserError(f"there is no file {path}; give one that NoisyLabelClassifier.save wrote")
+        state = unpacked(Path(path), FORMAT, "give a file that NoisyLabelClassifier.save wrote, as it wrote it")
         method, stored = state["method"], state["net"]
         if isinstance(method, dict):
             method = replace(METHODS[method["name"]], **method["options"])
@@ -246,6 +251,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     # --- fitting ------------------------------------------------------------------------------------------------------
 
     def _checked(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        refuse_texts(X)
+        refuse_blanks(y, "y")
         if is_table(X):
             X, y = validate_data(self, X, y, skip_check_array=True)
             y = column_or_1d(y, warn=True)
@@ -271,6 +278,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             raise UserError("X_meta and y_meta come together, got only one of them")
         if trusted is not None:
             raise UserError("trusted examples are given by X_meta and y_meta or by `trusted`, got both")
+        refuse_blanks(y, "y_meta")
         X = self._again(layout, X, "X_meta")
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
@@ -290,13 +298,17 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
         settings = plain({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
         defaults = defaults_for((1,) if self.net == "mlp" else task.shape)
+        net, is_own = _usable(self.net), not isinstance(self.net, str)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
             _, base = named(method)
             own = asdict(method) if isinstance(method, Method) else {}
-            recipe, options, _ = suited(base, defaults, {**own, **settings, "net": self.net, "seed": seed})
+            recipe, options, _ = suited(base, defaults, {**own, **settings, "net": net, "seed": seed})
             learner = replace(base, **options)
             learner.start(task, recipe)
+            nonlocal is_own
+            if is_own:
+                is_own = _tell_probabilities(learner)
             check_batches(learner)
             return learner, [record for record in train(learner, task) if record]
 
@@ -346,7 +358,51 @@ def _marks(trusted: ArrayLike, n: int) -> Tensor:
     marks = np.asarray(trusted)
     if marks.shape != (n,) or marks.dtype != bool:
         raise UserError(f"`trusted` must be {n} booleans, one a row of X; got {marks.dtype} {list(marks.shape)}")
+    if not marks.any():  # another method would be trained, whose scores are no part of the same mean
+        raise UserError(
+            f"`trusted` marks none of the {n} rows to fit; in cross-validation this fold has none of the trusted rows: "
+            "use StratifiedKFold(shuffle=True), or X_meta and y_meta, which are in every fold; else leave `trusted` out"
+        )
     return torch.from_numpy(marks.copy())
+
+
+def _usable(net: Any) -> Any:
+    """The network; an error where it cannot be made, or where nothing in it can be learned."""
+    if isinstance(net, str) or not callable(net):
+        return net
+    if isinstance(net, nn.Module):
+        return _trainable(net)
+    try:
+        inspect.signature(net).bind((1,), 2)
+    except TypeError as e:
+        name = getattr(net, "__name__", type(net).__name__)
+        what = f"give the module itself, net={name}(...)" if isinstance(net, type) else "give it these two arguments"
+        raise UserError(f"net={name} cannot be called with (shape, n_classes): {e}; {what}") from e
+    except ValueError:  # a function that does not say what it takes
+        return net
+    return lambda shape, n_classes: _trainable(net(shape, n_classes))
+
+
+def _trainable(net: Any) -> Any:
+    if isinstance(net, nn.Module) and not any(p.requires_grad for p in net.parameters()):
+        raise UserError(
+            f"the network {type(net).__name__} has no parameters that are trained; requires_grad_(True) on some of them"
+        )
+    return net
+
+
+def _tell_probabilities(learner: Method) -> bool:
+    """Warn where the network gives probabilities. False: once is enough."""
+    net = learner.net
+    with seeded(0), torch.no_grad(), evaluating([net]):
+        z = net(next(learner.task.train.batches(8)).x)
+    if bool((z >= 0).all()) and bool(((z.sum(1) - 1).abs() < 1e-3).all()):
+        warnings.warn(
+            f"the outputs of {type(net).__name__} are probabilities (a Softmax at its end?), logits are expected: it "
+            "will learn badly; take the Softmax off",
+            stacklevel=5,
+        )
+    return False
 
 
 def _scale(task: Task) -> Scale:

@@ -3,7 +3,7 @@
 import argparse
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
@@ -37,10 +37,17 @@ class Parser(argparse.ArgumentParser):
         return vars(known)
 
 
-def add_fields(parser: argparse.ArgumentParser, title: str, source: object, skip: tuple[str, ...] = ()) -> None:
+def add_fields(
+    parser: argparse.ArgumentParser,
+    title: str,
+    source: object,
+    skip: tuple[str, ...] = (),
+    suited: Container[str] = (),
+) -> None:
     """A group of flags for the fields of a dataclass (or of an instance, whose values are then the defaults).
 
-    Flags that are not given stay out of the result, so that defaults are decided in one place, later.
+    The defaults of the fields `suited` depend on the data. Flags that are not given stay out of the result, so that
+    defaults are decided in one place, later.
     """
     cls = source if isinstance(source, type) else type(source)
     group, hints, comments = parser.add_argument_group(title), get_type_hints(cls), field_comments(cls)
@@ -49,7 +56,9 @@ def add_fields(parser: argparse.ArgumentParser, title: str, source: object, skip
             continue
         default = f.default if isinstance(source, type) else getattr(source, f.name)
         text = comments.get(f.name, f.name.replace("_", " "))
-        if default is not None and text.find("default") < 0:
+        if f.name in suited:
+            text = f"{text} (default: what suits the data)"
+        elif default is not None and text.find("default") < 0:
             text = f"{text} (default: {_show(default)})"
         group.add_argument(
             "--" + f.name.replace("_", "-"),

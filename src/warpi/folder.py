@@ -1,7 +1,9 @@
 """What a run folder holds of a run: its description, and whether a run that goes on in it is still the same."""
 
 import json
+import os
 import platform
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import date
@@ -14,9 +16,12 @@ import torch
 import warpi
 from warpi import checkpoint, parallel
 from warpi.atomic import write_atomically
+from warpi.data import DATASETS
 from warpi.engine import Record
 from warpi.errors import UserError, unknown
 from warpi.method import Method
+from warpi.methods import METHODS
+from warpi.nets import NETS
 from warpi.noise import Noise
 from warpi.spec import DataSpec, RunSpec, named, plain
 from warpi.task import Truth
@@ -55,8 +60,33 @@ def read_spec(path: Path) -> dict[str, Any] | None:
 
 def look(path: Path, file: Path) -> tuple[dict[str, Any] | None, bool, bool]:
     """What lies in a folder: its spec, whether there is a checkpoint, whether a run was begun."""
-    has_checkpoint = checkpoint.exists(file)
-    return read_spec(path), has_checkpoint, has_checkpoint or (path / "done").exists()
+    has_checkpoint, found = checkpoint.exists(file), read_spec(path)
+    if found is None and not has_checkpoint:
+        _check_free(path)
+    return found, has_checkpoint, has_checkpoint or (path / "done").exists()
+
+
+def _check_free(path: Path) -> None:
+    """A folder that holds anything but what a run begins with is somebody's, perhaps the data: nothing is put there."""
+    own = ("sweep.json", "results.jsonl", "tensorboard")
+    try:
+        with os.scandir(path) as entries:
+            others = sorted(e.name for e in entries if e.name not in own and not e.name.startswith("."))
+    except OSError:  # none is there, or it is no folder or may not be read, which is said where it is written to
+        return
+    if others:
+        listed = ", ".join(map(repr, others[:3])) + (", ..." if len(others) > 3 else "")
+        raise UserError(
+            f"the folder {path} holds {listed} and no run; choose a new or empty one, such as --out "
+            f"{shlex.quote(f'runs/{path.resolve().name}')}"
+        )
+
+
+def check_outside(path: Path, data: object) -> None:
+    """A run in a folder of images would be taken for a class of them."""
+    is_folder = isinstance(data, str) and data not in DATASETS and os.path.isdir(data)
+    if is_folder and path.resolve().is_relative_to(Path(str(data)).resolve()):
+        raise UserError(f"--out {path} lies in the folder of the data, {data}; choose one outside of it")
 
 
 def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device) -> dict[str, Any]:
@@ -88,6 +118,7 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
             "device": device.type,
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
             "threads": torch.get_num_threads(),
+            "folder": _here(),  # which relative paths of the specification begin in
         },
     }
 
@@ -109,8 +140,42 @@ def same_settings(
         was = spec["method"] if name == "method" else flat[name]
         if isinstance(value, str | int | float | tuple) and was != value:
             raise UserError(f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it")
+    check_own(path, again or spec["method"], settings.get("net") or flat.get("net"))
+    _check_paths(flat, stored["environment"].get("folder"), path)
     own = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
     return {**flat, **own}, again if isinstance(again, Method) else spec["method"]
+
+
+def check_own(path: Path, method: object, net: object) -> None:
+    """A stored method or network of the user's own cannot be made from its name: it must be given again."""
+    is_own = {
+        "method": isinstance(method, str) and method not in METHODS,
+        "net": isinstance(net, str) and net not in NETS,
+    }
+    if any(is_own.values()):
+        what = " and ".join(f"a {'network' if part == 'net' else part}" for part, own in is_own.items() if own)
+        again = ", ".join(f"{part}=My{part.capitalize()}()" for part, own in is_own.items() if own)
+        raise UserError(
+            f"the run in {path} was made with {what} of your own, which the shell cannot make; from Python: "
+            f"warpi.audit.audit({str(path)!r}, {again}), and to go on: warpi.fit({str(path)!r}, resume=True, {again})"
+        )
+
+
+def _check_paths(flat: Mapping[str, Any], folder: str | None, path: Path) -> None:
+    """Relative paths of a run begin in the folder that it was begun in."""
+    source = Noise.parse(flat.get("noise", "given")).source or ""
+    files = {name: flat.get(name) for name in ("data", "root", "meta_data", "weights")}
+    files["noise"] = source if source.endswith(".json") else None
+    if folder == _here():
+        return
+    for name, value in files.items():
+        if not value or value in (*DATASETS, "torchvision") or os.path.isabs(value) or os.path.exists(value):
+            continue
+        begun = f"begun in {folder}: cd {shlex.quote(folder)}" if folder else "begun in another folder: go there"
+        raise UserError(
+            f"no {value!r} here: --{name.replace('_', '-')} of the run in {path} is a relative path, and the run was "
+            f"{begun}; its folder is {path.resolve()}"
+        )
 
 
 def same_threads(stored: dict[str, Any], threads: int | None, path: Path) -> int | None:
@@ -123,9 +188,23 @@ def same_threads(stored: dict[str, Any], threads: int | None, path: Path) -> int
     return before
 
 
+def _here() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it is gone
+        return None
+
+
+def _settled(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a specification must be the same: not which options were said to differ from defaults, nor the module
+    from which a network of the user's own came."""
+    recipe = {**spec["recipe"], "net": str(spec["recipe"].get("net")).rpartition(".")[2]}
+    return {name: value for name, value in spec.items() if name != "changed"} | {"recipe": recipe}
+
+
 def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
     """What the stored settings lead to now must be what they led to then."""
-    if stored["spec"] != now["spec"]:
+    if _settled(stored["spec"]) != _settled(now["spec"]):
         raise UserError(f"{path} was made by other defaults (version {stored.get('version')}); choose another --out")
     for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"):
         was, got = stored["facts"].get(name), now["facts"][name]

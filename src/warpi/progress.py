@@ -1,19 +1,21 @@
 """What a run shows while it trains: a bar with the time left on a terminal, and a line an epoch everywhere."""
 
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-_SHOWN = {"loss": "loss", "meta_loss": "meta", "val_acc": "val %", "test_acc": "test %"}
+SHOWN = {"loss": "loss", "meta_loss": "meta", "val_acc": "val %", "test_acc": "test %"}
 
 
 class Progress:
     """A context in which steps are counted and epochs printed."""
 
-    def __init__(self, epochs: int, steps: int, done: int, quiet: bool) -> None:
+    def __init__(self, epochs: int, steps: int, done: int, quiet: bool, shown: Mapping[str, str] | None = None) -> None:
         self.epochs, self.quiet = epochs, quiet
+        self.shown = SHOWN if shown is None else shown  # of a record, and what it is called
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
         self.console = Console(highlight=False)
         self.bar = Bar(
@@ -41,6 +43,6 @@ class Progress:
         self.bar.advance(self.job)
 
     def line(self, record: dict[str, float]) -> None:
-        shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in _SHOWN.items() if name in record)
+        shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in self.shown.items() if name in record)
         epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
         self.say(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")

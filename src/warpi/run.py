@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,15 +23,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from warpi import checkpoint, parallel
 from warpi.atomic import append_line, one_writer, write_atomically
+from warpi.data.files import SMALL
 from warpi.engine import Diverged, Position, Record, check_logs, check_weights, settle, train
 from warpi.errors import UserError, missing
-from warpi.folder import cut_results, describe, look, same_settings, same_task, same_threads
+from warpi.folder import check_outside, cut_results, describe, look, same_settings, same_task, same_threads
 from warpi.folder import read_spec as read_spec
-from warpi.method import Method
-from warpi.progress import Progress
+from warpi.method import Method, evaluating
+from warpi.progress import SHOWN, Progress
 from warpi.rng import derive, seeded
 from warpi.spec import RunSpec, plain, prepare
 from warpi.task import Moved, Task, Truth
+
+PATIENCE = 10  # minutes of training on a CPU from which on a run says that it will take long
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ def fitting(
                 raise UserError(f"{path} holds a checkpoint, but {lost}; choose another --out")
             if stored is not None and not resume:
                 raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
-            if stored is not None:
+            if stored is None:
+                check_outside(path, settings.get("data"))
+            else:
                 threads = same_threads(stored, threads, path)
                 settings, method = same_settings(stored, settings, method, path)
             held.enter_context(cpu_threads(threads))
@@ -143,9 +149,16 @@ def fitting(
                     rng = checkpoint.global_rng()
                     checkpoint.save(file, {"method": checkpoint.state_of(learner), "position": vars(at), "rng": rng})
 
-        progress = Progress(spec.recipe.epochs, steps, at.epoch * steps + at.step, quiet or not first)
+        done = at.epoch * steps + at.step
+        progress = Progress(spec.recipe.epochs, steps, done, quiet or not first, _names(task, truth))
         held.enter_context(progress)
         progress.say(_summary(spec, learner, truth))
+        if task.n_repeated and stored is None:
+            progress.say(f"{task.n_repeated} rows of the data are among the trusted examples; only there are they used")
+        if not progress.quiet and where.type == "cpu":
+            share = 1 - done / (spec.recipe.epochs * steps)
+            if (minutes := share * _minutes(spec, learner)) > PATIENCE:
+                progress.say(_slow(spec, learner, minutes))
         caught = held.enter_context(signals()) if caught is None else caught
         with parallel.together():
             board = held.enter_context(_board(path, at.epoch + 1)) if tensorboard and first else None
@@ -230,8 +243,42 @@ def _summary(spec: RunSpec, learner: Method, truth: Truth) -> str:
     parts = {"noisy": task.train, "trusted": task.meta, "validation": task.val, "test": truth.test}
     rows = ", ".join(f"{len(split):,} {name}" for name, split in parts.items() if split)
     wrong = "" if task.noise_rate is None else f" ({100 * task.noise_rate:.1f} % wrong)"
-    shape = " x ".join(map(str, task.shape))
-    return f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, inputs of {shape}"
+    inputs = "images of {1} x {2} pixels" if len(task.shape) == 3 else "inputs of " + " x ".join(map(str, task.shape))
+    net, epochs = spec.to_json()["recipe"]["net"], spec.recipe.epochs
+    return (
+        f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, "
+        f"{inputs.format(*task.shape)}; {spec.method} trains {net} for {epochs} epoch{'s' * (epochs > 1)}"
+    )
+
+
+def _names(task: Task, truth: Truth) -> dict[str, str]:
+    """What the columns of a run's lines are called: accuracy against labels that may be wrong says so."""
+    noisy = {"val_acc": task.noise_rate != 0, "test_acc": not truth.test_is_clean}
+    return {name: f"{label} (noisy)" if noisy.get(name) else label for name, label in SHOWN.items()}
+
+
+def _minutes(spec: RunSpec, learner: Method) -> float:
+    """How long a training takes on this CPU, roughly: by the time of a pass, and what a method costs on digits."""
+    x, times = torch.zeros(2, *learner.task.shape), list[float]()
+    with evaluating(learner.nets), torch.no_grad(), seeded(0):
+        for _ in range(2):  # the first one prepares
+            began = time.perf_counter()
+            learner.net(x)
+            times.append(time.perf_counter() - began)
+    costs = json.loads((resources.files("warpi.methods") / "costs.json").read_text())
+    passes = 3 * (costs.get(spec.method) or 1)  # a backward pass is as long as two forward
+    return passes * min(times) / len(x) * len(learner.task.train) * spec.recipe.epochs / 60
+
+
+def _slow(spec: RunSpec, learner: Method, minutes: float) -> str:
+    shape, net, helps = learner.task.shape, spec.recipe.net, ["a GPU"]
+    if shape[-1] > SMALL and len(shape) == 3 and not spec.data.data.lower().endswith((".npz", ".npy")):
+        helps.append(f"--image-size {SMALL}")
+    if isinstance(net, str) and net not in ("mlp", "resnet20"):
+        helps.append(f"--net {'resnet20' if len(shape) == 3 else 'mlp'}")
+    helps += ["--epochs", "--limit for a first try"]
+    long = f"{minutes / 60:.0f} hours" if minutes >= 90 else f"{minutes:.0f} minutes"
+    return f"this will take about {long} on this CPU; what helps: {', '.join(helps)}"
 
 
 def _go_on(file: Path, learner: Method, device: torch.device) -> Position:

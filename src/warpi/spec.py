@@ -11,6 +11,7 @@ import numpy as np
 
 from warpi.data import load_dataset
 from warpi.data.dataset import Dataset
+from warpi.data.files import PHOTO
 from warpi.errors import unknown
 from warpi.method import Method
 from warpi.methods import METHODS
@@ -29,7 +30,7 @@ class DataSpec:
     data: str = "digits"  # a name of `warpi list datasets`, or a path: .npz .npy .csv .tsv .parquet, or an image folder
     root: str | None = None  # folder of the data set's files; default: the environment variable WARPI_DATA
     label: str | None = None  # column (or .npy file) of the labels
-    image_size: int | None = None  # side of the images a folder is read at; default 224
+    image_size: int | None = None  # side at which image files are read; default: as they are up to 64, else 224
     noise: str = "given"  # KIND:RATE of `warpi list noises`; "given" takes the labels as they are
     meta: int | None = None  # trusted examples held out of clean data, or taken of those marked as trusted
     meta_data: str | None = None  # a second file or folder with the trusted examples
@@ -85,8 +86,10 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read
 
     noise, root = Noise.parse(data.noise), Path(data.root) if data.root else None
+    dataset, defaults = _load(data.data, root=root, image_size=data.image_size, label=data.label)
+    if data.image_size is None and dataset.files is not None and (side := dataset.examples.shape[-1]) != PHOTO:
+        data = replace(data, image_size=side)
     read = partial(_load, root=root, image_size=data.image_size)
-    dataset, defaults = read(data.data, label=data.label)
     meta_data = read(data.meta_data, label=data.label, like=dataset)[0] if data.meta_data else None
     other = read(noise.other_name)[0] if noise.other_name else None
     meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
@@ -115,6 +118,15 @@ def suited(
     suits = asdict(base) | {k.removeprefix(prefix): v for k, v in defaults.items() if k.startswith(prefix)}
     changed = {k: v for k, v in settings.items() if k in suits and v != suits[k]}
     return recipe, suits | changed, changed
+
+
+def not_default(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stored specification that differ from what would be taken if nobody said anything, flat."""
+    usual = {**asdict(DataSpec()), "method": "warpi", **vars(suited(METHODS["warpi"], defaults, {})[0])}
+    del usual["data"]
+    recipe, seed = stored.get("recipe", {}), stored.get("seed", 0)
+    flat = plain({**{name: stored[name] for name in stored if name in usual or name == "data"}, **recipe, "seed": seed})
+    return {k: v for k, v in flat.items() if k not in usual or v != usual[k]} | plain(stored.get("changed", {}))
 
 
 @contextmanager

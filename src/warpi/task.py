@@ -27,6 +27,7 @@ class Task:
     val: Split | None  # held out of the noisy rows, labelled as badly as they are
     classes: tuple[str, ...]
     noise_rate: float | None = None  # oracle knowledge; only methods with `needs_noise_rate` may look
+    n_repeated: int = 0  # rows of the data that are among the trusted examples, and used only there
 
     @property
     def n_classes(self) -> int:
@@ -93,11 +94,16 @@ def make_task(
     rows = torch.arange(len(dataset.y))
     if limit is not None:
         rows, _ = _stratified(rows, strata, limit / len(rows), chance("limit"))
-    trusted = _apart(dataset, meta_data, meta, chance("meta"))
+    trusted, n_repeated = _apart(dataset, meta_data, meta, chance("meta")), 0
     if trusted is not None:  # what is trusted is neither trained on as noisy nor tested on
         seen = shared(Split(dataset.examples, rows, dataset.y[rows]), trusted)
-        if seen.any():
-            log.warning("%d rows are also among the trusted examples; only there are they used", int(seen.sum()))
+        if seen.all():
+            raise UserError(
+                f"all {len(rows)} rows of {dataset.name} are also among the trusted examples, none is left to train "
+                "on; give as trusted only those that were checked"
+            )
+        if n_repeated := int(seen.sum()):
+            log.info("%d rows are also among the trusted examples; only there are they used", n_repeated)
         rows = rows[~seen]
         if dataset.test is not None and (count := int(shared(trusted, dataset.test).sum())):
             raise UserError(f"{count} of {len(trusted)} trusted examples are also in the test set; take them out of it")
@@ -129,7 +135,10 @@ def make_task(
     train = Split(examples, train_rows, noisy.y[train_rows])
     checked = part(meta_rows, dataset.truth) or apart(trusted)
     held_out = part(val_rows, noisy.y)
-    exam = part(test_rows, dataset.truth) or apart(dataset.test)
+    known = dataset.truth
+    if noise.kind == "given" and not dataset.truth_is_known:  # corrected labels are better than those that were read
+        known = noisy.y if dataset.clean is None else torch.where(dataset.clean >= 0, dataset.clean, noisy.y)
+    exam = part(test_rows, known) or apart(dataset.test)
     if limit is not None and dataset.test is not None and exam is not None:
         exam = _subset(exam, _stratified(torch.arange(len(exam)), exam.y, limit / len(exam), chance("test"))[0])
 
@@ -138,13 +147,14 @@ def make_task(
     if checked is not None:
         _check_classes(checked.y, dataset.classes, "the trusted examples", "add at least one of each to them")
         _tell_uneven(checked.y, train.y, dataset.classes)
+    _tell_few(train.y, dataset.classes)
     clean = None if clean is None else clean[train_rows]
     rate = None if clean is None or not dataset.truth_is_known else float((clean != train.y).double().mean())
     exam_is_clean = dataset.test_is_clean
     if dataset.test is None and dataset.clean is not None:
         exam_is_clean = bool((dataset.clean[test_rows] >= 0).all())
     return (
-        Task(train, checked, held_out, dataset.classes, rate),
+        Task(train, checked, held_out, dataset.classes, rate, n_repeated),
         Truth(exam, exam_is_clean, clean, noisy.T, labels_hash(noisy.y, noisy.replaced)),
     )
 
@@ -224,6 +234,15 @@ def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str)
     if empty:
         listed = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise UserError(f"{len(empty)} of {len(classes)} classes have no example among {where}: {listed}; {advice}")
+
+
+def _tell_few(y: Tensor, classes: tuple[str, ...]) -> None:
+    """Say so where nothing can be learned about a class, least of all which of its labels are wrong."""
+    count = torch.bincount(y.cpu(), minlength=len(classes)).tolist()
+    few = [f"{n} of {name}" for name, n in zip(classes, count, strict=True) if n < 5]
+    if few:
+        listed = ", ".join(few[:5]) + (", ..." if len(few) > 5 else "")
+        log.warning("too few training rows to learn from (%s), after test and validation rows were held out", listed)
 
 
 def _tell_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ def audit(
     run: "Path | str | Run | Method",
     *,
     folds: int = 0,
-    rows: str = "train",
+    rows: str | None = None,
     threshold: float = 0.5,
     device: str = "auto",
     save: bool = True,
@@ -29,7 +29,8 @@ def audit(
     `run` is a run folder, what `fit` returned, or a trained method. With `folds` >= 2 the same recipe is trained that
     many times more, each time without a part of the rows, and every probability comes from a network that has not seen
     its label. `rows` are "train", or "all": also the rows of the data that were held out for validation, and those held
-    out for testing whose true labels nobody knows. A row is an issue above the wrong_probability `threshold`. The
+    out for testing whose true labels nobody knows. None: "all" where nobody knows the truth about the test rows (your
+    own data), else "train". A row is an issue above the wrong_probability `threshold`. The
     result is stored in the run folder unless `save` is False. `own` are a method or a net of your own that the run was
     made with, as for `fit(resume=True)`.
     """

@@ -28,7 +28,7 @@ def audit(argv: list[str]) -> None:
         "--folds", type=int, default=0, metavar="K", help="train K times more, to judge rows not trained on"
     )
     parser.add_argument(
-        "--rows", default="train", metavar="train|all", help="all: held-out rows with given labels, too"
+        "--rows", metavar="train|all", help="all: held-out rows, too; the default, unless test labels are known"
     )
     parser.add_argument(
         "--threshold", type=float, default=0.5, metavar="X", help="wrong_probability above which is an issue"
@@ -39,15 +39,19 @@ def audit(argv: list[str]) -> None:
     for path in (given["csv"], given["parquet"], given["json"]):
         _folder_of(path)
     from warpi.audit import audit as run_audit
+    from warpi.spec import read_once
 
     if not given["quiet"]:
         _say_progress()
     options = {name: given[name] for name in ("folds", "rows", "threshold", "device")}
-    found = run_audit(given["run"], **options)
+    with read_once():
+        found = run_audit(given["run"], **options)
+        files = _data_of(given["run"]).files if given["csv"] or given["parquet"] else None
+    paths = files.paths if files else None
     if given["csv"]:
-        found.to_csv(given["csv"])
+        found.to_csv(given["csv"], paths)
     if given["parquet"]:
-        found.to_parquet(given["parquet"])
+        found.to_parquet(given["parquet"], paths)
     if given["json"]:
         _write_json(given["json"], found.summary())
     if not given["quiet"]:
@@ -63,6 +67,8 @@ def _show(found: "Audit") -> None:
         f"{len(found)} labels, {int(found.is_label_issue.sum())} probably wrong; noise rate "
         f"{100 * rate['rate']:.1f} % ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
     )
+    if found.facts["left_out"]:
+        print(f"{found.facts['left_out']} held-out rows are not audited; --rows all adds them")
     table = Table(box=None)
     for name in ("label", "rows", "wrong %", "95 % interval", "issues", "most often instead"):
         table.add_column(name, justify="left" if name in ("label", "most often instead") else "right")
@@ -113,8 +119,11 @@ def pick(argv: list[str]) -> None:
     for name in ("picked", "trusted", "unbalanced", "json"):
         if given[name]:
             raise UserError(f"--{name} goes with --estimate FILE, a list that was filled")
-    if given["n"] is None or given["csv"] is None:
-        raise UserError("warpi pick: required: N and --csv FILE; or --estimate FILE for a list that was filled")
+    lacking = [
+        what for what, value in (("N, how many rows", given["n"]), ("--csv FILE", given["csv"])) if value is None
+    ]
+    if lacking:
+        raise UserError(f"warpi pick: required: {' and '.join(lacking)}; or --estimate FILE for a list that was filled")
     found = _pick(given, of)
     found.to_csv(given["csv"])
     random = int(found.random.sum())
@@ -186,12 +195,11 @@ def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
 
 
 def _data(of: dict[str, Any]) -> "Dataset":
-    from warpi.data import load_dataset
-    from warpi.spec import DataSpec
+    from warpi import spec as settings
 
-    spec = DataSpec(**of)
+    spec = settings.DataSpec(**of)
     root = Path(spec.root) if spec.root else None
-    return load_dataset(spec.data, root=root, label=spec.label, image_size=spec.image_size)[0]
+    return settings._load(spec.data, root=root, image_size=spec.image_size, label=spec.label)[0]
 
 
 def _data_of(run: Path) -> "Dataset":

@@ -2,7 +2,8 @@
 
 import io
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from warpi.atomic import write_atomically
-from warpi.audit.scores import Floats, Ints, fit_temperature, tempered
+from warpi.audit.scores import Floats, Ints
 from warpi.audit.table import read_arrays
 from warpi.data.split import Split
 from warpi.engine import train
@@ -35,6 +36,10 @@ class Sight:
     p: Floats  # [n, K] probabilities of the classes
     each: Floats  # [S, n, K] the same of each network; S = 0 for a single one
     given: Floats  # [L, n] log softmax(v_l z)_y: what WarPI makes of the label with L samples of v; L = 0 elsewhere
+
+
+_NAMES = [f.name for f in fields(Sight)]
+_TRUSTED = "trusted_"  # before the names of the second sight in a file
 
 
 @torch.no_grad()
@@ -84,45 +89,61 @@ def parts(y: Ints, n: int, seed: int) -> list[Ints]:
     return [np.flatnonzero(fold == f) for f in range(n)]
 
 
-def out_of_sample(method: Method, n: int, folder: Path | None = None) -> Sight:
-    """Every training row as seen by the same recipe trained without it, and a part of the others, n times in all.
+def out_of_sample(method: Method, n: int, folder: Path | None = None) -> tuple[Sight, Sight]:
+    """Every training row, and every trusted row, as seen by the same recipe trained without it: n trainings in all.
 
-    The trusted rows take part in every training. Each network's probabilities are calibrated on them, so that those of
-    different networks can be compared. In `folder` (the run's) each training is stored as it ends: it is not repeated.
+    Each leaves a part of both out. A trusted row that is the only one of its class takes part in all, and is not among
+    what is returned: without it the class would have none. In `folder` (the run's) each training is stored as it ends:
+    it is not repeated.
     """
-    split = method.task.train
+    split, trusted = method.task.train, method.task.meta
     y = split.y.cpu().numpy()
     rare = np.bincount(y, minlength=method.task.n_classes).min()
     if rare < 2:
         raise UserError("a class has a single training row: without it nothing is left to train on; use no folds")
+    checked = y[:0] if trusted is None else trusted.y.cpu().numpy()
+    several = np.bincount(checked, minlength=method.task.n_classes)[checked] > 1
     found = []
-    for f, held in enumerate(parts(y, n, method.recipe.seed)):
+    for f, (held, apart) in enumerate(
+        zip(parts(y, n, method.recipe.seed), parts(checked, n, method.recipe.seed), strict=True)
+    ):
         file = None if folder is None else folder / f"fold-{f + 1}-of-{n}.npz"
-        stored = None if file is None else _stored(file, held, y)
+        stored = None if file is None else _stored(file, held, y, checked)
         if stored is None:
             log.info("audit: training %d of %d", f + 1, n)
-            stored = _judged(method, held)
+            stored = _judged(method, held, apart[several[apart]])
             if file is not None:
-                _store(file, stored)
+                _store(file, *stored)
         found.append(stored)
-    order = np.concatenate([s.at for s in found]).argsort()
+    rows, others = zip(*found, strict=True)
+    return _together(rows), _together([replace(s, each=s.each[:0], given=s.given[:0]) for s in others])
+
+
+def _together(sights: Sequence[Sight]) -> Sight:
+    order = np.concatenate([s.at for s in sights]).argsort()
     return Sight(
-        *(np.concatenate([getattr(s, name) for s in found])[order] for name in ("at", "y", "p")),
-        *(np.concatenate([getattr(s, name) for s in found], axis=1)[:, order] for name in ("each", "given")),
+        *(np.concatenate([getattr(s, name) for s in sights])[order] for name in ("at", "y", "p")),
+        *(np.concatenate([getattr(s, name) for s in sights], axis=1)[:, order] for name in ("each", "given")),
     )
 
 
-def _judged(method: Method, held: Ints) -> Sight:
-    """The rows `held` of the training split by the same method and recipe, trained on the others."""
-    task = method.task
-    kept = np.setdiff1d(np.arange(len(task.train)), held)
+def _judged(method: Method, held: Ints, apart: Ints) -> tuple[Sight, Sight]:
+    """The rows `held` of the training split, and `apart` of the trusted one, by the same recipe trained on the rest."""
+    task, seen = method.task, []
+    rest = replace(task, train=_without(task.train, held), meta=task.meta and _without(task.meta, apart), val=None)
     with seeded(derive(method.recipe.seed, "training")):
         learner = replace(method)  # its hyper-parameters, without its state
-        learner.start(replace(task, train=_part(task.train, kept), val=None), method.recipe)
+        learner.start(rest, method.recipe)
         for _ in train(learner, learner.task):
             pass
-    trusted, sight = look(learner, task.meta), look(learner, _part(task.train, held))
-    return replace(sight, at=held[sight.at], p=tempered(sight.p, fit_temperature(trusted.p, trusted.y)))
+    for split, at in ((task.train, held), (task.meta, apart)):
+        sight = look(learner, _part(split, at) if split is not None and len(at) else None)
+        seen.append(replace(sight, at=at[sight.at]))
+    return seen[0], seen[1]
+
+
+def _without(split: Split, at: Ints) -> Split:
+    return _part(split, np.setdiff1d(np.arange(len(split)), at))
 
 
 def _part(split: Split, at: Ints) -> Split:
@@ -130,22 +151,26 @@ def _part(split: Split, at: Ints) -> Split:
     return replace(split, rows=split.rows[index], y=split.y[index.to(split.y.device)])
 
 
-def _store(file: Path, sight: Sight) -> None:
+def _store(file: Path, sight: Sight, trusted: Sight) -> None:
     content = io.BytesIO()
-    np.savez_compressed(content, **vars(sight))
+    np.savez_compressed(content, **vars(sight), **{_TRUSTED + name: values for name, values in vars(trusted).items()})
     write_atomically(file, content.getvalue())
 
 
-def _stored(file: Path, held: Ints, y: Ints) -> Sight | None:
-    """What an earlier process found; None where there is nothing, or something about other rows."""
+def _stored(file: Path, held: Ints, y: Ints, checked: Ints) -> tuple[Sight, Sight] | None:
+    """What an earlier process found; None where there is nothing, or something about other rows, or about none of the
+    trusted ones, which an earlier version did not leave out."""
     if not file.exists():
         return None
     try:
-        sight = Sight(**read_arrays(file))
-        if not np.isin(sight.at, held).all():
+        arrays = read_arrays(file)
+        trusted = {name: arrays.pop(_TRUSTED + name) for name in _NAMES if _TRUSTED + name in arrays}
+        sight, apart = Sight(**arrays), Sight(**trusted) if trusted else None
+        if apart is None or not np.isin(sight.at, held).all():
             return None
-        if not np.array_equal(sight.y, y[sight.at]) or len(sight.p) != len(sight.y) or not np.isfinite(sight.p).all():
-            raise ValueError("its arrays do not fit the run")
-    except (ValueError, TypeError) as e:
+        for s, given in ((sight, y), (apart, checked)):
+            if not np.array_equal(s.y, given[s.at]) or len(s.p) != len(s.y) or not np.isfinite(s.p).all():
+                raise ValueError("its arrays do not fit the run")
+    except (ValueError, TypeError, IndexError) as e:
         raise UserError(f"{file} is not what `warpi audit` stored there ({e}); delete it") from e
-    return sight
+    return sight, apart

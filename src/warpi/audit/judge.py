@@ -1,6 +1,7 @@
 """A trained method to an `Audit`: its view of the rows, T, Bayes, and how sure all that is."""
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,23 +19,25 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.method import Method
 from warpi.run import Run
+from warpi.task import Task
 
 log = logging.getLogger("warpi.audit")
 _POOR = 0.7  # accuracy on the trusted rows below which a classifier is no judge
+_UNCHECKED = 0.1  # how far off rates are where no trusted row was kept from training to check them (docs/audit.md)
 
 
 def judge(
     run: Path | str | Run | Method,
     *,
     folds: int,
-    rows: str,
+    rows: str | None,
     threshold: float,
     device: str,
     save: bool,
     own: Mapping[str, Any],
 ) -> Audit:
     """See `warpi.audit.audit`."""
-    if rows not in ("train", "all"):
+    if rows not in (None, "train", "all"):
         raise UserError(f"rows are 'train' or 'all', got {rows!r}")
     if not 0 < threshold < 1:
         raise UserError(f"threshold is a probability in (0, 1), got {threshold}")
@@ -47,37 +50,42 @@ def judge(
         raise UserError("this method has not been trained; train it first, or give the folder of a run")
     task = method.task
     trusted, held_out = look(method, task.meta), look(method, task.val)
-    temperature = scores.fit_temperature(trusted.p, trusted.y)
     seen, memory = _without_memory(look(method, task.train), held_out)
-    seen, held_out, trusted = (_tempered(sight, temperature) for sight in (seen, held_out, trusted))
-    source = _source(len(held_out.y))
+    source, fresh, apart = _source(len(held_out.y)), None, not method.needs_meta
     if folds:
-        fresh = out_of_sample(method, folds, path)
+        fresh, left_out = out_of_sample(method, folds, path)
+        trusted, apart = (left_out, True) if len(left_out.y) else (trusted, apart)
+        source = f"out of sample: {folds} trainings of the recipe, each judges the rows that it left out"
+    temperature = scores.fit_temperature(trusted.p, trusted.y)
+    seen, held_out, trusted = (_tempered(sight, temperature) for sight in (seen, held_out, trusted))
+    if fresh is not None:
+        fresh = _tempered(fresh, temperature)
         both = np.stack([seen.p[np.searchsorted(seen.at, fresh.at)], fresh.p])  # [2, n, K]
         seen, memory = replace(fresh, each=both), 0.0
-        source = f"out of sample: {folds} trainings of the recipe, each judges the rows that it left out"
     T = scores.estimate_transition(seen.p, seen.y)
 
     parts: list[tuple[Split, Sight]] = [(task.train, seen)]
+    more = _held_out(run, task)
+    rows = rows or ("all" if isinstance(run, Run) and not run.truth.test_is_clean else "train")
     if rows == "all":
-        parts += [(task.val, held_out)] if task.val else []
-        test = None if isinstance(run, Method) or run.truth.test_is_clean else run.truth.test
-        if (
-            test is not None and test.examples is task.train.examples
-        ):  # rows of the data, labelled as badly as the others
-            parts.append((test, _tempered(look(method, test), temperature)))
+        sights = (held_out if split is task.val else _tempered(look(method, split), temperature) for split in more)
+        parts += zip(more, sights, strict=True)
     row = np.concatenate([split.rows.numpy()[sight.at] for split, sight in parts])
     order = row.argsort(kind="stable")
     all_ = _joined([sight for _, sight in parts])
     y, p = all_.y[order], all_.p[order]
     found = scores.verdict(scores.posterior(p, y, T), y, threshold)
     spread, kind = uncertainty(all_, T, bool(folds))
-    doubt = scores.doubt(trusted.p, trusted.y, T)
+    off = _UNCHECKED
+    if apart and len(np.unique(trusted.y)) == task.n_classes:
+        off = scores.rate_by_confusion(p, y, trusted.p, trusted.y) - float(found.wrong_probability.mean())
+    doubt = math.hypot(scores.doubt(trusted.p, trusted.y, T), off)
     facts: dict[str, Any] = {
         "run": None if path is None else str(path),
         "method": type(method).__name__,
         "version": warpi.__version__,
         "rows": rows,
+        "left_out": 0 if rows == "all" else sum(map(len, more)),
         "folds": folds,
         "probabilities": source,
         "temperature": temperature,
@@ -92,6 +100,8 @@ def judge(
     audit = Audit(row[order], y, *found, spread[order], p, T, task.classes, rates, facts)
     if method.family == "baseline" and not method.needs_meta:
         log.warning("%s takes wrong labels for right ones, so its audit overlooks them; audit warpi", facts["method"])
+    if not apart:
+        log.warning("the trusted rows were trained on, so that none shows how far the rates are off; use --folds 5")
     if (accuracy := facts["trusted_accuracy"]) is not None and accuracy < _POOR:
         log.warning("the run is right about %.0f %% of the trusted rows only: do not believe its audit", 100 * accuracy)
     if save and path is not None:
@@ -123,6 +133,13 @@ def uncertainty(sight: Sight, T: Floats, folds: bool = False) -> tuple[Floats, s
     q = scores.posterior(sight.p, y, T)
     entropy = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(q.shape[1])
     return entropy, "entropy of P(true class | x, given label) over log K: there is one network, and nothing to sample"
+
+
+def _held_out(run: Run | Method, task: Task) -> list[Split]:
+    """Rows of the data that were not trained on, and whose labels are as doubtful as the others'."""
+    test = None if isinstance(run, Method) or run.truth.test_is_clean else run.truth.test
+    splits = (task.val, test if test is not None and test.examples is task.train.examples else None)
+    return [split for split in splits if split is not None]
 
 
 def _without_memory(seen: Sight, held_out: Sight) -> tuple[Sight, float]:

@@ -26,7 +26,10 @@ def reopen(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None
     if stored is None:
         raise UserError(f"there is no run in {path}; give the folder that `warpi fit --out` made")
     if not (path / "done").exists():
-        raise UserError(f"the run in {path} is not finished; go on with: warpi fit --out {path} --resume")
+        results = path / "results.jsonl"
+        done = len(results.read_text().splitlines()) if results.exists() else 0
+        at = f"{done} of {stored['spec']['recipe'].get('epochs')} epochs are done"
+        raise UserError(f"the run in {path} is not finished, {at}; go on with: warpi fit --out {path} --resume")
     again = settings.pop("method", None)
     settings, method = same_settings(stored, settings, again, path)
     spec, task, truth = prepare(method, **settings)

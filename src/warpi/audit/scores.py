@@ -87,14 +87,14 @@ def tempered(p: Floats, temperature: float) -> Floats:
 def fit_temperature(p: Floats, y: Ints) -> float:
     """The temperature under which examples with true labels y are the most probable; 1 where there are none.
 
-    A prior, log temperature ~ N(0, 1/4), keeps a few examples that are all right from making p infinitely sure.
+    Below 1 a prior, log temperature ~ N(0, 1/4), keeps a few examples that are all right from making p infinitely sure.
     """
     if not len(y):
         return 1.0
     at = np.arange(len(y))
 
     def fit(t: float) -> float:
-        return float(np.log(np.maximum(tempered(p, math.exp(t))[at, y], _TINY)).sum()) - 2 * t * t
+        return float(np.log(np.maximum(tempered(p, math.exp(t))[at, y], _TINY)).sum()) - 2 * min(t, 0.0) ** 2
 
     return math.exp(max(np.linspace(-1.6, 1.6, 65).tolist(), key=fit))
 
@@ -150,6 +150,22 @@ def doubt(p: Floats, y: Ints, T: Floats) -> float:
     truth = np.arange(p.shape[1])[None] != y[:, None]
     d = (T[y] * (wrong - truth)).sum(1)  # [M]
     return float(np.sqrt(d.mean() ** 2 + d.var(ddof=1) / len(d)))
+
+
+def rate_by_confusion(p: Floats, y: Ints, trusted: Floats, true: Ints) -> float:
+    """The share of wrong labels among given labels y, by a way that does not need p to be calibrated.
+
+        C[i, a]  = mean of p_a over the trusted rows of class i               [K, K]
+        N[a, g]  = mean over the rows of p_a [y = g] = sum_i J[i, g] C[i, a]  [K, K]
+
+    is solved for J[i, g] = P(true = i, given = g). It holds for any p that has seen neither the labels y nor the
+    trusted rows (their p is `trusted`, with true classes, each of which must occur), as long as labels depend on x
+    through the true class alone. With few trusted rows it is rough: a check on the rate from Bayes' rule.
+    """
+    K = p.shape[1]
+    C = np.stack([trusted[true == i].mean(0) for i in range(K)])
+    J = np.maximum(np.linalg.lstsq(C.T, p.T @ np.eye(K)[y] / len(y), rcond=None)[0], 0)
+    return float(1 - np.trace(J) / J.sum())
 
 
 def error_rate(wrong: Floats, doubt: float = 0.0) -> dict[str, float]:

@@ -6,7 +6,7 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -62,28 +62,35 @@ class Audit:
         order: Ints = np.lexsort((self.row, -self.wrong_probability))
         return order
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns of the table, labels by the names of their classes."""
+    def columns(self, paths: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """The columns of the table, labels by the names of their classes.
+
+        `paths` are the files of all rows of the data set, where they are images (`Dataset.files.paths`): a last column.
+        """
         names = np.array(self.classes, dtype=object)
         values = (self.row, names[self.given], names[self.suggested], self.wrong_probability, self.label_quality)
-        return dict(zip(COLUMNS, (*values, self.is_label_issue, self.uncertainty), strict=True))
+        found = dict(zip(COLUMNS, (*values, self.is_label_issue, self.uncertainty), strict=True))
+        if paths is not None:  # names of files may be any bytes; `row` says which is meant
+            known = [paths[row].encode(errors="backslashreplace").decode() for row in self.row.tolist()]
+            found["path"] = np.array(known, dtype=object)
+        return found
 
-    def to_csv(self, path: Path | str) -> None:
-        """Write the table, a line an example in the order of the rows."""
-        text = io.StringIO(newline="")
+    def to_csv(self, path: Path | str, paths: Sequence[str] | None = None) -> None:
+        """Write the table, a line an example in the order of the rows; `paths` as in `columns`."""
+        text, columns = io.StringIO(newline=""), self.columns(paths)
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for cells in zip(*(column.tolist() for column in self.columns().values()), strict=True):
+        writer.writerow(columns)
+        for cells in zip(*(column.tolist() for column in columns.values()), strict=True):
             writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells])
         write_atomically(Path(path), text.getvalue().encode())
 
-    def to_parquet(self, path: Path | str) -> None:
-        """Write the table as parquet; needs the extra `tables`."""
+    def to_parquet(self, path: Path | str, paths: Sequence[str] | None = None) -> None:
+        """Write the table as parquet; needs the extra `tables`. `paths` as in `columns`."""
         try:
             import pandas as pd
 
             content = io.BytesIO()
-            pd.DataFrame(self.columns()).to_parquet(content, index=False)
+            pd.DataFrame(self.columns(paths)).to_parquet(content, index=False)
         except ImportError as e:
             raise missing("pandas" if e.name == "pandas" else "pyarrow", "writing .parquet", "tables") from e
         write_atomically(Path(path), content.getvalue())

@@ -1,17 +1,19 @@
 """Data sets by name, and the user's own by path."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warpi.data.arrays import read_arrays
+from warpi.data.arrays import read_arrays, read_new_arrays
 from warpi.data.cifar import cifar10, cifar100
-from warpi.data.dataset import Dataset
-from warpi.data.files import FileExamples
-from warpi.data.folders import clothing1m, food101n, is_manifest, read_folder, read_manifest
+from warpi.data.dataset import Dataset, Unseen
+from warpi.data.examples import Examples, TensorExamples
+from warpi.data.files import SMALL, FileExamples
+from warpi.data.folders import clothing1m, food101n, is_manifest, read_folder, read_manifest, read_new_images
 from warpi.data.reading import reading
-from warpi.data.tables import read_table
+from warpi.data.tables import read_new_table, read_table
 from warpi.data.toy import digits
 from warpi.errors import UserError, unknown
 
@@ -38,6 +40,7 @@ _SMALL = {
     "WarPI.output": "tanh",  # why: docs/methods/warpi.md
     "WarPI.label_input": "one_hot",
     "VRI.output": "tanh",
+    "TruncatedGCE.start_prune": 1 / 3,  # why: docs/methods/gce_truncated.md
     "MLCWang.matrix_lr": 30.0,  # why: docs/methods/mlc_wang.md
     "TRevision.revision_lr": 1e-2,  # why: docs/methods/t_revision.md
     "PTD.revision_lr": 1e-2,
@@ -52,8 +55,12 @@ _SMALL = {
     "DivideMix.warm_up": 1.0,
     "DivideMix.ramp_up": 1.6,
 }
+_FEW = 10_000  # small images from which on a network with convolutions pays: docs/data.md
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
+
+SUITED = frozenset({*_SMALL, *_CIFAR, *_PHOTOS})
+"""Settings whose default depends on the data."""
 
 DATASETS: dict[str, Entry] = {
     "digits": Entry(
@@ -97,30 +104,75 @@ def load_dataset(
     with reading(data):
         found = bool(data) and path.exists()
     if not found:
-        if path.suffix or len(path.parts) > 1:
+        if path.suffix or "/" in data or os.sep in data:
             raise UserError(f"no file or folder {data!r}")
-        raise unknown("data set", data, DATASETS)
+        raise UserError(f"{unknown('data set', data, DATASETS)}; nor is there a file or folder of that name")
     dataset = _read(path, root, label, image_size, like)
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
-    return dataset, defaults_for(dataset.examples.shape)
+    shape, few = dataset.examples.shape, len(dataset.y) < _FEW
+    return dataset, _SMALL if few and len(shape) == 3 and shape[-1] <= SMALL else defaults_for(shape)
+
+
+def read_unseen(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> Unseen:
+    """Inputs to be predicted, read as those of a run were.
+
+    `first` are the settings of the run's data (data, root, label), `examples` its inputs, which say the scale.
+    """
+    path, label = Path(data), first["label"]
+    kind, got = _kind(first["data"]), _kind(data)
+    if kind != got:
+        raise UserError(f"{data}: got {got}, the run was trained on {kind}; give the same kind")
+    if kind == _TABLE:
+        new = read_new_table(path, load_dataset(first["data"], label=label)[0])
+        return new._replace(examples=new.examples.scaled(_in_memory(examples).scale))
+    if kind == _IMAGES:
+        root = Path(first["root"]) if first["root"] and first["data"] not in DATASETS else None
+        return read_new_images(path, examples.shape[-1], classes, root=root, label=label)
+    return read_new_arrays(path, None if str(label).endswith(".npy") else label, _in_memory(examples), classes)
+
+
+def _in_memory(examples: Examples) -> TensorExamples:
+    assert isinstance(examples, TensorExamples)
+    return examples
+
+
+_TABLE, _IMAGES, _ARRAYS = "a table", "image files", "arrays (.npz, .npy)"
+
+
+def _kind(data: str) -> str:
+    if data in DATASETS:
+        return _IMAGES if DATASETS[data].sized else _ARRAYS
+    path, suffix = Path(data), Path(data).suffix.lower()
+    if path.is_dir() or (suffix in (".csv", ".tsv") and is_manifest(path)):
+        return _IMAGES
+    if suffix in (".npz", ".npy"):
+        return _ARRAYS
+    if suffix in (".csv", ".tsv", ".parquet"):
+        return _TABLE
+    raise _unreadable(path)
+
+
+def _unreadable(path: Path) -> UserError:
+    return UserError(f"cannot read {path}: allowed are .npz, .npy, .csv, .tsv, .parquet and folders of images")
 
 
 def defaults_for(shape: tuple[int, ...]) -> Mapping[str, Any]:
     """The settings that suit inputs of a shape, where nothing more is known of them."""
     if len(shape) == 1:
         return _SMALL
-    return _PHOTOS if shape[-1] > 64 else {**_CIFAR, "net": "resnet18", "meta": None}
+    return _PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}
 
 
 def _read(path: Path, root: Path | None, label: str | None, size: int | None, like: Dataset | None) -> Dataset:
     suffix, classes = path.suffix.lower(), like.classes if like else None
     # Beside files that are read as they are needed, so are these: the crops are alike, and `overlap` can compare them.
     in_memory = False if like and isinstance(like.examples, FileExamples) else None
+    side = like.examples.shape[-1] if size is None and like is not None and like.files is not None else size
     if path.is_dir():
-        return read_folder(path, size=size, classes=classes, in_memory=in_memory)
+        return read_folder(path, size=side, classes=classes, in_memory=in_memory)
     if suffix in (".csv", ".tsv") and is_manifest(path):
-        return read_manifest(path, root=root, label=label, size=size, classes=classes, in_memory=in_memory)
+        return read_manifest(path, root=root, label=label, size=side, classes=classes, in_memory=in_memory)
     if size is not None:
         raise _no_size(path)
     match suffix:
@@ -130,7 +182,7 @@ def _read(path: Path, root: Path | None, label: str | None, size: int | None, li
             return read_arrays(path, None if like else label, like=like)
         case ".csv" | ".tsv" | ".parquet":
             return read_table(path, label, like=like)
-    raise UserError(f"cannot read {path}: allowed are .npz, .npy, .csv, .tsv, .parquet and folders of images")
+    raise _unreadable(path)
 
 
 def _no_size(data: object) -> UserError:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.data.augment import Crop
-from warpi.data.dataset import Dataset
+from warpi.data.dataset import Dataset, Unseen
+from warpi.data.doubts import check_label
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.labels import in_order, marked, numbered, parsed, plain
 from warpi.data.reading import checked_suffix, few, reading
@@ -55,6 +56,7 @@ def read_arrays(
             texts[part] = _texts(arrays[f"y{end}"], f"{path}: y{end}", len(x[part]))
             if "" in texts[part]:
                 raise UserError(f"{path}: row {texts[part].index('')} of y{end} has no label")
+            check_label(texts[part], f"y{end}", path)
     if "clean" in arrays:
         texts["clean"] = _texts(arrays["clean"], f"{path}: clean", len(x["train"]))
     if classes is None and like is not None:
@@ -76,9 +78,7 @@ def read_arrays(
     if not isinstance(first, TensorExamples):
         raise UserError(f"{path} holds arrays, the first data set does not; give both in the same form")
     for part, tensor in x.items():
-        if tensor.shape[1:] != first.x.shape[1:] or tensor.dtype != first.x.dtype:
-            got, want = (f"{t.dtype} {list(t.shape[1:])}" for t in (tensor, first.x))
-            raise UserError(f"{path}: an input of {part} is {got}, expected {want}")
+        _check_like(tensor, first, f"{path}: an input of {part}")
     marks = _texts(arrays["verified"], f"{path}: verified", len(x["train"])) if "verified" in arrays else None
     return Dataset.of_parts(
         path.stem,
@@ -87,6 +87,33 @@ def read_arrays(
         clean=y.get("clean"),
         verified=None if marks is None else marked(marks, lambda row: f"{path}, row {row}"),
     )
+
+
+def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classes: tuple[str, ...]) -> Unseen:
+    """Inputs to be predicted: x of a .npz (with y and clean where these are known) or a .npy, of the shape of `first`.
+
+    The labels of NAME.npy are in NAME_labels.npy, if there is such a file.
+    """
+    if checked_suffix(path, (".npz", ".npy")) == ".npz":
+        arrays = _read_npz(path, label, needs_label=False)
+    else:
+        beside = path.with_name(f"{path.stem}_labels.npy")
+        arrays = _read_npy(path, str(beside)) if beside.is_file() else {"x": _one(path)}
+    x = _inputs(arrays["x"], f"{path}: x")
+    _check_like(x, first, f"{path}: an input")
+    labels, counted = dict[str, Tensor](), parsed(classes) is None
+    for name in ("y", "clean"):
+        if name in arrays:
+            texts = _texts(arrays[name], f"{path}: {name}", len(x))
+            texts = ["" if text == "-1" and "-1" not in classes else text for text in texts]
+            labels[name] = numbered(texts, classes, lambda row, name=name: f"{path}, row {row} of {name}", counted)  # type: ignore[misc]
+    return Unseen(TensorExamples(x, first.scale, first.crop, first.standardise), labels)
+
+
+def _check_like(x: Tensor, first: TensorExamples, what: str) -> None:
+    if x.shape[1:] != first.x.shape[1:] or x.dtype != first.x.dtype:
+        got, want = (f"{t.dtype} {list(t.shape[1:])}" for t in (x, first.x))
+        raise UserError(f"{what} is {got}, expected {want}")
 
 
 def _texts(values: NDArray[Any], what: str, n: int | None = None) -> list[str]:
@@ -102,7 +129,7 @@ def _texts(values: NDArray[Any], what: str, n: int | None = None) -> list[str]:
     return plain(values)
 
 
-def _read_npz(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dict[str, NDArray[Any]]:
     """The arrays under their names in small letters, the labels as y."""
     held = load_arrays(path)
     if not isinstance(held, dict):
@@ -110,7 +137,7 @@ def _read_npz(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
     label = label or next((key for key in ("y", "Y") if key in held), "y")
     names = {key: "y" if key == label else key.lower() for key in held if key == label or key.lower() != "y"}
     for name in ("x", "y"):
-        if (count := list(names.values()).count(name)) != 1:
+        if (count := list(names.values()).count(name)) != 1 and (count or name == "x" or needs_label):
             got = "no" if not count else "more than one"
             raise UserError(f"{path} has {got} array {label if name == 'y' else name!r}; arrays: {few(held)}")
     return {name: held[key] for key, name in names.items()}
@@ -123,10 +150,14 @@ def _read_npy(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
         found = next((file for file in files if file.is_file() and file != path), None)
     if found is None:
         raise UserError(f"no labels for {path}: there is no {' and no '.join(map(str, files))}; give --label FILE.npy")
-    x, y = load_arrays(path), load_arrays(found)
-    if isinstance(x, dict) or isinstance(y, dict):
-        raise UserError(f"{path if isinstance(x, dict) else found}: not a .npy file")
-    return {"x": x, "y": y}
+    return {"x": _one(path), "y": _one(found)}
+
+
+def _one(path: Path) -> NDArray[Any]:
+    held = load_arrays(path)
+    if isinstance(held, dict):
+        raise UserError(f"{path}: not a .npy file")
+    return held
 
 
 def load_arrays(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
@@ -146,8 +177,12 @@ def _inputs(x: NDArray[Any], what: str) -> Tensor:
         with np.errstate(over="ignore"):
             features = x.astype(np.float32)
         if not np.isfinite(features).all():
-            row, column = (int(i) for i in np.argwhere(~np.isfinite(features))[0])
-            raise UserError(f"{what}: row {row}, column {column} holds {x[row, column]}; fill it or drop the row")
+            bad = np.argwhere(~np.isfinite(features))
+            row, column = (int(i) for i in bad[0])
+            raise UserError(
+                f"{what}: row {row}, column {column} holds {x[row, column]}, and {len(bad)} cells in "
+                f"{len({*bad[:, 1]})} columns are no finite numbers; fill them, or drop the rows or the columns"
+            )
         return torch.from_numpy(features)
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or (x.ndim == 4 and not {*x.shape[1::2]} & {1, 3}):
         raise UserError(

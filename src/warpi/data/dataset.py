@@ -19,6 +19,14 @@ class Files(NamedTuple):
     paths: tuple[str, ...]  # [N] relative to root, or absolute
 
 
+class Unseen(NamedTuple):
+    """Inputs to be predicted."""
+
+    examples: Examples
+    labels: Mapping[str, Tensor]  # what they were labelled with, by the name of the column; each [N], -1 unknown
+    paths: tuple[str, ...] | None = None  # [N] of image files, as they were listed
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A data set as it was read: inputs, the labels they were given, and what is known about the truth.

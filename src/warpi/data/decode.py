@@ -49,6 +49,20 @@ def decode(path: str, short: int) -> "Image":
     return upright.resize((width, height), Image.Resampling.BILINEAR)
 
 
+def image_size(path: str) -> tuple[int, int] | None:
+    """Width and height, from the head of the file; None where that cannot be read."""
+    from PIL import Image
+
+    broken: tuple[type[Exception], ...] = (Image.DecompressionBombError, *_BROKEN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(path, formats=_FORMATS) as image:
+                return image.size
+        except broken:
+            return None
+
+
 def _rgb(image: "Image") -> "Image":
     """Any mode to RGB: 16 bits are scaled, not cut off; what is transparent becomes white."""
     from PIL import Image

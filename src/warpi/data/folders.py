@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpi.data.dataset import Dataset, Files
+from warpi.data.dataset import Dataset, Files, Unseen
+from warpi.data.doubts import check_label
 from warpi.data.examples import Examples
-from warpi.data.files import FileExamples, load_tensor, stored_size
+from warpi.data.files import PHOTO, FileExamples, load_tensor, stored_size, usual_size
 from warpi.data.labels import check_known, in_order, marked, numbered
 from warpi.data.reading import data_root, reading
 from warpi.errors import UserError, unknown
@@ -154,6 +155,7 @@ def read_manifest(
         if (first := lines.setdefault(row.path, line)) != line:
             raise UserError(f"{path} line {line}: path {row.path!r} is also on line {first}; keep one of the two")
         rows.append(row)
+    check_label([row.label for row in rows], label, path)
     classes = classes or in_order({name for row in rows for name in (row.label, row.clean)} - {""})
     if len(classes) < 2:
         raise UserError(f"{path} holds {len(classes)} class(es) in {len(rows)} rows; at least two are needed")
@@ -214,14 +216,63 @@ def _cells(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[st
 
 
 def _row(where: str, cells: dict[str, str], below: str, label: str) -> _Row:
-    if not cells["path"] or not cells[label]:
-        raise UserError(f"{where}: the {'path' if not cells['path'] else label} is empty")
-    path = os.path.normpath(os.path.join(below, cells["path"]))
-    if not path.startswith(below):
-        raise UserError(f"{where}: {cells['path']!r} is not a file below {below}; move it there or give another root")
+    path = _below(where, cells["path"], below)
+    if not cells[label]:
+        raise UserError(f"{where}: the {label} is empty")
     split = cells.get("split", "").lower() or "train"
     check_known([split], ("train", "test", "meta"), lambda _: where, "split")
-    return _Row(path.removeprefix(below), cells[label], cells.get("clean_label", ""), cells.get("verified"), split)
+    return _Row(path, cells[label], cells.get("clean_label", ""), cells.get("verified"), split)
+
+
+def _below(where: str, cell: str, below: str) -> str:
+    """A path as seen from the folder that it lies below."""
+    path = os.path.normpath(os.path.join(below, cell))
+    if not cell:
+        raise UserError(f"{where}: the path is empty")
+    if not path.startswith(below):
+        raise UserError(f"{where}: {cell!r} is not a file below {below}; move it there or give another root")
+    return path.removeprefix(below)
+
+
+def read_new_images(
+    path: Path, size: int, classes: tuple[str, ...], *, root: Path | None = None, label: str | None = None
+) -> Unseen:
+    """Images to be predicted: a folder of them, a folder a class, or a manifest with or without labels."""
+    if not path.is_dir():
+        return _new_manifest(path, root or path.parent, size, classes, (label or "label").strip().lower())
+    folders = _folders(path)
+    known = [name for name in folders if name in classes]
+    if not known and set(folders) & set(_PARTS):
+        raise UserError(f"{path} holds {', '.join(folders)}; give one of them, as {path / folders[0]}")
+    if known:
+        loose = sorted(e.name for e in path.iterdir() if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
+        if loose:
+            raise UserError(f"{path} holds images beside folders of classes, the first is {loose[0]}; move them")
+        part = _scan(path, classes)
+        return Unseen(_files(part, size), {"folder": torch.tensor(part.y)}, tuple(part.paths))
+    files = sorted(os.path.normpath(file) for file in _images(path, "."))
+    if not files:
+        raise UserError(f"{path} holds no images ({' '.join(SUFFIXES)})")
+    return Unseen(_files(_Part(path, files, []), size), {}, tuple(files))
+
+
+def _new_manifest(path: Path, root: Path, size: int, classes: tuple[str, ...], label: str) -> Unseen:
+    below = os.path.join(os.path.abspath(root), "")
+    lines, rows = list[int](), list[dict[str, str]]()
+    for line, cells in _cells(path, required=("path",)):
+        lines.append(line)
+        rows.append({**cells, "path": _below(f"{path} line {line}", cells["path"], below)})
+    if not rows:
+        raise UserError(f"{path} lists no images")
+    columns = [name for name in dict.fromkeys((label, "clean_label")) if name in rows[0]]
+    at = lambda i: f"{path} line {lines[i]}"
+    labels = {name: numbered([row[name] for row in rows], classes, at) for name in columns}
+    paths = tuple(row["path"] for row in rows)
+    return Unseen(_files(_Part(root, paths, []), size), labels, paths)
+
+
+def _files(part: _Part, size: int) -> FileExamples:
+    return FileExamples(str(part.root), tuple(part.paths), size)
 
 
 def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
@@ -248,7 +299,9 @@ def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | 
     clean = torch.tensor([checked.get(key, -1) for key in keys])
     train = part(keys, noisy, "noisy_label_kv.txt")
     parts = {"train": train, "meta": meta, "test": test}
-    return _dataset("clothing1m", CLOTHING1M, size, in_memory, parts, clean=clean, test_is_clean=True)
+    return _dataset(
+        "clothing1m", CLOTHING1M, PHOTO if size is None else size, in_memory, parts, clean=clean, test_is_clean=True
+    )
 
 
 def _label_kv(path: Path) -> dict[str, int]:
@@ -301,7 +354,7 @@ def food101n(
     meta = _Part(root / "images", list(right), list(right.values()))
     test = _Part(beside / "images", list(tested), list(tested.values()))
     parts = {"train": train, "meta": meta, "test": test}
-    return _dataset("food101n", classes, size, in_memory, parts, test_is_clean=True)
+    return _dataset("food101n", classes, PHOTO if size is None else size, in_memory, parts, test_is_clean=True)
 
 
 def _root(root: Path | None, data: str, folder: str, first: str) -> Path:
@@ -342,13 +395,13 @@ def _dataset(
     test_is_clean: bool = False,
 ) -> Dataset:
     """Put together what a reader found in train, test and meta; in memory the rows of unreadable files are dropped."""
-    size = 224 if size is None else size
+    size = usual_size(_files(parts["train"], PHOTO)) if size is None else size
     if in_memory is None:
         in_memory = sum(len(part.paths) for part in parts.values()) * 3 * stored_size(size) ** 2 <= IN_MEMORY
 
     def load(part: _Part) -> tuple[Examples, Tensor, Tensor]:
         """The images, their labels, and which of the files they are."""
-        examples, y = FileExamples(str(part.root), tuple(part.paths), size), torch.as_tensor(part.y, dtype=torch.int64)
+        examples, y = _files(part, size), torch.as_tensor(part.y, dtype=torch.int64)
         if not in_memory:
             return examples, y, torch.ones(len(y), dtype=torch.bool)
         tensor, kept = load_tensor(examples)

@@ -2,23 +2,27 @@
 
 import csv
 import io
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.data.dataset import Dataset
+from warpi.data.dataset import Dataset, Unseen
+from warpi.data.doubts import check_label, check_words, tell_id
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.labels import MISSING, check_known, in_order, marked, numbered, parsed, plain
 from warpi.data.reading import checked_suffix, few, reading
-from warpi.errors import UserError, missing
+from warpi.errors import UserError, missing, unknown
+
+logger = logging.getLogger("warpi.data")
 
 _RESERVED = ("clean_label", "verified", "split")
 _MAX_CATEGORIES = 1000
@@ -39,7 +43,8 @@ def read_table(
     """A table with one example a row; the first line (or the schema) names the columns.
 
     Columns of numbers become float32 features, all others one feature a distinct value, in sorted order. In .csv and
-    .tsv a column is numeric if every cell is a number; .parquet declares it. A missing or infinite cell is refused.
+    .tsv a column is numeric if every cell is a number; .parquet declares it. A missing or infinite cell is refused, and
+    so is a column in which nearly all cells are numbers.
     Column names with a meaning: `label` (or the one named) holds the class; `clean_label` the true class, blank where
     unknown; `verified` says (1/0, yes/no, true/false) that a person has checked the row, and where there is no such
     column, the rows of a partly filled `clean_label` are the checked ones; `split` is train, test or meta. Rows of
@@ -48,22 +53,23 @@ def read_table(
 
     A second file is read with `like`: the data set of the first, whose columns, categories and classes it then shares.
     """
-    read = _read_parquet if checked_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
-    with reading(path):
-        table = read(path)
-    for name in table.columns:
-        if name.lower() in _RESERVED and name not in (*_RESERVED, label):
-            raise UserError(f"{path}: column {name!r} looks like {name.lower()!r}, which has a meaning; rename it")
+    table = _read(path, label)
     known = _columns_of(like, path)
     label = label or (known.label if known else "label")
     if label not in table.columns:
         raise _no_label(label, table)
     columns = known or _fit(table, label)
-    x = torch.from_numpy(_encode(table, columns, label))  # [N, D]
+    _check_columns(table, columns, [name for name in _feature_names(table, label) if name not in columns.categories])
+    x = torch.from_numpy(_encode(table, columns))  # [N, D]
+    if not known:
+        for name in columns.categories:
+            tell_id(table.columns[name], name, path)
 
     given = _labels(table.columns[label])
     if "" in given:
-        raise UserError(f"{table.at(given.index(''))}: column {label!r} is empty; label the row or drop it")
+        first, n = table.at(given.index("")), given.count("")
+        raise UserError(f"{first}: column {label!r} is empty, in {n} rows in all; label them or drop them")
+    check_label(given, label, path)
     true = [""] * len(given)
     if "clean_label" in table.columns:
         blank = MISSING - {text.lower() for text in given}  # a class may be called 'none'
@@ -83,6 +89,23 @@ def read_table(
     )
 
 
+def read_new_table(path: Path, like: Dataset) -> Unseen:
+    """Rows to be predicted: the feature columns of the first table, with or without labels; others are not used."""
+    columns = _columns_of(like, path)
+    table = _read(path, columns.label)
+    _check_columns(table, columns, [])
+    unused = [name for name in _feature_names(table, columns.label) if name not in columns.categories]
+    if unused:
+        logger.warning("%s: columns that the run does not know are not used: %s", path, few(map(repr, unused)))
+    blank = MISSING - {name.lower() for name in like.classes}
+    labels = {}
+    for name in dict.fromkeys((columns.label, "clean_label")):
+        if name in table.columns:
+            texts = ["" if text.lower() in blank else text for text in _labels(table.columns[name])]
+            labels[name] = numbered(texts, like.classes, table.at)
+    return Unseen(features(torch.from_numpy(_encode(table, columns))), labels)
+
+
 def _labels(values: NDArray[Any]) -> list[str]:
     """Labels of a table column as text, '' where missing. 1.0 is the class 1: a column of whole numbers with blanks is
     often written so."""
@@ -99,7 +122,20 @@ class _Table(NamedTuple):
     lines: list[int] | None  # the line each row ends on; None: the file has no lines, and its types are declared
 
     def at(self, row: int) -> str:
-        return f"{self.path}, row {row}" + (f" (line {self.lines[row]})" if self.lines else "")
+        return f"{self.path}, {self.row(row)}"
+
+    def row(self, row: int) -> str:
+        return f"row {row}" + (f" (line {self.lines[row]})" if self.lines else "")
+
+
+def _read(path: Path, label: str | None) -> _Table:
+    read = _read_parquet if checked_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
+    with reading(path):
+        table = read(path)
+    for name in table.columns:
+        if name.lower() in _RESERVED and name not in (*_RESERVED, label):
+            raise UserError(f"{path}: column {name!r} looks like {name.lower()!r}, which has a meaning; rename it")
+    return table
 
 
 def _read_csv(path: Path) -> _Table:
@@ -119,6 +155,12 @@ def _read_csv(path: Path) -> _Table:
                 continue
             rows.append(row)
             lines.append(reader.line_num)
+            if len(rows[0]) == 1 and (
+                other := next((mark for mark in ";\t,|" if mark != delimiter and mark in rows[0][0]), "")
+            ):
+                raise UserError(
+                    f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells"
+                )
             if len(row) != len(rows[0]):
                 raise UserError(
                     f"{path}: line {reader.line_num} has {len(row)} cells, the first has {len(rows[0])}; "
@@ -175,6 +217,10 @@ def _checked_names(path: Path, names: Iterable[object]) -> list[str]:
     return texts
 
 
+@overload
+def _columns_of(like: Dataset, path: Path) -> Columns: ...
+@overload
+def _columns_of(like: Dataset | None, path: Path) -> Columns | None: ...
 def _columns_of(like: Dataset | None, path: Path) -> Columns | None:
     if like is None:
         return None
@@ -191,6 +237,8 @@ def _fit(table: _Table, label: str) -> Columns:
         if values.dtype.kind != "O" or (table.lines and parsed(values) is not None):
             categories[name] = None
             continue
+        if table.lines:
+            check_words(values.tolist(), name, table.at)
         distinct = set(values.tolist())
         if len(distinct) > _MAX_CATEGORIES:
             raise UserError(
@@ -207,14 +255,29 @@ def _feature_names(table: _Table, label: str) -> list[str]:
     return [name for name in table.columns if name != label and name not in _RESERVED]
 
 
-def _encode(table: _Table, columns: Columns, label: str) -> NDArray[np.float32]:
-    """[N, D] features"""
-    got, want = _feature_names(table, label), columns.categories
-    differ = {"lacks": [name for name in want if name not in got], "adds": [name for name in got if name not in want]}
+def _check_columns(table: _Table, columns: Columns, adds: list[str]) -> None:
+    differ = {"lacks": [name for name in columns.categories if name not in table.columns], "adds": adds}
     if any(differ.values()):
         parts = " and ".join(f"{verb} {few(map(repr, names))}" for verb, names in differ.items() if names)
-        raise UserError(f"{table.path}: columns differ from those of the first table: it {parts}")
-    blocks = [_numbers(table, name) if c is None else _one_hot(table, name, c) for name, c in want.items()]
+        raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}")
+
+
+def _encode(table: _Table, columns: Columns) -> NDArray[np.float32]:
+    """[N, D] features"""
+    gaps = list[str]()
+    for name, categories in columns.categories.items():
+        values, words = table.columns[name], MISSING if categories is None else {""}
+        blank = [cell.lower() in words for cell in values] if values.dtype.kind == "O" else np.isnan(values).tolist()
+        if any(blank):
+            gaps.append(f"{name!r} ({sum(blank)} of {len(blank)}, first {table.row(blank.index(True))})")
+    if gaps:
+        raise UserError(
+            f"{table.path}: cells are missing in {few(gaps)}; fill them, or drop the rows or the columns: nothing is "
+            "filled in for you"
+        )
+    blocks = [
+        _numbers(table, name) if c is None else _one_hot(table, name, c) for name, c in columns.categories.items()
+    ]
     return np.concatenate(blocks, axis=1)
 
 
@@ -222,10 +285,14 @@ def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[n
     """[N, C]"""
     values = table.columns[name]
     cells = values.tolist() if values.dtype.kind == "O" else plain(values)
-    if "" in cells:
-        raise _empty(table, cells.index(""), name)
     index = {category: k for k, category in enumerate(categories)}
-    check_known(cells, index, table.at, f"value of column {name!r} (the first table does not have it)")
+    new = [row for row, cell in enumerate(cells) if cell not in index]
+    if new:
+        what = unknown(f"value of column {name!r} in {table.at(new[0])}:", cells[new[0]], index)
+        raise UserError(
+            f"{what}; the training table has no such value, {len(new)} rows here do: mend them, drop them, or train "
+            "with rows that have it"
+        )
     x = np.zeros((len(cells), len(categories)), dtype=np.float32)
     x[np.arange(len(cells)), [index[cell] for cell in cells]] = 1
     return x
@@ -237,19 +304,15 @@ def _numbers(table: _Table, name: str) -> NDArray[np.float32]:
     numbers = parsed(values) if values.dtype.kind == "O" else values.astype(np.float64)
     if numbers is None:
         row = next(row for row, cell in enumerate(values) if parsed([cell]) is None)
-        raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, numbers in the first table")
+        raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, numbers in the training table")
     with np.errstate(over="ignore"):
         x = numbers.astype(np.float32)
     bad = ~np.isfinite(x)
     if bad.any():
-        raise _empty(table, int(bad.argmax()), name)
+        row = int(bad.argmax())
+        cell = f"column {name!r} holds {values[row]}, not a finite number"
+        raise UserError(f"{table.at(row)}: {cell}; mend it, or drop the row or the column")
     return x[:, None]
-
-
-def _empty(table: _Table, row: int, name: str) -> UserError:
-    cell = str(table.columns[name][row])
-    what = f"holds {cell}, not a finite number" if cell else "is empty"
-    return UserError(f"{table.at(row)}: column {name!r} {what}; fill it, or drop the row or the column")
 
 
 def _parts(table: _Table, n: int) -> dict[str, Tensor]:

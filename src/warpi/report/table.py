@@ -170,6 +170,8 @@ def _note(rows: Sequence[Row]) -> str:
             planned = "" if row.planned_epochs is None else f" of {row.planned_epochs}"
             parts.append(f"{row.label} has not ended: epoch {row.epochs}{planned}.")
     parts.append(f"Test labels: {_merge([row.test_labels] for row in rows)}.")
+    if any(row.test_labels == "given" for row in rows):
+        parts.append("Given labels may be wrong, and then so are these accuracies, the oracle's too.")
     parts.append(f"Machine: {_merge(row.machines for row in rows)}.")
     parts.append(f"Versions: {_merge(row.versions for row in rows)}.")
     return " ".join(parts)

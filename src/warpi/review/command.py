@@ -104,7 +104,7 @@ def _has_screen() -> bool:
 def open_run(
     run: Path, rows: "NDArray[np.int64] | None" = None, device: str = "auto", show: Path | None = None
 ) -> "tuple[Items, dict[str, Any]]":
-    """The items of a run; it is audited first where that has not been done."""
+    """The items of a run, and its settings that are not defaults; it is audited first where that has not been done."""
     from warpi import spec as settings
     from warpi.audit import audit, read_audit
     from warpi.audit.reopen import reopen
@@ -116,10 +116,11 @@ def open_run(
         opened = reopen(run, device)
         spec: dict[str, Any] = (read_spec(run) or {})["spec"]
         root = Path(spec["root"]) if spec["root"] else None
-        dataset, _ = settings._load(spec["data"], root=root, image_size=spec["image_size"], label=spec["label"])
+        dataset, defaults = settings._load(spec["data"], root=root, image_size=spec["image_size"], label=spec["label"])
     found = read_audit(run) if (run / FILE).exists() else audit(opened)
     shown = _shown(show, dataset, spec["data"])
-    return of_run(dataset, opened.task, opened.method.net, found, rows, shown), spec
+    items = of_run(dataset, opened.task, opened.method.net, found, rows, shown)
+    return items, settings.not_default(spec, defaults)
 
 
 def _of_data(
@@ -132,17 +133,18 @@ def _of_data(
     from warpi.noise import Noise
     from warpi.review.items import of_data
     from warpi.rng import generator
-    from warpi.spec import DataSpec
+    from warpi.spec import DataSpec, not_default
 
     spec = DataSpec(**named)
     root = Path(spec.root) if spec.root else None
-    dataset, _ = load_dataset(spec.data, root=root, label=spec.label, image_size=spec.image_size)
+    dataset, defaults = load_dataset(spec.data, root=root, label=spec.label, image_size=spec.image_size)
     noise = Noise.parse(spec.noise)
     if noise.other_name:
         raise UserError(f"--noise {noise} replaces inputs, which only a run can show; leave it out")
     y = noise.apply(dataset, generator(given["seed"], "noise"), None).y
     shown = _shown(given["show"], dataset, spec.data)
-    return of_data(dataset, y, rows, shown), {**asdict(spec), "noise": str(noise), "seed": given["seed"]}
+    settings = not_default({**asdict(spec), "noise": str(noise), "seed": given["seed"]}, defaults)
+    return of_data(dataset, y, rows, shown), settings
 
 
 def _rows(path: Path | None) -> "NDArray[np.int64] | None":

@@ -5,7 +5,6 @@ import hashlib
 import io
 import itertools
 import os
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +24,7 @@ from warpi.data.split import Split
 from warpi.data.tables import Columns
 from warpi.errors import UserError
 from warpi.manifest import NoisyLabels, labels_hash, write_manifest
+from warpi.report.runs import command
 from warpi.review.items import Items
 from warpi.review.pictures import cells, inside, pixels, png
 from warpi.review.store import Decision
@@ -169,17 +169,13 @@ def _others(items: Items, rows: list[int]) -> Split:
 
 
 def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path, corrected: Path | None) -> str:
-    """How to train with what was exported. `settings` say how the data was read."""
-    flags = {name: settings.get(name) for name in ("data", "root", "label", "image_size", "noise", "seed")}
+    """How to train with what was exported. `settings` are those of the run, or of reading the data, less defaults."""
+    flags = {name: value for name, value in settings.items() if name not in ("meta", "meta_data")}
     if corrected is not None:
         flags["noise"] = f"given:{corrected}"
-    elif flags["noise"] == "given":
-        del flags["noise"]
     if items.dataset.files and trusted.suffix:  # its paths are relative to the folder of the data
         flags["root"] = items.dataset.files.root
-    flags |= {"meta_data": str(trusted), "out": "runs/next"}
-    parts = [(f"--{name.replace('_', '-')}", str(value)) for name, value in flags.items() if value not in (None, 0)]
-    return shlex.join(["warpi", "fit", *itertools.chain(*parts)])
+    return command({**flags, "meta_data": str(trusted)}, "runs/next")
 
 
 def _input(examples: Examples, row: int) -> Tensor:

@@ -1,0 +1,130 @@
+"""Is the noise rate that `warpi audit` names the right one? Made-up tables and digits, with and without folds.
+
+    python benchmarks/audit_rates.py          writes results/audit_rates.json and the table of docs/audit.md
+
+Every run is stored as it ends, and not repeated. About ten minutes on 2 CPU cores.
+"""
+
+import json
+import logging
+import math
+import os
+import platform
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import warpi
+from warpi.audit import audit
+from warpi.data import defaults_for
+from warpi.data.tables import features
+from warpi.rng import derive, seeded
+from warpi.spec import named, suited
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT, PAGE = ROOT / "benchmarks" / "results" / "audit_rates.json", ROOT / "docs" / "audit.md"
+FOLDS, METHODS = 5, ("warpi", "clean_only", "fine_tune")
+TABLES: dict[str, dict[str, Any]] = {  # classes, columns, distance of the centres, centres a class; rows, trusted rows
+    "2 classes, 30 % of one of them": {"K": 2, "D": 5, "sep": 0.6, "n": 2000, "m": 80, "kind": "one", "rate": 0.3},
+    "3 classes, no noise": {"K": 3, "D": 4, "sep": 1.0, "n": 2000, "m": 150, "kind": "pair", "rate": 0.0},
+    "3 classes, pair:0.3": {"K": 3, "D": 4, "sep": 1.0, "n": 3000, "m": 150, "kind": "pair", "rate": 0.3},
+    "4 classes, uniform:0.4": {"K": 4, "D": 6, "sep": 0.9, "n": 2000, "m": 100, "kind": "uniform", "rate": 0.4},
+    "6 classes, pair:0.35": {"K": 6, "D": 8, "sep": 1.2, "n": 2000, "m": 120, "kind": "pair", "rate": 0.35, "parts": 2},
+    "10 classes, pair:0.4": {"K": 10, "D": 10, "sep": 0.8, "n": 2500, "m": 100, "kind": "pair", "rate": 0.4},
+}
+DIGITS = ("pair:0.4", "uniform:0.4")
+
+
+def table(
+    K: int, D: int, sep: float, n: int, m: int, kind: str, rate: float, parts: int = 1, seed: int = 0
+) -> tuple[warpi.Task, np.ndarray]:
+    """Gaussian classes that overlap; the task, and the true labels of its training rows."""
+    chance = np.random.default_rng(seed)
+    centres = sep * chance.normal(size=(K, parts, D))
+    y = chance.integers(0, K, n + m)
+    x = (centres[y, chance.integers(0, parts, n + m)] + chance.normal(size=(n + m, D))).astype(np.float32)
+    others = {"pair": (y + 1) % K, "uniform": chance.integers(0, K, n + m), "one": np.maximum(y, 1)}
+    given = np.where(chance.random(n + m) < rate, others[kind], y)
+    names = tuple(map(str, range(K)))
+    noisy, checked = (
+        warpi.Dataset("made up", features(torch.from_numpy(x[at])), torch.from_numpy(labels[at]), names)
+        for at, labels in ((slice(n), given), (slice(n, None), y))
+    )
+    task, _ = warpi.make_task(noisy, meta_data=checked, seed=seed)
+    return task, y[task.train.rows.numpy()]
+
+
+def run(name: str, method: str, seed: int) -> dict[str, Any]:
+    if name in TABLES:
+        (task, clean), defaults = table(**TABLES[name], seed=seed), defaults_for((1,))
+    else:
+        dataset, defaults = warpi.load_dataset("digits")
+        task, truth = warpi.make_task(dataset, name, meta=50, seed=seed)
+        clean = truth.clean.numpy()
+    _, base = named(method)
+    recipe, options, _ = suited(base, defaults, {"seed": seed})
+    learner = replace(base, **options)
+    with seeded(derive(seed, "training")):
+        learner.start(task, recipe)
+        for _ in warpi.train(learner, task):
+            pass
+    found = {f"folds {n}": audit(learner, folds=n).facts["noise_rate"] for n in (0, FOLDS)}
+    return {
+        "data": name,
+        "method": method,
+        "seed": seed,
+        "wrong": float((clean != task.train.y.numpy()).mean()),
+        **found,
+    }
+
+
+def lines(runs: list[dict[str, Any]]) -> list[str]:
+    """A row a data set and method, and what they come to."""
+
+    def cell(r: dict[str, Any], n: int) -> str:
+        a = r[f"folds {n}"]
+        held = "" if a["low"] <= r["wrong"] <= a["high"] else " ✗"
+        return f"{100 * a['rate']:.1f} ({100 * a['low']:.0f} to {100 * a['high']:.0f}){held}"
+
+    text = [f"| | method | wrong % | `warpi audit` | `--folds {FOLDS}` |", "|:---|:---|---:|---:|---:|"]
+    for r in runs:
+        data = f"digits, {r['data']}" if r["data"] in DIGITS else r["data"]
+        text.append(f"| {data} | `{r['method']}` | {100 * r['wrong']:.1f} | {cell(r, 0)} | {cell(r, FOLDS)} |")
+    text.append("")
+    text += ["| off by, in points (root mean square), and intervals that miss (✗) | `warpi audit` | `--folds 5` |"]
+    text += ["|:---|---:|---:|"]
+    for method in METHODS:
+        mine, cells = [r for r in runs if r["method"] == method], []
+        for n in (0, FOLDS):
+            off = math.sqrt(np.mean([(r[f"folds {n}"]["rate"] - r["wrong"]) ** 2 for r in mine]))
+            cells.append(f"{100 * off:.1f}, {sum('✗' in cell(r, n) for r in mine)} of {len(mine)}")
+        text.append(f"| `{method}` | {cells[0]} | {cells[1]} |")
+    return text
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # that trusted rows were trained on is what this is about
+    record = json.loads(OUT.read_text()) if OUT.exists() else {"runs": []}
+    done = {(r["data"], r["method"], r["seed"]) for r in record["runs"]}
+    for k, name in enumerate((*TABLES, *DIGITS)):
+        for method in METHODS:
+            if (name, method, 70 + k) not in done:
+                record["runs"].append(run(name, method, 70 + k))
+                OUT.write_text(json.dumps(record, indent=1) + "\n")
+                print(json.dumps(record["runs"][-1]), flush=True)
+    versions = f"warpi {warpi.__version__}, python {platform.python_version()}, torch {torch.__version__}"
+    where = f"{os.cpu_count()} CPU cores ({platform.machine()}), one thread; {versions}; {date.today().isoformat()}."
+    page, begin, end = PAGE.read_text(), "<!-- audit_rates begins -->\n", "<!-- audit_rates ends -->"
+    head, rest = page.split(begin)
+    PAGE.write_text(
+        head + begin + "\n" + "\n".join([*lines(record["runs"]), "", where, "", ""]) + end + rest.split(end)[1]
+    )
+
+
+if __name__ == "__main__":
+    main()

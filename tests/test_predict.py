@@ -1,0 +1,227 @@
+"""`warpi predict`: a finished run used on new rows, read as the training rows were."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import warpi
+from warpi.cli import main
+from warpi.data.folders import read_new_images
+from warpi.errors import UserError
+from warpi.run import Run, fit
+
+N = 60
+CHANCE = np.random.default_rng(0)
+
+
+def write(path: Path, *rows: tuple[Any, ...]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def cells(k: int) -> tuple[Any, ...]:
+    return round(100 + 30 * np.sin(k), 3), ("red", "green", "blue")[k % 3], k % 2 * 5 - 2.5
+
+
+def given(k: int) -> str:
+    return ("cat", "dog")[k % 2]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def own(run: Run) -> np.ndarray:
+    """What the method of a run says about all rows of its data."""
+    everything = warpi.Split(run.task.train.examples, torch.arange(N), torch.zeros(N, dtype=torch.int64))
+    return torch.cat([run.method.predict(batch.x) for batch in everything.batches(7)]).numpy()
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("predict")
+
+
+@pytest.fixture(scope="module")
+def table(here: Path) -> Run:
+    file = write(here / "table.csv", ("a", "colour", "b", "animal"), *((*cells(k), given(k)) for k in range(N)))
+    return fit(here / "table", data=file, label="animal", method="ce", epochs=2)
+
+
+def test_the_training_file_gives_what_the_method_says(
+    table: Run, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = here / "out.csv"
+    assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out)]) == 0
+    rows, p = read(out), own(table)
+    assert list(rows[0]) == ["row", "predicted_label", "probability", "p_cat", "p_dog"]
+    assert [int(row["row"]) for row in rows] == list(range(N))
+    np.testing.assert_allclose([[float(row["p_cat"]), float(row["p_dog"])] for row in rows], p, atol=1e-6)
+    np.testing.assert_allclose([float(row["probability"]) for row in rows], p.max(1), atol=1e-6)
+    assert [row["predicted_label"] for row in rows] == [("cat", "dog")[k] for k in p.argmax(1)]
+    assert p.std(0).min() > 0.01
+    agree = 100 * np.mean([row["predicted_label"] == given(k) for k, row in enumerate(rows)])
+    said = capsys.readouterr().out
+    assert f"('animal', {N} rows, which may be wrong themselves): {agree:.2f} %" in said
+    assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out), "--quiet"]) == 0
+    assert not capsys.readouterr().out
+
+
+def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In any order of columns, one row alone, without labels: scale and encoding are those of the run."""
+    p = own(table)
+    a, colour, b = cells(5)
+    found = warpi.predict(table.path, write(here / "new.csv", ("b", "id", "colour", "a"), (b, "x", colour, a)))
+    np.testing.assert_allclose(found.probabilities, p[5:6], atol=1e-6)
+    assert caplog.messages == [f"{here / 'new.csv'}: columns that the run does not know are not used: 'id'"]
+    assert not found.labels
+    assert not found.accuracy
+    rows = [(*cells(k), label, clean) for k, label, clean in ((0, "", "cat"), (1, "dog", "dog"), (2, "nan", ""))]
+    names = ("a", "colour", "b", "animal", "clean_label")
+    found = warpi.predict(table, write(here / "some.csv", names, *rows))
+    np.testing.assert_allclose(found.probabilities, p[:3], atol=1e-6)
+    assert found.labels["animal"].tolist() == [-1, 1, -1]
+    assert {name: n for name, (_, n) in found.accuracy.items()} == {"animal": 1, "clean_label": 2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ([("b",), (1,)], "it lacks 'a', 'colour'"),
+        (
+            [("a", "colour", "b"), (1, "red", 2), (1, "pink", 2)],
+            r"column 'colour' in .*row 1 \(line 3\): 'pink'.*drop them",
+        ),
+        ([("a", "colour", "b"), (1, "red", "x")], "column 'b' holds 'x', numbers in the training table"),
+        ([("a", "colour", "b"), ("", "", 1)], r"missing in 'a' \(1 of 1, first row 0 \(line 2\)\), 'colour'"),
+        ([("a", "colour", "b", "animal"), (1, "red", 2, "cow")], "unknown class in .* 'cow'"),
+        ([("path",), ("x.png",)], r"got image files, the run was trained on a table"),
+    ],
+)
+def test_tables_that_do_not_fit(table: Run, tmp_path: Path, rows: list[tuple[Any, ...]], what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        warpi.predict(table, write(tmp_path / "new.csv", *rows))
+
+
+def test_runs_that_cannot_predict(table: Run, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = here / "table.csv"
+    with pytest.raises(UserError, match=r"no file or folder '.*absent\.csv'"):
+        warpi.predict(table, here / "absent.csv")
+    with pytest.raises(UserError, match="there is no run in"):
+        warpi.predict(tmp_path, data)
+    assert main(["predict", str(table.path), "--data", str(data), "--csv", str(tmp_path / "no" / "out.csv")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    (table.path / "done").rename(tmp_path / "done")
+    try:
+        with pytest.raises(UserError, match=r"is not finished, 2 of 2 epochs are done; go on with: warpi fit"):
+            warpi.predict(table.path, data)
+    finally:
+        (tmp_path / "done").rename(table.path / "done")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layer(x)
+        return z
+
+
+def test_a_network_of_the_users_own(table: Run, tmp_path: Path) -> None:
+    data, net = table.path.with_suffix(".csv"), Net()
+    run = fit(tmp_path / "own", data=data, label="animal", method="ce", epochs=1, net=net)
+    with pytest.raises(
+        UserError, match=r"made with a net of your own, .*Net, .*warpi\.predict\(.*, data, net=\.\.\.\)"
+    ):
+        warpi.predict(run.path, data)
+    np.testing.assert_allclose(warpi.predict(run.path, data, net=net).probabilities, own(run), atol=1e-6)
+
+
+def test_arrays(tmp_path: Path) -> None:
+    x, y = CHANCE.normal(50, 9, (N, 3)), np.arange(N) % 2
+    np.savez(tmp_path / "first.npz", x=x, y=y, classes=np.array(["cat", "dog"]))
+    run = fit(tmp_path / "run", data=tmp_path / "first.npz", method="ce", epochs=1)
+    p = own(run)
+    found = warpi.predict(run.path, tmp_path / "first.npz")
+    np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
+    assert found.labels["y"].tolist() == y.tolist()
+    np.savez(tmp_path / "new.npz", x=x[3:4])
+    np.save(tmp_path / "new.npy", x[3:4])
+    for name in ("new.npz", "new.npy"):
+        found = warpi.predict(run, tmp_path / name)
+        np.testing.assert_allclose(found.probabilities, p[3:4], atol=1e-6)
+        assert not found.labels
+    np.save(tmp_path / "new_labels.npy", np.array(["dog"]))
+    assert warpi.predict(run, tmp_path / "new.npy").labels["y"].tolist() == [1]
+    np.save(tmp_path / "wide.npy", np.ones((2, 4)))
+    with pytest.raises(UserError, match=r"an input is torch.float32 \[4\], expected torch.float32 \[3\]"):
+        warpi.predict(run, tmp_path / "wide.npy")
+    np.save(tmp_path / "pictures.npy", np.ones((2, 8, 8), np.uint8))
+    with pytest.raises(UserError, match=r"an input is torch.uint8 \[1, 8, 8\], expected torch.float32 \[3\]"):
+        warpi.predict(run, tmp_path / "pictures.npy")
+
+
+def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    places = sorted(f"{given(k)}/{k}.png" for k in range(N))
+    for place in places:
+        (tmp_path / "photos" / place).parent.mkdir(parents=True, exist_ok=True)
+        pixels = CHANCE.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / place)
+    run = fit(tmp_path / "run", data=tmp_path / "photos", image_size=8, net="resnet20", method="ce", epochs=1)
+    p = own(run)
+    found = warpi.predict(run.path, tmp_path / "photos")
+    np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
+    assert found.paths == tuple(places)
+    assert [("cat", "dog")[k] for k in found.labels["folder"]] == [place[:3] for place in places]
+
+    flat = tmp_path / "flat"
+    for k in (4, 2):
+        (flat / f"deep{k}").mkdir(parents=True)
+        (flat / f"deep{k}" / "x.png").write_bytes((tmp_path / "photos" / places[k]).read_bytes())
+    found = warpi.predict(run, flat)
+    np.testing.assert_allclose(found.probabilities, p[[2, 4]], atol=1e-6)
+    assert found.paths == ("deep2/x.png", "deep4/x.png")
+    assert not found.labels
+    (flat / "bad.png").write_bytes(b"no image")
+    found = warpi.predict(run, flat)
+    assert (found.row.tolist(), found.unread) == ([1, 2], 1)
+    assert "unreadable image left out" in caplog.text
+    found.to_csv(tmp_path / "out.csv")
+    assert read(tmp_path / "out.csv")[0].items() >= {"row": "1", "path": "deep2/x.png"}.items()
+
+    listed = write(
+        tmp_path / "list.csv", ("path", "label"), (f"photos/{places[7]}", "dog"), (f"photos/{places[1]}", "")
+    )
+    found = warpi.predict(run, listed)
+    np.testing.assert_allclose(found.probabilities, p[[7, 1]], atol=1e-6)
+    assert found.labels["label"].tolist() == [1, -1]
+    listed = write(tmp_path / "list.csv", ("path",), (f"photos/{places[7]}",))
+    assert not warpi.predict(run, listed).labels
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        (["train/cat/1.png", "test/cat/1.png"], "holds test, train; give one of them"),
+        (["cat/1.png", "2.png"], "images beside folders of classes, the first is 2.png"),
+        (["cat/1.png", "cow/2.png"], "unknown class .* 'cow'"),
+        (["x/readme.txt"], "holds no images"),
+    ],
+)
+def test_folders_that_do_not_fit(tmp_path: Path, files: list[str], what: str) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(b"")
+    with pytest.raises(UserError, match=what):
+        read_new_images(tmp_path, 8, ("cat", "dog"))
