@@ -289,10 +289,59 @@ def test_rates_of_trusted_rows_that_were_trained_on_are_not_claimed_to_be_known(
     assert abs(rates[1] - 0.3) < 0.5 * abs(rates[0] - 0.3)
 
 
-def test_the_only_trusted_row_of_a_class_is_never_left_out(tmp_path: Path) -> None:
-    found = audit(small(tmp_path / "run", meta=11), folds=2, save=False)
-    assert found.facts["n_trusted"] == 2  # one class has two
+@pytest.mark.parametrize("meta", [10, 11])
+def test_the_only_trusted_row_of_a_class_is_never_left_out(
+    meta: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = audit(small(tmp_path / "run", meta=meta), folds=2, save=False)
+    assert found.facts["n_trusted"] == (2 if meta == 11 else 10)  # one class has two; none: those trained on
     assert found.facts["noise_rate"]["high"] - found.facts["noise_rate"]["low"] > 0.3
+    assert "a class has a single trusted row" in caplog.text
+    assert "use --folds" not in caplog.text  # they were
+
+
+def test_rates_of_labels_that_were_trained_on_are_not_claimed_to_be_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """GCE leaves the trusted rows alone, and learns some wrong labels by heart, which a second rate does not see."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 800)
+    x = (y[:, None] * 0.7 + rng.normal(size=(800, 20))).astype(np.float32)
+    given = np.where((rng.random(800) < 0.3) & (np.arange(800) >= 90), (y + 1) % 3, y)
+    np.savez(tmp_path / "a.npz", x=x, y=given, verified=np.arange(800) < 90)
+    done = warpi.fit(tmp_path / "run", method="gce", data=str(tmp_path / "a.npz"), epochs=40, device="cpu")
+    rate = (found := audit(done, rows="train", save=False)).facts["noise_rate"]
+    assert rate["low"] <= (y != given)[found.row].mean() <= rate["high"]
+    assert "trained on" not in caplog.text
+
+
+def test_more_folds_than_rows(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=x[:, 0] > 0, verified=np.arange(40) < 10)
+    done = warpi.fit(tmp_path / "run", data=str(tmp_path / "a.npz"), epochs=1, device="cpu")
+    with pytest.raises(UserError, match=r"50 folds of \d+ training rows"):
+        audit(done, folds=50)
+
+
+def test_folds_leave_out_trusted_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, lines = pytest.importorskip("PIL.Image"), ["path,label,verified"]
+    for i in range(48):
+        image.new("RGB", (9, 9), (i * 5, 90, 10)).save(tmp_path / f"{i}.png")
+        lines.append(f"{i}.png,{'cat' if i % 2 else 'dog'},{'yes' if i < 4 else 'no'}")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    (tmp_path / "0.png").write_bytes(b"no image")
+    monkeypatch.setattr("warpi.data.folders.IN_MEMORY", 0)
+    done = warpi.fit(
+        tmp_path / "run",
+        data=str(tmp_path / "list.csv"),
+        root=str(tmp_path),
+        net="mlp",
+        image_size=8,
+        method="ce",
+        epochs=1,
+        device="cpu",
+    )
+    assert audit(done, folds=4).facts["n_trusted"] == 3  # a trusted row a fold
 
 
 def test_all_rows_and_no_held_out_rows(tmp_path: Path) -> None:

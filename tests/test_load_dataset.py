@@ -325,3 +325,25 @@ def test_files_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, path: str) 
 def test_a_named_data_set_knows_its_labels() -> None:
     with pytest.raises(UserError, match="digits knows its own labels"):
         load_dataset("digits", label="species")
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz", "manifest"])
+def test_one_trusted_example_of_each_of_many_numbered_classes(tmp_path: Path, kind: str) -> None:
+    """It is no quantity: the classes are those of the first file."""
+    many, one = np.arange(120) % 30, np.arange(30)
+    if kind == "npz":
+        np.savez(tmp_path / "a.npz", x=np.eye(120), y=many, x_meta=np.eye(30, 120), y_meta=one)
+        np.savez(tmp_path / "b.npz", x=np.eye(30, 120), y=one)
+        files = ["a.npz", "b.npz"]
+    else:
+        files, column = ["a.csv", "b.csv"], "path" if kind == "manifest" else "x"
+        for file, y in zip(files, (many, one), strict=True):
+            lines = [f"{column},label", *(f"{i / 2},{k}" for i, k in enumerate(y))]
+            (tmp_path / file).write_text("\n".join(lines))
+    if kind == "manifest":
+        classes = tuple(map(str, range(30)))
+        second = folders.read_manifest(tmp_path / "b.csv", classes=classes, size=8, in_memory=False)
+    else:
+        first, _ = load_dataset(str(tmp_path / files[0]))
+        second, _ = load_dataset(str(tmp_path / files[1]), like=first)
+    assert second.y.tolist() == one.tolist()

@@ -225,3 +225,56 @@ def test_folders_that_do_not_fit(tmp_path: Path, files: list[str], what: str) ->
         (tmp_path / file).write_bytes(b"")
     with pytest.raises(UserError, match=what):
         read_new_images(tmp_path, 8, ("cat", "dog"))
+
+
+def image(path: Path, grey: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (8, 8), grey).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run on a manifest whose images lie in another folder."""
+    here = tmp_path_factory.mktemp("listed")
+    for k in range(N):
+        image(here / "photos" / f"{k}.png", 100 * (k % 2) + k)
+    rows = [(f"{k}.png", given(k)) for k in range(N)]
+    file = write(here / "lists" / "train.csv", ("path", "label"), *rows)
+    return fit(here / "run", data=file, root=here / "photos", method="ce", epochs=1)
+
+
+def test_a_manifest_means_the_files_beside_it(listed: Run, tmp_path: Path) -> None:
+    """Not those of the same name that the run was trained on; absolute paths lead anywhere."""
+    new = image(tmp_path / "new" / "0.png", 250)
+    folder = warpi.predict(listed, new.parent).probabilities
+    assert not np.allclose(folder, own(listed)[:1], atol=1e-6)
+    for cell in ("0.png", new, "../new/0.png"):
+        found = warpi.predict(listed, write(new.parent / "list.csv", ("path",), (cell,)))
+        np.testing.assert_allclose(found.probabilities, folder, atol=1e-6)
+        assert found.paths == (str(cell),)
+    found = warpi.predict(listed, write(tmp_path / "elsewhere" / "list.csv", ("path",), ("7.png",)))
+    np.testing.assert_allclose(found.probabilities, own(listed)[7:8], atol=1e-6)
+    with pytest.raises(UserError, match="line 2: the path is empty"):
+        warpi.predict(listed, write(tmp_path / "list.csv", ("path", "label"), ("", "cat")))
+
+
+def test_a_folder_that_has_the_name_of_a_data_set(listed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image(tmp_path / "digits" / "0.png", 3)
+    monkeypatch.chdir(tmp_path)
+    assert len(warpi.predict(listed, "digits")) == 1
+
+
+def test_small_images_of_a_run_that_read_them_as_photos(
+    listed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a stored run names no size, it is 224, whatever would be chosen now."""
+    monkeypatch.setattr("warpi.data.folders.usual_size", lambda _: 224)
+    photos = listed.path.parent / "photos"
+    data = {"data": listed.path.parent / "lists" / "train.csv", "root": photos, "net": "mlp"}
+    run = fit(tmp_path / "run", **data, method="ce", epochs=1, limit=20)
+    before = warpi.predict(run, photos).probabilities
+    monkeypatch.undo()
+    assert '"image_size": null' in (run.path / "spec.json").read_text()
+    np.testing.assert_allclose(warpi.predict(run.path, photos).probabilities, before, atol=1e-6)
+    assert fit(run.path, resume=True).task.shape == (3, 224, 224)

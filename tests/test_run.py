@@ -295,7 +295,8 @@ class TestRefusals:
             fit(tmp_path / "photos" / "run", data=tmp_path / "photos")
         assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat"]
         (tmp_path / "empty").mkdir()
-        (tmp_path / "empty" / ".DS_Store").write_bytes(b"")
+        for name in (".DS_Store", "slurm-1.out", "run.log", "log.txt"):  # of a shell that sends there what is printed
+            (tmp_path / "empty" / name).write_bytes(b"")
         fit(tmp_path / "empty", **QUICK)
 
     def test_relative_paths_from_another_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ import torch
 import warpi
 from warpi import checkpoint, parallel
 from warpi.atomic import write_atomically
-from warpi.data import DATASETS
+from warpi.data import DATASETS, has_images
+from warpi.data.files import PHOTO
 from warpi.engine import Record
 from warpi.errors import UserError, unknown
 from warpi.method import Method
@@ -68,10 +69,12 @@ def look(path: Path, file: Path) -> tuple[dict[str, Any] | None, bool, bool]:
 
 def _check_free(path: Path) -> None:
     """A folder that holds anything but what a run begins with is somebody's, perhaps the data: nothing is put there."""
-    own = ("sweep.json", "results.jsonl", "tensorboard")
+    own = ("sweep.json", "results.jsonl", "tensorboard", "log.txt")
+    logs = (".log", ".out", ".err")  # where a shell or a queue may have put what the run prints
     try:
         with os.scandir(path) as entries:
-            others = sorted(e.name for e in entries if e.name not in own and not e.name.startswith("."))
+            found = [e.name for e in entries if e.name not in own and not e.name.endswith(logs)]
+        others = sorted(name for name in found if not name.startswith("."))
     except OSError:  # none is there, or it is no folder or may not be read, which is said where it is written to
         return
     if others:
@@ -142,6 +145,8 @@ def same_settings(
             raise UserError(f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it")
     check_own(path, again or spec["method"], settings.get("net") or flat.get("net"))
     _check_paths(flat, stored["environment"].get("folder"), path)
+    if flat.get("image_size") is None and flat["data"] not in DATASETS and has_images(flat["data"]):
+        flat["image_size"] = PHOTO  # what None stands for where it is stored
     own = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
     return {**flat, **own}, again if isinstance(again, Method) else spec["method"]
 
@@ -199,7 +204,8 @@ def _settled(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What of a specification must be the same: not which options were said to differ from defaults, nor the module
     from which a network of the user's own came."""
     recipe = {**spec["recipe"], "net": str(spec["recipe"].get("net")).rpartition(".")[2]}
-    return {name: value for name, value in spec.items() if name != "changed"} | {"recipe": recipe}
+    size = spec.get("image_size") or PHOTO
+    return {name: value for name, value in spec.items() if name != "changed"} | {"recipe": recipe, "image_size": size}
 
 
 def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:

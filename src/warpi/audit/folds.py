@@ -101,6 +101,8 @@ def out_of_sample(method: Method, n: int, folder: Path | None = None) -> tuple[S
     rare = np.bincount(y, minlength=method.task.n_classes).min()
     if rare < 2:
         raise UserError("a class has a single training row: without it nothing is left to train on; use no folds")
+    if n > len(y):
+        raise UserError(f"{n} folds of {len(y)} training rows: some would be empty; take fewer")
     checked = y[:0] if trusted is None else trusted.y.cpu().numpy()
     several = np.bincount(checked, minlength=method.task.n_classes)[checked] > 1
     found = []
@@ -129,17 +131,17 @@ def _together(sights: Sequence[Sight]) -> Sight:
 
 def _judged(method: Method, held: Ints, apart: Ints) -> tuple[Sight, Sight]:
     """The rows `held` of the training split, and `apart` of the trusted one, by the same recipe trained on the rest."""
-    task, seen = method.task, []
+    task = method.task
     rest = replace(task, train=_without(task.train, held), meta=task.meta and _without(task.meta, apart), val=None)
     with seeded(derive(method.recipe.seed, "training")):
         learner = replace(method)  # its hyper-parameters, without its state
         learner.start(rest, method.recipe)
         for _ in train(learner, learner.task):
             pass
-    for split, at in ((task.train, held), (task.meta, apart)):
-        sight = look(learner, _part(split, at) if split is not None and len(at) else None)
-        seen.append(replace(sight, at=at[sight.at]))
-    return seen[0], seen[1]
+    rows, trusted = look(learner, _part(task.train, held)), look(learner, task.meta)
+    left = np.isin(trusted.at, apart)  # of all: those of a small part may be images none of which can be read
+    part = Sight(trusted.at[left], trusted.y[left], trusted.p[left], trusted.each[:, left], trusted.given[:, left])
+    return replace(rows, at=held[rows.at]), part
 
 
 def _without(split: Split, at: Ints) -> Split:

@@ -23,7 +23,7 @@ from warpi.task import Task
 
 log = logging.getLogger("warpi.audit")
 _POOR = 0.7  # accuracy on the trusted rows below which a classifier is no judge
-_UNCHECKED = 0.1  # how far off rates are where no trusted row was kept from training to check them (docs/audit.md)
+_UNCHECKED = 0.1  # how far off rates are where nothing that was kept from training checks them (docs/audit.md)
 
 
 def judge(
@@ -76,9 +76,11 @@ def judge(
     y, p = all_.y[order], all_.p[order]
     found = scores.verdict(scores.posterior(p, y, T), y, threshold)
     spread, kind = uncertainty(all_, T, bool(folds))
-    off = _UNCHECKED
-    if apart and len(np.unique(trusted.y)) == task.n_classes:
-        off = scores.rate_by_confusion(p, y, trusted.p, trusted.y) - float(found.wrong_probability.mean())
+    checked = apart and len(np.unique(trusted.y)) == task.n_classes
+    off = 0.0 if checked and folds else _UNCHECKED  # without folds p has seen the labels, as no second rate may have
+    if checked:
+        second = scores.rate_by_confusion(p, y, trusted.p, trusted.y)
+        off = max(off, abs(second - float(found.wrong_probability.mean())))
     doubt = math.hypot(scores.doubt(trusted.p, trusted.y, T), off)
     facts: dict[str, Any] = {
         "run": None if path is None else str(path),
@@ -100,7 +102,9 @@ def judge(
     audit = Audit(row[order], y, *found, spread[order], p, T, task.classes, rates, facts)
     if method.family == "baseline" and not method.needs_meta:
         log.warning("%s takes wrong labels for right ones, so its audit overlooks them; audit warpi", facts["method"])
-    if not apart:
+    if folds and len(trusted.y) and not checked:
+        log.warning("a class has a single trusted row, which is never left out to show how far the rates are off")
+    elif not apart:
         log.warning("the trusted rows were trained on, so that none shows how far the rates are off; use --folds 5")
     if (accuracy := facts["trusted_accuracy"]) is not None and accuracy < _POOR:
         log.warning("the run is right about %.0f %% of the trusted rows only: do not believe its audit", 100 * accuracy)

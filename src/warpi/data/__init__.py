@@ -120,7 +120,7 @@ def read_unseen(data: str, first: Mapping[str, Any], examples: Examples, classes
     `first` are the settings of the run's data (data, root, label), `examples` its inputs, which say the scale.
     """
     path, label = Path(data), first["label"]
-    kind, got = _kind(first["data"]), _kind(data)
+    kind, got = _kind(first["data"]), _kind(os.path.abspath(data))  # no name of DATASETS
     if kind != got:
         raise UserError(f"{data}: got {got}, the run was trained on {kind}; give the same kind")
     if kind == _TABLE:
@@ -140,17 +140,23 @@ def _in_memory(examples: Examples) -> TensorExamples:
 _TABLE, _IMAGES, _ARRAYS = "a table", "image files", "arrays (.npz, .npy)"
 
 
+def has_images(data: str) -> bool:
+    """Whether a path that may be there is one of image files."""
+    path = Path(data)
+    return path.is_dir() or (path.suffix.lower() in (".csv", ".tsv") and is_manifest(path))
+
+
 def _kind(data: str) -> str:
     if data in DATASETS:
         return _IMAGES if DATASETS[data].sized else _ARRAYS
-    path, suffix = Path(data), Path(data).suffix.lower()
-    if path.is_dir() or (suffix in (".csv", ".tsv") and is_manifest(path)):
+    suffix = Path(data).suffix.lower()
+    if has_images(data):
         return _IMAGES
     if suffix in (".npz", ".npy"):
         return _ARRAYS
     if suffix in (".csv", ".tsv", ".parquet"):
         return _TABLE
-    raise _unreadable(path)
+    raise _unreadable(Path(data))
 
 
 def _unreadable(path: Path) -> UserError:

@@ -56,7 +56,8 @@ def read_arrays(
             texts[part] = _texts(arrays[f"y{end}"], f"{path}: y{end}", len(x[part]))
             if "" in texts[part]:
                 raise UserError(f"{path}: row {texts[part].index('')} of y{end} has no label")
-            check_label(texts[part], f"y{end}", path)
+            named = bool(end) or classes is not None or like is not None or "classes" in arrays
+            check_label(texts[part], f"y{end}", path, named=named)
     if "clean" in arrays:
         texts["clean"] = _texts(arrays["clean"], f"{path}: clean", len(x["train"]))
     if classes is None and like is not None:

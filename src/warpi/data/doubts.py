@@ -70,8 +70,9 @@ def _tell(message: str) -> None:
     logger.warning(message)
 
 
-def check_label(texts: Sequence[str], name: str, where: object) -> None:
-    """Refuse labels that are words for a missing one, and quantities."""
+def check_label(texts: Sequence[str], name: str, where: object, *, named: bool = False) -> None:
+    """Refuse labels that are words for a missing one, and quantities; not these where the classes are `named`
+    elsewhere: there may be one trusted example a class."""
     count = Counter(texts)
     for text, n in count.items():
         if text.lower() in _NO_LABEL:
@@ -79,7 +80,7 @@ def check_label(texts: Sequence[str], name: str, where: object) -> None:
                 f"{where}: {n} rows have the label {text!r} in {name!r}, which looks like a missing label; label these "
                 "rows or drop them, or give the class another name"
             )
-    if len(texts) < _ENOUGH or (numbers := parsed(count)) is None:
+    if named or len(texts) < _ENOUGH or (numbers := parsed(count)) is None:
         return
     half = len(texts) // 2
     if len(count) > (half if bool((numbers == np.floor(numbers)).all()) else min(_ENOUGH, half)):

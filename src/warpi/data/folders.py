@@ -155,7 +155,7 @@ def read_manifest(
         if (first := lines.setdefault(row.path, line)) != line:
             raise UserError(f"{path} line {line}: path {row.path!r} is also on line {first}; keep one of the two")
         rows.append(row)
-    check_label([row.label for row in rows], label, path)
+    check_label([row.label for row in rows], label, path, named=classes is not None)
     classes = classes or in_order({name for row in rows for name in (row.label, row.clean)} - {""})
     if len(classes) < 2:
         raise UserError(f"{path} holds {len(classes)} class(es) in {len(rows)} rows; at least two are needed")
@@ -239,7 +239,7 @@ def read_new_images(
 ) -> Unseen:
     """Images to be predicted: a folder of them, a folder a class, or a manifest with or without labels."""
     if not path.is_dir():
-        return _new_manifest(path, root or path.parent, size, classes, (label or "label").strip().lower())
+        return _new_manifest(path, root, size, classes, (label or "label").strip().lower())
     folders = _folders(path)
     known = [name for name in folders if name in classes]
     if not known and set(folders) & set(_PARTS):
@@ -256,14 +256,16 @@ def read_new_images(
     return Unseen(_files(_Part(path, files, []), size), {}, tuple(files))
 
 
-def _new_manifest(path: Path, root: Path, size: int, classes: tuple[str, ...], label: str) -> Unseen:
-    below = os.path.join(os.path.abspath(root), "")
-    lines, rows = list[int](), list[dict[str, str]]()
-    for line, cells in _cells(path, required=("path",)):
-        lines.append(line)
-        rows.append({**cells, "path": _below(f"{path} line {line}", cells["path"], below)})
+def _new_manifest(path: Path, root: Path | None, size: int, classes: tuple[str, ...], label: str) -> Unseen:
+    """Paths may lead anywhere: relative ones begin in the folder of the manifest, or of the run if none is there."""
+    by_line = dict(_cells(path, required=("path",)))
+    lines, rows = list(by_line), list(by_line.values())
+    for line, row in by_line.items():
+        _below(f"{path} line {line}", row["path"], "")
     if not rows:
         raise UserError(f"{path} lists no images")
+    if root is None or any(os.path.exists(path.parent / row["path"]) for row in rows):
+        root = path.parent
     columns = [name for name in dict.fromkeys((label, "clean_label")) if name in rows[0]]
     at = lambda i: f"{path} line {lines[i]}"
     labels = {name: numbered([row[name] for row in rows], classes, at) for name in columns}

@@ -69,7 +69,7 @@ def read_table(
     if "" in given:
         first, n = table.at(given.index("")), given.count("")
         raise UserError(f"{first}: column {label!r} is empty, in {n} rows in all; label them or drop them")
-    check_label(given, label, path)
+    check_label(given, label, path, named=like is not None)
     true = [""] * len(given)
     if "clean_label" in table.columns:
         blank = MISSING - {text.lower() for text in given}  # a class may be called 'none'
