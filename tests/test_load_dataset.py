@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import warpi.data
-from warpi.data import DATASETS, folders, load_dataset
+from warpi.data import DATASETS, folders, load_dataset, takes_size
 from warpi.data.examples import TensorExamples
 from warpi.data.files import FileExamples
 from warpi.data.overlap import shared
@@ -347,3 +347,10 @@ def test_one_trusted_example_of_each_of_many_numbered_classes(tmp_path: Path, ki
         first, _ = load_dataset(str(tmp_path / files[0]))
         second, _ = load_dataset(str(tmp_path / files[1]), like=first)
     assert second.y.tolist() == one.tolist()
+
+
+def test_what_takes_a_size(here: Path) -> None:
+    """Arrays beside images that are read small used to be asked for that size, which they cannot have."""
+    assert here.is_dir()
+    takes = [name for name in ("folder", "list.csv", "table.csv", "flat.npz", "digits", "food101n") if takes_size(name)]
+    assert takes == ["folder", "list.csv", "food101n"]

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from warpi.data import load_dataset
+from warpi.data import load_dataset, takes_size
 from warpi.data.dataset import Dataset
 from warpi.data.files import PHOTO
 from warpi.errors import unknown
@@ -89,9 +89,12 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     dataset, defaults = _load(data.data, root=root, image_size=data.image_size, label=data.label)
     if data.image_size is None and dataset.files is not None and (side := dataset.examples.shape[-1]) != PHOTO:
         data = replace(data, image_size=side)
-    read = partial(_load, root=root, image_size=data.image_size)
-    meta_data = read(data.meta_data, label=data.label, like=dataset)[0] if data.meta_data else None
-    other = read(noise.other_name)[0] if noise.other_name else None
+
+    def read(name: str, **more: Any) -> Dataset:
+        return _load(name, root=root, image_size=data.image_size if takes_size(name) else None, **more)[0]
+
+    meta_data = read(data.meta_data, label=data.label, like=dataset) if data.meta_data else None
+    other = read(noise.other_name) if noise.other_name else None
     meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
     data = replace(data, noise=str(noise), meta=meta)
     recipe, options, changed = suited(base, defaults, settings)

@@ -146,12 +146,17 @@ def has_images(data: str) -> bool:
     return path.is_dir() or (path.suffix.lower() in (".csv", ".tsv") and is_manifest(path))
 
 
+def takes_size(data: str) -> bool:
+    """Whether its images can be read at any size."""
+    return DATASETS[data].sized if data in DATASETS else has_images(data)
+
+
 def _kind(data: str) -> str:
-    if data in DATASETS:
-        return _IMAGES if DATASETS[data].sized else _ARRAYS
-    suffix = Path(data).suffix.lower()
-    if has_images(data):
+    if takes_size(data):
         return _IMAGES
+    if data in DATASETS:
+        return _ARRAYS
+    suffix = Path(data).suffix.lower()
     if suffix in (".npz", ".npy"):
         return _ARRAYS
     if suffix in (".csv", ".tsv", ".parquet"):

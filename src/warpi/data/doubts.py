@@ -33,7 +33,8 @@ def check_words(cells: Sequence[str], name: str, at: Callable[[int], str]) -> No
             f"{at(row)}: column {name!r} has decimal commas (it holds {cells[row]!r}); save the file with decimal "
             f"points, and without separators of thousands; {names}"
         )
-    if odd and 10 * odd <= total:
+    a_code = len(count) <= _ENOUGH and all(count[cell] > 2 for cell in words)  # 0, 1, 2, 3+
+    if odd and 10 * odd <= total and not a_code:
         more = f", in {odd} rows other words," if odd > 1 else ""
         raise UserError(
             f"{at(row)}: column {name!r} holds {cells[row]!r}{more} and numbers in {total - odd} of {total} rows; "
