@@ -108,7 +108,7 @@ def main() -> None:
         fit_began, checked = time.monotonic(), f"{first}/trusted"
         warpi("fit", "--data", "photos/", "--noise", label_file, "--meta-data", checked, "--out", "runs/photos")
         found["fit_seconds"] = round(time.monotonic() - fit_began)
-        warpi("audit", "runs/photos", "--rows", "all", "--csv", "audit.csv")
+        warpi("audit", "runs/photos", "--csv", "audit.csv")
         review(truth, 60, pictures / "loop-second.png", "runs/photos", "--out", "checked")
         warpi("review", "runs/photos", "--out", "checked", "--export", "corrected.csv")
         found["seconds"] = round(time.monotonic() - began)

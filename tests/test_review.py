@@ -623,6 +623,18 @@ class TestExport:
         counts = {folder.name: len(list(folder.iterdir())) for folder in trusted.path.iterdir()}
         assert (path, counts, trusted.left) == (tmp_path / "export-1", {"blue": 2, "red": 2}, 0)
 
+    def test_a_trusted_set_is_the_same_wherever_the_data_lies(self, photos: Path, tmp_path: Path) -> None:
+        """Names decide the order, and that the training: they used to change with the place."""
+        found = []
+        for place in ("here", "there"):
+            shutil.copytree(photos, tmp_path / place, symlinks=True)
+            dataset, _ = load_dataset(str(tmp_path / place), image_size=8)
+            made = of_data(dataset, dataset.y, None, None)
+            write_trusted(made, decided({0: "red", 1: "blue", 2: "red", 5: "blue"}), tmp_path / f"of-{place}")
+            found.append(sorted(str(p.relative_to(tmp_path / f"of-{place}")) for p in tmp_path.glob(f"of-{place}/*/*")))
+        assert found[0] == found[1]
+        assert len(found[0]) == 4
+
     def test_nothing_decided(self, items: Items, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="nothing is trusted yet"):
             write_trusted(items, {}, tmp_path / "t.npz")

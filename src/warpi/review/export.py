@@ -232,11 +232,16 @@ def _links(
         if not name or name.startswith(".") or {"/", "\\", "\0"} & set(name):
             raise UserError(f"class {name!r} cannot be the name of a folder; export a file: --trusted {path}.csv")
     links: dict[tuple[str, str], str | bytes] = {}
+    of_data = _file(items, items.examples, 0)
+    home = os.path.realpath(of_data[0]) if of_data else "/"
     for place, name in zip(places, names, strict=True):
         found = _file(items, *place)
         real = inside(*found) if found else None
-        if real is not None:
-            links[name, f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}-{os.path.basename(real)}"] = real
+        if (
+            real is not None
+        ):  # a name, and so a place in the order of training, that does not depend on where the data lies
+            below = hashlib.sha256(os.fsencode(os.path.relpath(real, home))).hexdigest()[:8]
+            links[name, f"{below}-{os.path.basename(real)}"] = real
         else:
             content = png(pixels(_input(*place)))
             links[name, f"{hashlib.sha256(content).hexdigest()[:16]}.png"] = content
