@@ -54,11 +54,6 @@ def key(row: dict[str, object]) -> tuple[str, ...]:
     return tuple(str(row[k]) for k in ("method", "noise", "seed"))
 
 
-def whole(folder: Path) -> bool:
-    """Whether every method was run beside the others, so that their seconds can be compared."""
-    return {str(r["method"]) for r in collect(folder)} >= set(METHODS)
-
-
 def page(rows: list[dict[str, object]]) -> str:
     noises = list(dict.fromkeys(str(r["noise"]) for r in sorted(rows, key=lambda r: str(r["noise"]))))
     cells: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -105,10 +100,11 @@ def costs(rows: list[dict[str, object]]) -> dict[str, float]:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "digits"
     if folder.exists():
-        known = {key(r): r for r in json.loads(ROWS.read_text())}
-        for r in collect(folder):
-            old = known.get(key(r), {})
-            known[key(r)] = r if whole(folder) else r | {k: old[k] for k in ("epoch_seconds",) if k in old}
+        known, new = {key(r): r for r in json.loads(ROWS.read_text())}, collect(folder)
+        whole = {r["method"] for r in new} >= set(METHODS)  # beside one another, so that their seconds can be compared
+        for r in new:
+            seconds = r if whole else known.get(key(r), r)
+            known[key(r)] = r | {"epoch_seconds": seconds["epoch_seconds"]}
         ROWS.write_text(json.dumps(list(known.values()), indent=0) + "\n")
     rows = json.loads(ROWS.read_text())
     PAGE.write_text(page(rows))

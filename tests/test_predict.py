@@ -142,7 +142,7 @@ def test_a_network_of_the_users_own(table: Run, tmp_path: Path) -> None:
     data, net = table.path.with_suffix(".csv"), Net()
     run = fit(tmp_path / "own", data=data, label="animal", method="ce", epochs=1, net=net)
     with pytest.raises(
-        UserError, match=r"made with a net of your own, .*Net, .*warpi\.predict\(.*, data, net=\.\.\.\)"
+        UserError, match=r"made with a network of your own, .*warpi\.predict\(.*, data, net=MyNet\(\)\)"
     ):
         warpi.predict(run.path, data)
     np.testing.assert_allclose(warpi.predict(run.path, data, net=net).probabilities, own(run), atol=1e-6)

@@ -206,7 +206,7 @@ def refuse_texts(X: Any) -> None:
     one = (
         getattr(X, "ndim", 1) == 1 and hasattr(X, "__len__") and not isinstance(X, str | bytes | Mapping) and len(X) > 0
     )
-    if one and isinstance(X.iloc[0] if hasattr(X, "iloc") else X[0], str):
+    if one and isinstance(next(iter(X)), str):
         raise ValueError(
             "X holds texts, numbers are expected; put a vectoriser before it: "
             "make_pipeline(TfidfVectorizer(), NoisyLabelClassifier())"

@@ -162,7 +162,8 @@ def check_own(path: Path, method: object, net: object) -> None:
         again = ", ".join(f"{part}=My{part.capitalize()}()" for part, own in is_own.items() if own)
         raise UserError(
             f"the run in {path} was made with {what} of your own, which the shell cannot make; from Python: "
-            f"warpi.audit.audit({str(path)!r}, {again}), and to go on: warpi.fit({str(path)!r}, resume=True, {again})"
+            f"warpi.audit.audit({str(path)!r}, {again}), warpi.predict({str(path)!r}, data, {again}), and to go on: "
+            f"warpi.fit({str(path)!r}, resume=True, {again})"
         )
 
 

@@ -80,8 +80,6 @@ def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", 
     folder = run.path if isinstance(run, Run) else Path(run)
     stored = read_spec(folder)
     if not isinstance(run, Run):
-        if stored is not None:
-            _check_own(stored["spec"], own, folder)
         run = reopen(folder, device, own)
     if stored is None:
         raise UserError(f"there is no run in {folder} any more; give the folder that `warpi fit --out` made")
@@ -103,19 +101,6 @@ def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", 
         None if new.paths is None else tuple(new.paths[i] for i in row),
         n - len(row),
     )
-
-
-def _check_own(spec: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
-    """A run made from Python may have parts that its folder does not hold."""
-    from warpi.methods import METHODS
-    from warpi.nets import NETS
-
-    for what, name, known in (("net", spec["recipe"].get("net"), NETS), ("method", spec["method"], METHODS)):
-        if name not in known and what not in own:
-            raise UserError(
-                f"the run in {folder} was made with a {what} of your own, {name}, which is not stored; predict from "
-                f"Python: warpi.predict({str(folder)!r}, data, {what}=...)"
-            )
 
 
 def command(argv: list[str]) -> None:

@@ -153,8 +153,10 @@ def fitting(
         progress = Progress(spec.recipe.epochs, steps, done, quiet or not first, _names(task, truth))
         held.enter_context(progress)
         progress.say(_summary(spec, learner, truth))
-        if task.n_repeated and stored is None:
-            progress.say(f"{task.n_repeated} rows of the data are among the trusted examples; only there are they used")
+        if truth.n_repeated and stored is None:
+            progress.say(
+                f"{truth.n_repeated} rows of the data are among the trusted examples; only there are they used"
+            )
         if not progress.quiet and where.type == "cpu":
             share = 1 - done / (spec.recipe.epochs * steps)
             if (minutes := share * _minutes(spec, learner)) > PATIENCE:

@@ -27,7 +27,6 @@ class Task:
     val: Split | None  # held out of the noisy rows, labelled as badly as they are
     classes: tuple[str, ...]
     noise_rate: float | None = None  # oracle knowledge; only methods with `needs_noise_rate` may look
-    n_repeated: int = 0  # rows of the data that are among the trusted examples, and used only there
 
     @property
     def n_classes(self) -> int:
@@ -53,6 +52,7 @@ class Truth:
     clean: Tensor | None  # [N] true labels of the training rows, -1 where unknown or (open set) no class is right
     T: Tensor | None  # [K, K] transition matrix of the noise, rows = true class
     noise_hash: str  # of the corrupted labels of all rows, the same as in the file of `warpi corrupt`
+    n_repeated: int = 0  # rows of the data that are among the trusted examples, and used only there
 
     def to(self, device: torch.device | str, moved: "Moved | None" = None) -> "Truth":
         return replace(self, test=self.test and _move(self.test, device, {} if moved is None else moved))
@@ -154,8 +154,8 @@ def make_task(
     if dataset.test is None and dataset.clean is not None:
         exam_is_clean = bool((dataset.clean[test_rows] >= 0).all())
     return (
-        Task(train, checked, held_out, dataset.classes, rate, n_repeated),
-        Truth(exam, exam_is_clean, clean, noisy.T, labels_hash(noisy.y, noisy.replaced)),
+        Task(train, checked, held_out, dataset.classes, rate),
+        Truth(exam, exam_is_clean, clean, noisy.T, labels_hash(noisy.y, noisy.replaced), n_repeated),
     )
 
 

@@ -102,13 +102,14 @@ def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classe
         arrays = _read_npy(path, str(beside)) if beside.is_file() else {"x": _one(path)}
     x = _inputs(arrays["x"], f"{path}: x")
     _check_like(x, first, f"{path}: an input")
-    labels, counted = dict[str, Tensor](), parsed(classes) is None
-    for name in ("y", "clean"):
-        if name in arrays:
-            texts = _texts(arrays[name], f"{path}: {name}", len(x))
-            texts = ["" if text == "-1" and "-1" not in classes else text for text in texts]
-            labels[name] = numbered(texts, classes, lambda row, name=name: f"{path}, row {row} of {name}", counted)  # type: ignore[misc]
-    return Unseen(TensorExamples(x, first.scale, first.crop, first.standardise), labels)
+
+    def labels(name: str) -> Tensor:
+        texts = _texts(arrays[name], f"{path}: {name}", len(x))
+        texts = ["" if text == "-1" and "-1" not in classes else text for text in texts]
+        return numbered(texts, classes, lambda row: f"{path}, row {row} of {name}", parsed(classes) is None)
+
+    there: dict[str, Tensor] = {name: labels(name) for name in ("y", "clean") if name in arrays}
+    return Unseen(TensorExamples(x, first.scale, first.crop, first.standardise), there)
 
 
 def _check_like(x: Tensor, first: TensorExamples, what: str) -> None:

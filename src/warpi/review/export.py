@@ -237,9 +237,8 @@ def _links(
     for place, name in zip(places, names, strict=True):
         found = _file(items, *place)
         real = inside(*found) if found else None
-        if (
-            real is not None
-        ):  # a name, and so a place in the order of training, that does not depend on where the data lies
+        if real is not None:
+            # The name is a place in the order of training: it must not depend on where the data lies.
             below = hashlib.sha256(os.fsencode(os.path.relpath(real, home))).hexdigest()[:8]
             links[name, f"{below}-{os.path.basename(real)}"] = real
         else:
