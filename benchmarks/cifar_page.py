@@ -28,7 +28,8 @@ It is a check that every method works on images, not a ranking: one seed, and fa
 (100 to 300). After 20 epochs plain training has hardly begun to learn wrong labels by heart, so that `ce` is strong
 here, and methods that need a good network before their own work begins have little time for it. Why a method stays
 below `ce` was looked into, and stands on its page under "On CIFAR-10, 20 epochs": from its log, and where that was not
-enough from small experiments on a CPU. Six were mended for it (`ptd`, `m_correction`, `jocor`, `lccn`, `masking`,
+enough from small experiments on a CPU, done with scripts that are not kept here: indications, until the runs that the
+pages name have been made. Six were mended for it (`ptd`, `m_correction`, `jocor`, `lccn`, `masking`,
 `gce_truncated`) and are run again.
 
     warpi sweep recipes/cifar10-short.toml --root DATA
