@@ -329,6 +329,15 @@ def test_changed_options_are_in_the_label(tmp_path: Path) -> None:
     assert [row.label for row in table(tmp_path)] == ["warpi", "warpi (samples=5, skip=true)"]
 
 
+def test_a_matrix_in_a_label_is_short_and_not_taken_for_another(tmp_path: Path) -> None:
+    for name, last in (("a", 0.46), ("b", 0.40)):
+        changed = {"matrix": [0.46] + 98 * [0.06] + [last]}
+        make(tmp_path / name, epochs_of([80.0]), spec_of("forward", changed=changed))
+    one, other = (row.label for row in table(tmp_path))
+    assert one != other
+    assert all(label.startswith("forward (matrix=0.46,0.06,0.06,… ") and len(label) < 50 for label in (one, other))
+
+
 def test_fields_that_differ_are_added_only_where_labels_clash(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0]), spec_of("ce"))
     make(tmp_path / "b", epochs_of([90.0]), spec_of("ce", recipe={"lr": 0.02}, limit=100))

@@ -1,5 +1,6 @@
 """Read run folders, and put the runs of one experiment together."""
 
+import hashlib
 import json
 import math
 import shlex
@@ -269,9 +270,17 @@ def _block(spec: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _label(spec: Mapping[str, Any], extra: Mapping[str, Any] | None = None, facts: Iterable[str] = ()) -> str:
-    fields = [f"{name}={say(value)}" for name, value in {**spec["changed"], **(extra or {})}.items()]
+    fields = [f"{name}={_short(value)}" for name, value in {**spec["changed"], **(extra or {})}.items()]
     shown = ", ".join([*fields, *facts])
     return f"{spec['method']} ({shown})" if shown else str(spec["method"])
+
+
+def _short(value: object) -> str:
+    """A value in a label: a matrix by how it begins, and by a digest that tells it from others."""
+    text = say(value)
+    if not isinstance(value, list | tuple) or len(value) <= 9:
+        return text
+    return f"{say(value[:3])},… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _tell_apart(facts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
