@@ -6,31 +6,50 @@
 #   bash benchmarks/gpu.sh restore CARRIED/begun-*.tar go on with runs that an earlier machine did not finish
 #   bash benchmarks/gpu.sh sweep SECONDS RECIPE [FLAGS of warpi sweep]
 #                                                      runs for that long at most, then stores, and packs everything
+#   bash benchmarks/gpu.sh fewshot SECONDS speed|choose|train [FLAGS of fewshot_gpu.py]
 #   bash benchmarks/gpu.sh tests [SECONDS]             the tests that need a GPU; $OUT/tests.log
 #   bash benchmarks/gpu.sh memory SECONDS              ResNet-50 at 224 pixels: peak memory, fused as far as the time goes, and not
 #   bash benchmarks/gpu.sh time                        L = 1 .. 50, one run at a time; a step of ResNet-50, L = 1 and 4
 #
-# Results come back in $OUT: kept.tar.gz (finished runs; `python benchmarks/keep.py kept.tar.gz` puts them into docs/results)
-# and begun-*.tar (weights of the others, for `restore`; those of WRN-28-10 and ResNet-18 are too large).
+#   bash benchmarks/gpu.sh start NAME VERB ...         any of these in the background, from a copy of the repository: it goes on
+#                                                      while other calls bring data; its log is $WORK/NAME.log
+#   bash benchmarks/gpu.sh wait SECONDS                until all of that has ended, at most that long; then packs everything
+#
+# The machine goes back half a minute after a call, with all that was not packed: let `wait` follow `wait` without a pause.
+# Results come back in $OUT: kept.tar.gz (finished runs; `python benchmarks/keep.py kept.tar.gz` puts them into docs/results),
+# begun-*.tar (weights of the others, for `restore`; those of WRN-28-10 and ResNet-18 are too large), fewshot.tar.gz (rows).
 set -euo pipefail
 shopt -s nullglob
 cd "$(dirname "$0")/.."
 WORK=${WORK:-/tmp/warpi}
 OUT=${OUT:-$WORK/out}
-export PYTHONPATH=src PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=$WORK/inductor
-mkdir -p "$WORK/runs" "$WORK/packed" "$OUT"
+export PYTHONPATH=$PWD/src PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=$WORK/inductor
+mkdir -p "$WORK/runs" "$WORK/packed" "$WORK/pids" "$OUT"
+
+# Processes that share the GPU by MPS, where there is one: while one reads its data, traces or evaluates, the others train.
+mps() {
+    export CUDA_MPS_PIPE_DIRECTORY=$WORK/mps CUDA_MPS_LOG_DIRECTORY=$WORK/mps-log
+    mkdir -p "$WORK/mps" "$WORK/mps-log"
+    if ! { echo get_server_list | timeout 5 nvidia-cuda-mps-control || nvidia-cuda-mps-control -d; } > "$WORK/mps-log/start" 2>&1; then
+        echo "gpu.sh: no MPS here: processes take turns on the GPU"
+        unset CUDA_MPS_PIPE_DIRECTORY
+    fi
+}
 
 pack() {
-    # The arrays that figures are drawn from, where they are wanted: the first seed of WarPI, and what it is compared with.
-    local wanted=() run tables=("$WORK"/runs/*)
+    # With `arrays` also what figures are drawn from, where it is wanted: the first seed of WarPI, and what it is compared with.
+    local wanted=() run tables=("$WORK"/runs/*) rows=("$WORK"/fewshot/*.json "$WORK"/fewshot/rows/*.json)
+    if [ ${#rows[@]} -gt 0 ]; then tar czf "$OUT/fewshot.tar.gz" -C "$WORK" "${rows[@]#"$WORK/"}"; fi
     if [ ${#tables[@]} -eq 0 ]; then
         echo "gpu.sh: no run was begun"
         return
     fi
-    for run in "$WORK"/runs/*/*_seed0; do
-        case $run in */samples* | */cifar10-short/*) continue ;; esac
-        if [ -e "$run/done" ] && [ ! -e "$run/figures.npz" ]; then wanted+=("$run"); fi
-    done
+    if [ "${1:-}" = arrays ]; then
+        for run in "$WORK"/runs/*/*_seed0; do
+            case $run in */samples* | */cifar10-*/*) continue ;; esac
+            if [ -e "$run/done" ] && [ ! -e "$run/figures.npz" ]; then wanted+=("$run"); fi
+        done
+    fi
     if [ ${#wanted[@]} -gt 0 ]; then ${PYTHON:-python3} -m warpi figures "${wanted[@]}" --arrays || echo "gpu.sh: no arrays this time"; fi
     ${PYTHON:-python3} benchmarks/keep.py "${tables[@]}" --tar "$OUT/kept.tar.gz"
     ${PYTHON:-python3} benchmarks/keep.py "${tables[@]}" --begun "$OUT"
@@ -63,16 +82,44 @@ sweep)
     seconds=$2 recipe=$3
     shift 3
     out=$(sed -n 's/^out = "runs\/\(.*\)"/\1/p' "recipes/$recipe.toml")
-    # Processes that share the GPU by MPS, where there is one: while one reads its data, traces or evaluates, the others train.
-    export CUDA_MPS_PIPE_DIRECTORY=$WORK/mps CUDA_MPS_LOG_DIRECTORY=$WORK/mps-log
-    mkdir -p "$WORK/mps" "$WORK/mps-log"
-    if ! { echo get_server_list | timeout 5 nvidia-cuda-mps-control || nvidia-cuda-mps-control -d; } > "$WORK/mps-log/start" 2>&1; then
-        echo "gpu.sh: no MPS here: processes take turns on the GPU"
-        unset CUDA_MPS_PIPE_DIRECTORY
-    fi
+    mps
     # SIGTERM: every run under way stores a checkpoint, and the next call goes on with it
     timeout --signal=TERM --kill-after=45 "$seconds" \
         ${PYTHON:-python3} -m warpi sweep "recipes/$recipe.toml" --root "$WORK/data" --out "$WORK/runs/$out" "$@" || echo "gpu.sh: rc $?"
+    pack arrays
+    ;;
+fewshot)
+    seconds=$2 what=$3
+    shift 3
+    mps
+    mkdir -p "$WORK/fewshot"
+    ${PYTHON:-python3} benchmarks/fewshot_gpu.py "$what" --root "$WORK/data" --out "$WORK/fewshot" --json "$WORK/fewshot/fewshot-$what.json" \
+        --seconds "$seconds" "$@" || echo "gpu.sh: rc $?"
+    pack
+    ;;
+start)
+    name=$2
+    shift 2
+    mkdir -p "$WORK/repo"
+    tar cf - --exclude='./.*' . | tar xf - -C "$WORK/repo"
+    OUT=$WORK/out-$name TORCHINDUCTOR_COMPILE_THREADS=3 OMP_NUM_THREADS=2 \
+        setsid nohup bash "$WORK/repo/benchmarks/gpu.sh" "$@" > "$WORK/$name.log" 2>&1 < /dev/null &
+    echo $! > "$WORK/pids/$name"
+    ;;
+wait)
+    until=$((SECONDS + $2))
+    while [ $SECONDS -lt $until ]; do
+        going=0
+        for file in "$WORK"/pids/*; do
+            if kill -0 "$(cat "$file")" 2> /dev/null; then going=1; fi
+        done
+        if [ $going = 0 ]; then break; fi
+        sleep 1
+    done
+    for log in "$WORK"/*.log; do
+        echo "== $log"
+        tail -n 6 "$log"
+    done
     pack
     ;;
 tests)
@@ -101,10 +148,10 @@ time)
         ${PYTHON:-python3} -m warpi sweep recipes/samples-time.toml --root "$WORK/data" --out "$WORK/runs/samples-time" --per-gpu 1 || echo "gpu.sh: rc $?"
     timeout 150 ${PYTHON:-python3} -m warpi bench meta-step --net resnet50 --image-size 224 --classes 14 --batch 32 --precision bf16 \
         --variants sgd,warpi --samples 1,4 --repeats 5 --json "$OUT/samples-h200.json" || echo "gpu.sh: rc $?"
-    pack
+    pack arrays
     ;;
 *)
-    sed -n '2,16p' "$0"
+    sed -n '2,20p' "$0"
     exit 2
     ;;
 esac

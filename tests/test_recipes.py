@@ -3,7 +3,9 @@
 import importlib.util
 import io
 import json
+import os
 import subprocess
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterable
@@ -296,7 +298,28 @@ def test_an_archive_writes_nowhere_else(keep: ModuleType, tmp_path: Path, name: 
     assert not (tmp_path / "to").exists()
 
 
-def test_the_script_for_a_gpu_machine_can_be_read() -> None:
-    done = subprocess.run(["bash", str(ROOT / "benchmarks" / "gpu.sh")], capture_output=True, text=True, check=False)
+def gpu_sh(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    own = {"WORK": str(tmp_path / "work"), "OUT": str(tmp_path / "out"), "PYTHON": sys.executable}
+    script = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *words]
+    return subprocess.run(script, capture_output=True, text=True, check=False, env=os.environ | own, timeout=120)
+
+
+def test_the_script_for_a_gpu_machine_can_be_read(tmp_path: Path) -> None:
+    done = gpu_sh(tmp_path)
     assert done.returncode == 2
     assert "gpu.sh sweep SECONDS RECIPE" in done.stdout
+    assert "set -euo" not in done.stdout
+
+
+def test_what_runs_in_the_background_is_waited_for_and_packed(tmp_path: Path) -> None:
+    """Of a machine that goes back when nobody calls it: one call starts, another waits and takes all there is."""
+    run = tmp_path / "work" / "runs" / "table" / "ce_seed0"
+    run.mkdir(parents=True)
+    for name in (*KEPT, "checkpoint.safetensors"):
+        (run / name).write_text("{}\n")
+    assert gpu_sh(tmp_path, "start", "it", "restore", str(tmp_path / "no.tar")).returncode == 0
+    done = gpu_sh(tmp_path, "wait", "60")
+    assert done.returncode == 0, done.stderr
+    assert "no.tar" in done.stdout  # what the log of the background says
+    with tarfile.open(tmp_path / "out" / "kept.tar.gz") as tar:
+        assert {Path(name).name for name in tar.getnames()} == set(KEPT)
