@@ -377,7 +377,7 @@ def test_bootstrapped_targets() -> None:
 
 
 def test_loss_of_m_correction(tiny: TaskAndTruth) -> None:
-    """Without mixup: bootstrapped targets by the network in evaluation mode, and the penalty on uneven classes."""
+    """Without mixup: targets by losses in evaluation mode, guesses in training mode, the penalty on uneven classes."""
     method, same = (started(MCorrection(alpha=0.0, reg=0.5, warm_up=0.0), tiny[0]) for _ in range(2))
     next(same.epoch(0))  # fits the mixture
     method.correcting = True
@@ -385,10 +385,12 @@ def test_loss_of_m_correction(tiny: TaskAndTruth) -> None:
         getattr(method, name).copy_(getattr(same, name))
     batch, fresh = method.loader.draw(), started(make_method("ce"), tiny[0]).net
     with torch.no_grad():
+        guess = fresh.train()(batch.x)
         seen = fresh.eval()(batch.x)
         z = fresh.train()(batch.x).log_softmax(1)
     x = (cross_entropy(seen, batch.y) - same.low) / (same.high - same.low + 1e-6)
-    targets = bootstrapped(batch.y, seen, beta_posterior(torch.minimum(x, same.peak), same.mixture))
+    assert not torch.equal(guess.argmax(1), seen.argmax(1))
+    targets = bootstrapped(batch.y, guess, beta_posterior(torch.minimum(x, same.peak), same.mixture))
     penalty = sum(0.1 * math.log(0.1 / float(p)) for p in z.exp().mean(0))
     wanted = float(-(targets * z).sum(1).mean()) + 0.5 * penalty
     assert float(method.step(batch)["loss"]) == pytest.approx(wanted, rel=1e-4)
@@ -652,8 +654,23 @@ def test_the_phases_of_cal(tiny: TaskAndTruth) -> None:
         alphas.append(float(method.weight))
         second.append(method.second)
     ramp = [3 * min(1, max(0, (t * 5 - 10) / 30)) for t in range(13)]  # 13 epochs for 65
-    assert alphas == pytest.approx(ramp + [0.5] * 13)
+    ramp += [0.5 * min(1, max(0, (t * 100 / 13 - 10) / 30)) for t in range(13)]  # 13 for 100
+    assert alphas == pytest.approx(ramp)
     assert second == [False] * 13 + [True] * 13
+
+
+def test_cal_begins_anew_after_the_sieve(tiny: TaskAndTruth) -> None:
+    recipe = replace(RECIPE, epochs=2, lr=0.0, weight_decay=0.0)
+    method, fresh = (started(CAL(sieve_share=0.5), tiny[0], recipe) for _ in range(2))
+    with torch.no_grad():
+        for p in method.net.parameters():
+            p.add_(1)  # what it has learned
+    list(method.epoch(0))
+    found = survey(method.net, tiny[0].train)[1].argmax(1)
+    list(method.epoch(1))
+    assert torch.equal(method.cluster, found)  # by the network that has learned
+    assert all(map(torch.equal, method.net.parameters(), fresh.net.parameters()))
+    assert method.recipe.lr_at(1, method.beginnings) == recipe.lr
 
 
 # --- the loss of a step, by a loop ------------------------------------------------------------------------------------

@@ -337,6 +337,40 @@ def test_a_restart_is_a_start(optimizer: str, tiny: TaskAndTruth) -> None:
     assert same(weights(used), weights(fresh))
 
 
+@pytest.mark.parametrize("name", ["t_revision", "ptd"])
+def test_the_second_phase_begins_anew_or_goes_on(name: str, tiny: TaskAndTruth) -> None:
+    first = weights(started(name, tiny[0]))
+    for anew in (True, False):
+        method = started(name, tiny[0], replace(RECIPE, epochs=4, lr=0.0, weight_decay=0.0), warmup=0.25, anew=anew)
+        with torch.no_grad():
+            for p in method.net.parameters():
+                p.add_(1)  # what it has learned
+        list(method.epoch(0))
+        learned = weights(method)
+        list(method.epoch(1))
+        moved = [
+            t for t, buffer in zip(weights(method), method.net.state_dict(), strict=True) if "running" not in buffer
+        ]
+        wanted = [
+            t
+            for t, buffer in zip(first if anew else learned, method.net.state_dict(), strict=True)
+            if "running" not in buffer
+        ]
+        assert same([t for t in moved if t.is_floating_point()], [t for t in wanted if t.is_floating_point()])
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_before_the_correction_it_is_cross_entropy(name: str, tiny: TaskAndTruth) -> None:
+    """Of labels that the network holds for impossible, too: the corrected loss is cut off there."""
+    methods = [started(n, tiny[0], replace(RECIPE, epochs=10)) for n in (name, "ce")]
+    for method in methods:
+        with torch.no_grad():
+            list(method.net.parameters())[-1].copy_(torch.tensor([40.0] + (tiny[0].n_classes - 1) * [0.0]))
+        list(method.epoch(0))
+    for a, b in zip(*map(weights, methods), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_forgotten_moments_do_not_move_weights(tiny: TaskAndTruth) -> None:
     method = started("ce", tiny[0], replace(RECIPE, weight_decay=0.0))
     list(method.epoch(0))

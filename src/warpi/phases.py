@@ -31,8 +31,9 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
                 value.zero_()
 
 
-def restart(method: Method) -> None:
-    """The first network as it was at the start, in place, and its optimizer without memory."""
-    fresh = method.recipe.make_net(method.task.shape, method.task.n_classes)
-    method.net.load_state_dict(fresh.state_dict())
+def restart(method: Method, *, anew: bool = True) -> None:
+    """The first network as it was at the start (as it is, unless anew), in place, and its optimizer without memory."""
+    if anew:
+        fresh = method.recipe.make_net(method.task.shape, method.task.n_classes)
+        method.net.load_state_dict(fresh.state_dict())
     forget(method.optimizer)

@@ -10,6 +10,7 @@ from torch import Tensor
 from warpi import parallel
 from warpi.losses import cross_entropy, one_hot
 from warpi.method import Method, descend
+from warpi.phases import border, restart
 from warpi.recipe import Recipe
 from warpi.settings import at_least, within
 from warpi.survey import survey
@@ -48,7 +49,9 @@ class CAL(Method):
 
         L = CE - alpha_2 l_peer - sum_i P(y^ = i) sum_j Cov(1[y = j], -log(p_j + eps) | y^ = i)
 
-    Differs from the paper: the network goes on after the sieve (paper: trains anew), 65 of 165 epochs are a share;
+    The second phase begins anew from the initial weights, and alpha_2 grows from 0, too.
+
+    Differs from the paper: 65 of 165 epochs are a share, and each phase has the whole schedule of the learning rate;
     one prior in both phases (published code: its square root in the first). Mean losses of the clusters are those of
     the epoch before, as in the published code.
     Reference: Zhu et al., A Second-Order Approach to Learning with Instance-Dependent Label Noise, CVPR 2021.
@@ -75,15 +78,18 @@ class CAL(Method):
         self.mean = torch.zeros(K, K, device=y.device)  # of the losses, [cluster, label]
         self.sums, self.counts = torch.zeros_like(self.mean), torch.zeros_like(self.P)
         self.weight = torch.zeros_like(self.P[0])  # alpha of this epoch
-        self.second = False
+        self.switch, self.second = border(self.sieve_share, recipe.epochs), False
+        self.beginnings = [0, self.switch]
 
     def epoch(self, t: int) -> Iterator[Log]:
-        switch = max(1, round(self.sieve_share * self.recipe.epochs))
-        self.second = t >= switch
-        ramp = min(1.0, max(0.0, (t / switch - 10 / 65) / (30 / 65)))  # from epoch 10 to 40 of 65
-        self.weight.fill_(self.alpha if self.second else ramp * self.alpha_sieve)
-        if t == switch and self.loader.count <= t * self.loader.steps:
+        if t >= self.switch and not self.second:
             self.distil()
+            restart(self)
+            self.second = True
+        done, of = (t - self.switch, 100) if self.second else (t, 65)  # epochs of this phase, and its published length
+        length = self.recipe.epochs - self.switch if self.second else self.switch
+        ramp = min(1.0, max(0.0, (of * done / length - 10) / 30))  # from epoch 10 to 40
+        self.weight.fill_(ramp * (self.alpha if self.second else self.alpha_sieve))
         yield from super().epoch(t)
         if self.second:
             parallel.average([self.sums, self.counts])

@@ -66,8 +66,8 @@ class LossCorrection(Method):
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)
-        if self.direction == "forward":
-            loss = forward_loss(z, batch.y, self.T).mean()  # Theorem 2
+        if self.direction == "forward" or not self.corrected:
+            loss = forward_loss(z, batch.y, self.T).mean()  # Theorem 2; with T = I cross-entropy
         else:
             loss = backward_loss(z, batch.y, self.T_inverse).mean()  # Theorem 1
         descend(loss, self.optimizer)

@@ -45,9 +45,12 @@ class MCorrection(Method):
     its largest value w stays there, as in the published code: where the second distribution is the narrower one, the
     posterior of the largest losses would fall again. In the first epochs, mixup with the given labels.
 
-    Differs from the paper: w_i and z_i come from one pass in evaluation mode, the posterior is computed rather than
-    looked up in a table of 100 losses, and the first phase is a share of the epochs: up to
-    shortly after the first fall of the learning rate, as in the published schedule (epochs 105 and 100 of 300).
+    z_i comes from a pass in training mode, w_i from one in evaluation mode, as in the published code: mixed images
+    alone would leave BatchNorm with statistics that no image has.
+
+    Differs from the paper: the posterior is computed rather than looked up in a table of 100 losses, losses are fitted
+    on images without augmentation, and the first phase is a share of the epochs: up to shortly after the first fall of
+    the learning rate, as in the published schedule (epochs 105 and 100 of 300).
     Reference: Arazo et al., Unsupervised Label Noise Modeling and Loss Correction, ICML 2019.
     """
 
@@ -93,9 +96,11 @@ class MCorrection(Method):
     def step(self, batch: Batch) -> Log:
         targets = one_hot(batch.y, self.task.n_classes)  # [B, K]
         if self.correcting:
-            with torch.no_grad(), evaluating(self.nets):
-                z = self.net(batch.x)
-            targets = bootstrapped(batch.y, z, self.wrong(cross_entropy(z, batch.y)))
+            with torch.no_grad():
+                guess = self.net(batch.x)
+                with evaluating(self.nets):
+                    losses = cross_entropy(self.net(batch.x), batch.y)
+            targets = bootstrapped(batch.y, guess, self.wrong(losses))
         x, targets = mixup(batch.x, targets, self.alpha, self.generator)
         z = self.net(x)
         loss = soft_cross_entropy(z, targets).mean()

@@ -34,7 +34,7 @@ class PTD(Method):
     Differs from the paper: all classes' matrices are fitted at once, from the mean of the anchors on, their rows kept
     stochastic by a softmax, down to the published error; rows of Delta T sum to 0 and T(x) is cut off at 0, instead of
     a matrix normalised for every example; beta is a number for theta; the classifier keeps the recipe's learning rate,
-    and is trained anew where the published code goes on.
+    and is trained anew where the published code goes on (`anew` False).
     Reference: Xia et al., Part-dependent Label Noise: Towards Instance-dependent Label Noise, NeurIPS 2020.
     """
 
@@ -48,6 +48,7 @@ class PTD(Method):
     fit_lr: float = 0.02
     enough: float = 1e-3  # mean squared error of a class at which its fit ends
     revision_lr: float = 5e-7  # of Adam, for Delta T
+    anew: bool = True  # the classifier begins once more when T is estimated
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +68,7 @@ class PTD(Method):
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.beginnings[1] and self.phase == 0:
             self._estimate()
-            restart(self)
+            restart(self, anew=self.anew)
             self.phase = 1
         if t >= border(self.revise, self.recipe.epochs) and self.phase == 1:
             self.phase = 2

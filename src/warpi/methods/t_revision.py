@@ -31,8 +31,8 @@ class TRevision(Method):
 
     Differs from the paper: beta is a number for theta and a function for Delta T alone, since -beta log g_y also falls
     as g_y goes to 0; T^ + Delta T is brought back to rows that sum to 1; the classifier keeps the recipe's learning
-    rate (published: 5e-7, as for Delta T), is trained anew where the published code goes on, and is that of the last
-    epoch of each phase, not the best on noisy validation data.
+    rate (published: 5e-7, as for Delta T), is trained anew where the published code goes on (`anew` False), and is that
+    of the last epoch of each phase, not the best on noisy validation data.
     Reference: Xia et al., Are Anchor Points Really Indispensable in Label-Noise Learning?, NeurIPS 2019.
     """
 
@@ -42,6 +42,7 @@ class TRevision(Method):
     revise: float = 0.6  # share of the epochs after which T is revised
     quantile: float = 0.97  # of the anchors: 1 is the argmax, less leaves outliers out
     revision_lr: float = 5e-7  # of Adam, for Delta T
+    anew: bool = True  # the classifier begins once more when T is estimated
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,20 +61,16 @@ class TRevision(Method):
         if t >= self.beginnings[1] and self.phase == 0:
             _, z = survey(self.net, self.task.train)
             self.T.copy_(from_anchors(z.softmax(1), self.quantile))
-            restart(self)
+            restart(self, anew=self.anew)
             self.phase = 1
         if t >= border(self.revise, self.recipe.epochs) and self.phase == 1:
             self.phase = 2
         yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
-        z = self.net(batch.x)
-        if self.phase == 0:
-            loss = cross_entropy(z, batch.y).mean()
-        else:
-            T = row_normalised(self.T + self.delta)
-            loss = reweighted_loss(z, batch.y, T.T[batch.y]).mean()
+        z, column = self.net(batch.x), row_normalised(self.T + self.delta).T[batch.y]  # T[:, y_i]
+        loss = (reweighted_loss(z, batch.y, column) if self.phase else cross_entropy(z, batch.y)).mean()
         if self.phase == 2:
-            descend(reweighted_loss(z.detach(), batch.y, T.T[batch.y]).mean(), self.delta_optimizer)
+            descend(reweighted_loss(z.detach(), batch.y, column).mean(), self.delta_optimizer)
         descend(loss, self.optimizer)
         return {"loss": loss.detach()}
