@@ -1,10 +1,12 @@
-"""docs/results/digits.md and the costs that `warpi list methods` shows, from the runs of recipes/digits.toml.
+"""docs/results/digits.md and the costs that `warpi list methods` shows, from recipes/digits.toml and digits-why.toml.
 
     warpi sweep recipes/digits.toml
-    python benchmarks/digits_page.py [FOLDER]        default: runs/digits
+    warpi sweep recipes/digits-why.toml
+    python benchmarks/digits_page.py [FOLDER ...]        default: runs/digits runs/digits-why
 
-Keeps the last record of every run in docs/results/digits.json, so that the page can be made again without the runs.
-Where the folder holds some methods only, the others stay, and so do the seconds, which were measured side by side.
+Keeps the last record of every run in docs/results/digits.json (digits-why.json where an option is changed), so that
+the page can be made again without the runs. Where the folders hold some methods only, the others stay, and so do the
+seconds, which were measured side by side.
 """
 
 import json
@@ -12,13 +14,16 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from warpi.method import FAMILIES
 from warpi.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS, PAGE = ROOT / "docs/results/digits.json", ROOT / "docs/results/digits.md"
+ROWS, WHY = ROOT / "docs/results/digits.json", ROOT / "docs/results/digits-why.json"
+PAGE = ROOT / "docs/results/digits.md"
 COSTS = ROOT / "src/warpi/methods/costs.json"
+Row = dict[str, Any]
 INTRO = """# Every method on digits
 
 `recipes/digits.toml`: digits, 50 trusted examples, 30 epochs, the MLP, every method with its defaults, seeds {first} to
@@ -27,11 +32,17 @@ Bold: more than two points above `ce`. Methods marked * use the trusted examples
 Defaults for tables of `warpi` and a few others were chosen on digits with other seeds (their pages say so): it is a
 smoke test, not a ranking.
 
-    warpi sweep recipes/digits.toml && python benchmarks/digits_page.py
+    warpi sweep recipes/digits.toml && warpi sweep recipes/digits-why.toml
+    python benchmarks/digits_page.py
+"""
+CHANGED = """## One thing changed
+
+`recipes/digits-why.toml`: as above, but for what the second column says; after the arrow, the mean ± deviation with it,
+before, the mean above. The pages of the methods say what it is good for.
 """
 
 
-def collect(folder: Path) -> list[dict[str, object]]:
+def collect(folder: Path) -> list[Row]:
     rows = []
     for path in sorted(folder.glob("*/done")):
         spec = json.loads((path.parent / "spec.json").read_text())
@@ -41,6 +52,7 @@ def collect(folder: Path) -> list[dict[str, object]]:
                 "method": spec["spec"]["method"],
                 "noise": spec["spec"]["noise"],
                 "seed": spec["spec"]["seed"],
+                "changed": spec["spec"]["changed"],
                 "test_acc": records[-1]["test_acc"],
                 "epoch_seconds": statistics.mean(r["seconds"] for r in records),
                 "noise_sha256": spec["facts"]["noise_sha256"],
@@ -50,64 +62,88 @@ def collect(folder: Path) -> list[dict[str, object]]:
     return rows
 
 
-def key(row: dict[str, object]) -> tuple[str, ...]:
-    return tuple(str(row[k]) for k in ("method", "noise", "seed"))
+def key(row: Row) -> tuple[str, ...]:
+    return tuple(json.dumps(row.get(k, {})) for k in ("method", "noise", "seed", "changed"))
 
 
-def page(rows: list[dict[str, object]]) -> str:
-    noises = list(dict.fromkeys(str(r["noise"]) for r in sorted(rows, key=lambda r: str(r["noise"]))))
-    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
+def table(rows: list[Row]) -> dict[tuple[str, str, str], list[float]]:
+    """Accuracies by method, what is changed, in words, and noise."""
+    cells: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for r in rows:
-        cells[str(r["method"]), str(r["noise"])].append(float(str(r["test_acc"])))
+        words = []
+        for name, value in r.get("changed", {}).items():
+            flag = name.replace("_", "-")
+            on_off = f"`--{'' if value else 'no-'}{flag}`" if isinstance(value, bool) else f"`--{flag} {value}`"
+            words.append("the true T" if name == "matrix" else on_off)
+        cells[r["method"], " ".join(words), r["noise"]].append(r["test_acc"])
+    return cells
+
+
+def said(scores: list[float]) -> str:
+    return f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
+
+
+def page(rows: list[Row], changed: list[Row]) -> str:
+    noises = sorted({r["noise"] for r in rows})
+    cells = {(method, noise): scores for (method, _, noise), scores in table(rows).items()}
     base = {noise: statistics.mean(cells["ce", noise]) for noise in noises}
-    seeds = sorted({int(str(r["seed"])) for r in rows})
-    torch = ", ".join(sorted({str(r["torch"]) for r in rows}))
+    seeds = sorted({r["seed"] for r in rows})
+    torch = ", ".join(sorted({r["torch"] for r in rows}))
     intro = INTRO.format(first=seeds[0], last=seeds[-1], torch=torch)
     lines = [intro, f"| method | family | {' | '.join(f'`{n}`' for n in noises)} |", f"|---|---|{'---|' * len(noises)}"]
     for family in FAMILIES:
         for name, method in METHODS.items():
-            if method.family != family or not cells[name, noises[0]]:
+            if method.family != family or (name, noises[0]) not in cells:
                 continue
             marks = "*" * method.needs_meta + "°" * method.needs_noise_rate
-            shown = []
-            for noise in noises:
-                scores = cells[name, noise]
-                if not scores:
-                    shown.append("-")
-                    continue
-                mean = statistics.mean(scores)
-                text = f"{mean:.1f} ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else f"{mean:.1f}"
-                shown.append(f"**{text}**" if mean > base[noise] + 2 else text)
+            good = [statistics.mean(cells[name, noise]) > base[noise] + 2 for noise in noises]
+            shown = [said(cells[name, noise]) for noise in noises]
+            shown = [f"**{text}**" if better else text for text, better in zip(shown, good, strict=True)]
             lines.append(f"| [`{name}`](../methods/{name}.md){marks} | {family} | {' | '.join(shown)} |")
-    weak = []
-    for name in METHODS:
-        known = [noise for noise in noises if cells[name, noise]]
-        if known and name != "ce" and all(statistics.mean(cells[name, noise]) <= base[noise] + 2 for noise in known):
-            weak.append(f"`{name}`")
+    weak = [
+        f"`{name}`"
+        for name in METHODS
+        if name != "ce" and all(statistics.mean(cells[name, noise]) <= base[noise] + 2 for noise in noises)
+    ]
     lines += ["", f"Nowhere more than two points above `ce`: {', '.join(weak) or 'none'}. Their pages say why.", ""]
-    return "\n".join(lines)
+    lines += [
+        CHANGED,
+        f"| method | changed | {' | '.join(f'`{n}`' for n in noises)} |",
+        f"|---|---|{'---|' * len(noises)}",
+    ]
+    tried = table(changed)
+    for name, words in dict.fromkeys(found[:2] for found in tried):
+        shown = [
+            f"{statistics.mean(cells[name, n]):.1f} → {said(tried[name, words, n])}"
+            if (name, words, n) in tried
+            else ""
+            for n in noises
+        ]
+        lines.append(f"| [`{name}`](../methods/{name}.md) | {words} | {' | '.join(shown)} |")
+    return "\n".join([*lines, ""])
 
 
-def costs(rows: list[dict[str, object]]) -> dict[str, float]:
+def costs(rows: list[Row]) -> dict[str, float]:
     """Seconds an epoch relative to plain training: a median over runs."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for r in rows:
-        seconds[str(r["method"])].append(float(str(r["epoch_seconds"])))
+        seconds[r["method"]].append(r["epoch_seconds"])
     plain = statistics.median(seconds["ce"])
     return {name: round(statistics.median(seconds[name]) / plain, 1) for name in METHODS if seconds[name]}
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "digits"
-    if folder.exists():
-        known, new = {key(r): r for r in json.loads(ROWS.read_text())}, collect(folder)
-        whole = {r["method"] for r in new} >= set(METHODS)  # beside one another, so that their seconds can be compared
-        for r in new:
+    folders = [Path(name) for name in sys.argv[1:]] or [ROOT / "runs" / "digits", ROOT / "runs" / "digits-why"]
+    new = [row for folder in folders if folder.exists() for row in collect(folder)]
+    whole = {r["method"] for r in new if not r["changed"]} >= set(METHODS)  # seconds that can be compared
+    for file, rows in ((ROWS, [r for r in new if not r["changed"]]), (WHY, [r for r in new if r["changed"]])):
+        known = {key(r): r for r in json.loads(file.read_text())} if file.exists() else {}
+        for r in rows:
             seconds = r if whole else known.get(key(r), r)
             known[key(r)] = r | {"epoch_seconds": seconds["epoch_seconds"]}
-        ROWS.write_text(json.dumps(list(known.values()), indent=0) + "\n")
+        file.write_text(json.dumps(list(known.values()), indent=0) + "\n")
     rows = json.loads(ROWS.read_text())
-    PAGE.write_text(page(rows))
+    PAGE.write_text(page(rows, json.loads(WHY.read_text())))
     COSTS.write_text(json.dumps(costs(rows), indent=1) + "\n")
 
 
