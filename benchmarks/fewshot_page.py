@@ -70,7 +70,7 @@ def accuracy(rows: Sequence[Row]) -> str:
         f"Accuracy in per cent over {tasks} test tasks with 15 queries a class, ± 95 % interval. {machine(rows)}",
     ]
     budget = ", ".join(f"{SETTINGS[s]} {steps(rows, s)}" for s in SETTINGS if any(r["setting"] == s for r in rows))
-    lines.append(f"Seed {seeds}; steps × tasks a step: {budget}.")
+    lines.append(f"Seed {seeds}; training, as steps × tasks a step × (ways, queries a class): {budget}.")
     other = [r for r in rows if split(r)[1] == "maml"]
     if other:
         lines.append(f"MAML, whose steps cost more, had {other[0]['iterations']:,} × {other[0]['train_tasks']}.")
@@ -91,16 +91,19 @@ def show(row: Row | None, best: bool) -> str:
 
 
 def steps(rows: Sequence[Row], setting: str) -> str:
-    found = {(r["iterations"], r["train_tasks"]) for r in rows if r["setting"] == setting and r["learner"] != "maml"}
-    return " or ".join(f"{n:,} × {t}" for n, t in sorted(found))
+    names = ("iterations", "train_tasks", "train_ways", "train_queries")
+    found = {tuple(r[n] for n in names) for r in rows if r["setting"] == setting and r["learner"] != "maml"}
+    return " or ".join(f"{n:,} × {t} × ({w}, {q})" for n, t, w, q in sorted(found))
 
 
 def choices(rows: Sequence[Row]) -> str:
-    lines = ["| dropout | crops and mirror images | lr | lr of single numbers | validation | test |", "|---" * 6 + "|"]
+    names = ("dropout", "crops and mirror images", "lr", "weight decay", "ways in training", "validation", "test")
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for r in sorted(rows, key=lambda r: -float(r["val_mean"])):
         cells = [r["changed"].get("dropout", 0.5), "yes" if r["train_augment"] else "no", f"{r['train_lr']:g}"]
         cells += [
-            f"{r['train_lr'] * r['train_scalars']:g}",
+            f"{r['train_weight_decay']:g}",
+            r["train_ways"],
             f"{r['val_mean']:.2f}",
             f"{r['mean']:.2f} ± {r['ci95']:.2f}",
         ]

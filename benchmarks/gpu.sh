@@ -3,7 +3,8 @@
 # repository. Runs go on where the last call stopped them; what is kept in docs/results is not run again.
 #
 #   bash benchmarks/gpu.sh data CARRIED                copy packed data aside; unpack it once all of it has come
-#   bash benchmarks/gpu.sh restore CARRIED/begun-*.tar go on with runs that an earlier machine did not finish
+#   bash benchmarks/gpu.sh restore CARRIED/*           go on with runs that an earlier machine did not finish: begun-*.tar,
+#                                                      fewshot.tar.gz
 #   bash benchmarks/gpu.sh sweep SECONDS RECIPE [FLAGS of warpi sweep]
 #                                                      runs for that long at most, then stores, and packs everything
 #   bash benchmarks/gpu.sh fewshot SECONDS speed|choose|train [FLAGS of fewshot_gpu.py]
@@ -76,7 +77,12 @@ data)
     ;;
 restore)
     shift
-    ${PYTHON:-python3} benchmarks/keep.py "$@" --to "$WORK/runs"
+    for file in "$@"; do
+        case $file in
+        *fewshot.tar.gz) tar xzf "$file" -C "$WORK" ;;
+        *) ${PYTHON:-python3} benchmarks/keep.py "$file" --to "$WORK/runs" ;;
+        esac
+    done
     ;;
 sweep)
     seconds=$2 recipe=$3
@@ -93,7 +99,8 @@ fewshot)
     shift 3
     mps
     mkdir -p "$WORK/fewshot"
-    ${PYTHON:-python3} benchmarks/fewshot_gpu.py "$what" --root "$WORK/data" --out "$WORK/fewshot" --json "$WORK/fewshot/fewshot-$what.json" \
+    name=${what/train/runs}
+    ${PYTHON:-python3} benchmarks/fewshot_gpu.py "$what" --root "$WORK/data" --out "$WORK/fewshot" --json "$WORK/fewshot/fewshot-$name.json" \
         --seconds "$seconds" "$@" || echo "gpu.sh: rc $?"
     pack
     ;;
@@ -151,7 +158,7 @@ time)
     pack arrays
     ;;
 *)
-    sed -n '2,20p' "$0"
+    sed -n '2,21p' "$0"
     exit 2
     ;;
 esac

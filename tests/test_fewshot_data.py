@@ -10,7 +10,7 @@ from PIL import Image
 
 from warpi.data.fewshot import PARTS, Classes, FewShotData, Sines, class_lists, load_fewshot
 from warpi.errors import UserError
-from warpi.fewshot.episodes import ImageTasks, Kind, SineTasks, make_tasks
+from warpi.fewshot.episodes import ImageTasks, Kind, SineTasks, bent, make_tasks
 from warpi.rng import generator
 
 
@@ -117,6 +117,34 @@ def test_augmented_images_are_floats_of_the_same_size() -> None:
     assert 0 <= e.query_x.min() < e.query_x.max() <= 1
     judged = make_tasks(source, Kind(2, 1, 3), "cpu", training=False, augment=True)
     assert judged.draw(5, generator(0, "t")).query_x.dtype == torch.uint8
+
+
+def test_drawings_of_a_class_are_bent_alike_and_then_each_by_itself() -> None:
+    one = torch.randint(256, (1, 12, 12), dtype=torch.uint8, generator=generator(0, "x"))
+    x = one.expand(40, 2, 3, 1, 12, 12)  # the same drawing all over
+    still = bent(x, generator(0, "t"), kind=0, own=0, move=0)
+    mirrored = ((still[:, :, 0] - one / 255).abs() > 0.01).flatten(2).any(2)  # [T, W]
+    assert 20 < mirrored.sum() < 60
+    torch.testing.assert_close(still[mirrored][0, 0].flip(-1), still[~mirrored][0, 0])
+    torch.testing.assert_close(still[~mirrored][0, 0], one / 255)
+    alike = bent(x, generator(0, "t"), own=0, move=0)
+    assert torch.equal(alike[:, :, 0], alike[:, :, 2])
+    assert not torch.equal(alike[:, 0], alike[:, 1])
+    each = bent(x, generator(0, "t"))
+    assert each.shape == x.shape
+    assert 0 <= each.min() < each.max() <= 1
+    assert all(not torch.equal(each[t, w, 0], each[t, w, 1]) for t in range(40) for w in range(2))
+    assert not bent(torch.zeros_like(x), generator(0, "t")).any()
+
+
+def test_only_training_drawings_are_bent() -> None:
+    x = torch.randint(256, (4, 6, 1, 8, 8), dtype=torch.uint8, generator=generator(0, "x"))
+    source = Classes.of({str(i): x[i] for i in range(4)}, rotations=4)
+    tasks = [make_tasks(source, Kind(2, 1, 3), "cpu", training, augment=True) for training in (True, False)]
+    a, b = (t.draw(5, generator(0, "t")) for t in tasks)
+    assert (a.query_x.dtype, b.query_x.dtype) == (torch.float32, torch.uint8)
+    assert torch.equal(a.query_y, b.query_y)
+    assert not torch.equal(a.support_x, b.support_x / 255)
 
 
 @pytest.mark.parametrize(

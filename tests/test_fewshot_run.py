@@ -228,6 +228,18 @@ def test_other_ways_and_shots_than_trained(tmp_path: Path) -> None:
         judged(run, 5, ways=7)
 
 
+def test_training_tasks_may_have_more_ways_than_those_of_validation(tmp_path: Path) -> None:
+    settings = QUICK | {"data": "cifar_fs", "queries": 2, "tasks": 2, "ways": 2, "iterations": 2, "train_ways": 4}
+    run = fit(tmp_path / "r", **settings, learner="metavrf_bilstm", features=4, bases=8)
+    row = judged(run, 5)
+    assert (row["ways"], row["train_ways"], len(run.learner.problem.shape)) == (2, 4, 3)
+    assert run.history[0]["loss"] > math.log(2.2)  # two classes would begin below it
+    rows = versatility(run, 5, ways=(4,), shots=(1, 5))
+    assert [(r["ways"], r["shots"]) for r in rows] == [(2, 1), (4, 1), (2, 5)]
+    with pytest.raises(UserError, match="MAML was trained for 2 ways"):
+        fit(tmp_path / "m", **settings, learner="maml", features=4)
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -404,7 +416,8 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", ["metavrf_bilstm", "metavrf_evidence", "rff", "rbf", "protonet", "r2d2", "maml"])
 def test_captured_steps_are_plain_steps(name: str, precision: str) -> None:
     x = torch.randint(256, (6, 8, 3, 16, 16), generator=generator(0, "x")).to(torch.uint8)
-    images = Classes.of({str(k): x[k] for k in range(6)}).to("cuda")
+    turns = 4 if name == "protonet" else 1  # drawings are augmented in another way
+    images = Classes.of({str(k): x[k] for k in range(6)}, turns).to("cuda")
     own = {f.name for f in fields(LEARNERS[name])}
     training = Training(iterations=12, tasks=3, queries=2, precision=precision)  # type: ignore[arg-type]
     states = []

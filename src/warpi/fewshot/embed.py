@@ -204,6 +204,15 @@ def class_means(features: Tensor, y: Tensor, ways: int) -> Tensor:
     return member.mT @ features / member.sum(1)[..., None].clamp_min(1)
 
 
+def calibration(problem: Problem) -> tuple[nn.Parameter, nn.Parameter]:
+    """gamma and beta of predictions gamma y + beta of a ridge, learned from their first values on.
+
+    Unit vectors fitted by a ridge lie between 0 and 1: as logits they say next to nothing, and little is learned
+    until gamma has grown. So it begins at 10.
+    """
+    return nn.Parameter(torch.tensor(1.0 if problem.regression else 10.0)), nn.Parameter(torch.zeros(()))
+
+
 def targets(y: Tensor, ways: int, like: Tensor) -> Tensor:
     """What a ridge fits: unit vectors [T, S, W] of class numbers, or numbers [T, S, K]; of the type of `like`."""
     return (F.one_hot(y, ways) if ways else y).to(like.dtype)

@@ -1,11 +1,12 @@
 """Episodes from data that lies on the device: which examples are drawn is integers, and reading them is a gather."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from warpi.data.augment import Crop
@@ -59,7 +60,7 @@ class ImageTasks(Tasks):
     """Tasks of W distinct classes with S + Q distinct images of each."""
 
     source: Classes
-    crop: Crop | None = None  # augmentation of training episodes
+    vary: Callable[[Tensor, Generator], Tensor] | None = None  # augmentation of training images
 
     def __post_init__(self) -> None:
         (ways, shots, queries), has = self.kind, self.source.least
@@ -80,28 +81,56 @@ class ImageTasks(Tasks):
         return classes, keys.masked_fill(beyond, -1).topk(shots + queries).indices
 
     def read(self, plan: Plan) -> Episode:
-        source, (ways, shots, _) = self.source, self.kind
+        return self._episode(self._images(plan))
+
+    def draw(self, n: int, generator: Generator) -> Episode:
+        x = self._images(self.plan(n, generator))
+        return self._episode(x if self.vary is None else self.vary(x, generator))
+
+    def _images(self, plan: Plan) -> Tensor:
+        """[T, W, S + Q, C, H, W]"""
+        source, k = self.source, len(self.source.names)
         classes, places = (part.to(source.x.device) for part in plan)
-        k = len(source.names)
-        x = source.x[source.first[classes % k][..., None] + places]  # [T, W, S + Q, C, H, W]
+        x = source.x[source.first[classes % k][..., None] + places]
         if source.rotations > 1:
             turns = (classes // k)[(...,) + (None,) * 4]
             for r in range(1, source.rotations):
                 x = torch.where(turns == r, x.rot90(r, (-2, -1)), x)
-        y = torch.arange(ways, device=x.device)[None, :, None].expand(places.shape)
+        return x
+
+    def _episode(self, x: Tensor) -> Episode:
+        ways, shots, _ = self.kind
+        y = torch.arange(ways, device=x.device)[None, :, None].expand(x.shape[:3])
         support, query = slice(None, shots), slice(shots, None)
         xs, ys, xq, yq = (t[:, :, part].flatten(1, 2) for part in (support, query) for t in (x, y))
         return Episode(xs, ys, xq, yq, ways)
 
-    def draw(self, n: int, generator: Generator) -> Episode:
-        e = super().draw(n, generator)
-        if self.crop is None:
-            return e
-        xs, xq = (
-            self.crop.train(x.flatten(0, 1), generator).view(*x.shape[:2], *x.shape[2:]) / 255
-            for x in (e.support_x, e.query_x)
-        )
-        return Episode(xs, e.support_y, xq, e.query_y, e.ways)
+
+def cropped(x: Tensor, generator: Generator) -> Tensor:
+    """Photographs [T, W, N, C, H, W] moved by up to an eighth of their side and mirrored, each by itself."""
+    side = x.shape[-1]
+    return Crop(side, pad=side // 8).train(x.flatten(0, 2), generator).view(x.shape) / 255
+
+
+def bent(x: Tensor, generator: Generator, kind: float = 0.25, own: float = 0.15, move: float = 0.05) -> Tensor:
+    """Drawings [T, W, N, C, H, W] on an empty ground under random linear maps I + U(-a, a).
+
+    One is the same for all images of a class (a = `kind`, every other one mirrored), which makes another class of it,
+    as a turn by 90 degrees does; another is each image's own (a = `own`), moved by up to `move` of its side.
+    """
+    T, W, N = x.shape[:3]
+
+    def uniform(a: float, *shape: int) -> Tensor:
+        return a * (2 * torch.rand(shape, generator=generator, device=x.device) - 1)
+
+    one = torch.eye(2, device=x.device)
+    side = torch.where(uniform(1, T, W, 1, 1, 1) < 0, -1.0, 1.0)
+    mirror = torch.cat([side, torch.ones_like(side)], -1)  # [T, W, 1, 1, 2] of the first of two columns
+    maps = (one + uniform(kind, T, W, 1, 2, 2)) * mirror @ (one + uniform(own, T, W, N, 2, 2))
+    maps = torch.cat([maps, uniform(2 * move, T, W, N, 2, 1)], -1).flatten(0, 2)  # [T W N, 2, 3]
+    images = x.flatten(0, 2).float() / 255
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False).view(x.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +166,5 @@ def make_tasks(source: Classes | Sines, kind: Kind, device: torch.device | str, 
         if augment:
             raise UserError("only images can be augmented; leave out --augment")
         return SineTasks(kind, source, grid=not training, device=device)
-    side = source.x.shape[-1]
-    mirror = source.rotations == 1  # where a turned image is another class, a mirrored one would be too
-    return ImageTasks(kind, source, Crop(side, pad=side // 8, flip=mirror) if augment and training else None)
+    drawings = source.rotations > 1  # where a turned image is another class, a mirrored one is too
+    return ImageTasks(kind, source, (bent if drawings else cropped) if augment and training else None)

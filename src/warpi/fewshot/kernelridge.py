@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from warpi.fewshot.embed import Norm, Psi, targets
+from warpi.fewshot.embed import Norm, Psi, calibration, targets
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
 from warpi.gaussian import DiagGaussian
 from warpi.kernels import fourier_features, gaussian_kernel, mean_distance
@@ -71,7 +71,8 @@ class Networks(nn.Module):
     def __init__(self, learner: KernelRidge, problem: Problem) -> None:
         super().__init__()
         self.psi = Psi(problem, learner.norm, learner.features, learner.dropout, learner.minmax)
-        self.ridge, self.scale, self.shift = (nn.Parameter(torch.tensor(v)) for v in (0.1, 1.0, 0.0))
+        self.ridge = nn.Parameter(torch.tensor(0.1))
+        self.scale, self.shift = calibration(problem)
         if learner.kernel == "rff":
             self.log_s = nn.Parameter(torch.zeros(()))
             D = learner.bases or (128 if problem.regression else 2048)

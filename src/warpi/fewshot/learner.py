@@ -20,7 +20,7 @@ class Problem(NamedTuple):
     """What all tasks of a data set have in common."""
 
     shape: tuple[int, ...]  # of one input: (channels, height, width) of an image, or (features,)
-    ways: int = 0  # classes of a training task; 0: regression
+    ways: int = 0  # classes of a task; 0: regression
     outputs: int = 1  # numbers to predict, of regression
 
     @property

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from warpi.fewshot.embed import Norm, Psi, Stats, class_means, targets
+from warpi.fewshot.embed import Norm, Psi, Stats, calibration, class_means, targets
 from warpi.fewshot.learner import Conditioned, Episode, Learner, Output, Problem, fit_loss, score
 from warpi.gaussian import DiagGaussian, GaussianHead
 from warpi.kernels import alignment, fourier_features, spectral_kernels
@@ -75,7 +75,7 @@ class Networks(nn.Module):
         if M > 1 and learner.weigh == "evidence":
             self.log_weight, self.sharpness = nn.Parameter(torch.zeros(M)), nn.Parameter(torch.ones(()))
         self.ridge = nn.Parameter(torch.full((M,), 0.1))  # lambda
-        self.scale, self.shift = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))  # gamma, beta
+        self.scale, self.shift = calibration(problem)  # gamma, beta
         D = learner.number(problem)
         self.eps: Tensor
         self.phase: Tensor

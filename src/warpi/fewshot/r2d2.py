@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.fewshot.embed import Embedding, Psi, targets
+from warpi.fewshot.embed import Embedding, Psi, calibration, targets
 from warpi.fewshot.learner import Conditioned, Output, Problem
 from warpi.ridge import fit_features
 
@@ -44,7 +44,8 @@ class Networks(nn.Module):
     def __init__(self, learner: R2D2, problem: Problem) -> None:
         super().__init__()
         self.psi = Psi(problem, learner.norm, learner.features, learner.dropout)
-        self.log_ridge, self.scale, self.shift = (nn.Parameter(torch.tensor(v)) for v in (0.0, 1.0, 0.0))
+        self.log_ridge = nn.Parameter(torch.zeros(()))
+        self.scale, self.shift = calibration(problem)
 
 
 def with_one(f: Tensor) -> Tensor:

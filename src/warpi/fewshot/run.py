@@ -62,8 +62,13 @@ class Spec:
 
     @property
     def kind(self) -> Kind:
-        """Of training tasks."""
+        """Of the tasks that a run is for."""
         return Kind(self.ways, self.shots, self.training.queries)
+
+    @property
+    def train_ways(self) -> int:
+        """Classes of a training task."""
+        return self.training.train_ways or self.ways
 
     def problem(self, data: FewShotData) -> Problem:
         return Problem(data.shape, self.ways)
@@ -295,6 +300,8 @@ def _summary(spec: Spec, data: FewShotData) -> str:
     parts = ((name, data.part(name)) for name in ("train", "val", "test"))
     classes = ", ".join(f"{len(part):,} {name}" for name, part in parts if isinstance(part, Classes))
     changed = " ".join(f"{k}={v}" for k, v in spec.changed.items())
+    if spec.train_ways != spec.ways:
+        task += f" (trained with {spec.train_ways} ways)"
     return (
         f"{spec.learner} {changed}".strip() + f" on {spec.data}, {task}" + (f"; classes: {classes}" if classes else "")
     )

@@ -32,13 +32,14 @@ class Training:
 
     iterations: int = 10_000  # steps
     tasks: int = 25  # of a step
+    train_ways: int = 0  # classes of a training task, where more than in tests; 0: as many
     queries: int = 15  # of each class in training, or of each task of regression
     lr: float = 1e-3
     schedule: Literal["cosine", "constant"] = "cosine"
     weight_decay: float = 0.0
     scalars: float = 1.0  # learning rate of parameters that are one number (ridge, scale of logits), in units of lr
     clip: float = 0.0  # largest norm of the gradient; 0: any
-    augment: bool = False  # random crops and mirror images of training images
+    augment: bool = False  # training images are varied: crops and mirror images, of drawings linear maps
     precision: Literal["32", "bf16"] = "32"  # of the networks' operators; weights and solutions stay in float32
     val_every: int = 500  # steps between two validations
     val_tasks: int = 300  # of a validation
@@ -46,7 +47,7 @@ class Training:
 
     def __post_init__(self) -> None:
         check_types(self)
-        at_least(self, iterations=0, tasks=1, queries=1, lr=0, weight_decay=0, scalars=0, clip=0)
+        at_least(self, iterations=0, tasks=1, train_ways=0, queries=1, lr=0, weight_decay=0, scalars=0, clip=0)
         at_least(self, val_every=1, val_tasks=1)
 
     def lr_at(self, i: int) -> float:
@@ -88,12 +89,14 @@ def train(
 ) -> Iterator[Record | None]:
     """Train a started learner. Yields None after a step and a Record after a validation.
 
-    `kind` is the kind of training tasks; validation has the same ways and shots. Whoever iterates may store the state
-    of `learner` and of `at` between two items and go on from them later: the run will be the same, bit for bit.
+    `kind` is the kind of tasks; those of training may have more ways (`training.train_ways`). Whoever iterates may
+    store the state of `learner` and of `at` between two items and go on from them later: the run will be the same, bit
+    for bit.
     """
     at = at or Position(learner, training)
     device = learner.generator.device
-    tasks = make_tasks(data.train, kind, device, training=True, augment=training.augment)
+    harder = kind._replace(ways=training.train_ways or kind.ways)
+    tasks = make_tasks(data.train, harder, device, training=True, augment=training.augment)
     val = make_tasks(data.val, validation_kind(data, kind), device, training=False, augment=False)
     bf16 = training.precision == "bf16"
     end = training.iterations if at.optimizer is not None else 0  # nothing to learn: it is only judged
