@@ -18,8 +18,8 @@ from warpi.engine import Diverged
 from warpi.errors import UserError
 from warpi.fewshot import LEARNERS, plot
 from warpi.fewshot.episodes import Kind, make_tasks
-from warpi.fewshot.evaluate import Scores, evaluate
-from warpi.fewshot.learner import Problem
+from warpi.fewshot.evaluate import Scores, evaluate, judge
+from warpi.fewshot.learner import Episode, Output, Problem
 from warpi.fewshot.plot import plot_bases, plot_versatility
 from warpi.fewshot.rows import judged, versatility
 from warpi.fewshot.run import fit, load, specify
@@ -97,6 +97,14 @@ def test_a_crash_after_a_line_of_results_cuts_it_off(tmp_path: Path) -> None:
     assert [r["iteration"] for r in load(tmp_path / "run", device="cpu").history] == [4, 8, 12]
     assert [r["iteration"] for r in fit(tmp_path / "run", resume=True).history] == [4, 8]
     assert state(load(tmp_path / "run", weights="last", device="cpu")) == state(whole)
+
+
+def test_nothing_is_put_into_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"holds 'cat\.png' and no run; choose a new or empty one"):
+        fit(tmp_path / "photos", **QUICK, learner="metavrf", shots=3)
+    assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat.png"]
 
 
 def test_a_finished_run_and_other_settings_are_refused(tmp_path: Path) -> None:
@@ -238,6 +246,16 @@ def test_training_tasks_may_have_more_ways_than_those_of_validation(tmp_path: Pa
     assert [(r["ways"], r["shots"]) for r in rows] == [(2, 1), (4, 1), (2, 5)]
     with pytest.raises(UserError, match="MAML was trained for 2 ways"):
         fit(tmp_path / "m", **settings, learner="maml", features=4)
+
+
+def test_an_answer_that_is_no_number_is_not_taken_for_a_class() -> None:
+    y = torch.zeros(2, 3, dtype=torch.long)
+    value = torch.zeros(2, 3, 4)
+    value[:, :, 0] = 1
+    value[1, 2, 0] = torch.nan  # argmax would say class 0, which is right
+    scores = judge(Output(value), Episode(y, y, y, y, 4))
+    assert scores[0] == 100
+    assert scores[1].isnan()
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

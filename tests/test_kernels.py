@@ -130,6 +130,15 @@ def test_ridge_satisfies_its_equation_in_either_space(n: int, d: int) -> None:
     assert torch.allclose(other.variance(query), left)
 
 
+@pytest.mark.parametrize("n", [4, 9])
+def test_a_matrix_that_cannot_be_factorised_gives_no_numbers(n: int) -> None:
+    """Of several tasks only that one; half a factor would look like an answer."""
+    Z = torch.randn(2, n, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fit = fit_features(Z, torch.ones(2, n, 1).double(), torch.tensor([0.1, -50.0]).double())
+    assert fit.weights[0].isfinite().all()
+    assert fit.weights[1].isnan().all()
+
+
 def test_evidence_is_that_of_a_gaussian_process_at_its_best_scale() -> None:
     Z, Y = draw(2, 5, 3), draw(2, 5, 1, seed=1)
     lam = torch.tensor(0.3, dtype=torch.float64)

@@ -63,11 +63,11 @@ def look(path: Path, file: Path) -> tuple[dict[str, Any] | None, bool, bool]:
     """What lies in a folder: its spec, whether there is a checkpoint, whether a run was begun."""
     has_checkpoint, found = checkpoint.exists(file), read_spec(path)
     if found is None and not has_checkpoint:
-        _check_free(path)
+        check_free(path)
     return found, has_checkpoint, has_checkpoint or (path / "done").exists()
 
 
-def _check_free(path: Path) -> None:
+def check_free(path: Path) -> None:
     """A folder that holds anything but what a run begins with is somebody's, perhaps the data: nothing is put there."""
     own = ("sweep.json", "results.jsonl", "tensorboard", "log.txt")
     logs = (".log", ".out", ".err")  # where a shell or a queue may have put what the run prints

@@ -4,7 +4,8 @@
     primal  (Z^T Z + lam I) W = Z^T Y,  prediction z(x)^T W           D x D; W = Z^T A
 
 It is the mean of a Gaussian process y ~ N(0, a^2 (K + lam I)), so that a fit also knows how likely its labels were and
-how sure it is. Factorisations wait for nothing (`cholesky_ex`), so that they can be part of a CUDA graph.
+how sure it is. Factorisations wait for nothing (`cholesky_ex`), so that they can be part of a CUDA graph; a matrix that
+has none, which ill-conditioned ones may come to in float32, gives NaN.
 """
 
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class Fit(NamedTuple):
 def fit_kernel(K: Tensor, Y: Tensor, lam: Tensor) -> Fit:
     """K [..., n, n], Y [..., n, C], lam [...] or a scalar."""
     n = K.shape[-1]
-    L = cholesky_ex(K + lam[..., None, None] * torch.eye(n, dtype=K.dtype, device=K.device)).L
+    L = _factor(K + lam[..., None, None] * torch.eye(n, dtype=K.dtype, device=K.device))
     half = solve_triangular(L, Y, upper=False)  # [..., n, C]
     return Fit(solve_triangular(L.mT, half, upper=True), L, (half**2).sum((-1, -2)), _log_det(L))
 
@@ -57,12 +58,18 @@ def fit_features(Z: Tensor, Y: Tensor, lam: Tensor) -> Fit:
         fit = fit_kernel(Z @ Z.mT, Y, lam)
         return fit._replace(weights=Z.mT @ fit.weights, points=Z)
     lam = lam[..., None, None]
-    L = cholesky_ex(Z.mT @ Z + lam * torch.eye(D, dtype=Z.dtype, device=Z.device)).L
+    L = _factor(Z.mT @ Z + lam * torch.eye(D, dtype=Z.dtype, device=Z.device))
     right = Z.mT @ Y
     W = torch.cholesky_solve(right, L)  # [..., D, C]
     quad = ((Y**2).sum((-1, -2)) - (right * W).sum((-1, -2))) / lam.squeeze(-1).squeeze(-1)
     log_det = _log_det(L) + (n - D) * lam.log().squeeze(-1).squeeze(-1)
     return Fit(W, L, quad, log_det, ridge=lam)
+
+
+def _factor(A: Tensor) -> Tensor:
+    L, failed = cholesky_ex(A)
+    known: Tensor = L.masked_fill(failed[..., None, None] > 0, torch.nan)
+    return known
 
 
 def _log_det(L: Tensor) -> Tensor:

@@ -42,9 +42,10 @@ def at_once(kind: Kind, learner: Learner) -> int:
 
 
 def judge(out: Output, episode: Episode) -> Tensor:
-    """[T] accuracy in per cent, or the mean squared error, of each task."""
+    """[T] accuracy in per cent, or the mean squared error, of each task; NaN where no answer came."""
     if episode.ways:
-        return 100 * (out.value.argmax(-1) == episode.query_y).double().mean(1)
+        right = (out.value.argmax(-1) == episode.query_y).double().mean(1)
+        return 100 * right.masked_fill(out.value.isnan().any(-1).any(-1), torch.nan)
     return (out.value - episode.query_y).double().square().mean((1, 2))
 
 

@@ -175,6 +175,11 @@ class Adapted:
     def _output(self, query_x: Tensor) -> Output:
         with evaluating([self.learner.net]):
             out = self.conditioned(self._tasks(query_x))
+        if not out.value.isfinite().all():
+            raise UserError(
+                "the predictions are no finite numbers: look for NaN or infinity in the inputs and the targets; a "
+                "ridge that cannot be solved needs a larger floor (--floor), or float64"
+            )
         if not self.single:
             return out
         return Output(out.value[0], None if out.std is None else out.std[0])

@@ -30,7 +30,7 @@ from warpi.fewshot import LEARNERS
 from warpi.fewshot.episodes import Kind
 from warpi.fewshot.learner import Learner, Problem
 from warpi.fewshot.train import Position, Training, means, train
-from warpi.folder import cut_results, read_stored
+from warpi.folder import check_free, cut_results, read_stored
 from warpi.progress import Progress
 from warpi.rng import derive, seeded
 from warpi.run import Stopped, cpu_threads, pick_device, signals
@@ -150,6 +150,8 @@ def fit(
     file, results = path / "checkpoint.safetensors", path / "results.jsonl"
     with ExitStack() as held:
         stored, begun = read_spec(path), checkpoint.exists(file) or (path / "done").exists()
+        if stored is None and not begun:
+            check_free(path)
         if begun and not resume:
             raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
         if begun and stored is None:
