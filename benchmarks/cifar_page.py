@@ -29,9 +29,7 @@ marked * use the trusted images, those marked ° the true noise rate. –: not r
 
 It is a check that every method works on images, not a ranking: one seed, and far fewer epochs than the papers have
 (100 to 300). After 20 epochs plain training has hardly begun to learn wrong labels by heart, so that `ce` is strong
-here, and methods that need a good network before their own work begins have little time for it. How much is chance:
-`d2l`, whose turn never came, did what `ce` does, step for step, and ended
-{d2l}.
+here, and methods that need a good network before their own work begins have little time for it.{d2l}
 
 Why a method stays below `ce` was looked into, and stands on its page under "On CIFAR-10, 20 epochs": from its log, kept
 beside this page, from code and papers. Eight were mended for it (`ptd`, `m_correction`, `jocor`, `lccn`,
@@ -41,6 +39,9 @@ beside this page, from code and papers. Eight were mended for it (`ptd`, `m_corr
     warpi sweep recipes/cifar10-short.toml --root DATA
     warpi sweep recipes/cifar10-why.toml --root DATA
     python benchmarks/keep.py runs/cifar10-short runs/cifar10-why && python benchmarks/cifar_page.py
+"""
+CHANCE = """ How much is chance:
+`d2l`, whose turn never came, did what `ce` does, step for step, and ended
 """
 WHY = """
 ## One thing changed
@@ -73,8 +74,9 @@ def changes(spec: dict[str, Any], default: dict[str, Any]) -> str:
     flags |= {"seed": spec["seed"]} if spec["seed"] != default["seed"] else {}
     words = []
     for name, value in flags.items():
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        words.append("the true T" if name == "matrix" else f"`--{name.replace('_', '-')} {text}`")
+        flag, text = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        said = f"`--{'' if value else 'no-'}{flag}`" if isinstance(value, bool) else f"`--{flag} {text}`"
+        words.append("the true T" if name == "matrix" else said)
     return " ".join(words)
 
 
@@ -109,7 +111,7 @@ def main() -> None:
         machine="; ".join(sorted(machines)),
         done=len(runs),
         wanted=len(METHODS) * len(NOISES),
-        d2l=" and ".join(apart),
+        d2l=CHANCE + " and\n".join(apart) + "." if apart else "",
         why=" ([below](#one-thing-changed))" if tried else ", not run yet",
     )
     PAGE.write_text("\n".join([intro, *lines, ""]) + (WHY + "\n".join([*tried, ""]) if tried else ""))
@@ -120,14 +122,11 @@ def why(runs: dict[tuple[str, str], Run]) -> list[str]:
     rows = []
     for run, records in kept(CHANGED):
         spec = run["spec"]
-        default, before = runs.get((spec["method"], spec["noise"]), (None, None))
-        if default is not None and before is not None:
-            cells = [
-                f"[`{spec['method']}`](../methods/{spec['method']}.md)",
-                changes(spec, default),
-                f"`{spec['noise']}`",
-            ]
-            rows.append(f"| {' | '.join(cells)} | {last(records):.1f} | {last(before):.1f} |")
+        plain = runs["ce", spec["noise"]][0]  # with the common settings
+        before = runs.get((spec["method"], spec["noise"]))
+        name, shown = f"[`{spec['method']}`](../methods/{spec['method']}.md)", changes(spec, plain)
+        default = f"{last(before[1]):.1f}" if before else "–"
+        rows.append(f"| {name} | {shown} | `{spec['noise']}` | {last(records):.1f} | {default} |")
     head = ["| method | changed | noise | last epoch | as above |", "|:---|:---|:---|---:|---:|"]
     return [*head, *rows] if rows else []
 

@@ -38,7 +38,7 @@ smoke test, not a ranking.
 CHANGED = """## One thing changed
 
 `recipes/digits-why.toml`: as above, but for what the second column says; after the arrow, the mean ± deviation with it,
-before, the mean above. The pages of the methods say what it is good for.
+before, the mean above.
 """
 
 
@@ -79,13 +79,20 @@ def table(rows: list[Row]) -> dict[tuple[str, str, str], list[float]]:
     return cells
 
 
+def better(scores: list[float], base: float) -> bool:
+    """More than two points above plain training."""
+    return bool(scores) and statistics.mean(scores) > base + 2
+
+
 def said(scores: list[float]) -> str:
-    return f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
+    spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+    return f"{statistics.mean(scores):.1f}{spread}" if scores else "–"
 
 
 def page(rows: list[Row], changed: list[Row]) -> str:
     noises = sorted({r["noise"] for r in rows})
-    cells = {(method, noise): scores for (method, _, noise), scores in table(rows).items()}
+    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
+    cells |= {(method, noise): scores for (method, _, noise), scores in table(rows).items()}
     base = {noise: statistics.mean(cells["ce", noise]) for noise in noises}
     seeds = sorted({r["seed"] for r in rows})
     torch = ", ".join(sorted({r["torch"] for r in rows}))
@@ -93,17 +100,19 @@ def page(rows: list[Row], changed: list[Row]) -> str:
     lines = [intro, f"| method | family | {' | '.join(f'`{n}`' for n in noises)} |", f"|---|---|{'---|' * len(noises)}"]
     for family in FAMILIES:
         for name, method in METHODS.items():
-            if method.family != family or (name, noises[0]) not in cells:
+            if method.family != family or not any(cells[name, noise] for noise in noises):
                 continue
             marks = "*" * method.needs_meta + "°" * method.needs_noise_rate
-            good = [statistics.mean(cells[name, noise]) > base[noise] + 2 for noise in noises]
+            good = [better(cells[name, noise], base[noise]) for noise in noises]
             shown = [said(cells[name, noise]) for noise in noises]
-            shown = [f"**{text}**" if better else text for text, better in zip(shown, good, strict=True)]
+            shown = [f"**{text}**" if bold else text for text, bold in zip(shown, good, strict=True)]
             lines.append(f"| [`{name}`](../methods/{name}.md){marks} | {family} | {' | '.join(shown)} |")
     weak = [
         f"`{name}`"
         for name in METHODS
-        if name != "ce" and all(statistics.mean(cells[name, noise]) <= base[noise] + 2 for noise in noises)
+        if name != "ce"
+        and any(cells[name, noise] for noise in noises)
+        and not any(better(cells[name, noise], base[noise]) for noise in noises)
     ]
     lines += ["", f"Nowhere more than two points above `ce`: {', '.join(weak) or 'none'}. Their pages say why.", ""]
     lines += [

@@ -152,6 +152,7 @@ def train_one(name: str, settings: dict[str, Any], given: argparse.Namespace, de
     about = {"run": name, "setting": re.split(r"-(?=[a-z]+)", name)[0], "precision": run.spec.training.precision}
     told = ("tasks", "queries", "augment", "lr", "scalars", "weight_decay")
     about |= {f"train_{k}": getattr(run.spec.training, k) for k in told} | machine(given)
+    about["settings"] = settings
     about["train_seconds"] = sum(r["seconds"] for r in run.history)
     about["val_mean"] = (min if run.data.regression else max)(r["val_mean"] for r in run.history)
     tests = 20 if given.tiny else 3000
@@ -177,7 +178,7 @@ def train(given: argparse.Namespace, wanted: dict[str, dict[str, Any]]) -> None:
     if given.list:
         print("\n".join(f"{n}: {wanted[n]}" for n in names))
         return
-    left = [n for n in names if not (given.out / "rows" / f"{n}.json").exists()]
+    left = [n for n in names if not rows_of(given, n, wanted[n])]
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         jobs = {pool.submit(train_one, n, wanted[n], given, deadline): n for n in left}
         for job in as_completed(jobs):
@@ -185,32 +186,42 @@ def train(given: argparse.Namespace, wanted: dict[str, dict[str, Any]]) -> None:
             said = f"failed: {error!r}" if error else job.result()
             if said != NOT_BEGUN:
                 print(f"{time.time() - began:6.0f} s  {jobs[job]}: {said}", flush=True)
-                collect(given, names)
-    collect(given, names)
-    done = sum((given.out / "rows" / f"{n}.json").exists() for n in names)
+                collect(given, wanted)
+    collect(given, wanted)
+    done = sum(bool(rows_of(given, n, wanted[n])) for n in names)
     print(f"{done} of {len(names)} runs are done" + ("; call again to go on" if done < len(names) else ""))
 
 
-def collect(given: argparse.Namespace, names: list[str]) -> None:
-    files = [given.out / "rows" / f"{n}.json" for n in names]
-    rows = [row for file in files if file.exists() for row in json.loads(file.read_text())]
+def rows_of(given: argparse.Namespace, name: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a finished run left behind; nothing where there is none, or one with other settings."""
+    file = given.out / "rows" / f"{name}.json"
+    rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    return rows if rows and rows[0].get("settings") == settings else []
+
+
+def collect(given: argparse.Namespace, wanted: dict[str, dict[str, Any]]) -> None:
+    rows = [row for name, settings in wanted.items() for row in rows_of(given, name, settings)]
     write_atomically(given.json, (json.dumps(rows, indent=1) + "\n").encode())
 
 
 def choose(given: argparse.Namespace) -> None:
     """Short runs with other regularisation; the rows go where `chosen` looks."""
+    train(given, {name: settings for name, _, settings in to_choose_from(given)})
+
+
+def to_choose_from(given: argparse.Namespace) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Name, choice and settings of the short runs."""
     base = options("cifar_fs-5w1s", "bilstm", {}, 0.375 * given.scale)
-    wanted = {f"choose-{re.sub(r'[^a-z0-9.]+', '-', name)}": base | choice | TINY for name, choice in CHOICES.items()}
-    train(given, wanted)
+    names = (f"choose-{re.sub(r'[^a-z0-9.]+', '-', name)}" for name in CHOICES)
+    return [(name, choice, base | choice | TINY) for name, choice in zip(names, CHOICES.values(), strict=True)]
 
 
 def chosen(given: argparse.Namespace) -> dict[str, Any]:
     """What did best on validation tasks among those `choose` has tried."""
     found = []
-    for name, choice in CHOICES.items():
-        file = given.out / "rows" / f"choose-{re.sub(r'[^a-z0-9.]+', '-', name)}.json"
-        if file.exists():
-            found.append((json.loads(file.read_text())[0]["val_mean"], name, choice))
+    for name, choice, settings in to_choose_from(given):
+        if rows := rows_of(given, name, settings):
+            found.append((rows[0]["val_mean"], name, choice))
     if not found:
         print("nothing was chosen yet: dropout 0.2 and augmentation", file=sys.stderr)
         return CHOICES["dropout 0.2, augment"]

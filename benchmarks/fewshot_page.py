@@ -69,8 +69,11 @@ def accuracy(rows: Sequence[Row]) -> str:
         "",
         f"Accuracy in per cent over {tasks} test tasks with 15 queries a class, ± 95 % interval. {machine(rows)}",
     ]
-    budget = ", ".join(f"{SETTINGS[s]} {steps(rows, s)}" for s in SETTINGS if any(r["setting"] == s for r in rows))
-    lines.append(f"Seed {seeds}; training, as steps × tasks a step × (ways, queries a class): {budget}.")
+    budget = ", ".join(f"{SETTINGS[s]} {found}" for s in SETTINGS if (found := steps(rows, s)))
+    rates = "/".join(f"{lr:g}" for lr in sorted({r["train_lr"] for r in rows}))
+    lines.append(
+        f"Seed {seeds}; training, as steps × tasks a step × (ways, queries a class): {budget}; learning rate {rates}."
+    )
     other = [r for r in rows if split(r)[1] == "maml"]
     if other:
         lines.append(f"MAML, whose steps cost more, had {other[0]['iterations']:,} × {other[0]['train_tasks']}.")
@@ -97,13 +100,13 @@ def steps(rows: Sequence[Row], setting: str) -> str:
 
 
 def choices(rows: Sequence[Row]) -> str:
-    names = ("dropout", "crops and mirror images", "lr", "weight decay", "ways in training", "validation", "test")
+    names = ("dropout", "crops and mirror images", "lr", "weight decay", "tasks × ways", "validation", "test")
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for r in sorted(rows, key=lambda r: -float(r["val_mean"])):
         cells = [r["changed"].get("dropout", 0.5), "yes" if r["train_augment"] else "no", f"{r['train_lr']:g}"]
         cells += [
             f"{r['train_weight_decay']:g}",
-            r["train_ways"],
+            f"{r['train_tasks']} × {r['train_ways']}",
             f"{r['val_mean']:.2f}",
             f"{r['mean']:.2f} ± {r['ci95']:.2f}",
         ]
@@ -111,7 +114,7 @@ def choices(rows: Sequence[Row]) -> str:
     first = rows[0]
     lines += [
         "",
-        f"CIFAR-FS 5-way 1-shot, MetaVRF with bi-LSTM, {first['iterations']:,} × {first['train_tasks']} tasks, ",
+        f"CIFAR-FS 5-way 1-shot, MetaVRF with bi-LSTM, {first['iterations']:,} steps, ",
     ]
     return "\n".join(lines) + f"seed {first['seed']}. {machine(rows)}"
 

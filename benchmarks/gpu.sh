@@ -80,7 +80,8 @@ restore)
     for file in "$@"; do
         case $file in
         *fewshot.tar.gz) tar xzf "$file" -C "$WORK" ;;
-        *) ${PYTHON:-python3} benchmarks/keep.py "$file" --to "$WORK/runs" ;;
+        *begun-*.tar) ${PYTHON:-python3} benchmarks/keep.py "$file" --to "$WORK/runs" ;;
+        *) echo "gpu.sh: $file is left alone: neither begun-*.tar nor fewshot.tar.gz" ;;
         esac
     done
     ;;
@@ -105,12 +106,18 @@ fewshot)
     pack
     ;;
 start)
-    name=$2
+    name=$2 repo=$WORK/repo-$2
     shift 2
-    mkdir -p "$WORK/repo"
-    tar cf - --exclude='./.*' . | tar xf - -C "$WORK/repo"
+    if [ -e "$WORK/pids/$name" ] && [ ! -e "$repo/ended" ]; then
+        echo "gpu.sh: $name is under way; choose another name" >&2
+        exit 2
+    fi
+    rm -rf "$repo"
+    mkdir -p "$repo"
+    tar cf - --exclude='./.*' . | tar xf - -C "$repo"
     OUT=$WORK/out-$name TORCHINDUCTOR_COMPILE_THREADS=3 OMP_NUM_THREADS=2 \
-        setsid nohup bash "$WORK/repo/benchmarks/gpu.sh" "$@" > "$WORK/$name.log" 2>&1 < /dev/null &
+        setsid nohup bash -c 'bash "$0" "${@:2}"; touch "$1/ended"' "$repo/benchmarks/gpu.sh" "$repo" "$@" \
+        > "$WORK/$name.log" 2>&1 < /dev/null &
     echo $! > "$WORK/pids/$name"
     ;;
 wait)
@@ -118,7 +125,7 @@ wait)
     while [ $SECONDS -lt $until ]; do
         going=0
         for file in "$WORK"/pids/*; do
-            if kill -0 "$(cat "$file")" 2> /dev/null; then going=1; fi
+            if [ ! -e "$WORK/repo-${file##*/}/ended" ] && kill -0 "$(cat "$file")" 2> /dev/null; then going=1; fi
         done
         if [ $going = 0 ]; then break; fi
         sleep 1
@@ -126,6 +133,10 @@ wait)
     for log in "$WORK"/*.log; do
         echo "== $log"
         tail -n 6 "$log"
+    done
+    for file in "$WORK"/out-*/*; do  # what is made by none of the runs: logs of tests, figures of speed
+        case $file in */kept.tar.gz | */begun-*.tar | */fewshot.tar.gz) continue ;; esac
+        cp "$file" "$OUT/"
     done
     pack
     ;;

@@ -236,7 +236,9 @@ def test_other_ways_and_shots_than_trained(tmp_path: Path) -> None:
         judged(run, 5, ways=7)
 
 
-def test_training_tasks_may_have_more_ways_than_those_of_validation(tmp_path: Path) -> None:
+def test_training_tasks_may_have_more_ways_than_those_of_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = QUICK | {"data": "cifar_fs", "queries": 2, "tasks": 2, "ways": 2, "iterations": 2, "train_ways": 4}
     run = fit(tmp_path / "r", **settings, learner="metavrf_bilstm", features=4, bases=8)
     row = judged(run, 5)
@@ -244,8 +246,26 @@ def test_training_tasks_may_have_more_ways_than_those_of_validation(tmp_path: Pa
     assert run.history[0]["loss"] > math.log(2.2)  # two classes would begin below it
     rows = versatility(run, 5, ways=(4,), shots=(1, 5))
     assert [(r["ways"], r["shots"]) for r in rows] == [(2, 1), (4, 1), (2, 5)]
-    with pytest.raises(UserError, match="MAML was trained for 2 ways"):
-        fit(tmp_path / "m", **settings, learner="maml", features=4)
+    drawn: list[list[tuple[int, int]]] = []
+    monkeypatch.setattr(plot, "_line", lambda _, rows, *__: drawn.append([(r["ways"], r["shots"]) for r in rows]))
+    monkeypatch.setattr(plot, "_finish", lambda *_, **__: None)
+    plot_versatility(rows, "svg")
+    assert drawn == [[(2, 1), (4, 1)], [(2, 1), (2, 5)]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"learner": "maml"}, "maml has as many outputs as ways: leave out --train-ways 4, or --ways 4"),
+        ({"ways": 5}, "as many ways as --ways 5 at least, got --train-ways 4"),
+        ({"data": "sines"}, "sines is regression, which has no classes: leave out --train-ways 4"),
+        ({"train_ways": 70}, "give --train-ways 6 at most"),
+    ],
+)
+def test_ways_of_training_that_cannot_be(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+    ways = {} if "data" in settings else {"data": "cifar_fs", "ways": 2}
+    with pytest.raises(UserError, match=says):
+        fit(tmp_path / "r", **QUICK | {"queries": 2, "shots": 1, "train_ways": 4} | ways | settings)
 
 
 def test_an_answer_that_is_no_number_is_not_taken_for_a_class() -> None:

@@ -317,9 +317,12 @@ def test_what_runs_in_the_background_is_waited_for_and_packed(tmp_path: Path) ->
     run.mkdir(parents=True)
     for name in (*KEPT, "checkpoint.safetensors"):
         (run / name).write_text("{}\n")
-    assert gpu_sh(tmp_path, "start", "it", "restore", str(tmp_path / "no.tar")).returncode == 0
+    (tmp_path / "work" / "out-it").mkdir()
+    (tmp_path / "work" / "out-it" / "tests.log").write_text("3 passed")
+    assert gpu_sh(tmp_path, "start", "it", "restore", "no.tar").returncode == 0
     done = gpu_sh(tmp_path, "wait", "60")
     assert done.returncode == 0, done.stderr
-    assert "no.tar" in done.stdout  # what the log of the background says
+    assert "no.tar is left alone" in done.stdout  # what the log of the background says
+    assert (tmp_path / "out" / "tests.log").read_text() == "3 passed"
     with tarfile.open(tmp_path / "out" / "kept.tar.gz") as tar:
         assert {Path(name).name for name in tar.getnames()} == set(KEPT)

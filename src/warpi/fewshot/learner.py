@@ -70,6 +70,7 @@ class Learner(ABC):
 
     solves: ClassVar[tuple[str, ...]] = ("classification", "regression")
     year: ClassVar[int | None] = None  # of the paper
+    any_ways: ClassVar[bool] = True  # whether tasks may have other ways than those it was started for
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -22,6 +22,7 @@ class MAML(Learner):
     """
 
     year: ClassVar[int | None] = 2017
+    any_ways: ClassVar[bool] = False
     inner_lr: float = 0.01  # alpha
     steps: int | None = None  # in training; default: 5, in regression 1
     test_steps: int = 10

@@ -105,9 +105,9 @@ def plot_versatility(rows: Sequence[Row], kind: str) -> bytes:
         left, right = figure.subplots(1, 2)
         for i, (label, mine) in enumerate(groups.items()):
             _line(left, [r for r in mine if r["shots"] == r["train_shots"]], "ways", i, label)
-            _line(right, [r for r in mine if r["ways"] == r["train_ways"]], "shots", i, label)
+            _line(right, [r for r in mine if r["ways"] == r.get("task_ways", r["train_ways"])], "shots", i, label)
         left.set_xlabel("ways of the test tasks (shots as trained)")
-        right.set_xlabel("shots of the test tasks (ways as trained)")
+        right.set_xlabel("shots of the test tasks (ways as the run's)")
         for ax in (left, right):
             _finish(ax, rows, legend=False)
         handles, labels = left.get_legend_handles_labels()

@@ -43,6 +43,7 @@ def judged(
         "label": label(spec),
         "data": spec.data,
         "part": part,
+        "task_ways": spec.ways,
         "train_ways": spec.train_ways,
         "train_shots": spec.shots,
         "iterations": spec.training.iterations,

@@ -119,13 +119,21 @@ def specify(
     training = {k: v for k, v in {**suits, **settings}.items() if k in common}
     options = asdict(replace(base, **{k: v for k, v in settings.items() if k in own}))
     changed = {k: v for k, v in options.items() if v != asdict(base)[k]}
+    ways = suits["ways"] if ways is None else ways
+    if more := settings.get("train_ways", 0):
+        if not ways:
+            raise UserError(f"{data} is regression, which has no classes: leave out --train-ways {more}")
+        if more < ways:
+            raise UserError(f"training tasks need as many ways as --ways {ways} at least, got --train-ways {more}")
+        if more > ways and not base.any_ways:
+            raise UserError(f"{learner} has as many outputs as ways: leave out --train-ways {more}, or --ways {more}")
     return Spec(
         data=data,
         root=None if root is None else str(root),
         learner=learner,
         options=options,
         changed=changed,
-        ways=suits["ways"] if ways is None else ways,
+        ways=ways,
         shots=suits["shots"] if shots is None else shots,
         training=Training(**training),
     )

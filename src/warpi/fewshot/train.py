@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from warpi.capture import kept, searching
 from warpi.checkpoint import state_of
-from warpi.data.fewshot import FewShotData
+from warpi.data.fewshot import Classes, FewShotData
 from warpi.engine import Diverged, Record
+from warpi.errors import UserError
 from warpi.fewshot.episodes import Kind, Tasks, make_tasks
 from warpi.fewshot.evaluate import evaluate
 from warpi.fewshot.learner import Learner
@@ -95,6 +96,8 @@ def train(
     """
     at = at or Position(learner, training)
     device = learner.generator.device
+    if training.train_ways > (classes := len(data.train) if isinstance(data.train, Classes) else 0):
+        raise UserError(f"there are {classes} classes to train on: give --train-ways {classes} at most")
     harder = kind._replace(ways=training.train_ways or kind.ways)
     tasks = make_tasks(data.train, harder, device, training=True, augment=training.augment)
     val = make_tasks(data.val, validation_kind(data, kind), device, training=False, augment=False)

@@ -93,7 +93,7 @@ class CAL(Method):
         yield from super().epoch(t)
         if self.second:
             parallel.average([self.sums, self.counts])
-            self.mean.copy_(self.sums / self.counts.clamp_min(1)[:, None])
+            self.mean.copy_(self.sums / self.counts.clamp_min(1e-6)[:, None])  # 0 of none
             self.sums.zero_()
             self.counts.zero_()
 
