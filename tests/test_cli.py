@@ -26,6 +26,7 @@ from warpi.noise import NOISES
 from warpi.recipe import Recipe
 from warpi.settings import check_types
 from warpi.spec import DataSpec
+from warpi.sweep.plan import read_plan
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
 
@@ -65,7 +66,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     paths = {name: folder / f"{name}.npz" for name in arrays}
     for name, path in paths.items():
         np.savez(path, **arrays[name])
-    for name, content in {"text.npz": "hello", "none.csv": "", "bare.csv": "a,b\n1,2\n", "letter.docx": "x"}.items():
+    for name, content in {
+        "ids.csv": "id,a,label\n1,2,p\n3,4,q\n",
+        "text.npz": "hello",
+        "none.csv": "",
+        "bare.csv": "a,b\n1,2\n",
+        "letter.docx": "x",
+    }.items():
         path = paths[name.split(".")[0]] = folder / name
         path.write_text(content)
     return {name: str(path) for name, path in paths.items()}
@@ -137,6 +144,24 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "{none}"], "none.csv"),
     (["FIT", "--data", "{bare}"], "has no column 'label'; columns: a, b"),
     (["FIT", "--data", "{letter}"], "allowed are .npz"),
+    # columns to leave out
+    (["FIT", "--drop", "id"], "digits is no table; --drop is for tables (.csv, .tsv, .parquet): leave it out"),
+    (["FIT", "--data", "{good}", "--drop", "id"], "good.npz is no table; --drop is for tables"),
+    (
+        ["FIT", "--data", "{ids}", "--drop", "ids"],
+        "ids.csv has no column 'ids' (did you mean 'id'?); columns: id, a, l",
+    ),
+    (["FIT", "--data", "{ids}", "--drop", "id,label"], "ids.csv: 'label' holds the labels and cannot be dropped"),
+    (
+        ["FIT", "--data", "{ids}", "--drop", "id, a"],
+        "no column is left to learn from; columns: id, a, label; --drop le",
+    ),
+    (["corrupt", "--drop", "id", "--out", "n.json", "--noise", "pair:0.1"], "digits is no table; --drop is for tables"),
+    (
+        ["pick", "3", "--data", "{ids}", "--drop", "x", "--csv", "n.csv"],
+        "ids.csv has no column 'x'; columns: id, a, la",
+    ),
+    (["review", "--data", "{ids}", "--drop", "x", "--out", "n"], "ids.csv has no column 'x'; columns: id, a, label"),
     (["FIT", "--method", "warpi", "--meta", "0"], "WarPI needs trusted examples, and there are none"),
 ]
 
@@ -237,6 +262,19 @@ sys.exit(f"{codes} {heavy}" if any(codes) or heavy else 0)
         assert suited >= {"net", "epochs", "lr", "batch-size", "output", "label-input"}
         assert "(default: 0.9)" in flags["momentum"]
 
+    @pytest.mark.parametrize("command", ["fit", "corrupt", "pick", "review"])
+    def test_columns_can_be_dropped_wherever_labels_can_be_named(
+        self, command: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with contextlib.suppress(SystemExit):
+            main([command, "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert "--label TEXT" in text
+        assert (
+            "--drop A,B,... columns of a table that are no features: an id, a file name, a remark (default: none)"
+            in text
+        )
+
     def test_every_comment_of_a_field_is_found(self) -> None:
         assert set(field_comments(DataSpec)) == {f.name for f in fields(DataSpec)}
         assert field_comments(DataSpec)["limit"] == "use only that many rows, for a quick try"
@@ -319,6 +357,28 @@ class TestFit:
         assert json.loads((tmp_path / "spec.json").read_text())["facts"]["n_meta"] == 9
 
 
+class TestSweep:
+    def test_columns_to_drop(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A list is one value; several are a list of lists, and names that differ in case have folders of their own."""
+        rows = [f"{k},{k % 5},{k % 7},{k},{'pq'[k % 2]}" for k in range(60)]
+        (tmp_path / "t.csv").write_text("\n".join(["id,a,b,ID/no,label", *rows]))
+        file = tmp_path / "s.toml"
+        fixed = f'[defaults]\ndata = "{tmp_path / "t.csv"}"\nepochs = 1\nmethod = "ce"\n'
+        argv = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--jobs", "1", "--device", "cpu"]
+        file.write_text(fixed + 'drop = ["id", "ID/no"]\n')
+        assert main(argv) == 0
+        spec = json.loads((tmp_path / "runs" / "ce_given_seed0" / "spec.json").read_text())["spec"]
+        assert spec["drop"] == ["id", "ID/no"]
+        file.write_text(fixed + '[grid]\ndrop = [["id"], ["id", "b"], ["id", "ID/no"], ["id", "ID-no"]]\n')
+        names = [job.name for job in read_plan(file).jobs]
+        assert names[:2] == ["ce_given_drop-id_seed0", "ce_given_drop-id,b_seed0"]
+        assert len({name.lower() for name in names}) == 4
+        assert not any("/" in name for name in names)
+        file.write_text(fixed + 'drop = "id"\n')
+        assert main([*argv, "--dry-run"]) == 2
+        assert "drop must be tuple[str, ...], got 'id'" in capsys.readouterr().err
+
+
 class TestCorrupt:
     @pytest.mark.parametrize("kind", ["uniform:0.4", "pair:0.3", "instance:0.2"])
     def test_the_same_noise_as_fit_would_draw(
@@ -367,6 +427,7 @@ class Settings(Parent):
     name: str | Callable[[], str] = "x"  # a name, or a function
     number: int = 1
     rate: float = 0.1  # default depends
+    names: tuple[str, ...] = ()  # names (default: none)
 
 
 def read(*argv: str) -> dict[str, Any]:
@@ -393,6 +454,9 @@ class TestFlags:
             (["--name", "y"], {"name": "y"}),
             (["--number=-4"], {"number": -4}),
             (["--rate", "1e-3"], {"rate": 0.001}),
+            (["--names", "a"], {"names": ("a",)}),
+            (["--names", 'a, b c ,"d, ""e""",'], {"names": ("a", "b c", 'd, "e"')}),
+            (["--names", "a\nb"], {"names": ("a", "b")}),
         ],
     )
     def test_round_trip(self, argv: list[str], wanted: dict[str, Any]) -> None:

@@ -354,3 +354,36 @@ def test_what_takes_a_size(here: Path) -> None:
     assert here.is_dir()
     takes = [name for name in ("folder", "list.csv", "table.csv", "flat.npz", "digits", "food101n") if takes_size(name)]
     assert takes == ["folder", "list.csv", "food101n"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("data", ["digits", "cifar10", "flat.npz", "flat.npy", "folder", "list.csv"])
+def test_columns_are_dropped_of_tables_only(data: str) -> None:
+    with pytest.raises(UserError, match=rf"{data} .*--drop is for tables \(\.csv, \.tsv, \.parquet\)"):
+        load_dataset(data, drop=["size"])
+    if data not in DATASETS:
+        assert load_dataset(data, drop=[])[0].classes == ("cat", "dog")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("data", ["table.csv", "table.tsv", "UPPER.CSV", "table.parquet"])
+def test_dropped_columns(data: str) -> None:
+    first, _ = load_dataset(data, drop=["colour"])
+    assert first.examples.shape == (1,)
+    assert load_dataset(data, drop=["colour"], like=first)[0].examples.shape == (1,)
+
+
+def test_a_table_that_has_a_path_which_is_dropped(here: Path) -> None:
+    """Paths make a list of images of it otherwise."""
+    write(here / "a.csv", "Path,size,label", "x/1.png,1,cat", "x/2.png,2,dog")
+    assert takes_size("a.csv")
+    assert not takes_size("a.csv", ("Path",))
+    first, _ = load_dataset("a.csv", drop=["Path"])
+    assert first.examples.shape == (1,)
+    assert load_dataset("a.csv", drop=["Path"], like=first)[0].y.tolist() == [0, 1]
+    with pytest.raises(
+        UserError, match=r"a list of images by its column 'path'.*, or drop 'path' too to read it as a table"
+    ):
+        load_dataset("a.csv", drop=["size"])
+    np.savez("more.npz", x=np.ones((1, 1)), y=["dog"])
+    assert load_dataset("more.npz", drop=["Path"], like=first)[0].y.tolist() == [1]

@@ -1,6 +1,7 @@
 """`warpi predict`: a finished run used on new rows, read as the training rows were."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,76 @@ def test_runs_that_cannot_predict(table: Run, here: Path, tmp_path: Path, capsys
             warpi.predict(table.path, data)
     finally:
         (tmp_path / "done").rename(table.path / "done")
+
+
+@pytest.fixture(scope="module")
+def dropped(table: Run, here: Path) -> Run:
+    """A run on the same table, to which columns were added that are no features; the first makes images of it."""
+    names = ("path", "a", "colour", "checked, when", "b", "animal")
+    rows = [(f"x/{k}.png", *cells(k)[:2], "" if k % 3 else f"on day {k}", cells(k)[2], given(k)) for k in range(N)]
+    file, again = write(here / "wide.csv", names, *rows), here / "wide"
+    argv = ["fit", "--data", str(file), "--label", "animal", "--drop", 'path,"checked, when"', "--out", str(again)]
+    assert main([*argv, "--method", "ce", "--epochs", "2", "--quiet"]) == 0
+    run = fit(again, resume=True)  # nobody says it again
+    facts = [json.loads((each.path / "spec.json").read_text())["facts"] for each in (table, run)]
+    assert facts[0] == facts[1]
+    return run
+
+
+def test_dropped_columns_are_not_missed(table: Run, dropped: Run, here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """New rows with and without them; probabilities are those of the run that never saw them."""
+    p = own(table)
+    for file in (here / "wide.csv", here / "table.csv"):
+        found = warpi.predict(dropped.path, file)
+        np.testing.assert_array_equal(found.probabilities, warpi.predict(table.path, here / "table.csv").probabilities)
+        np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
+    a, colour, b = cells(5)
+    odd = write(here / "odd.csv", ("checked, when", "b", "colour", "a"), (12.5, b, colour, a))
+    np.testing.assert_allclose(warpi.predict(dropped, odd).probabilities, p[5:6], atol=1e-6)
+    assert not caplog.messages
+    with pytest.raises(UserError, match="got image files, the run was trained on a table"):
+        warpi.predict(table, here / "wide.csv")
+
+
+def test_every_command_reopens_the_data_as_it_was_read(
+    dropped: Run, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored, path = json.loads((dropped.path / "spec.json").read_text())["spec"], str(dropped.path)
+    assert stored["drop"] == ["path", "checked, when"]
+    assert main(["fit", "--out", path, "--resume", "--drop", 'path,"checked, when"', "--quiet"]) == 0
+    assert main(["fit", "--out", path, "--resume", "--drop", "path"]) == 2
+    assert "was begun with drop = ('path', 'checked, when'), not ('path',)" in capsys.readouterr().err
+    assert main(["audit", path, "--csv", str(here / "audit.csv"), "--quiet"]) == 0
+    assert len(read(here / "audit.csv")) == N
+    assert main(["pick", "6", path, "--csv", str(here / "check.csv")]) == 0
+    assert main(["report", path, "--out", str(here / "report")]) == 0
+    page = (here / "report" / "report.html").read_text()
+    assert "without the columns path,&quot;checked, when&quot;" in page
+    assert "--drop &#x27;path,&quot;checked, when&quot;&#x27;" in page
+    assert main(["review", path, "--export", str(here / "corrected.json")]) == 0
+    data = ["--data", str(here / "wide.csv"), "--label", "animal", "--drop", 'path,"checked, when"']
+    assert main(["pick", "6", *data, "--csv", str(here / "check.csv")]) == 0
+    checked = [{**row, "checked_label": row["given_label"]} for row in read(here / "check.csv")]
+    write(here / "check.csv", tuple(checked[0]), *(tuple(row.values()) for row in checked))
+    trusted = here / "trusted.csv"
+    assert main(["pick", "--estimate", str(here / "check.csv"), *data, "--trusted", str(trusted)]) == 0
+    assert list(read(trusted)[0]) == ["a", "colour", "b", "animal"]
+    assert main(["corrupt", *data, "--noise", "instance:0.2", "--out", str(here / "noise.json")]) == 0
+    argv = ["fit", *data, "--meta-data", str(trusted), "--noise", f"given:{here / 'noise.json'}", "--epochs", "1"]
+    assert main([*argv, "--out", str(here / "meta"), "--quiet"]) == 0
+    assert len(warpi.predict(here / "meta", here / "wide.csv")) == N
+    reviewed = ["review", *data, "--out", str(here / "reviewed"), "--export", str(here / "labels.csv")]
+    assert main(reviewed) == 0
+
+
+def test_a_run_from_before_columns_could_be_dropped(table: Run, tmp_path: Path) -> None:
+    """What is not used leaves no trace: the specification is as it was, and so is what its runs are compared by."""
+    assert "drop" not in json.loads((table.path / "spec.json").read_text())["spec"]
+    assert fit(table.path, resume=True, drop=[]).history == table.history
+    with pytest.raises(UserError, match=r"was begun with drop = \(\), not \('a',\)"):
+        fit(table.path, resume=True, drop=["a"])
+    run = fit(tmp_path / "none", data=table.path.with_suffix(".csv"), label="animal", method="ce", epochs=1, drop=[])
+    assert "drop" not in json.loads((run.path / "spec.json").read_text())["spec"]
 
 
 class Net(nn.Module):

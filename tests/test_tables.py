@@ -5,6 +5,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
-from warpi.data.tables import Columns, read_table
+from warpi.data.tables import Columns, read_new_table, read_table
 from warpi.data.toy import digits
 from warpi.errors import UserError
 
@@ -179,7 +180,10 @@ def test_given_classes(table: Callable[..., Path]) -> None:
         ("a,z\n1,2\n", r"no column 'label'; columns: a, z"),
         ("label,split\n1,train\n", "no column is left to learn from"),
         ("a,a,label\n1,2,3\n", "columns 1 and 2 are both called 'a'"),
-        (",a,label\n0,1,2\n", "column 1 has no name"),
+        (
+            ",a,label\n0,1,2\n",
+            r"column 1 has no name; name or delete it, or leave the column out with --drop 'Unnamed: 0'$",
+        ),
         ("a,label\n1,p\n2,q,r\n", "line 3 has 3 cells, the first has 2"),
         ("a,label\n1,p\n2\n", "line 3 has 1 cells, the first has 2"),
         ('a,label\n1,p\n"2,q\n', r"line 3: .*quote"),
@@ -189,7 +193,7 @@ def test_given_classes(table: Callable[..., Path]) -> None:
         ("a,label\n1,p\nNA,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\)"),
         (
             "a,b,c,label\n1,,u,p\n,x,u,p\n,,u,q\n",
-            r"missing in 'a' \(2 of 3, first row 1 \(line 3\)\), 'b' \(2 of 3, first row 0 \(line 2\)\); fill",
+            r"missing in 'a' \(2 of 3, first row 1 \(line 3\)\), 'b' \(2 of 3, first row 0 .*; fill .* --drop a,b: ",
         ),
         ("a;label\n1;p\n2;q\n", "seems to be separated by ';'; save it with ','"),
         ("a;label\n1,5;p\n2,5;q\n", "seems to be separated by ';'"),
@@ -229,13 +233,16 @@ NUMERALS = [str(k % 11) for k in range(39)]
     [
         (
             [*NUMERALS, "1.2.3"],
-            r"row 39 \(line 41\): column 'a' holds '1.2.3' and numbers in 39 of 40 rows; mend the cell",
+            r"row 39 \(line 41\): column 'a' holds '1.2.3' and numbers in 39 of 40 rows; mend the cell, .* --drop a;",
         ),
         (
             ["n/a", "", "?", *NUMERALS, "-"],
             r"row 2 \(line 4\): column 'a' holds '\?', in 2 rows .* numbers in 39 of 41",
         ),
-        ([f"{k},5" for k in range(40)], r"row 0 \(line 2\): column 'a' has decimal commas \(it holds '0,5'\)"),
+        (
+            [f"{k},5" for k in range(40)],
+            r"row 0 \(line 2\): column 'a' has decimal commas \(it holds '0,5'\).* --drop a;",
+        ),
         ([*NUMERALS, "1,5"], r"row 39 \(line 41\): column 'a' has decimal commas \(it holds '1,5'\)"),
         ([f"1.234,{k}" for k in range(40)], "column 'a' has decimal commas .* separators of thousands"),
     ],
@@ -257,9 +264,12 @@ def test_columns_that_are_no_numbers(table: Callable[..., Path]) -> None:
 def test_columns_that_only_name_the_rows(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     numbers = [str(k) for k in range(100, 140)]
     for cells, what in (
-        (numbers, "column 'a' counts the rows and is learned from; delete the column"),
+        (numbers, "column 'a' counts the rows and is learned from; if it is an id, leave it out with --drop a$"),
         (numbers[::-1], "column 'a' counts the rows"),
-        ([f"2020-01-{k}" for k in range(40)], "column 'a' has 40 distinct words in 40 rows, .* delete the column"),
+        (
+            [f"2020-01-{k}" for k in range(40)],
+            "column 'a' has 40 distinct words in 40 rows, .* leave it out with --drop a$",
+        ),
     ):
         caplog.clear()
         file = table(column(cells), f"{cells[0]}.csv")
@@ -289,7 +299,10 @@ def test_labels_that_are_quantities(table: Callable[..., Path]) -> None:
 
 def test_too_many_categories(table: Callable[..., Path]) -> None:
     rows = [f"{k},id{k},p" for k in range(1001)]
-    with pytest.raises(UserError, match=r"column 'name' is text with 1001 distinct values.*drop the column"):
+    with pytest.raises(
+        UserError,
+        match=r"column 'name' is text with 1001 distinct values.*make it numeric, or leave .* --drop name$",
+    ):
         read_table(table("\n".join(["a,name,label", *rows])))
     assert x_of(read_table(table("\n".join(["a,name,label", *rows[:1000]])))).shape == (1000, 1001)
 
@@ -422,12 +435,15 @@ DAYS = pd.to_datetime(["2020-01-01", "2020-01-02"])
         ({"a": [1.0, float("inf")], "label": ["p", "q"]}, "row 1: column 'a' holds inf"),
         ({"a": [1, 2], "label": ["p", None]}, "row 1: column 'label' is empty"),
         ({"a": [1, 2], "label": [1.0, None]}, "row 1: column 'label' is empty"),
-        ({"a": DAYS, "label": [1, 2]}, "column 'a' holds values of type datetime64; .* convert the column or drop it"),
+        (
+            {"a": DAYS, "label": [1, 2]},
+            "column 'a' holds values of type datetime64; .* convert or delete it, or leave .* --drop a$",
+        ),
         ({"a": DAYS.tz_localize("UTC"), "label": [1, 2]}, "column 'a' holds values of type datetime64"),
         ({"a": pd.Categorical(DAYS), "label": [1, 2]}, "column 'a' holds values of type datetime64"),
         ({"a": DAYS.date, "label": [1, 2]}, "column 'a' holds values of type date"),
         ({"a": DAYS - DAYS[0], "label": [1, 2]}, "column 'a' holds values of type timedelta64"),
-        ({"a": [1, 2], "label": DAYS}, "column 'label' holds values of type datetime64"),
+        ({"a": [1, 2], "label": DAYS}, "column 'label' holds values of type datetime64; .* convert or delete it$"),
         ({"a": [1, 2], "label": [1, 2], "clean_label": DAYS}, "column 'clean_label' holds values of type datetime64"),
         ({"a": [b"u", b"v"], "label": [1, 2]}, "column 'a' holds values of type bytes"),
         ({"a": [[1], [2]], "label": [1, 2]}, "column 'a' holds values of type mixed"),
@@ -574,3 +590,128 @@ def test_a_reserved_column_in_another_spelling(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,label,Clean_Label\n1,a,a\n2,b,b\n")
     with pytest.raises(UserError, match="column 'Clean_Label' looks like 'clean_label'"):
         read_table(tmp_path / "t.csv")
+
+
+# -- columns that are left out ----------------------------------------------------------------------------------------
+
+
+def undropped(data: Dataset) -> Dataset:
+    assert isinstance(data.encoding, Columns)
+    return replace(data, encoding=replace(data.encoding, drop=()))
+
+
+@given(frames(), st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_dropped_columns_change_nothing_wherever_they_are(tmp_path: Path, frame: Any, data: st.DataObject) -> None:
+    """Even columns that would be refused; the first file, a second one that has them or not, new rows."""
+    n, wide = len(frame), frame.copy()
+    extra: dict[str, list[Any]] = {
+        "id": list(range(n)),
+        "a, remark": [f"text {k}, 'quoted'" if k else None for k in range(n)],
+        "half": [*["1"] * (n - 1), "?"],
+        "Split": ["of hair"] * n,
+        "path": [f"{k}.png" for k in range(n)],
+        "day": list(pd.date_range("2020-01-01", periods=n)),
+    }
+    names = data.draw(st.lists(st.sampled_from(list(extra)), unique=True, min_size=1))
+    for name in names:
+        wide.insert(data.draw(st.integers(0, wide.shape[1])), name, extra[name])
+    for suffix, write in ((".csv", "to_csv"), (".tsv", "to_csv"), (".parquet", "to_parquet")):
+        more = {"index": False, "sep": "\t" if suffix == ".tsv" else ","} if write == "to_csv" else {}
+        bare, full = tmp_path / f"bare{suffix}", tmp_path / f"bare/bare{suffix}"
+        full.parent.mkdir(exist_ok=True)
+        getattr(frame, write)(bare, **more)
+        getattr(wide, write)(full, **more)
+        plain, dropped = read_table(bare), read_table(full, drop=names)
+        assert alike(plain, undropped(dropped))
+        assert plain.examples.digest() == dropped.examples.digest()
+        assert dropped.encoding == Columns("label", plain.encoding.categories, tuple(names))  # type: ignore[attr-defined]
+        assert alike(read_table(bare, like=dropped), read_table(full, like=dropped, drop=names))
+        for file in (bare, full):
+            new = read_new_table(file, dropped)
+            assert isinstance(new.examples, TensorExamples)
+            assert new.examples.x.tolist() == np.concatenate(_in_order(frame, dropped)).tolist()
+
+
+def _in_order(frame: Any, data: Dataset) -> list[np.ndarray]:
+    """Inputs of all parts, in the order of the rows of the table."""
+    parts = list(frame["split"]) if "split" in frame else ["train"] * len(frame)
+    left = {part: iter(x_of(s)) for part, s in (("train", data), ("test", data.test), ("meta", data.meta)) if s}
+    return [next(left[part])[None] for part in parts]
+
+
+def test_a_dropped_column_is_not_used_and_not_named(table: Callable[..., Path], caplog: Any) -> None:
+    first = read_table(table("id,a,label\n1,5,p\n2,6,q\n"), drop=["id"])
+    new = read_new_table(table("a,more,id\n7,1,x\n", "new.csv"), first)
+    assert isinstance(new.examples, TensorExamples)
+    assert new.examples.x.tolist() == [[7]]
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith("not used: 'more'")
+
+
+def test_a_column_without_a_name(table: Callable[..., Path]) -> None:
+    """As pandas writes the index, and calls it when it reads it."""
+    file = table(",a,label\n0,5,p\n1,6,q\n")
+    first = read_table(file, drop=["Unnamed: 0"])
+    assert x_of(first).tolist() == [[5], [6]]
+    assert alike(read_table(file, like=first), first)
+    with pytest.raises(UserError, match=r"column 1 has no name; name or delete it$"):
+        read_new_table(file, read_table(table("a,label\n5,p\n6,q\n", "bare.csv")))
+
+
+@pytest.mark.parametrize(
+    ("drop", "label", "what"),
+    [
+        (
+            ["ide"],
+            None,
+            r"has no column 'ide' \(did you mean 'id'\?\); columns: id, a, label, kind, verified; .*--drop",
+        ),
+        (["zzz", "id"], None, r"has no column 'zzz'; columns: id, a, label, kind, verified; "),
+        (["ID"], None, r"has no column 'ID'"),
+        ([""], None, r"has no column ''; columns"),
+        (["label"], None, "'label' holds the labels and cannot be dropped; name another one with --label"),
+        (["kind"], "kind", "'kind' holds the labels"),
+        (["id", "verified"], None, "'verified' has a meaning and cannot be dropped; rename it"),
+        (["clean_label"], None, "'clean_label' has a meaning and cannot be dropped"),
+        (["split"], None, "'split' has a meaning and cannot be dropped"),
+        (["id", "a", "kind"], None, r"no column is left to learn from; .* --drop leaves out id, a, kind: keep one"),
+        ("id", None, r"drop is a list of columns, got 'id'; give \['id'\]"),
+    ],
+)
+def test_columns_that_cannot_be_dropped(
+    table: Callable[..., Path], drop: list[str], label: str | None, what: str
+) -> None:
+    file = table("id,a,label,kind,verified\n1,5,p,r,1\n2,6,q,s,0\n")
+    with pytest.raises(UserError, match=what):
+        read_table(file, label, drop=drop)
+
+
+def test_label_may_be_dropped_where_another_column_is_the_label(table: Callable[..., Path]) -> None:
+    file = table("a,label,kind\n5,p,r\n6,q,s\n")
+    assert x_of(read_table(file, "kind", drop=["label"])).tolist() == [[5], [6]]
+
+
+def test_the_way_out_is_said_where_there_is_one(table: Callable[..., Path]) -> None:
+    """Of a second file too; not of new rows, for which it is too late."""
+    text = "a,the name,label\n1,u,p\n2,v,q\n"
+    first, new = read_table(table(text)), table("a,the name,label\n1,w,p\n", "s.csv")
+    with pytest.raises(UserError, match=r"'w'; .* drop them, .*, or leave the column out with --drop 'the name'$"):
+        read_table(new, like=first)
+    with pytest.raises(UserError, match=r"'w'; .* mend them, drop them, or train with rows that have it$"):
+        read_new_table(new, first)
+    with pytest.raises(UserError, match=r"it lacks 'the name'; .*--drop 'the name'$"):
+        read_table(table("a,label\n1,p\n", "s.csv"), like=first)
+    with pytest.raises(UserError, match=r"it lacks 'the name'$"):
+        read_new_table(table("a,label\n1,p\n", "s.csv"), first)
+    gaps = table("a,the name,label\n1,u,p\n,,q\n", "s.csv")
+    with pytest.raises(
+        UserError, match=r"fill them or drop the rows, or leave the columns out with --drop 'a,the name': nothing"
+    ):
+        read_table(gaps)
+    with pytest.raises(UserError, match=r"fill them or drop the rows: nothing"):
+        read_new_table(gaps, first)
+    with pytest.raises(
+        UserError, match=r"'Split' looks like 'split', .*; rename it, or leave the column out with --drop Split$"
+    ):
+        read_table(table("a,Split,label\n1,u,p\n2,v,q\n", "s.csv"))

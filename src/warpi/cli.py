@@ -5,7 +5,7 @@ import os
 import sys
 from argparse import SUPPRESS
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -222,20 +222,19 @@ def corrupt(argv: list[str]) -> None:
     from warpi.manifest import labels_hash, write_manifest
     from warpi.noise import Noise
     from warpi.rng import generator
-    from warpi.spec import DataSpec
+    from warpi.spec import NOT_READ, DataSpec
 
     parser = Parser(
         prog="warpi corrupt", description="Draw label noise and write it to a file, for `--noise given:FILE`."
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the manifest to write (.json)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same as `warpi fit --seed` would draw")
-    skip = tuple(f.name for f in fields(DataSpec) if f.name not in ("data", "root", "label", "image_size", "noise"))
-    add_fields(parser, "data", DataSpec, skip)
+    add_fields(parser, "data", DataSpec, NOT_READ)
     given = parser.read(argv)
     out, seed = given.pop("out"), given.pop("seed")
     spec = DataSpec(**given)
     root = Path(spec.root) if spec.root else None
-    dataset, _ = load_dataset(spec.data, root=root, label=spec.label, image_size=spec.image_size)
+    dataset, _ = spec.read()
     noise = Noise.parse(spec.noise)
     other = load_dataset(noise.other_name, root=root, image_size=spec.image_size)[0] if noise.other_name else None
     labels = noise.apply(dataset, generator(seed, "noise"), other)

@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
 
 from warpi.errors import UserError, unknown
+from warpi.settings import split_names
 
 
 class Parser(argparse.ArgumentParser):
@@ -101,7 +102,7 @@ def _one_of(allowed: tuple[Any, ...], name: str) -> Callable[[str], str]:
 
 def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     def tuple_of_numbers(text: str) -> tuple[Any, ...]:
-        return tuple(kind(part) for part in text.split(",") if part)
+        return tuple(map(kind, split_names(text)))
 
     return tuple_of_numbers
 

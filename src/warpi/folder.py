@@ -135,8 +135,8 @@ def same_settings(
         settings, (method, _) = {**plain(asdict(method)), **settings}, named(method)
     if isinstance(settings.get("noise"), str):
         settings = {**settings, "noise": str(Noise.parse(settings["noise"]))}
-    flat = plain({**spec["options"], **spec["recipe"], "seed": spec["seed"]})
-    flat |= {f.name: spec[f.name] for f in fields(DataSpec) if f.name in spec}
+    data = {f.name: spec.get(f.name, f.default) for f in fields(DataSpec)}
+    flat = plain({**spec["options"], **spec["recipe"], "seed": spec["seed"], **data})
     for name, value in {"method": method, **settings}.items():
         if name not in {**flat, "method": 0}:
             raise unknown("setting", name, flat)
@@ -145,7 +145,7 @@ def same_settings(
             raise UserError(f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it")
     check_own(path, again or spec["method"], settings.get("net") or flat.get("net"))
     _check_paths(flat, stored["environment"].get("folder"), path)
-    if flat.get("image_size") is None and flat["data"] not in DATASETS and has_images(flat["data"]):
+    if flat.get("image_size") is None and flat["data"] not in DATASETS and has_images(flat["data"], flat["drop"]):
         flat["image_size"] = PHOTO  # what None stands for where it is stored
     own = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
     return {**flat, **own}, again if isinstance(again, Method) else spec["method"]

@@ -1,6 +1,9 @@
-"""The fields of a dataclass hold what they may: types, choices, limits."""
+"""The fields of a dataclass hold what they may: types, choices, limits. Lists of names as text."""
 
+import csv
+import io
 import math
+from collections.abc import Iterable
 from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -33,6 +36,19 @@ def check_types(settings: object) -> None:
             if get_origin(hint) is Literal and isinstance(value, str):
                 raise unknown(f.name.replace("_", " "), value, map(str, get_args(hint)))
             raise UserError(f"{f.name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
+
+
+def split_names(text: str) -> list[str]:
+    """The names in `a,b`; one that holds a comma stands in quotes: `"a, b",c`."""
+    rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return [name for row in rows for part in row if (name := part.strip())]
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Names as `split_names` reads them."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
 
 
 def _fits(value: object, hint: Any) -> bool:

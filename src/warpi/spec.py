@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class DataSpec:
     data: str = "digits"  # a name of `warpi list datasets`, or a path: .npz .npy .csv .tsv .parquet, or an image folder
     root: str | None = None  # folder of the data set's files; default: the environment variable WARPI_DATA
     label: str | None = None  # column (or .npy file) of the labels
+    drop: tuple[str, ...] = ()  # columns of a table that are no features: an id, a file name, a remark (default: none)
     image_size: int | None = None  # side at which image files are read; default: as they are up to 64, else 224
     noise: str = "given"  # KIND:RATE of `warpi list noises`; "given" takes the labels as they are
     meta: int | None = None  # trusted examples held out of clean data, or taken of those marked as trusted
@@ -40,6 +41,21 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         check_types(self)
+
+    @classmethod
+    def stored(cls, spec: Mapping[str, Any]) -> Self:
+        """How the data of a stored specification is read."""
+        return cls(**{name: value for name, value in plain(spec).items() if name in READ})
+
+    def read(self) -> tuple[Dataset, Mapping[str, Any]]:
+        """The data, and the settings that suit it."""
+        root = Path(self.root) if self.root else None
+        return _load(self.data, root=root, image_size=self.image_size, label=self.label, drop=self.drop)
+
+
+READ = ("data", "root", "label", "drop", "image_size", "noise")
+"""Fields that say which rows there are, and with which labels: those of commands that do not train."""
+NOT_READ = tuple(f.name for f in fields(DataSpec) if f.name not in READ)
 
 
 @dataclass(frozen=True)
@@ -59,9 +75,11 @@ class RunSpec:
         if not isinstance(net := recipe["net"], str):
             named = net if hasattr(net, "__qualname__") else type(net)
             recipe["net"] = f"{named.__module__}.{named.__qualname__}"
-        seed = recipe.pop("seed")
+        seed, data = recipe.pop("seed"), asdict(self.data)
+        if not self.data.drop:  # as specifications were before there was such a field
+            del data["drop"]
         return {
-            **asdict(self.data),
+            **data,
             "method": self.method,
             "options": dict(self.options),
             "changed": dict(self.changed),
@@ -86,14 +104,15 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read
 
     noise, root = Noise.parse(data.noise), Path(data.root) if data.root else None
-    dataset, defaults = _load(data.data, root=root, image_size=data.image_size, label=data.label)
+    dataset, defaults = data.read()
     if data.image_size is None and dataset.files is not None and (side := dataset.examples.shape[-1]) != PHOTO:
         data = replace(data, image_size=side)
 
     def read(name: str, **more: Any) -> Dataset:
-        return _load(name, root=root, image_size=data.image_size if takes_size(name) else None, **more)[0]
+        size = data.image_size if takes_size(name, more.get("drop", ())) else None
+        return _load(name, root=root, image_size=size, **more)[0]
 
-    meta_data = read(data.meta_data, label=data.label, like=dataset) if data.meta_data else None
+    meta_data = read(data.meta_data, label=data.label, drop=data.drop, like=dataset) if data.meta_data else None
     other = read(noise.other_name) if noise.other_name else None
     meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
     data = replace(data, noise=str(noise), meta=meta)

@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,14 +102,13 @@ def pick(argv: list[str]) -> None:
     parser.add_argument("--unbalanced", action="store_true", help="--trusted: all, however many of each class")
     parser.add_argument("--json", type=Path, metavar="FILE", help="with --estimate: write it as JSON")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to audit the run")
-    from warpi.spec import DataSpec
+    from warpi.spec import NOT_READ, READ, DataSpec
 
-    keep = ("data", "root", "label", "image_size", "noise")
-    add_fields(parser, "data, without a run", DataSpec, tuple(f.name for f in fields(DataSpec) if f.name not in keep))
+    add_fields(parser, "data, without a run", DataSpec, NOT_READ)
     given = parser.read(argv)
     for path in (given["csv"], given["trusted"], given["json"]):
         _folder_of(path)
-    of = {name: given[name] for name in keep if name in given}
+    of = {name: given[name] for name in READ if name in given}
     if given["estimate"]:
         if given["n"] is not None or given["csv"]:
             raise UserError("--estimate reads a filled list; to make one leave it out, and give N and --csv FILE")
@@ -140,6 +138,7 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
     from warpi.data.examples import TensorExamples
     from warpi.noise import Noise
     from warpi.rng import generator
+    from warpi.spec import DataSpec
 
     n, run, unbiased, seed = given["n"], given["run"], given["unbiased"], given["seed"]
     if run is not None:
@@ -155,7 +154,7 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
         )
     if "data" not in of:
         raise UserError("warpi pick: give a run folder after N, or --data")
-    dataset = _data(of)
+    dataset, _ = DataSpec(**of).read()
     noise = Noise.parse(of.get("noise", "given"))
     if noise.other_name:
         raise UserError(f"noise {noise} replaces inputs; pick from the data as it is")
@@ -173,6 +172,7 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
 def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
     from warpi.audit.pick import CHECKED, estimate, read_checked
     from warpi.audit.trusted import write_trusted
+    from warpi.spec import DataSpec
 
     rows = read_checked(given["estimate"], given["picked"])
     if given["trusted"]:
@@ -182,7 +182,7 @@ def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
             labels = {int(cells["row"]): cells[CHECKED] for cells in rows if cells[CHECKED]}
         except ValueError as e:
             raise UserError(f"{given['estimate']}: the column row is not as `warpi pick` wrote it ({e})") from e
-        write_trusted(given["trusted"], _data(of), labels, not given["unbalanced"]).tell()
+        write_trusted(given["trusted"], DataSpec(**of).read()[0], labels, not given["unbalanced"]).tell()
     found = estimate(rows)
     if given["json"]:
         _write_json(given["json"], found)
@@ -194,21 +194,14 @@ def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
         print(f"nothing was checked of: {', '.join(found['unchecked_classes'])}; they are left out of it")
 
 
-def _data(of: dict[str, Any]) -> "Dataset":
-    from warpi import spec as settings
-
-    spec = settings.DataSpec(**of)
-    root = Path(spec.root) if spec.root else None
-    return settings._load(spec.data, root=root, image_size=spec.image_size, label=spec.label)[0]
-
-
 def _data_of(run: Path) -> "Dataset":
     from warpi.folder import read_spec
+    from warpi.spec import DataSpec
 
     stored = read_spec(run)
     if stored is None:
         raise UserError(f"there is no run in {run}; give the folder that `warpi fit --out` made")
-    return _data({name: stored["spec"].get(name) for name in ("data", "root", "label", "image_size")})
+    return DataSpec.stored(stored["spec"]).read()[0]
 
 
 def _folder_of(path: Path | None) -> None:

@@ -1,7 +1,7 @@
 """Data sets by name, and the user's own by path."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,14 +84,15 @@ def load_dataset(
     *,
     root: Path | None = None,
     label: str | None = None,
+    drop: Sequence[str] = (),
     image_size: int | None = None,
     like: Dataset | None = None,
 ) -> tuple[Dataset, Mapping[str, Any]]:
     """A data set by name or path, and the settings that suit it.
 
     `root` is the folder of the files of a named data set or manifest, `label` the column (key, file) of the labels,
-    `image_size` the side at which image files are read. `like` is the data set of a first file: this one shares its
-    classes and is read in the same way.
+    `drop` are columns of a table that are no features, `image_size` is the side at which image files are read. `like`
+    is the data set of a first file: this one shares its classes and is read in the same way.
     """
     if data in DATASETS:
         entry = DATASETS[data]
@@ -99,6 +100,8 @@ def load_dataset(
             raise _no_size(data)
         if label is not None:
             raise UserError(f"{data} knows its own labels; --label is for tables, arrays and manifests")
+        if drop:
+            raise _no_columns(data)
         return entry.load(root, size=image_size) if entry.sized else entry.load(root), entry.defaults
     path = Path(data)
     with reading(data):
@@ -107,7 +110,7 @@ def load_dataset(
         if path.suffix or "/" in data or os.sep in data:
             raise UserError(f"no file or folder {data!r}")
         raise UserError(f"{unknown('data set', data, DATASETS)}; nor is there a file or folder of that name")
-    dataset = _read(path, root, label, image_size, like)
+    dataset = _read(path, root, label, drop, image_size, like)
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
     shape, few = dataset.examples.shape, len(dataset.y) < _FEW
@@ -117,14 +120,14 @@ def load_dataset(
 def read_unseen(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> Unseen:
     """Inputs to be predicted, read as those of a run were.
 
-    `first` are the settings of the run's data (data, root, label), `examples` its inputs, which say the scale.
+    `first` are the settings of the run's data (data, root, label, drop), `examples` its inputs, which say the scale.
     """
-    path, label = Path(data), first["label"]
-    kind, got = _kind(first["data"]), _kind(os.path.abspath(data))  # no name of DATASETS
+    path, label, drop = Path(data), first["label"], first.get("drop", ())
+    kind, got = _kind(first["data"], drop), _kind(os.path.abspath(data), drop)  # no name of DATASETS
     if kind != got:
         raise UserError(f"{data}: got {got}, the run was trained on {kind}; give the same kind")
     if kind == _TABLE:
-        new = read_new_table(path, load_dataset(first["data"], label=label)[0])
+        new = read_new_table(path, load_dataset(first["data"], label=label, drop=drop)[0])
         return new._replace(examples=new.examples.scaled(_in_memory(examples).scale))
     if kind == _IMAGES:
         root = Path(first["root"]) if first["root"] and first["data"] not in DATASETS else None
@@ -140,19 +143,20 @@ def _in_memory(examples: Examples) -> TensorExamples:
 _TABLE, _IMAGES, _ARRAYS = "a table", "image files", "arrays (.npz, .npy)"
 
 
-def has_images(data: str) -> bool:
-    """Whether a path that may be there is one of image files."""
+def has_images(data: str, drop: Sequence[str] = ()) -> bool:
+    """Whether a path that may be there is one of image files. A list of paths that are dropped is a table."""
     path = Path(data)
-    return path.is_dir() or (path.suffix.lower() in (".csv", ".tsv") and is_manifest(path))
+    is_list = path.suffix.lower() in (".csv", ".tsv") and "path" not in map(str.lower, drop) and is_manifest(path)
+    return path.is_dir() or is_list
 
 
-def takes_size(data: str) -> bool:
+def takes_size(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether its images can be read at any size."""
-    return DATASETS[data].sized if data in DATASETS else has_images(data)
+    return DATASETS[data].sized if data in DATASETS else has_images(data, drop)
 
 
-def _kind(data: str) -> str:
-    if takes_size(data):
+def _kind(data: str, drop: Sequence[str]) -> str:
+    if takes_size(data, drop):
         return _IMAGES
     if data in DATASETS:
         return _ARRAYS
@@ -175,14 +179,19 @@ def defaults_for(shape: tuple[int, ...]) -> Mapping[str, Any]:
     return _PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}
 
 
-def _read(path: Path, root: Path | None, label: str | None, size: int | None, like: Dataset | None) -> Dataset:
+def _read(
+    path: Path, root: Path | None, label: str | None, drop: Sequence[str], size: int | None, like: Dataset | None
+) -> Dataset:
     suffix, classes = path.suffix.lower(), like.classes if like else None
     # Beside files that are read as they are needed, so are these: the crops are alike, and `overlap` can compare them.
     in_memory = False if like and isinstance(like.examples, FileExamples) else None
     side = like.examples.shape[-1] if size is None and like is not None and like.files is not None else size
+    images = has_images(str(path), drop)
+    if drop and like is None and (images or suffix in (".npz", ".npy")):  # what a second file is, is said by the first
+        raise _no_columns(path)
     if path.is_dir():
         return read_folder(path, size=side, classes=classes, in_memory=in_memory)
-    if suffix in (".csv", ".tsv") and is_manifest(path):
+    if images:
         return read_manifest(path, root=root, label=label, size=side, classes=classes, in_memory=in_memory)
     if size is not None:
         raise _no_size(path)
@@ -192,9 +201,16 @@ def _read(path: Path, root: Path | None, label: str | None, size: int | None, li
         case ".npy":  # its label is a file: that of the first, not of the second
             return read_arrays(path, None if like else label, like=like)
         case ".csv" | ".tsv" | ".parquet":
-            return read_table(path, label, like=like)
+            return read_table(path, label, drop=drop, like=like)
     raise _unreadable(path)
 
 
 def _no_size(data: object) -> UserError:
     return UserError(f"{data} cannot be read at another size; image_size is for image files, leave it out")
+
+
+def _no_columns(data: object) -> UserError:
+    listed = str(data).lower().endswith((".csv", ".tsv"))
+    what = "is a list of images by its column 'path'" if listed else "is no table"
+    table = ", or drop 'path' too to read it as a table" if listed else ""
+    return UserError(f"{data} {what}; --drop is for tables (.csv, .tsv, .parquet): leave it out{table}")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.data.labels import MISSING, parsed
+from warpi.data.reading import drop_flag
 from warpi.errors import UserError
 
 logger = logging.getLogger("warpi.data")
@@ -31,14 +32,14 @@ def check_words(cells: Sequence[str], name: str, at: Callable[[int], str]) -> No
         row = next(row for row, cell in enumerate(cells) if cell in commas)
         raise UserError(
             f"{at(row)}: column {name!r} has decimal commas (it holds {cells[row]!r}); save the file with decimal "
-            f"points, and without separators of thousands; {names}"
+            f"points, and without separators of thousands, or leave the column out with {drop_flag(name)}; {names}"
         )
     a_code = len(count) <= _ENOUGH and all(count[cell] > 2 for cell in words)  # 0, 1, 2, 3+
     if odd and 10 * odd <= total and not a_code:
         more = f", in {odd} rows other words," if odd > 1 else ""
         raise UserError(
             f"{at(row)}: column {name!r} holds {cells[row]!r}{more} and numbers in {total - odd} of {total} rows; "
-            f"mend the cell or drop the row; {names}"
+            f"mend the cell, drop the row, or leave the column out with {drop_flag(name)}; {names}"
         )
 
 
@@ -60,10 +61,13 @@ def tell_id(values: NDArray[Any], name: str, path: object) -> None:
         if 10 * (distinct := len(set(values.tolist()))) >= 9 * n:
             _tell(
                 f"{path}: column {name!r} has {distinct} distinct words in {n} rows, each becomes a feature, and new "
-                "rows will have others; delete the column if it holds names, ids or dates"
+                f"rows will have others; if it holds names, ids or dates, leave it out with {drop_flag(name)}"
             )
     elif bool((np.diff(np.sort(numbers)) == 1).all()):
-        _tell(f"{path}: column {name!r} counts the rows and is learned from; delete the column if it is an id")
+        _tell(
+            f"{path}: column {name!r} counts the rows and is learned from; if it is an id, leave it out with "
+            f"{drop_flag(name)}"
+        )
 
 
 @cache  # a file may be read more than once

@@ -1,11 +1,13 @@
 """What can go wrong with any file that a user names."""
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from warpi.errors import UserError
+from warpi.settings import join_names
 
 
 @contextmanager
@@ -41,3 +43,8 @@ def few(names: Iterable[object]) -> str:
     """A list of names that may be long, for a message."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:20]) + (f", ... ({len(listed)} in all)" if len(listed) > 20 else "")
+
+
+def drop_flag(*names: str) -> str:
+    """The flag that leaves columns of a table out."""
+    return f"--drop {shlex.quote(join_names(names))}" if len(names) <= 20 else "--drop COLUMN,..."

@@ -4,7 +4,7 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +19,7 @@ from warpi.data.dataset import Dataset, Unseen
 from warpi.data.doubts import check_label, check_words, tell_id
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.labels import MISSING, check_known, in_order, marked, numbered, parsed, plain
-from warpi.data.reading import checked_suffix, few, reading
+from warpi.data.reading import checked_suffix, drop_flag, few, reading
 from warpi.errors import UserError, missing, unknown
 
 logger = logging.getLogger("warpi.data")
@@ -35,16 +35,22 @@ class Columns:
 
     label: str
     categories: Mapping[str, tuple[str, ...] | None]  # feature column, in order -> its categories; None: a number
+    drop: tuple[str, ...] = ()  # columns that were left out
 
 
 def read_table(
-    path: Path, label: str | None = None, *, classes: tuple[str, ...] | None = None, like: Dataset | None = None
+    path: Path,
+    label: str | None = None,
+    *,
+    drop: Sequence[str] = (),
+    classes: tuple[str, ...] | None = None,
+    like: Dataset | None = None,
 ) -> Dataset:
     """A table with one example a row; the first line (or the schema) names the columns.
 
     Columns of numbers become float32 features, all others one feature a distinct value, in sorted order. In .csv and
     .tsv a column is numeric if every cell is a number; .parquet declares it. A missing or infinite cell is refused, and
-    so is a column in which nearly all cells are numbers.
+    so is a column in which nearly all cells are numbers. Columns to `drop` are as if they were not there.
     Column names with a meaning: `label` (or the one named) holds the class; `clean_label` the true class, blank where
     unknown; `verified` says (1/0, yes/no, true/false) that a person has checked the row, and where there is no such
     column, the rows of a partly filled `clean_label` are the checked ones; `split` is train, test or meta. Rows of
@@ -52,13 +58,18 @@ def read_table(
     not count as rows of the data set. Classes are the values of both label columns, numbers in numerical order.
 
     A second file is read with `like`: the data set of the first, whose columns, categories and classes it then shares.
+    It may lack the columns to drop.
     """
-    table = _read(path, label)
     known = _columns_of(like, path)
     label = label or (known.label if known else "label")
+    _check_drop(path, drop, label)
+    table = _read(path, label, (*drop, *(known.drop if known else ())))
+    for name in () if known else drop:
+        if name not in table.names:
+            raise _no_column(name, table, "--drop takes some of these")
     if label not in table.columns:
-        raise _no_label(label, table)
-    columns = known or _fit(table, label)
+        raise _no_column(label, table, "name the label with --label COLUMN")
+    columns = known or _fit(table, label, tuple(drop))
     _check_columns(table, columns, [name for name in _feature_names(table, label) if name not in columns.categories])
     x = torch.from_numpy(_encode(table, columns))  # [N, D]
     if not known:
@@ -92,7 +103,7 @@ def read_table(
 def read_new_table(path: Path, like: Dataset) -> Unseen:
     """Rows to be predicted: the feature columns of the first table, with or without labels; others are not used."""
     columns = _columns_of(like, path)
-    table = _read(path, columns.label)
+    table = _read(path, columns.label, columns.drop, new=True)
     _check_columns(table, columns, [])
     unused = [name for name in _feature_names(table, columns.label) if name not in columns.categories]
     if unused:
@@ -118,8 +129,11 @@ def _labels(values: NDArray[Any]) -> list[str]:
 
 class _Table(NamedTuple):
     path: Path
-    columns: dict[str, NDArray[Any]]  # each [N]: numbers (NaN: missing) or an object array of str ("": missing)
+    label: str
+    names: list[str]  # of all columns
+    columns: dict[str, NDArray[Any]]  # those not dropped, [N]: numbers (NaN: missing) or an object array ("": missing)
     lines: list[int] | None  # the line each row ends on; None: the file has no lines, and its types are declared
+    new: bool  # rows to be predicted: which columns there are is settled
 
     def at(self, row: int) -> str:
         return f"{self.path}, {self.row(row)}"
@@ -127,18 +141,34 @@ class _Table(NamedTuple):
     def row(self, row: int) -> str:
         return f"row {row}" + (f" (line {self.lines[row]})" if self.lines else "")
 
+    def or_drop(self, *names: str) -> str:
+        """The other way out of trouble with columns, where it is still open."""
+        what = "the column" if len(names) == 1 else "the columns"
+        fixed = self.new or {self.label, *_RESERVED} & {*names}
+        return "" if fixed else f", or leave {what} out with {drop_flag(*names)}"
 
-def _read(path: Path, label: str | None) -> _Table:
+
+_Cells = Callable[[_Table, int], NDArray[Any]]  # of a column, by its place
+
+
+def _read(path: Path, label: str, drop: Sequence[str], *, new: bool = False) -> _Table:
     read = _read_parquet if checked_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
     with reading(path):
-        table = read(path)
-    for name in table.columns:
+        names, cells, lines = read(path)
+    table = _Table(path, label, _checked_names(path, names), {}, lines, new)
+    for j, name in enumerate(table.names):
+        if name in drop:
+            continue
+        if re.fullmatch(r"Unnamed: \d+", name):
+            raise UserError(f"{path}: column {j + 1} has no name; name or delete it{table.or_drop(name)}")
         if name.lower() in _RESERVED and name not in (*_RESERVED, label):
-            raise UserError(f"{path}: column {name!r} looks like {name.lower()!r}, which has a meaning; rename it")
+            like = f"column {name!r} looks like {name.lower()!r}, which has a meaning"
+            raise UserError(f"{path}: {like}; rename it{table.or_drop(name)}")
+        table.columns[name] = cells(table, j)
     return table
 
 
-def _read_csv(path: Path) -> _Table:
+def _read_csv(path: Path) -> tuple[Iterable[object], _Cells, list[int] | None]:
     data = path.read_bytes()
     try:
         text = data.decode("utf-8-sig")
@@ -170,12 +200,11 @@ def _read_csv(path: Path) -> _Table:
         raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
     if len(rows) < 2:
         raise UserError(f"{path}: a first line with the names of the columns and at least one row are needed")
-    names = _checked_names(path, rows.pop(0))
-    columns = {name: np.array([row[j].strip() for row in rows], dtype=object) for j, name in enumerate(names)}
-    return _Table(path, columns, lines[1:])
+    names = rows.pop(0)
+    return names, lambda _, j: np.array([row[j].strip() for row in rows], dtype=object), lines[1:]
 
 
-def _read_parquet(path: Path) -> _Table:
+def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
     try:
         import pandas as pd
 
@@ -187,31 +216,30 @@ def _read_parquet(path: Path) -> _Table:
         raise UserError(f"{path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
     if not len(frame):
         raise UserError(f"{path}: no rows")
-    columns: dict[str, NDArray[Any]] = {}
-    for j, name in enumerate(_checked_names(path, frame.columns)):
-        series = frame.iloc[:, j]
+
+    def cells(table: _Table, j: int) -> NDArray[Any]:
+        series, name = frame.iloc[:, j], table.names[j]
         categorical = isinstance(series.dtype, pd.CategoricalDtype)  # of text: others are stored as what they are
         kind, blank = "string" if categorical else pd.api.types.infer_dtype(series, skipna=True), series.isna()
         if kind not in _KINDS:
             raise UserError(
                 f"{path}: column {name!r} holds values of type {kind}; allowed are numbers, text and true/false: "
-                "convert the column or drop it"
+                f"convert or delete it{table.or_drop(name)}"
             )
         if kind in ("string", "boolean", "empty"):
-            cells = zip(series, blank, strict=True)
-            columns[name] = np.array(["" if b else str(cell).strip() for cell, b in cells], dtype=object)
-        elif kind == "integer" and not blank.any():  # as they are: large numbers may be names of classes
-            columns[name] = series.to_numpy(dtype=np.uint64 if series.min() >= 0 else np.int64)
-        else:
-            columns[name] = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    return _Table(path, columns, None)
+            texts = ["" if b else str(cell).strip() for cell, b in zip(series, blank, strict=True)]
+            return np.array(texts, dtype=object)
+        if kind == "integer" and not blank.any():  # as they are: large numbers may be names of classes
+            return np.asarray(series.to_numpy(dtype=np.uint64 if series.min() >= 0 else np.int64))
+        return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+
+    return frame.columns, cells, None
 
 
 def _checked_names(path: Path, names: Iterable[object]) -> list[str]:
-    texts = [str(name).strip() for name in names]
+    """Of all columns; one without a name is called as pandas calls it."""
+    texts = [str(name).strip() or f"Unnamed: {j}" for j, name in enumerate(names)]
     for j, name in enumerate(texts):
-        if not name or re.fullmatch(r"Unnamed: \d+", name):
-            raise UserError(f"{path}: column {j + 1} has no name; name it, or drop it if it only numbers the rows")
         if name in texts[:j]:
             raise UserError(f"{path}: columns {texts.index(name) + 1} and {j + 1} are both called {name!r}; rename one")
     return texts
@@ -229,7 +257,17 @@ def _columns_of(like: Dataset | None, path: Path) -> Columns | None:
     return like.encoding
 
 
-def _fit(table: _Table, label: str) -> Columns:
+def _check_drop(path: Path, drop: Sequence[str], label: str) -> None:
+    if isinstance(drop, str):
+        raise UserError(f"drop is a list of columns, got {drop!r}; give [{drop!r}]")
+    if label in drop:
+        raise UserError(f"{path}: {label!r} holds the labels and cannot be dropped; name another one with --label")
+    for name in drop:
+        if name in _RESERVED:
+            raise UserError(f"{path}: {name!r} has a meaning and cannot be dropped; rename it to have it ignored")
+
+
+def _fit(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
     """Decide for every feature column whether it is a number or a set of categories."""
     categories: dict[str, tuple[str, ...] | None] = {}
     for name in _feature_names(table, label):
@@ -243,12 +281,13 @@ def _fit(table: _Table, label: str) -> Columns:
         if len(distinct) > _MAX_CATEGORIES:
             raise UserError(
                 f"{table.path}: column {name!r} is text with {len(distinct)} distinct values, at most "
-                f"{_MAX_CATEGORIES} can be encoded; drop the column or make it numeric"
+                f"{_MAX_CATEGORIES} can be encoded; make it numeric{table.or_drop(name)}"
             )
         categories[name] = tuple(sorted(distinct - {""}))
     if not categories:
-        raise UserError(f"{table.path}: no column is left to learn from; columns: {few(table.columns)}")
-    return Columns(label, categories)
+        dropped = f"; --drop leaves out {few(drop)}: keep one of them" if drop else ""
+        raise UserError(f"{table.path}: no column is left to learn from; columns: {few(table.names)}{dropped}")
+    return Columns(label, categories, drop)
 
 
 def _feature_names(table: _Table, label: str) -> list[str]:
@@ -259,21 +298,23 @@ def _check_columns(table: _Table, columns: Columns, adds: list[str]) -> None:
     differ = {"lacks": [name for name in columns.categories if name not in table.columns], "adds": adds}
     if any(differ.values()):
         parts = " and ".join(f"{verb} {few(map(repr, names))}" for verb, names in differ.items() if names)
-        raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}")
+        both = f"; what is no feature, leave out of both with {drop_flag(*differ['lacks'])}"
+        ways = both if differ["lacks"] and not table.new else ""
+        raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}{ways}")
 
 
 def _encode(table: _Table, columns: Columns) -> NDArray[np.float32]:
     """[N, D] features"""
-    gaps = list[str]()
+    gaps = dict[str, str]()
     for name, categories in columns.categories.items():
         values, words = table.columns[name], MISSING if categories is None else {""}
         blank = [cell.lower() in words for cell in values] if values.dtype.kind == "O" else np.isnan(values).tolist()
         if any(blank):
-            gaps.append(f"{name!r} ({sum(blank)} of {len(blank)}, first {table.row(blank.index(True))})")
+            gaps[name] = f"{name!r} ({sum(blank)} of {len(blank)}, first {table.row(blank.index(True))})"
     if gaps:
         raise UserError(
-            f"{table.path}: cells are missing in {few(gaps)}; fill them, or drop the rows or the columns: nothing is "
-            "filled in for you"
+            f"{table.path}: cells are missing in {few(gaps.values())}; fill them or drop the rows"
+            f"{table.or_drop(*gaps)}: nothing is filled in for you"
         )
     blocks = [
         _numbers(table, name) if c is None else _one_hot(table, name, c) for name, c in columns.categories.items()
@@ -291,7 +332,7 @@ def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[n
         what = unknown(f"value of column {name!r} in {table.at(new[0])}:", cells[new[0]], index)
         raise UserError(
             f"{what}; the training table has no such value, {len(new)} rows here do: mend them, drop them, or train "
-            "with rows that have it"
+            f"with rows that have it{table.or_drop(name)}"
         )
     x = np.zeros((len(cells), len(categories)), dtype=np.float32)
     x[np.arange(len(cells)), [index[cell] for cell in cells]] = 1
@@ -311,7 +352,7 @@ def _numbers(table: _Table, name: str) -> NDArray[np.float32]:
     if bad.any():
         row = int(bad.argmax())
         cell = f"column {name!r} holds {values[row]}, not a finite number"
-        raise UserError(f"{table.at(row)}: {cell}; mend it, or drop the row or the column")
+        raise UserError(f"{table.at(row)}: {cell}; mend it or drop the row{table.or_drop(name)}")
     return x[:, None]
 
 
@@ -324,13 +365,10 @@ def _parts(table: _Table, n: int) -> dict[str, Tensor]:
     return {part: torch.tensor([row for row in range(n) if texts[row] == part]) for part in set(texts)}
 
 
-def _no_label(label: str, table: _Table) -> UserError:
-    near = get_close_matches(label, table.columns, n=1, cutoff=0.5)
+def _no_column(name: str, table: _Table, what_to_do: str) -> UserError:
+    near = get_close_matches(name, table.names, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    listed = few(table.columns)
-    return UserError(
-        f"{table.path} has no column {label!r}{hint}; columns: {listed}; name the label with --label COLUMN"
-    )
+    return UserError(f"{table.path} has no column {name!r}{hint}; columns: {few(table.names)}; {what_to_do}")
 
 
 def features(x: Tensor) -> TensorExamples:

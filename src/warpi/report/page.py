@@ -111,8 +111,14 @@ def _tiles(g: Experiment, detail: Detail | None) -> str:
 def _facts(g: Experiment) -> str:
     run = g.first
     spec, facts, place, recipe = run.spec, run.facts, run.environment, run.spec["recipe"]
-    named = {"root": "in", "label": "label column", "image_size": "images of side", "limit": "limited to"}
-    data = [g.data, *(f"{words} {spec[name]}" for name, words in named.items() if spec.get(name) is not None)]
+    named = {
+        "root": "in",
+        "label": "label column",
+        "drop": "without the columns",
+        "image_size": "images of side",
+        "limit": "limited to",
+    }
+    data = [g.data, *(f"{words} {say(spec[name])}" for name, words in named.items() if spec.get(name) is not None)]
     sizes = (("n_train", "to train on"), ("n_meta", "trusted"), ("n_val", "for validation"), ("n_test", "to test on"))
     counts = [f"{facts[name]:,} {words}" for name, words in sizes if facts.get(name) is not None]
     trusted = "held out of rows whose truth is known" if spec.get("meta") else "as the data marks them, if it does"

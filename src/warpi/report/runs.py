@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
+from warpi.settings import join_names
 
 _FORMAT = "warpi-run/1"
 _FACTS = {"n_classes": "{} classes", "inputs_sha256": "inputs {:.8}", "n_parameters": "{} parameters"}
@@ -169,7 +170,7 @@ def say(value: object) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(map(say, value))
+        return ",".join(join_names([each]) if isinstance(each, str) else say(each) for each in value)
     return str(value)
 
 

@@ -6,7 +6,6 @@ import sys
 import webbrowser
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,9 @@ if TYPE_CHECKING:
     from warpi.data.dataset import Dataset
     from warpi.review.items import Items
 
-_DATA = ("data", "root", "label", "image_size", "noise")
-
 
 def review(argv: list[str]) -> None:
-    from warpi.spec import DataSpec
+    from warpi.spec import NOT_READ, READ, DataSpec
 
     parser = Parser(
         prog="warpi review",
@@ -46,10 +43,9 @@ def review(argv: list[str]) -> None:
     parser.add_argument("--unbalanced", action="store_true", help="--trusted: all, however many of each class")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where a run is audited")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --noise")
-    skip = tuple(f.name for f in fields(DataSpec) if f.name not in _DATA)
-    add_fields(parser, "data without a run", DataSpec, skip)
+    add_fields(parser, "data without a run", DataSpec, NOT_READ)
     given = parser.read(argv)
-    named = {name: given[name] for name in _DATA if name in given}
+    named = {name: given[name] for name in READ if name in given}
     if (given["run"] is None) == ("data" not in named):
         raise UserError("warpi review: give a run folder, or --data for data without a run (and not both)")
     if given["run"] is not None and named:
@@ -115,8 +111,7 @@ def open_run(
     with settings.read_once():
         opened = reopen(run, device)
         spec: dict[str, Any] = (read_spec(run) or {})["spec"]
-        root = Path(spec["root"]) if spec["root"] else None
-        dataset, defaults = settings._load(spec["data"], root=root, image_size=spec["image_size"], label=spec["label"])
+        dataset, defaults = settings.DataSpec.stored(spec).read()
     found = read_audit(run) if (run / FILE).exists() else audit(opened)
     shown = _shown(show, dataset, spec["data"])
     items = of_run(dataset, opened.task, opened.method.net, found, rows, shown)
@@ -129,15 +124,13 @@ def _of_data(
     """The items of data that nothing has been learned from."""
     from dataclasses import asdict
 
-    from warpi.data import load_dataset
     from warpi.noise import Noise
     from warpi.review.items import of_data
     from warpi.rng import generator
     from warpi.spec import DataSpec, not_default
 
     spec = DataSpec(**named)
-    root = Path(spec.root) if spec.root else None
-    dataset, defaults = load_dataset(spec.data, root=root, label=spec.label, image_size=spec.image_size)
+    dataset, defaults = spec.read()
     noise = Noise.parse(spec.noise)
     if noise.other_name:
         raise UserError(f"--noise {noise} replaces inputs, which only a run can show; leave it out")

@@ -235,9 +235,11 @@ def folder_name(settings: Settings) -> str:
 
 def _written(value: Any, colon: str) -> tuple[str, bool]:
     """A value as part of a file name, and whether no other value is written like it."""
+    if isinstance(value, tuple):
+        parts = [_written(part, "") for part in value]
+        return ",".join(text for text, _ in parts), all(exact for _, exact in parts)
     if not isinstance(value, str):
-        parts = value if isinstance(value, tuple) else (value,)
-        return ",".join(str(part).lower() for part in parts), True
+        return str(value).lower(), True
     text, exact = re.sub(r"[^\w.+-]+", "-", value, flags=re.ASCII), rf"\w+({colon}[\w.]+)?" if colon else r"[\w.]+"
     return text, re.fullmatch(exact, value, flags=re.ASCII) is not None
 
