@@ -4,6 +4,8 @@ import importlib.util
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -61,6 +63,22 @@ PAPER = {  # network and tab:params of the paper, how many runs, L
     "food101n": ({**PHOTOS, "optimizer": "adam", "lr": 3e-4, "weight_decay": 0.0, "epochs": 30}, 12, 1),
     "curves": ({**CIFAR, "net": "resnet32", "epochs": 200, "milestones": (0.4, 0.5)}, 2 * 4, 10),
 }
+
+
+COMMAND = re.compile(r"warpi sweep (recipes/\S+\.toml(?: \S+)*)")
+
+
+def test_commands_in_the_heads_of_recipes_can_be_called(capsys: pytest.CaptureFixture[str]) -> None:
+    said = [
+        m[1]
+        for file in (ROOT / "recipes").glob("*.toml")
+        for line in file.read_text().splitlines()
+        if (m := COMMAND.search(line))
+    ]
+    assert len(said) > 12
+    for command in said:
+        assert main(["sweep", *shlex.split(command), "--dry-run"]) == 0, command
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -183,6 +201,7 @@ def forge(folder: Path, job: Job, accs: list[float]) -> None:
     environment = {"gpu": "A GPU", "torch": "2.0", "python": "3", "date": "2026-01-02"}
     content = {"format": "warpi-run/1", "version": "0", "spec": spec, "facts": facts, "environment": environment}
     meta = {"meta_loss": 0.25, "sigma": 1.0}
+    accs = [accs[0]] * (settings["epochs"] - len(accs)) + accs
     lines = [{"epoch": t, "test_acc": acc, "val_acc": -acc, "seconds": 2.0, **meta} for t, acc in enumerate(accs, 1)]
     (folder / job.name).mkdir(parents=True)
     (folder / job.name / "spec.json").write_text(json.dumps(content))
@@ -215,7 +234,7 @@ def test_a_page_has_our_figures_beside_the_printed_ones(pages: ModuleType, tmp_p
     assert "- cifar10 flip:0.4: ce (2), glc (0, 1, 2)" in text
     assert "Machine: A GPU. Versions: warpi 0, torch 2.0, python 3. Runs begun on: 2026-01-02." in text
     assert "| cifar10 | flip:0.4 | 1 | 40.00 % | 44100 | `0000000000000000` |" in text
-    assert "| `mwnet` | 1 | 75.50 | 80.00 | 2 | 4.50 | 0.250 | 0.250 |" in (kept / "curves.md").read_text()
+    assert "| `mwnet` | 1 | 75.50 | 80.00 | 199 | 4.50 | 0.250 | 0.250 |" in (kept / "curves.md").read_text()
     assert "| 1 | 1 | 78.00 | 70.00 | 80.00 | 2.00 | 0.0045 |" in (kept / "samples.md").read_text()
     pictures = (kept / "figures.md").read_text()
     assert "![stability-cifar10-flip-0.4-resnet32-200-epochs](figures/stability-" in pictures

@@ -170,6 +170,41 @@ def test_names_are_readable_and_hashed_where_they_must_be(tmp_path: Path) -> Non
     a, b = name(data="a/x.csv"), name(data="a-x.csv")
     assert a != b
     assert a.startswith("warpi_given_data-a-x.csv_seed0_")
+    long = [name(method="forward", matrix=100 * [0.1], seed=seed) for seed in (0, 1)]
+    assert [re.sub(r"_[0-9a-f]{8}$", "", each)[-6:] for each in long] == ["_seed0", "_seed1"], "a seed is not cut off"
+
+
+def test_what_a_block_says_itself_is_chosen_from_and_not_overruled(tmp_path: Path) -> None:
+    """A matrix made for one kind of noise is not used under another because a part of the sweep is asked for."""
+    file = write(
+        tmp_path,
+        """
+        [grid]
+        noise = ["pair:0.4", "uniform:0.6"]
+        seed = [0]
+        [[runs]]
+        method = ["ce", "warpi"]
+        [[runs]]
+        method = "warpi"
+        noise = "pair:0.4"
+        output = ["tanh", "sigmoid"]
+        """,
+    )
+
+    def asked(*changes: str) -> list[str]:
+        return names(read_plan(file, changes=changes))
+
+    every = asked()
+    assert len(every) == 6
+    assert asked("noise=uniform:0.6") == ["ce_uniform-0.6_seed0", "warpi_uniform-0.6_seed0"]
+    assert asked("method=ce") == ["ce_pair-0.4_seed0", "ce_uniform-0.6_seed0"]
+    text = '[[runs]]\nseed = [5]\noutput = ["tanh", "sigmoid"]\n[[runs]]\noutput = "unbounded"'
+    picked = read_plan(write(tmp_path, text, "v.toml"), changes=["output=tanh", "lr=0.2"]).jobs
+    assert [(job.name, job.settings["lr"]) for job in picked] == [("warpi_given_output-tanh_seed5", 0.2)]
+    assert set(asked('method=["warpi", "ce"]')) == set(every)
+    assert len(asked("seed=[3, 4]")) == 12  # of the grid: put in its place
+    with pytest.raises(UserError, match=r"no run is left: none of its \[\[runs\]\] has --set method=gce"):
+        asked("method=gce")
 
 
 BAD = {
@@ -188,6 +223,8 @@ BAD = {
     "[defaults]\nseed = [1, 2]": "seed in [defaults] must be one value, got [1, 2]; several go into [grid]",
     "[defaults]\nlr = 'fast'": "lr must be float, got 'fast'",
     "[defaults]\nepochs = 0": "epochs must be at least 1, got 0",
+    "[defaults]\nlimit = -3": "limit must be at least 1, got -3",
+    "[defaults]\nprecision = 32": "precision must be one of '32', 'bf16', got 32",
     "[defaults]\nnet = 'resnet33'": "unknown net 'resnet33'; did you mean 'resnet32'?",
     "[defaults]\nnoise = 'pairs:0.4'": "unknown noise 'pairs'; did you mean 'pair'?",
     "[defaults]\nthreads = 0": "threads must be at least 1",
@@ -274,8 +311,27 @@ def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str
     spec_file = kept / "ce_pair-0.4_seed1" / "spec.json"
     spec_file.write_text(spec_file.read_text().replace('"momentum": 0.9', '"momentum": 0.8'))
     assert "1 done, 0 begun, 3 missing" in dry(), "done when another momentum was the default"
-    (kept / "ce_pair-0.4_seed0" / "results.jsonl").unlink()
+    results = kept / "ce_pair-0.4_seed0" / "results.jsonl"
+    whole = results.read_bytes()
+    for broken in (b"", whole[:30], b"[1, 2]\n", whole + whole):
+        results.write_bytes(broken)
+        assert "0 done, 0 begun, 4 missing" in dry(), "a record of every epoch, and no more"
+    results.write_bytes(whole)
+    assert "1 done, 0 begun, 3 missing" in dry()
+    results.unlink()
     assert "0 done, 0 begun, 4 missing" in dry()
+
+
+def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tiny(tmp_path, epochs=1)
+    flags = ["--set", "method=ce", "--out", str(tmp_path / "runs"), "--jobs", "1", "--device", "cpu"]
+    assert main(["sweep", str(file), "--set", "seed=[0]", *flags]) == 0
+    (tmp_path / "runs" / "ce_pair-0.4_seed0" / "results.jsonl").write_text("{bro\n")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["sweep", str(file), *flags])
+    assert "does not hold every epoch; delete the folder to run it anew" in (said := capsys.readouterr()).err
+    assert "1 of 2 runs done" in said.out
 
 
 def write_bytes(path: Path, content: bytes) -> None:

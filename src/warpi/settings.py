@@ -33,8 +33,10 @@ def check_types(settings: object) -> None:
     for f in fields(settings):  # type: ignore[arg-type]
         hint, value = hints[f.name], getattr(settings, f.name)
         if not _fits(value, hint):
-            if get_origin(hint) is Literal and isinstance(value, str):
-                raise unknown(f.name.replace("_", " "), value, map(str, get_args(hint)))
+            if get_origin(hint) is Literal:
+                if isinstance(value, str):
+                    raise unknown(f.name.replace("_", " "), value, map(str, get_args(hint)))
+                raise UserError(f"{f.name} must be one of {', '.join(map(repr, get_args(hint)))}, got {value!r}")
             raise UserError(f"{f.name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
 
 

@@ -17,7 +17,7 @@ from warpi.method import Method
 from warpi.methods import METHODS
 from warpi.noise import Noise
 from warpi.recipe import Recipe
-from warpi.settings import check_types
+from warpi.settings import at_least, check_types
 from warpi.task import Task, Truth, make_task
 
 _load: Callable[..., tuple[Dataset, Mapping[str, Any]]] = load_dataset
@@ -41,6 +41,7 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         check_types(self)
+        at_least(self, limit=1)
 
     @classmethod
     def stored(cls, spec: Mapping[str, Any]) -> Self:

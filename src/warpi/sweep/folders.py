@@ -45,8 +45,8 @@ def place(plan: Plan, job: Job) -> Path:
 
 
 def kept(path: Path, settings: Settings) -> Path | None:
-    """The folder, if it holds the results of a run that was done with these settings."""
-    if not all((path / name).exists() for name in KEPT):
+    """The folder, if it holds the results, all of them, of a run that was done with these settings."""
+    if not all((path / name).exists() for name in KEPT) or not _whole(path):
         return None
     was = _read(path / "sweep.json")
     return None if was is None or _difference(was, settings) or _other_defaults(path, settings) else path
@@ -72,6 +72,15 @@ def _length(path: Path) -> tuple[int, int | None]:
     return epoch, spec["spec"]["recipe"].get("epochs") if spec else None
 
 
+def _whole(path: Path) -> bool:
+    """Whether there is a readable record of every epoch."""
+    try:
+        records = [json.loads(line) for line in (path / "results.jsonl").read_bytes().splitlines()]
+    except (OSError, ValueError):
+        return False
+    return all(isinstance(record, dict) for record in records) and len(records) == _length(path)[1]
+
+
 def _look(path: Path, settings: Settings) -> State:
     epoch, epochs = _length(path)
     known, done = _read(path / "sweep.json"), (path / "done").exists()
@@ -79,6 +88,10 @@ def _look(path: Path, settings: Settings) -> State:
     if begun and known is not None and (changed := _difference(known, settings)):
         before, after = changed
         raise UserError(f"{path} was begun with {before}, not with {after}; choose another --out to change it")
+    if done and not _whole(path):
+        raise UserError(
+            f"{path} is done, but its results.jsonl does not hold every epoch; delete the folder to run it anew"
+        )
     done = done and known is not None  # a run of `warpi fit` in this folder: going on with it will compare all of it
     return State(done, begun, epoch if begun else 0, epochs)
 

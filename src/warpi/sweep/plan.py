@@ -57,6 +57,9 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
         if root is not None:
             set_by_hand["root"] = str(root)
         jobs = tuple(_jobs(sections, set_by_hand))
+        if not jobs:
+            shown = " ".join(f"--set {key}={value}" for key, value in set_by_hand.items() if key != "root")
+            raise UserError(f"no run is left: none of its [[runs]] has {shown}; --dry-run lists what there is")
         _check_once(jobs)
         place = sections["sweep"].get("out") or f"runs/{sections['sweep'].get('name') or file.stem}"
     except UserError as e:
@@ -160,7 +163,7 @@ def _jobs(sections: Mapping[str, Any], set_by_hand: Settings) -> Iterator[Job]:
     for table in sections["runs"] or [{}]:
         axes = {key: values if isinstance(values, list) else [values] for key, values in sections["grid"].items()}
         axes |= {key: value if _is_axis(key, value) else [value] for key, value in table.items()}
-        fixed = _change(axes, set_by_hand)
+        fixed = _change(axes, table, set_by_hand)
         for point in _points(axes):
             given = {**sections["defaults"], **point, **fixed}
             method = given.setdefault("method", "warpi")
@@ -172,14 +175,18 @@ def _jobs(sections: Mapping[str, Any], set_by_hand: Settings) -> Iterator[Job]:
                 yield _job({**given, **own, **options}, {*axes, *inner})
 
 
-def _change(axes: dict[str, list[Any]], set_by_hand: Settings) -> Settings:
-    """Put values set by hand in the place of axes, so that folders keep their names; return those that are of none."""
+def _change(axes: dict[str, list[Any]], table: Settings, set_by_hand: Settings) -> Settings:
+    """Put values set by hand in the place of axes, so that folders keep their names; return those that are of none.
+
+    What a block says itself belongs to its experiment: there they choose among its values, perhaps none of them.
+    """
     fixed = {}
     for key, value in set_by_hand.items():
-        if _is_axis(key, value):
-            axes[key] = value
-        elif key in axes:
-            axes[key] = [value]
+        values = value if _is_axis(key, value) else [value]
+        if key in table:
+            axes[key] = [own for own in axes[key] if own in values]
+        elif key in axes or values is value:
+            axes[key] = values
         else:
             fixed[key] = value
     return fixed
@@ -230,7 +237,9 @@ def folder_name(settings: Settings) -> str:
     if all(exact for *_, exact in written) and len(name) <= 120:
         return name
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{name[:120]}_{digest}"
+    if len(name) > 120:
+        name = f"{'_'.join(words[:-1])[:100]}_{words[-1]}"
+    return f"{name}_{digest}"
 
 
 def _written(value: Any, colon: str) -> tuple[str, bool]:
