@@ -59,8 +59,14 @@ Run = tuple[dict[str, Any], list[dict[str, Any]]]  # its spec.json and its epoch
 def kept(folder: Path) -> list[Run]:
     found = []
     for path in sorted(folder.glob("*/spec.json")):
-        records = (path.parent / "results.jsonl").read_text().splitlines()
-        found.append((json.loads(path.read_text()), [json.loads(line) for line in records]))
+        file = path.parent / "results.jsonl"
+        try:
+            records = [json.loads(line) for line in file.read_text().splitlines()]
+            found.append((json.loads(path.read_text()), records))
+        except ValueError as e:
+            raise SystemExit(f"{file} or the spec.json beside it is garbled: {e}") from e
+        if not records:
+            raise SystemExit(f"{file} is empty")
     return found
 
 

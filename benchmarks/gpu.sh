@@ -21,6 +21,11 @@
 # begun-*.tar (weights of the others, for `restore`; those of WRN-28-10 and ResNet-18 are too large), fewshot.tar.gz (rows).
 set -euo pipefail
 shopt -s nullglob
+declare -A LEAST=([data]=2 [restore]=2 [sweep]=3 [fewshot]=3 [tests]=1 [memory]=2 [time]=1 [start]=3 [wait]=2)
+if [ $# -eq 0 ] || [ $# -lt "${LEAST[$1]:-99}" ]; then
+    sed -n '2,21p' "$0" | sed 's/^# \{0,1\}//'
+    exit 2
+fi
 cd "$(dirname "$0")/.."
 WORK=${WORK:-/tmp/warpi}
 OUT=${OUT:-$WORK/out}
@@ -88,6 +93,10 @@ restore)
 sweep)
     seconds=$2 recipe=$3
     shift 3
+    if [ ! -e "recipes/$recipe.toml" ]; then
+        echo "gpu.sh: there is no recipes/$recipe.toml" >&2
+        exit 2
+    fi
     out=$(sed -n 's/^out = "runs\/\(.*\)"/\1/p' "recipes/$recipe.toml")
     mps
     # SIGTERM: every run under way stores a checkpoint, and the next call goes on with it
@@ -167,9 +176,5 @@ time)
     timeout 150 ${PYTHON:-python3} -m warpi bench meta-step --net resnet50 --image-size 224 --classes 14 --batch 32 --precision bf16 \
         --variants sgd,warpi --samples 1,4 --repeats 5 --json "$OUT/samples-h200.json" || echo "gpu.sh: rc $?"
     pack arrays
-    ;;
-*)
-    sed -n '2,21p' "$0"
-    exit 2
     ;;
 esac

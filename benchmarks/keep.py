@@ -93,6 +93,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tar", type=Path)
     parser.add_argument("--begun", type=Path)
     given = parser.parse_args(argv)
+    if gone := [str(path) for path in given.sources if not path.exists()]:
+        parser.error(f"there is no {', '.join(gone)}; give folders of tables, such as runs/asymmetric, or archives")
     read = begun if given.begun else finished
     runs = [run for path in given.sources for run in (read(path) if path.is_dir() else archived(path))]
     if given.begun:
