@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from warpi.cli import main
 from warpi.figures import draw
 from warpi.figures.arrays import EDGES, FILE, error, read, write
 from warpi.figures.measure import measure
+from warpi.methods.plain import CE
 from warpi.methods.warpi import OUTPUTS, WarPI
-from warpi.report.pictures import drawing
+from warpi.report.pictures import COLOURS, drawing, look, looks
 from warpi.report.runs import Experiment, find_runs, group
 
 TINY = {"data": "digits", "limit": 400, "epochs": 3, "meta": 20, "batch_size": 32, "threads": 1}
@@ -196,8 +197,71 @@ def test_mistakes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["figures", str(bare), "--out", str(tmp_path / "x")]) == 2
     err = capsys.readouterr().err
     assert "1 runs have neither weights nor figures.npz" in err
-    assert "these runs allow no figure" in err
+    assert "these runs (of ce) allow no figure: losses takes a finished run whose weights" in err
+    assert "stability takes two or more methods with a meta loss" in err
     assert not (tmp_path / "x").exists()
+
+
+def test_each_kind_asked_for_has_its_reason(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Meta-Weight-Net is measured, but has no v."""
+    args = ["figures", str(runs / "mwnet4"), "--out", str(tmp_path), "--only"]
+    assert main([*args, "rectifier,samples"]) == 2
+    err = capsys.readouterr().err
+    assert "rectifier takes v, which" in err
+    assert "samples takes runs of warpi" in err
+    assert "weights" not in err
+    assert main([*args, "calibration,sigma"]) == 0
+    said = capsys.readouterr()
+    assert "calibration-" in said.out
+    assert said.err.startswith("warpi: not drawn: sigma takes σ")
+    assert len(said.err.splitlines()) == 1
+
+
+@dataclass
+class Mine(CE):
+    """A method that only the user has."""
+
+
+def test_a_run_that_cannot_be_measured_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "runs" / "mine"
+    fit(mine, method=Mine(), noise="flip:0.4", **{**TINY, "epochs": 1})
+    capsys.readouterr()
+    for wish in (["--arrays"], ["--out", str(tmp_path / "x")]):
+        assert main(["figures", str(mine), *wish]) == 2, "nothing is left"
+        first, last = capsys.readouterr().err.splitlines()
+        assert f"measure({str(mine)!r}, method=MyMethod())" in first
+        assert ("none of these runs could be measured" if wish == ["--arrays"] else "allow no figure") in last
+    shutil.copytree(runs / "detc4", tmp_path / "runs" / "detc4")
+    (tmp_path / "runs" / "detc4" / FILE).unlink()
+    assert main(["figures", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(f"warpi: {mine} is not measured: ")
+    assert len(said.err.splitlines()) == 1
+    assert "losses-digits-mlp-warpi-detc.png" in said.out
+    assert "bin_count" in measure(str(mine), "cpu", method=Mine())
+    assert main(["figures", str(mine), "--out", str(tmp_path / "mine")]) == 0, "measured from Python"
+    assert [path.name for path in (tmp_path / "mine").glob("*.png")] == ["calibration-digits-flip-0.4-mlp.png"]
+
+
+def test_a_run_that_cannot_be_read_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, results, arrays = (tmp_path / name for name in ("spec", "results", "arrays"))
+    for folder in (spec, results, arrays):
+        shutil.copytree(runs / "mwnet4", folder, ignore=shutil.ignore_patterns("*.safetensors*", ".*"))
+    (spec / "spec.json").write_text("{")
+    (results / "results.jsonl").write_text("no json\n" + (results / "results.jsonl").read_text())
+    (arrays / FILE).write_bytes(b"no archive")
+    bad, out = [str(spec), str(results), str(arrays)], ["--out", str(tmp_path / "out")]
+    assert main(["figures", *bad, str(runs / "warpi4"), *out]) == 0
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 3
+    assert all(f"warpi: left out: {path}" in said.err for path in (spec, results))
+    assert f"left out: cannot read {arrays / FILE}" in said.err
+    assert "losses-digits-mlp-warpi.png" in said.out
+    assert main(["figures", str(spec), *out]) == 2
+    assert capsys.readouterr().err.startswith(f"warpi: {spec / 'spec.json'} is not JSON")
+    assert main(["figures", *bad, *out]) == 2
+    err = capsys.readouterr().err
+    assert all(path in err for path in bad)
 
 
 def made(folder: Path, method: str, accs: list[float], seconds: float = 1.0, **options: Any) -> Path:
@@ -251,3 +315,71 @@ def test_stability_takes_several_methods_of_one_length(tmp_path: Path) -> None:
     left, right = figure.axes
     assert sorted(str(line.get_label()) for line in left.get_lines()) == ["ce", "mwnet", "warpi (epochs=3)"]
     assert sum(len(line.get_xydata()) > 0 for line in right.get_lines()) == 2, "plain training has no meta loss"  # type: ignore[arg-type]
+
+
+def test_stability_shows_bands_and_methods_without_meta_loss(tmp_path: Path) -> None:
+    for seed, method, accs in ((0, "mwnet", [50.0, 60.0]), (0, "warpi", [70.0, 80.0]), (1, "warpi", [20.0, 99.0])):
+        folder = made(tmp_path / f"{method}{seed}", method, accs)
+        stored = json.loads((folder / "spec.json").read_text())
+        stored["spec"]["seed"] = seed
+        (folder / "spec.json").write_text(json.dumps(stored))
+    folder = made(tmp_path / "gce", "gce", [55.0, 58.0])
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    lines = [{name: value for name, value in line.items() if name != "meta_loss"} for line in lines]
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with drawing():
+        figure = draw.stability(experiments(tmp_path))
+        assert figure is not None
+        left, right = figure.axes
+        assert [line.get_label() for line in left.get_lines()] == ["mwnet", "warpi", "gce"]
+        assert sum(len(line.get_xydata()) > 0 for line in right.get_lines()) == 2  # type: ignore[arg-type]
+        (low, high), deviation = left.get_ylim(), np.std([70.0, 20.0], ddof=1)
+        assert low < 45 - deviation
+        assert high > 89.5 + np.std([80.0, 99.0], ddof=1)
+        for axes in (left, right):
+            assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+def test_sigma_has_room_and_whole_epochs(runs: Path) -> None:
+    with drawing():
+        figure = draw.sigma(experiments(runs / "warpi4"))
+        assert figure is not None
+        (axes,) = figure.axes
+        (curve,) = axes.get_lines()
+        assert axes.get_ylim() == (0, pytest.approx(1.1 * max(curve.get_ydata())))  # type: ignore[arg-type]
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+def test_a_method_has_its_colour_in_every_figure() -> None:
+    assert looks(["ce", "warpi"]) == looks(["warpi", "ce"])[::-1]
+    often = looks(["warpi", "mwnet", "ce", "warpi_detc", "gce"])
+    assert len({colour for colour, _ in often}) == 5
+    many = looks(["warpi", "gce", "warpi", "mlc", "elr", "Mine", "gce"])
+    assert len(set(many)) == 7, "markers tell lines of one colour apart"
+    assert many[0][0] == many[2][0] == often[0][0]
+    assert looks(["warpi"] * 9) == [look(i) for i in range(9)], "colours where there is one method alone"
+    assert looks(["warpi"])[0][0] == COLOURS[0]
+
+
+def test_numbers_in_a_matrix_stand_out(runs: Path) -> None:
+    """Of white and black the one with the higher contrast, also on a middle teal; and scales say what they show."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+
+    def luminance(colour: Any) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+    axes, x = Figure().subplots(), np.linspace(0, 1, 100).reshape(10, 10)
+    image = draw._matrix(axes, x, np.array(list("abcdefghij")), "viridis", 0, 1)
+    for text in axes.texts:
+        j, i = map(int, text.get_position())
+        back, front = luminance(image.to_rgba(x[i, j])[:3]), luminance(text.get_color())
+        dark, light = sorted((back, front))
+        assert (light + 0.05) / (dark + 0.05) > 4.3
+    a = read(runs / "warpi4")
+    assert a is not None
+    with drawing():
+        figure = draw.rectifier(draw.Measured(experiments(runs / "warpi4")[0], a))
+    assert figure is not None
+    assert [axes.get_ylabel() for axes in figure.axes[-2:]] == ["mean v", "mean σ"]

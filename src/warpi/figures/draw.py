@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from warpi.figures.arrays import EDGES, KINDS, Array, Arrays, error, read
-from warpi.report.curves import line
-from warpi.report.pictures import COLOURS, GREY, drawing, look, save, slug
+from warpi.report.curves import Line, line, lowest
+from warpi.report.pictures import COLOURS, GREY, drawing, epoch_axis, looks, save, slug
 from warpi.report.runs import Experiment, Run, group, number
 
 if TYPE_CHECKING:
@@ -180,42 +180,34 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
 
 
 def stability(rows: Sequence[Experiment]) -> "Figure | None":
-    """Test accuracy and meta loss over the epochs of the methods that have one, and of plain training beside them."""
+    """Test accuracy over the epochs, and meta loss of the methods that have one: several of them, others beside."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     meta = [e for e in rows if line(e.counted, "meta_loss").epochs]
     if len({e.first.spec["method"] for e in meta}) < 2:
         return None
-    plain = [e for e in rows if e.first.spec["method"] == "ce"]
+    shown = meta + [e for e in rows if e not in meta]
     figure, ((left, right),) = _panels(f"{rows[0].data}, noise {rows[0].noise}, {rows[0].net}", 1, 2, (5.2, 3.6))
-    for i, e in enumerate([*meta, *plain]):
-        colour, marker = look(i)
+    for e, look in zip(shown, _looks(shown), strict=True):
         for axes, key in ((left, "test_acc"), (right, "meta_loss")):
-            curve = line(e.counted, key)
-            axes.plot(
-                curve.epochs,
-                curve.mean,
-                color=colour,
-                marker=marker,
-                markevery=max(1, len(curve.epochs) // 8),
-                linewidth=1.5,
-                label=e.label if axes is left else None,
-            )
+            curve, (colour, _) = line(e.counted, key), look
+            _plot(axes, curve, look, e.label if axes is left else None)
             if len(e.counted) > 1:
                 low, high = (np.asarray(curve.mean) + side * np.asarray(curve.std) for side in (-1, 1))
                 axes.fill_between(curve.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
-    means = [line(e.counted, "test_acc").mean for e in [*meta, *plain]]
-    ends = [v for mean in means for v in mean[len(mean) // 10 :]]  # the steep rise would leave no room for the rest
     left.set_title("test accuracy (%)", loc="left")
-    if ends:
-        left.set_ylim(min(ends) - 0.05 * (max(ends) - min(ends)) - 0.5, max(ends) + 1)
+    accuracies = [curve for e in shown if (curve := line(e.counted, "test_acc")).epochs]
+    if accuracies:
+        bottom, top = lowest(accuracies), max(m + s for curve in accuracies for m, s in zip(*curve[1:], strict=True))
+        room = 0.05 * (top - bottom) + 0.5
+        left.set_ylim(max(0, bottom - room), top + room)
     right.set_title("loss on the trusted examples after the virtual step", loc="left")
     right.set_yscale("log")
     right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     right.yaxis.set_minor_locator(NullLocator())
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     for axes in (left, right):
-        axes.set_xlabel("epoch")
+        epoch_axis(axes)
     figure.legend(fontsize=9, loc="outside lower center", ncols=4)
     return figure
 
@@ -242,7 +234,7 @@ def rectifier(m: Measured) -> "Figure | None":
         for axes, where, x in zip(grid[row], ("given label", "predicted class", "other classes"), shown, strict=True):
             image = _matrix(axes, x, a["classes"], colours, low, high)
             axes.set(title=f"{name} at the {where}", xlabel="predicted class", ylabel="given label")
-        figure.colorbar(image, ax=list(grid[row]), shrink=0.8)
+        figure.colorbar(image, ax=list(grid[row]), shrink=0.8, label=name)
     return figure
 
 
@@ -252,13 +244,11 @@ def sigma(rows: Sequence[Experiment]) -> "Figure | None":
     if not curves:
         return None
     figure, ((axes,),) = _panels(f"{rows[0].data}, {rows[0].net}", 1, 1, (7.5, 4.0))
-    for i, (e, curve) in enumerate(curves):
-        colour, marker = look(i)
-        every = max(1, len(curve.epochs) // 8)
-        label = f"{e.label}, {e.noise}"
-        axes.plot(curve.epochs, curve.mean, color=colour, marker=marker, markevery=every, linewidth=1.5, label=label)
+    for (e, curve), look in zip(curves, _looks([e for e, _ in curves]), strict=True):
+        _plot(axes, curve, look, f"{e.label}, {e.noise}")
     axes.set_title("σ of the posterior, mean over examples and classes", loc="left")
-    axes.set(xlabel="epoch", ylim=(0, None))
+    axes.set_ylim(0, 1.1 * max(max(curve.mean) for _, curve in curves) or 1)
+    epoch_axis(axes)
     figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     return figure
 
@@ -271,14 +261,13 @@ def calibration(block: Sequence[Measured]) -> "Figure | None":
     e = block[0].experiment
     figure, ((axes,),) = _panels(f"{e.data}, noise {e.noise}, {e.net}", 1, 1, (6.4, 4.6 + 0.1 * len(block)))
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    for i, m in enumerate(block):
-        colour, _ = look(i)
+    for m, (colour, marker) in zip(block, _looks([m.experiment for m in block]), strict=True):
         a, enough = m.arrays, m.arrays["bin_count"] >= 0.01 * m.arrays["bin_count"].sum()  # fewer would be chance
         label = f"{m.experiment.label}: ECE {numbers(m)['ece_percent']:.1f} %"
         axes.plot(
             a["bin_confidence"][enough],
             a["bin_accuracy"][enough],
-            marker="os^D"[i // len(COLOURS) % 4],
+            marker=marker.replace("o", "X") or "o",  # points are few: each has a marker
             color=colour,
             label=label,
             clip_on=False,
@@ -342,6 +331,18 @@ def _panels(title: str, rows: int, columns: int, size: tuple[float, float]) -> t
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
+def _looks(rows: Sequence[Experiment]) -> list[tuple[str, str]]:
+    return looks([e.first.spec["method"] for e in rows])
+
+
+def _plot(axes: "Axes", curve: Line, look: tuple[str, str], label: str | None) -> None:
+    """A line over the epochs; a dot where there is one epoch alone."""
+    n, (colour, marker) = len(curve.epochs), look
+    marker = marker or ("o" if n == 1 else "")
+    every = max(1, n // 8)
+    axes.plot(curve.epochs, curve.mean, color=colour, marker=marker, markevery=every, linewidth=1.5, label=label)
+
+
 def _matrix(axes: "Axes", x: Array, classes: Array, colours: str, low: float, high: float) -> Any:
     """A matrix as an image, with its numbers where there is room for them; grey where nothing is known."""
     axes.grid(False)
@@ -354,8 +355,8 @@ def _matrix(axes: "Axes", x: Array, classes: Array, colours: str, low: float, hi
         axes.set_yticks(range(len(x)), names, fontsize=8)
         for i, j in zip(*np.nonzero(np.isfinite(x)), strict=True):
             if (value := float(x[i, j])) >= 0.005 or low < 0 or low > 0.005:
-                red, green, blue, _ = image.to_rgba(np.asarray(value))
-                dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+                light = np.dot((0.2126, 0.7152, 0.0722), np.asarray(image.to_rgba(np.asarray(value)))[:3] ** 2.2)
+                dark = light < 0.18  # where white and black stand out equally
                 text = axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=6, color="w" if dark else "k")
                 text.set_in_layout(False)  # it lies inside: measuring it takes time
     return image

@@ -1,6 +1,7 @@
 """What the weights of a finished run have to say: losses, transition matrices, v and sigma, calibration."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,13 @@ _CHUNK = 1000  # rows whose samples of v are held at a time
 _BINS = 15  # of the calibration, as in `evaluate.scores`
 
 
-def measure(folder: Path, device: str = "auto") -> Arrays:
-    """Compute the arrays of a finished run, and put them beside it."""
-    arrays = arrays_of(reopen(folder, device))
-    write(folder, arrays)
+def measure(folder: Path | str, device: str = "auto", **own: Any) -> Arrays:
+    """Compute the arrays of a finished run, and put them beside it.
+
+    `own` are a method or a net of your own that the run was made with (`method=...`, `net=...`).
+    """
+    arrays = arrays_of(reopen(folder, device, own))
+    write(Path(folder), arrays)
     return arrays
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from warpi.report.pictures import GREY, drawing, look, save, slug
+from warpi.report.pictures import GREY, drawing, epoch_axis, look, save, slug
 from warpi.report.runs import Experiment, Run, group, number
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def line(runs: Sequence[Run], key: str) -> Line:
 def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
     from matplotlib.figure import Figure  # the object itself: pyplot would keep it in a global list
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import MaxNLocator
 
     names = [textwrap.fill(g.label + ("" if g.finished else " (unfinished)"), 60) for g in groups]
     columns = max(1, min(len(groups), 110 // (max(max(map(len, n.split("\n"))) for n in names) + 8)))
@@ -70,8 +69,7 @@ def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
     if shown and min(shown) > 0 and max(shown) > 100 * min(shown):
         right.set_yscale("log")  # losses of different methods may be so far apart that the small ones would vanish
     for axes, values in ((left, accuracies), (right, shown)):
-        axes.set_xlabel("epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+        epoch_axis(axes)
         if not values:
             axes.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=axes.transAxes, color=GREY)
             axes.set(xticks=[], yticks=[])

@@ -2,7 +2,8 @@
 
 import io
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,12 @@ from warpi.errors import missing
 from warpi.report.table import write
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_OFTEN = ("warpi", "mwnet", "ce", "warpi_detc")  # each has a colour to itself; all others share the rest
 _MARKERS = ("", "o", "s", "^", "D", "v", "P")  # where there are more lines than colours
 GREY = "#5c6470"
 _STYLE = {
@@ -63,3 +66,21 @@ def slug(kind: str, *words: str) -> str:
 def look(i: int) -> tuple[str, str]:
     """Colour and marker of line i."""
     return COLOURS[i % len(COLOURS)], _MARKERS[i // len(COLOURS) % len(_MARKERS)]
+
+
+def looks(methods: Sequence[str]) -> list[tuple[str, str]]:
+    """Colour and marker of lines of these methods. A method has its colour in every picture, and markers tell lines of
+    one colour apart; where all lines are of one method, colours do."""
+    n, first = len(COLOURS), len(_OFTEN)
+    places = [_OFTEN.index(m) if m in _OFTEN else first + zlib.crc32(m.encode()) % (n - first) for m in methods]
+    if len(set(methods)) == 1:
+        return [look(place + i) for i, place in enumerate(places)]
+    return [look(place + n * places[:i].count(place)) for i, place in enumerate(places)]
+
+
+def epoch_axis(axes: "Axes") -> None:
+    """Epochs are whole numbers, also those of short runs."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))

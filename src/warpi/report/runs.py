@@ -94,8 +94,11 @@ class Row:
     versions: tuple[str, ...]
 
 
-def find_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs in `paths`, each a run folder or a folder with run folders somewhere below it."""
+def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) -> list[Run]:
+    """The runs in `paths`, each a run folder or a folder with run folders somewhere below it.
+
+    With `unreadable`, a run that cannot be read is left out and its error put there; without, it is raised.
+    """
     folders: dict[Path, Path] = {}  # the same folder may be named twice
     for path in map(Path, paths):
         try:
@@ -111,7 +114,15 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
             folders.setdefault(folder.resolve(), folder)
     if not folders:
         raise UserError("no runs given; give a run folder, or a folder that holds run folders")
-    return [_read(folder) for folder in folders.values()]
+    runs = []
+    for folder in folders.values():
+        try:
+            runs.append(_read(folder))
+        except UserError as error:
+            if unreadable is None:
+                raise
+            unreadable.append(error)
+    return runs
 
 
 def group(runs: Iterable[Run]) -> list[Experiment]:
