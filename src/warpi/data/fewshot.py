@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -30,11 +31,22 @@ _OMNIGLOT_SIDE, _MINI_SIDE = 28, 84
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
+Values = Tensor | NDArray[Any] | Sequence[Any]
+"""What a user may give for a tensor: that, an array, or a list of numbers."""
+
+
+def as_tensor(values: Values, what: str) -> Tensor:
+    try:
+        return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, order="C"))
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise UserError(f"{what} must be a tensor, an array or a list of numbers, all rows alike: {e}") from e
+
+
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Images of K classes, those of a class one after the other."""
+    """Images (or vectors) of K classes, those of a class one after the other."""
 
-    x: Tensor  # [N, C, H, W] uint8
+    x: Tensor  # [N, C, H, W] uint8, or floats in [0, 1]; or [N, D] float32
     first: Tensor  # [K] row of the first image of a class
     count: Tensor  # [K] its number of images
     names: tuple[str, ...]
@@ -43,11 +55,20 @@ class Classes:
     rotations: int = 1  # 4: every class also turned by 90, 180 and 270 degrees, as a class of its own
 
     @classmethod
-    def of(cls, images: Mapping[str, Tensor], rotations: int = 1) -> Self:
-        """From the images [n, C, H, W] of each class."""
-        sizes = [len(x) for x in images.values()]
-        x, count = torch.cat(list(images.values())), torch.tensor(sizes)
-        return cls(x, count.cumsum(0) - count, count, tuple(images), min(sizes), max(sizes), rotations)
+    def of(cls, images: Mapping[str, Values], rotations: int = 1) -> Self:
+        """From the images [n, C, H, W], or vectors [n, D], of each class: tensors or arrays."""
+        parts = {name: _inputs(x, name) for name, x in images.items()}
+        if not parts:
+            raise UserError("there are no classes; give the images of each by its name: Classes.of({'cat': images})")
+        forms = {name: (tuple(x.shape[1:]), x.dtype) for name, x in parts.items()}
+        (first, form), *others = forms.items()
+        if other := next((name for name, its in others if its != form), None):
+            raise UserError(f"{first!r} has inputs {form}, and {other!r} has {forms[other]}; make them alike")
+        if rotations > 1 and (len(form[0]) != 3 or form[0][1] != form[0][2]):
+            raise UserError(f"only square images can be turned, got inputs of shape {form[0]}; leave out rotations")
+        sizes = [len(x) for x in parts.values()]
+        x, count = torch.cat(list(parts.values())), torch.tensor(sizes)
+        return cls(x, count.cumsum(0) - count, count, tuple(parts), min(sizes), max(sizes), rotations)
 
     def __len__(self) -> int:
         """How many classes a task can choose from."""
@@ -61,6 +82,16 @@ class Classes:
         content = hashlib.sha256(f"{tuple(self.x.shape)} {self.count.tolist()} {self.names} {self.rotations}".encode())
         content.update(self.x.cpu().contiguous().numpy().data)
         return content.hexdigest()
+
+
+def _inputs(values: Values, name: str) -> Tensor:
+    """The images or vectors of a class: bytes, or float32."""
+    x = as_tensor(values, f"the inputs of class {name!r}")
+    if x.dim() not in (2, 4) or not x.numel():
+        raise UserError(f"class {name!r} must have images [n, C, H, W] or vectors [n, D], got shape {tuple(x.shape)}")
+    if x.dim() == 4 and not (x.is_floating_point() or x.dtype == torch.uint8):
+        raise UserError(f"images must be bytes (uint8) or floats in [0, 1], got {x.dtype} for {name!r}; convert them")
+    return x if x.dtype == torch.uint8 else x.float()
 
 
 @dataclass(frozen=True)
@@ -115,6 +146,20 @@ class FewShotData(NamedTuple):
     def part(self, name: str) -> Classes | Sines:
         part: Classes | Sines = getattr(self, name)
         return part
+
+    def check(self) -> None:
+        """Parts share no class, and all inputs are alike."""
+        parts = {name: part for name in PARTS if isinstance(part := self.part(name), Classes)}
+        if parts and len(parts) < len(PARTS):
+            raise UserError(f"only {', '.join(parts)} of {', '.join(PARTS)} are Classes; all parts must be of one kind")
+        for a, b in combinations(parts, 2):
+            if shared := sorted({*parts[a].names} & {*parts[b].names}):
+                raise UserError(
+                    f"classes that are in {a} and in {b}: {few(shared)}; give every class to one part, under a name of "
+                    "its own"
+                )
+            if (one := parts[a].x.shape[1:]) != (other := parts[b].x.shape[1:]):
+                raise UserError(f"inputs of {a} are {tuple(one)}, those of {b} {tuple(other)}; make them alike")
 
     def to(self, device: torch.device | str) -> "FewShotData":
         parts = (self.part(name) for name in PARTS)

@@ -1,13 +1,21 @@
 """`warpi fewshot fit | evaluate | plot`."""
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warpi.errors import UserError, unknown
 from warpi.flags import Parser, add_fields
+
+if TYPE_CHECKING:
+    from warpi.fewshot.run import Run
+
+_NEEDED = ("label", "data", "metric", "transductive", "tasks")  # of a row in a file, beside these numbers
+_NUMBERS = ("ways", "shots", "train_ways", "train_shots", "mean")
 
 USAGE = """usage: warpi fewshot fit|evaluate|plot ...
 
@@ -51,8 +59,9 @@ def fit(argv: list[str]) -> None:
     first.add_argument("--resume", action="store_true")
     peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
     stored = read_spec(peek.out) if peek.resume and peek.out is not None else None
-    suits = DEFAULTS[peek.data]["learner"] if peek.data in FEWSHOT else "metavrf"
-    name = peek.learner or (stored["spec"]["learner"] if stored else suits)
+    data = stored["spec"].get("data") if stored else peek.data
+    suits = DEFAULTS[data if data in DEFAULTS else "sines"]
+    name = peek.learner or (stored["spec"]["learner"] if stored else suits["learner"])
     if name not in LEARNERS:
         raise unknown("learner", name, LEARNERS)
 
@@ -64,13 +73,19 @@ def fit(argv: list[str]) -> None:
     run.add_argument("--root", metavar="DIR", help="folder of the data set's files (default: WARPI_DATA)")
     run.add_argument("--learner", metavar="NAME", help=f"(default: what suits the data, here {name})")
     run.add_argument("--ways", type=int, metavar="N", help="classes of a task (default: 5 for images)")
-    run.add_argument("--shots", type=int, metavar="N", help="examples of each class, or of a task of regression")
+    run.add_argument(
+        "--shots",
+        type=int,
+        metavar="N",
+        help=f"examples of each class, or of a task of regression (default: {suits['shots']})",
+    )
     run.add_argument("--resume", action="store_true", help="go on where the run in DIR was interrupted")
     run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to train")
     run.add_argument("--threads", type=int, metavar="N", help="CPU threads; results depend on them")
     run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="time between checkpoints")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    add_fields(parser, "training (defaults depend on the data)", Training)
+    training = Training(**{f.name: suits[f.name] for f in fields(Training) if f.name in suits})
+    add_fields(parser, f"training (defaults are those of {data})", training)
     add_fields(parser, f"learner {name}", LEARNERS[name])
     given = parser.read(argv)
     settings = {k: v for k, v in given.items() if v is not None}
@@ -150,28 +165,41 @@ def plot(argv: list[str]) -> None:
             raise UserError(f"--{name} must be at least 1, got {given[name]}")
     from warpi.atomic import write_atomically
     from warpi.fewshot import plot as draw
-    from warpi.fewshot.rows import examples, judged, versatility
+    from warpi.fewshot.rows import examples, judged, other_kinds
     from warpi.fewshot.run import load
     from warpi.report.steps import picture_kind
 
     picture = picture_kind(given["out"])
     rows = [row for path in given["runs"] if path.suffix == ".json" for row in _read_rows(path)]
     runs = [load(p, device=given["device"], root=given["root"]) for p in given["runs"] if p.suffix != ".json"]
-    kind = given["kind"]
-    if kind == "auto":
-        data, several = {run.spec.data for run in runs}, len({run.spec.options.get("bases") for run in runs}) > 1
-        kind = "curves" if "sines" in data else "bases" if several else "versatility"
+    kind = _guessed(runs, rows) if given["kind"] == "auto" else given["kind"]
+    if kind == "curves" and rows:
+        raise UserError("curves are drawn of run folders, not of rows; leave out the .json files")
+    for run in runs if kind != "curves" else ():
+        same = [(None, None, None)]
+        for ways, shots, queries in same if kind == "bases" else other_kinds(run, given["ways"], given["shots"]):
+            seed = given["episodes_seed"]
+            rows.append(judged(run, given["tasks"], ways=ways, shots=shots, queries=queries, seed=seed))
+            _write_rows(given["json"], rows)
     if kind == "curves":
         content = draw.plot_curves(examples(runs, given["examples"], given["episodes_seed"]), picture)
-    elif kind == "bases":
-        rows += [judged(run, given["tasks"], seed=given["episodes_seed"]) for run in runs]
-        content = draw.plot_bases(rows, picture)
     else:
-        for run in runs:
-            rows += versatility(run, given["tasks"], given["ways"], given["shots"], given["episodes_seed"])
-        content = draw.plot_versatility(rows, picture)
+        content = {"bases": draw.plot_bases, "versatility": draw.plot_versatility}[kind](rows, picture)
     write_atomically(given["out"], content)
     _write_rows(given["json"], rows)
+
+
+def _guessed(runs: Sequence["Run"], rows: Sequence[dict[str, Any]]) -> str:
+    """The kind of picture that runs and rows allow."""
+    from warpi.fewshot.rows import bases
+
+    if not rows and any(run.data.regression for run in runs):
+        return "curves"
+    if any((r["ways"], r["shots"]) != (r.get("task_ways", r["train_ways"]), r["train_shots"]) for r in rows):
+        return "versatility" if all(row["ways"] for row in rows) else "bases"
+    numbers = {bases(run.learner) for run in runs} | {row.get("bases") for row in rows}
+    several = len(numbers - {None}) > 1
+    return "bases" if several or not all(row["ways"] for row in rows) else "versatility"
 
 
 def _add_where(parser: Parser) -> None:
@@ -186,7 +214,10 @@ def _check(given: dict[str, Any], **allowed: Sequence[str]) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"whole numbers, as in 1,5,10, are needed, got {text!r}") from e
 
 
 def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:
@@ -205,8 +236,14 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         rows = json.loads(text)
     except ValueError as e:
         raise UserError(f"{path} is not JSON ({e}); write it with `warpi fewshot evaluate --json`") from e
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "mean" in row for row in rows):
-        raise UserError(f"{path} holds no rows; write it with `warpi fewshot evaluate --json`")
+    again = "write it with `warpi fewshot evaluate --json`"
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path} holds no rows; {again}")
+    for i, row in enumerate(rows, 1):
+        lacks = [name for name in _NEEDED if name not in row]
+        lacks += [name for name in _NUMBERS if not isinstance(row.get(name), int | float)]
+        if lacks:
+            raise UserError(f"row {i} of {path} has no {lacks[0]!r}; {again}")
     return rows
 
 
@@ -215,22 +252,35 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("learner", "data", "task", "", "mean", "median"):
-        left = head in ("learner", "data", "task", "")
-        first = {"overflow": "fold", "min_width": 16} if head == "learner" else {"no_wrap": True}
-        table.add_column(head, justify="left" if left else "right", **first)
+    from warpi.fewshot.plot import apart
+
+    tasks = ("label", "data", "ways", "shots")
+    name = apart(rows, lambda r: str(r["label"]), lambda r: tuple(r[k] for k in tasks), also=("bases", "seed"))
+    lines = [("learner", "data", "task", "", "mean", "median")]
     for row in rows:
         unit, digits = (" %", 2) if row["metric"] == "accuracy" else ("", 4)
-        table.add_row(
-            row["label"],
-            row["data"],
-            f"{row['ways']}-way {row['shots']}-shot" if row["ways"] else f"{row['shots']}-shot",
-            "transd." if row["transductive"] else "inductive",
-            f"{row['mean']:.{digits}f} ± {row['ci95']:.{digits}f}{unit}",
-            f"{row['median']:.{digits}f}",
+        spread = "" if row["ci95"] is None else f" ± {row['ci95']:.{digits}f}"  # of one task there is none
+        lines.append(
+            (
+                name(row),
+                row["data"],
+                f"{row['ways']}-way {row['shots']}-shot" if row["ways"] else f"{row['shots']}-shot",
+                "transd." if row["transductive"] else "inductive",
+                f"{row['mean']:.{digits}f}{spread}{unit}",
+                f"{row['median']:.{digits}f}",
+            )
         )
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    widths = [max(map(len, column)) + 3 for column in zip(*lines, strict=True)]
+    if not console.is_terminal:  # a file or a pipe is as wide as need be
+        console.width = max(console.width, sum(widths))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, head in enumerate(lines[0]):
+        most = None if i else max(12, console.width - sum(widths[1:]) - 2)  # names are folded before numbers are
+        table.add_column(head, justify="right" if i > 3 else "left", overflow="fold", max_width=most)
+    for line in lines[1:]:
+        table.add_row(*line)
+    console.print(table)
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {"fit": fit, "evaluate": evaluate, "plot": plot}

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from warpi.data.augment import Crop
 from warpi.data.fewshot import Classes, Sines
 from warpi.errors import UserError
+from warpi.fewshot.embed import pixels
 from warpi.fewshot.learner import Episode
 from warpi.rng import generator
 
@@ -61,11 +62,13 @@ class ImageTasks(Tasks):
 
     source: Classes
     vary: Callable[[Tensor, Generator], Tensor] | None = None  # augmentation of training images
+    part: str = ""  # of the data, as messages name it
 
     def __post_init__(self) -> None:
         (ways, shots, queries), has = self.kind, self.source.least
         if not 2 <= ways <= len(self.source):
-            raise UserError(f"ways must be between 2 and {len(self.source)}, the number of classes here; got {ways}")
+            what = f"{self.part} classes" if self.part else "classes here"
+            raise UserError(f"ways must be between 2 and {len(self.source)}, the number of {what}; got {ways}")
         if shots < 1 or queries < 1:
             raise UserError(f"shots and queries must be at least 1, got {shots} and {queries}")
         if shots + queries > has:
@@ -109,7 +112,8 @@ class ImageTasks(Tasks):
 def cropped(x: Tensor, generator: Generator) -> Tensor:
     """Photographs [T, W, N, C, H, W] moved by up to an eighth of their side and mirrored, each by itself."""
     side = x.shape[-1]
-    return Crop(side, pad=side // 8).train(x.flatten(0, 2), generator).view(x.shape) / 255
+    moved = Crop(side, pad=side // 8).train(x.flatten(0, 2), generator).view(x.shape)
+    return moved / 255 if x.dtype == torch.uint8 else moved
 
 
 def bent(x: Tensor, generator: Generator, kind: float = 0.25, own: float = 0.15, move: float = 0.05) -> Tensor:
@@ -128,7 +132,7 @@ def bent(x: Tensor, generator: Generator, kind: float = 0.25, own: float = 0.15,
     mirror = torch.cat([side, torch.ones_like(side)], -1)  # [T, W, 1, 1, 2] of the first of two columns
     maps = (one + uniform(kind, T, W, 1, 2, 2)) * mirror @ (one + uniform(own, T, W, N, 2, 2))
     maps = torch.cat([maps, uniform(2 * move, T, W, N, 2, 1)], -1).flatten(0, 2)  # [T W N, 2, 3]
-    images = x.flatten(0, 2).float() / 255
+    images = pixels(x.flatten(0, 2))
     grid = F.affine_grid(maps, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False).view(x.shape)
 
@@ -160,11 +164,16 @@ class SineTasks(Tasks):
         return Episode(xs, Sines.values(functions, xs), xq, Sines.values(functions, xq))
 
 
-def make_tasks(source: Classes | Sines, kind: Kind, device: torch.device | str, training: bool, augment: bool) -> Tasks:
-    """Tasks of a part of a data set, which lies on the device."""
+def make_tasks(
+    source: Classes | Sines, kind: Kind, device: torch.device | str, training: bool, augment: bool, part: str = ""
+) -> Tasks:
+    """Tasks of a part of a data set, which lies on the device; messages call it `part`."""
     if isinstance(source, Sines):
         if augment:
             raise UserError("only images can be augmented; leave out --augment")
         return SineTasks(kind, source, grid=not training, device=device)
+    if augment and (source.x.dim() != 4 or source.x.shape[-2] != source.x.shape[-1]):
+        shape = tuple(source.x.shape[1:])
+        raise UserError(f"only square images can be augmented, and these inputs are {shape}; leave out --augment")
     drawings = source.rotations > 1  # where a turned image is another class, a mirrored one is too
-    return ImageTasks(kind, source, (bent if drawings else cropped) if augment and training else None)
+    return ImageTasks(kind, source, (bent if drawings else cropped) if augment and training else None, part)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from warpi.fewshot.episodes import Kind, Tasks
 from warpi.fewshot.learner import Episode, Learner, Output
+from warpi.rng import generator
 
 _MEMORY = {"cpu": 2**27, "cuda": 2**31}  # bytes of the largest layer of the tasks that are judged together
 
@@ -18,7 +20,7 @@ class Scores(NamedTuple):
     """Over tasks. Accuracy in per cent; of regression, the mean squared error of a task."""
 
     mean: float
-    ci95: float  # half of the 95 % interval of the mean: 1.96 s / sqrt(N)
+    ci95: float  # half of the 95 % interval of the mean: 1.96 s / sqrt(N); NaN of one task
     median: float
     tasks: int
     episodes_per_s: float  # tasks adapted to and judged in a second
@@ -27,7 +29,7 @@ class Scores(NamedTuple):
     def of(cls, values: Tensor, seconds: float) -> "Scores":
         """values [N], one a task."""
         values = values.double()
-        ci95 = 1.96 * values.std(correction=0).item() / math.sqrt(len(values))
+        ci95 = 1.96 * values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
         # Between the two values in the middle, as others do; torch.median takes the lower.
         median = values.quantile(0.5).item()
         return cls(values.mean().item(), ci95, median, len(values), len(values) / seconds if seconds else 0.0)
@@ -74,12 +76,25 @@ def evaluate(
     """Scores over n tasks; with `timed` the first batch is judged once before the clock starts."""
     if timed:
         first = min(n, batch or at_once(tasks.kind, learner))
-        for _ in predictions(learner, tasks, first, seed, name, bf16, batch):
-            _wait(learner)
+        with _own_chance(learner, seed, name, tasks.kind):
+            for _ in predictions(learner, tasks, first, seed, name, bf16, batch):
+                _wait(learner)
     began = time.perf_counter()
-    judged = [judge(out, episode) for episode, out in predictions(learner, tasks, n, seed, name, bf16, batch)]
+    with _own_chance(learner, seed, name, tasks.kind):
+        judged = [judge(out, episode) for episode, out in predictions(learner, tasks, n, seed, name, bf16, batch)]
     values = torch.cat(judged).cpu()
     return Scores.of(values, time.perf_counter() - began)
+
+
+@contextmanager
+def _own_chance(learner: Learner, seed: int, name: str, kind: Kind) -> Iterator[None]:
+    """Scores do not depend on what the learner drew before, and training does not on how often it was judged."""
+    before = learner.generator
+    learner.generator = generator(seed, "judged", name, *kind, device=before.device)
+    try:
+        yield
+    finally:
+        learner.generator = before
 
 
 def row(scores: Scores, kind: Kind, transductive: bool, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +107,7 @@ def row(scores: Scores, kind: Kind, transductive: bool, facts: Mapping[str, Any]
         "queries": kind.queries,
         "transductive": transductive,
         **scores._asdict(),
+        "ci95": scores.ci95 if math.isfinite(scores.ci95) else None,  # which JSON knows
     }
 
 

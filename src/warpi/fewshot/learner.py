@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from warpi.data.fewshot import Values, as_tensor
 from warpi.errors import UserError
 from warpi.method import evaluating
 from warpi.rng import derive, generator, seeded
@@ -78,7 +79,7 @@ class Learner(ABC):
     @property
     def transductive(self) -> bool:
         """Whether the prediction of a query depends on the other queries: a normalisation within may say so."""
-        self._check_started()
+        self.check_started()
         return any(getattr(module, "transductive", False) for module in self.net.modules())
 
     def start(self, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -120,15 +121,16 @@ class Learner(ABC):
             out = self.condition(support_x, support_y, ways)(query_x)
         return out if ways == 0 else Output(out.value.softmax(-1))
 
-    def adapt(self, support_x: Tensor, support_y: Tensor, ways: int | None = None) -> "Adapted":
+    def adapt(self, support_x: Values, support_y: Values, ways: int | None = None) -> "Adapted":
         """This learner after the examples of one task [S, ...], or of T tasks [T, S, ...] at once.
 
-        Labels are class numbers 0 .. ways - 1; targets are [S] or [S, K] (with T before them for T tasks).
+        Tensors or arrays. Labels are class numbers 0 .. ways - 1, an example of each in every task; targets are [S] or
+        [S, K] (with T before them for T tasks).
         """
-        self._check_started()
+        self.check_started()
         return Adapted(self, support_x, support_y, ways)
 
-    def _check_started(self) -> None:
+    def check_started(self) -> None:
         if not hasattr(self, "net"):
             raise UserError(
                 f"this {type(self).__name__} has no networks yet; call its start(Problem(...)) and train it"
@@ -138,32 +140,31 @@ class Learner(ABC):
 class Adapted:
     """A learner that has seen the examples of a user's own task (or of several)."""
 
-    def __init__(self, learner: Learner, x: Tensor, y: Tensor, ways: int | None) -> None:
-        problem, self.learner = learner.problem, learner
+    def __init__(self, learner: Learner, x: Values, y: Values, ways: int | None) -> None:
+        problem, self.learner, x, y = learner.problem, learner, as_tensor(x, "inputs"), as_tensor(y, "labels")
         self.single = x.dim() == 1 + len(problem.shape)
+        like = next(learner.parameters(), x if x.is_floating_point() else torch.empty(0))
+        self.dtype = torch.promote_types(like.dtype, torch.float32)
         x, y = self._tasks(x), (y[None] if self.single else y).to(learner.generator.device)
+        self.tasks = len(x)
         if y.shape[:2] != x.shape[:2]:
-            raise UserError(f"support inputs {tuple(x.shape)} and labels {tuple(y.shape)} differ in number")
-        if problem.regression:
-            y = y[..., None] if y.dim() == 2 else y
-            if y.shape[2] != problem.outputs:
-                raise UserError(f"targets must have {problem.outputs} numbers each, got {y.shape[2]}")
-            self.ways = 0
-        else:
-            if y.dim() != 2 or y.is_floating_point():
-                raise UserError(f"labels must be class numbers [S], got {y.dtype} of shape {tuple(y.shape[1:])}")
-            self.ways = int(y.max()) + 1 if ways is None else ways
-            if int(y.min()) < 0 or int(y.max()) >= self.ways:
-                raise UserError(f"labels must lie in 0 .. {self.ways - 1}, got {int(y.min())} .. {int(y.max())}")
+            raise UserError(
+                f"support inputs {list(x.shape)[self.single :]} and labels {list(y.shape)[self.single :]} differ in "
+                "number; give a label for each input"
+            )
+        if not y.numel():
+            raise UserError("the support is empty; give an example of each class, or some points of the function")
+        self.ways = 0 if problem.regression else _ways(y, ways)
+        y = _targets(y, problem.outputs, self.dtype) if problem.regression else y.long()
         with torch.no_grad(), evaluating([learner.net]):
             self.conditioned = learner.condition(x, y, self.ways)
 
-    def predict(self, query_x: Tensor) -> Tensor:
+    def predict(self, query_x: Values) -> Tensor:
         """[Q, W] probabilities or [Q, K] means; T before them for T tasks."""
         value = self._output(query_x).value
         return value.softmax(-1) if self.ways else value
 
-    def std(self, query_x: Tensor) -> Tensor:
+    def std(self, query_x: Values) -> Tensor:
         """The standard deviation of the predicted numbers.  [Q, K]"""
         std = self._output(query_x).std
         if std is None:
@@ -173,26 +174,58 @@ class Adapted:
         return std
 
     @torch.no_grad()
-    def _output(self, query_x: Tensor) -> Output:
+    def _output(self, query_x: Values) -> Output:
+        x = self._tasks(as_tensor(query_x, "inputs"))
+        if len(x) != self.tasks:
+            raise UserError(f"the support has {self.tasks} tasks and the queries have {len(x)}; give queries of each")
+        asked = x if x.shape[1] else x.new_zeros((self.tasks, 1, *x.shape[2:]))  # no layer takes an empty set
         with evaluating([self.learner.net]):
-            out = self.conditioned(self._tasks(query_x))
+            out = self.conditioned(asked)
         if not out.value.isfinite().all():
             raise UserError(
                 "the predictions are no finite numbers: look for NaN or infinity in the inputs and the targets; a "
                 "ridge that cannot be solved needs a larger floor (--floor), or float64"
             )
-        if not self.single:
-            return out
-        return Output(out.value[0], None if out.std is None else out.std[0])
+        which = (0, slice(x.shape[1])) if self.single else (slice(None), slice(x.shape[1]))
+        return Output(out.value[which], None if out.std is None else out.std[which])
 
     def _tasks(self, x: Tensor) -> Tensor:
         """Inputs [T, N, ...] on the learner's device."""
         shape = self.learner.problem.shape
-        x = x[None] if self.single else x
+        form = f"[{'' if self.single else 'T, '}N, {', '.join(map(str, shape))}]"
+        got, x = list(x.shape), x[None] if self.single else x
         if x.dim() != 2 + len(shape) or tuple(x.shape[2:]) != shape:
-            raise UserError(f"inputs must be [N, {', '.join(map(str, shape))}], got {list(x.shape)[self.single :]}")
-        like = next(self.learner.parameters(), x)
-        return x.to(self.learner.generator.device, None if x.dtype == torch.uint8 else like.dtype)
+            raise UserError(f"inputs must be {form}, got {got}")
+        if len(shape) == 3 and not (x.is_floating_point() or x.dtype == torch.uint8):
+            raise UserError(f"images must be bytes (uint8) or floats in [0, 1], got {x.dtype}; convert them")
+        return x.to(self.learner.generator.device, torch.uint8 if x.dtype == torch.uint8 else self.dtype)
+
+
+def _ways(y: Tensor, ways: int | None) -> int:
+    """The classes of labels [T, S], each of which must have an example in every task."""
+    if y.dim() != 2 or y.is_floating_point() or y.is_complex():
+        raise UserError(f"labels must be class numbers [S], got {y.dtype} of shape {tuple(y.shape[1:])}")
+    y = y.long()
+    low, high = int(y.min()), int(y.max())
+    ways = high + 1 if ways is None else ways
+    if low < 0 or high >= ways:
+        raise UserError(f"labels must lie in 0 .. {ways - 1}, got {low} .. {high}; number the classes of a task from 0")
+    for task, count in enumerate(F.one_hot(y, ways).sum(1).tolist()):
+        if absent := [str(k) for k, n in enumerate(count) if not n]:
+            where = f"task {task} of {len(y)}" if len(y) > 1 else "the support"
+            raise UserError(
+                f"no example of class {', '.join(absent)} in {where}: every class of 0 .. {ways - 1} needs one; number "
+                "the classes of a task without gaps"
+            )
+    return ways
+
+
+def _targets(y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
+    """Targets of regression as [T, S, K], of the type `dtype`."""
+    y = y[..., None] if y.dim() == 2 else y
+    if y.dim() != 3 or y.shape[2] != outputs:
+        raise UserError(f"targets must have {outputs} numbers each, got {list(y.shape[2:])}; say Problem(outputs=...)")
+    return y.to(dtype)
 
 
 def fit_loss(value: Tensor, y: Tensor, ways: int) -> Tensor:

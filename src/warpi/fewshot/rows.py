@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from warpi.errors import UserError
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.evaluate import evaluate, judge, predictions, row
 from warpi.fewshot.learner import Learner
-from warpi.fewshot.plot import Curve
+from warpi.fewshot.plot import Curve, apart
 from warpi.fewshot.run import Run, label
 from warpi.fewshot.train import validation_kind
 
@@ -35,27 +36,36 @@ def judged(
     spec, trained = run.spec, validation_kind(run.data, run.spec.kind)
     kind = Kind(*(a if b is None else b for a, b in zip(trained, (ways, shots, queries), strict=True)))
     device = run.learner.generator.device
-    tasks = make_tasks(run.data.part(part), kind, device, training=False, augment=False)
+    tasks = make_tasks(run.data.part(part), kind, device, training=False, augment=False, part=part)
     scores = evaluate(run.learner, tasks, n, seed=seed, name=part, timed=True)
     speeds = [record["episodes_per_s"] for record in run.history if record["episodes_per_s"]]
     about = {
-        "learner": spec.learner,
-        "label": label(spec),
-        "data": spec.data,
+        **_about(run),
         "part": part,
-        "task_ways": spec.ways,
-        "train_ways": spec.train_ways,
-        "train_shots": spec.shots,
-        "iterations": spec.training.iterations,
-        "seed": spec.training.seed,
         "episodes_seed": seed,
-        "bases": bases(run.learner),
         "changed": dict(spec.changed),
         "train_episodes_per_s": statistics.median(speeds) if speeds else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
     return row(scores, kind, run.learner.transductive, {**about, **(facts or {})})
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """What was trained, and how."""
+    spec, own = run.spec, ("seed", "train_ways")  # which have a place of their own
+    return {
+        "learner": spec.learner,
+        "label": label(spec),
+        "data": spec.data,
+        "task_ways": spec.ways,
+        "train_ways": spec.train_ways,
+        "train_shots": spec.shots,
+        "iterations": spec.training.iterations,
+        "seed": spec.training.seed,
+        "bases": bases(run.learner),
+        "training": {name: value for name, value in asdict(spec.training).items() if name not in own},
+    }
 
 
 def bases(learner: Learner) -> int | None:
@@ -65,20 +75,29 @@ def bases(learner: Learner) -> int | None:
 
 
 def versatility(run: Run, n: int, ways: Sequence[int], shots: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
-    """Rows about a run on tasks of other ways, and of other shots, than it was trained on; those the data allows."""
+    """Rows about a run on tasks of other ways, and of other shots, than it was trained on."""
+    return [judged(run, n, ways=w, shots=s, queries=q, seed=seed) for w, s, q in other_kinds(run, ways, shots)]
+
+
+def other_kinds(run: Run, ways: Sequence[int], shots: Sequence[int]) -> list[Kind]:
+    """The tasks of `versatility`: those that the data and the learner allow."""
     source, spec = run.data.test, run.spec
     if not isinstance(source, Classes):
         raise UserError(f"{spec.data} is regression, which has no ways; plot --kind curves, or --kind bases")
-    queries = spec.training.queries
+    if not run.learner.any_ways:
+        ways = ()
     kinds = [(w, spec.shots) for w in sorted({*ways, spec.ways}) if w <= len(source)]
     kinds += [(spec.ways, s) for s in sorted({*shots} - {spec.shots}) if s < source.least]
-    return [judged(run, n, ways=w, shots=s, queries=min(queries, source.least - s), seed=seed) for w, s in kinds]
+    return [Kind(w, s, min(spec.training.queries, source.least - s)) for w, s in kinds]
 
 
 def examples(runs: Sequence[Run], n: int, seed: int = 0) -> list[list[Curve]]:
     """Learners of regression on the same example tasks: n lists for each number of shots, a Curve a run."""
     if not runs or not all(run.data.regression for run in runs):
         raise UserError("example curves are for runs on sines; train some with `warpi fewshot fit --data sines`")
+    about = [_about(run) | {"train_shots": None} for run in runs]  # shots are rows, not columns
+    full = apart(about, lambda r: str(r["label"]), also=("bases", "seed"))
+    names = {run.path: full(row) for run, row in zip(runs, about, strict=True)}
     found = []
     for shots in sorted({run.spec.shots for run in runs}):
         lines: list[list[Curve]] = [[] for _ in range(n)]
@@ -90,6 +109,6 @@ def examples(runs: Sequence[Run], n: int, seed: int = 0) -> list[list[Curve]]:
                 std = out.std[..., 0].tolist() if out.std is not None else [None] * n
                 mse = judge(out, episode).tolist()
                 for i, line in enumerate(lines):
-                    line.append(Curve(label(run.spec), shots, (xs[i], ys[i]), x[i], y[i], mean[i], std[i], mse[i]))
+                    line.append(Curve(names[run.path], shots, (xs[i], ys[i]), x[i], y[i], mean[i], std[i], mse[i]))
         found += lines
     return found

@@ -29,7 +29,7 @@ from warpi.errors import UserError, unknown
 from warpi.fewshot import LEARNERS
 from warpi.fewshot.episodes import Kind
 from warpi.fewshot.learner import Learner, Problem
-from warpi.fewshot.train import Position, Training, means, train
+from warpi.fewshot.train import Position, Training, means, task_pair, train
 from warpi.folder import check_free, cut_results, read_stored
 from warpi.progress import Progress
 from warpi.rng import derive, seeded
@@ -45,6 +45,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "mini_imagenet": _IMAGES | {"tasks": 8},
 }
 """What suits a data set, where nothing else is said."""
+_STORED: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("data", "learner"), (str,)),
+    "root": (str, type(None)),
+    **dict.fromkeys(("options", "changed", "training"), (dict,)),
+    **dict.fromkeys(("ways", "shots"), (int,)),
+}
+"""The fields of a specification, as JSON has them."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,10 @@ class Spec:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Spec":
+        for name, kinds in _STORED.items():
+            if not isinstance(stored[name], kinds):
+                allowed = " or ".join(kind.__name__ for kind in kinds)
+                raise UserError(f"{name} must be {allowed}, got {stored[name]!r}")
         options = {name: tuple(v) if isinstance(v, list) else v for name, v in stored["options"].items()}
         return cls(**{**stored, "options": options, "training": Training(**stored["training"])})
 
@@ -129,7 +140,7 @@ def specify(
             raise UserError(f"{learner} has as many outputs as ways: leave out --train-ways {more}, or --ways {more}")
     return Spec(
         data=data,
-        root=None if root is None else str(root),
+        root=None if root is None else _resolved(root),
         learner=learner,
         options=options,
         changed=changed,
@@ -137,6 +148,11 @@ def specify(
         shots=suits["shots"] if shots is None else shots,
         training=Training(**training),
     )
+
+
+def _resolved(root: str | Path) -> str:
+    """A run may be gone on with, or judged, in another folder than it was begun in."""
+    return str(Path(root).resolve())
 
 
 def fit(
@@ -172,21 +188,22 @@ def fit(
             spec = specify(**settings)
         held.enter_context(cpu_threads(threads))
         data = _loaded(spec.data, spec.root).to(where)
-        held.enter_context(one_writer(path))
+        task_pair(data, spec.kind, spec.training, where)  # checks the kind of tasks before anything is written
         held.enter_context(seeded(derive(spec.training.seed, "training")))
         learner = spec.make()
         learner.start(spec.problem(data), seed=spec.training.seed, device=where)
         description = _describe(spec, learner, data, where)
         if stored is not None and resume:
             _same_facts(stored["facts"], description["facts"], path)
+        held.enter_context(one_writer(path))
         at = Position(learner, spec.training)
         if checkpoint.exists(file):
             state = checkpoint.load(file, where)
             checkpoint.restore(learner, state["learner"])
             checkpoint.restore(at, state["position"])
             checkpoint.set_global_rng(state["rng"])
-        history = cut_results(results, at.records)
-        steps = train(learner, data, spec.kind, spec.training, at)  # checks the kind of tasks at its first step
+        history = _records(cut_results(results, at.records), results)
+        steps = train(learner, data, spec.kind, spec.training, at)
         progress = held.enter_context(Progress(1, spec.training.iterations, at.iteration, quiet))
         progress.say(_summary(spec, data))
         caught, saved_at = held.enter_context(signals()), time.monotonic()
@@ -236,9 +253,18 @@ def _history(file: Path) -> list[Record]:
     """The lines of a run that may be under way, or was killed while it wrote one: that one is left out."""
     try:
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+        found = [json.loads(line) for line in lines if line.endswith(b"\n")]
     except (OSError, ValueError) as e:
         raise UserError(f"cannot read {file}: {e}; put it back as it was") from e
+    return _records(found, file)
+
+
+def _records(found: list[Any], file: Path) -> list[Record]:
+    needed = {"val_mean", "episodes_per_s"}
+    for i, record in enumerate(found, 1):
+        if not isinstance(record, dict) or not needed <= record.keys():
+            raise UserError(f"line {i} of {file} is no record of a validation; put it back as it was")
+    return found
 
 
 def read_spec(path: Path) -> dict[str, Any] | None:
@@ -247,8 +273,20 @@ def read_spec(path: Path) -> dict[str, Any] | None:
         return None
     if not all(isinstance(stored.get(name), dict) for name in ("spec", "facts", "environment")):
         raise UserError(f"{path}/spec.json is garbled; choose another --out")
-    if stored["spec"].get("learner") not in LEARNERS:
-        raise unknown("learner", str(stored["spec"].get("learner")), LEARNERS)
+    try:
+        spec = Spec.from_json(stored["spec"])
+        if spec.learner not in LEARNERS:
+            raise unknown("learner", spec.learner, LEARNERS)
+        if spec.data not in FEWSHOT:
+            raise unknown("few-shot data set", spec.data, FEWSHOT)
+        spec.make()
+    except (UserError, KeyError, TypeError) as e:
+        why = f"no {e}" if isinstance(e, KeyError) else str(e)
+        version = stored.get("version")
+        hint = "put it back as it was, or choose another --out"
+        if version != warpi.__version__:
+            hint = f"it is of warpi {version}, and this is {warpi.__version__}: go on with that version"
+        raise UserError(f"{path}/spec.json does not describe a run: {why}; {hint}") from e
     return stored
 
 
@@ -271,7 +309,8 @@ def _same(
             raise unknown("setting", name, flat)
         if value != flat[name] and name != "root":  # the data may have been moved; its hash is compared
             raise UserError(f"{path} was begun with {name} = {flat[name]!r}, not {value!r}; choose another --out")
-    return replace(spec, root=again.get("root") or spec.root), flat["threads"]
+    root = again.get("root")
+    return replace(spec, root=_resolved(root) if root else spec.root), flat["threads"]
 
 
 def _same_facts(was: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
@@ -320,7 +359,8 @@ def _summary(spec: Spec, data: FewShotData) -> str:
 def _line(record: Record, iterations: int) -> str:
     shown = "  ".join(f"{name} {record[name]:.4g}" for name in ("loss", "accuracy", "mse") if name in record)
     best = "  best so far" if record["best"] else ""
-    val = f"val {record['val_mean']:.4g} ± {record['val_ci95']:.2g}"
+    spread = f" ± {record['val_ci95']:.2g}" if math.isfinite(record["val_ci95"]) else ""  # of one task there is none
+    val = f"val {record['val_mean']:.4g}{spread}"
     speed = f"  {record['episodes_per_s']:,.0f} episodes/s" if math.isfinite(record["episodes_per_s"]) else ""
     return f"step {record['iteration']:>{len(str(iterations))}.0f}/{iterations}  {shown}  {val}{best}{speed}"
 

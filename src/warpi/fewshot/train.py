@@ -94,13 +94,36 @@ def train(
     store the state of `learner` and of `at` between two items and go on from them later: the run will be the same, bit
     for bit.
     """
-    at = at or Position(learner, training)
-    device = learner.generator.device
+    learner.check_started()
+    problem, device = learner.problem, learner.generator.device
+    if problem.shape != data.shape or problem.regression != data.regression:
+        raise UserError(
+            f"the learner was started for {problem}, and inputs of {data.name} are {data.shape}, for "
+            f"{'regression (ways=0)' if data.regression else 'classification'}; start it with Problem(data.shape, ways)"
+        )
+    tasks, val = task_pair(data.to(device), kind, training, device)
+    return _train(learner, data.regression, tasks, val, training, at or Position(learner, training))
+
+
+def task_pair(data: FewShotData, kind: Kind, training: Training, device: torch.device | str) -> tuple[Tasks, Tasks]:
+    """Tasks to train on, and those of validations."""
+    data.check()
     if training.train_ways > (classes := len(data.train) if isinstance(data.train, Classes) else 0):
         raise UserError(f"there are {classes} classes to train on: give --train-ways {classes} at most")
+    if 0 < training.train_ways < kind.ways:
+        got = training.train_ways
+        raise UserError(f"training tasks need as many ways as --ways {kind.ways} at least, got --train-ways {got}")
     harder = kind._replace(ways=training.train_ways or kind.ways)
-    tasks = make_tasks(data.train, harder, device, training=True, augment=training.augment)
-    val = make_tasks(data.val, validation_kind(data, kind), device, training=False, augment=False)
+    tasks = make_tasks(data.train, harder, device, training=True, augment=training.augment, part="training")
+    val = make_tasks(data.val, validation_kind(data, kind), device, training=False, augment=False, part="validation")
+    return tasks, val
+
+
+def _train(
+    learner: Learner, lower: bool, tasks: Tasks, val: Tasks, training: Training, at: Position
+) -> Iterator[Record | None]:
+    """The loop. `lower`: a lower score is better."""
+    device = learner.generator.device
     bf16 = training.precision == "bf16"
     end = training.iterations if at.optimizer is not None else 0  # nothing to learn: it is only judged
     step = Step(learner, tasks, training, at)
@@ -122,7 +145,7 @@ def train(
             if not math.isfinite(scores.mean):
                 raise _diverged("the score on validation tasks", scores.mean, at)
             record |= {"val_mean": scores.mean, "val_ci95": scores.ci95, "val_median": scores.median}
-            better = at.best is None or (scores.mean < at.best if data.regression else scores.mean > at.best)
+            better = at.best is None or (scores.mean < at.best if lower else scores.mean > at.best)
             at.best = scores.mean if better else at.best
             record["best"] = float(better)
             at.records, at.steps, at.seconds = at.records + 1, 0, 0.0
