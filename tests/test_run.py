@@ -227,7 +227,7 @@ class TestRefusals:
             ({"virtual_lr": "x"}, "virtual_lr must be float | None, got 'x'"),
             ({"output": "sigmoids"}, "unknown output 'sigmoids'; did you mean 'sigmoid'?"),
             ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'?"),
-            ({"optimizer": 3}, "optimizer must be typing.Literal['sgd', 'adam'], got 3"),
+            ({"optimizer": 3}, "optimizer must be one of 'sgd', 'adam', got 3"),
             ({"milestones": (0.5, "x")}, "milestones must be tuple[float, ...], got (0.5, 'x')"),
             ({"lr": "fast"}, "lr must be float, got 'fast'"),
             ({"epochs": None}, "epochs must be int, got None"),
