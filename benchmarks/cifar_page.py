@@ -15,6 +15,7 @@ from typing import Any
 
 from warpi.method import FAMILIES
 from warpi.methods import METHODS
+from warpi.report.runs import flag
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, CHANGED = ROOT / "docs/results/cifar10-short", ROOT / "docs/results/cifar10-why"
@@ -78,12 +79,7 @@ def changes(spec: dict[str, Any], default: dict[str, Any]) -> str:
     """What is not as in the run with defaults, in the words of the command line."""
     flags = spec["changed"] | {k: v for k, v in spec["recipe"].items() if v != default["recipe"].get(k)}
     flags |= {"seed": spec["seed"]} if spec["seed"] != default["seed"] else {}
-    words = []
-    for name, value in flags.items():
-        flag, text = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        said = f"`--{'' if value else 'no-'}{flag}`" if isinstance(value, bool) else f"`--{flag} {text}`"
-        words.append("the true T" if name == "matrix" else said)
-    return " ".join(words)
+    return " ".join("the true T" if name == "matrix" else f"`{' '.join(flag(name, v))}`" for name, v in flags.items())
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from warpi.method import FAMILIES
 from warpi.methods import METHODS
+from warpi.report.runs import flag
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, WHY = ROOT / "docs/results/digits.json", ROOT / "docs/results/digits-why.json"
@@ -70,11 +71,8 @@ def table(rows: list[Row]) -> dict[tuple[str, str, str], list[float]]:
     """Accuracies by method, what is changed, in words, and noise."""
     cells: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for r in rows:
-        words = []
-        for name, value in r.get("changed", {}).items():
-            flag = name.replace("_", "-")
-            on_off = f"`--{'' if value else 'no-'}{flag}`" if isinstance(value, bool) else f"`--{flag} {value}`"
-            words.append("the true T" if name == "matrix" else on_off)
+        changed = r.get("changed", {}).items()
+        words = ["the true T" if name == "matrix" else f"`{' '.join(flag(name, v))}`" for name, v in changed]
         cells[r["method"], " ".join(words), r["noise"]].append(r["test_acc"])
     return cells
 

@@ -20,7 +20,7 @@ class Scores(NamedTuple):
     """Over tasks. Accuracy in per cent; of regression, the mean squared error of a task."""
 
     mean: float
-    ci95: float  # half of the 95 % interval of the mean: 1.96 s / sqrt(N); NaN of one task
+    ci95: float | None  # half of the 95 % interval of the mean: 1.96 s / sqrt(N); None of one task
     median: float
     tasks: int
     episodes_per_s: float  # tasks adapted to and judged in a second
@@ -29,7 +29,7 @@ class Scores(NamedTuple):
     def of(cls, values: Tensor, seconds: float) -> "Scores":
         """values [N], one a task."""
         values = values.double()
-        ci95 = 1.96 * values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        ci95 = 1.96 * values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
         # Between the two values in the middle, as others do; torch.median takes the lower.
         median = values.quantile(0.5).item()
         return cls(values.mean().item(), ci95, median, len(values), len(values) / seconds if seconds else 0.0)
@@ -107,7 +107,6 @@ def row(scores: Scores, kind: Kind, transductive: bool, facts: Mapping[str, Any]
         "queries": kind.queries,
         "transductive": transductive,
         **scores._asdict(),
-        "ci95": scores.ci95 if math.isfinite(scores.ci95) else None,  # which JSON knows
     }
 
 

@@ -359,7 +359,7 @@ def _summary(spec: Spec, data: FewShotData) -> str:
 def _line(record: Record, iterations: int) -> str:
     shown = "  ".join(f"{name} {record[name]:.4g}" for name in ("loss", "accuracy", "mse") if name in record)
     best = "  best so far" if record["best"] else ""
-    spread = f" ± {record['val_ci95']:.2g}" if math.isfinite(record["val_ci95"]) else ""  # of one task there is none
+    spread = f" ± {record['val_ci95']:.2g}" if "val_ci95" in record else ""  # of one task there is none
     val = f"val {record['val_mean']:.4g}{spread}"
     speed = f"  {record['episodes_per_s']:,.0f} episodes/s" if math.isfinite(record["episodes_per_s"]) else ""
     return f"step {record['iteration']:>{len(str(iterations))}.0f}/{iterations}  {shown}  {val}{best}{speed}"

@@ -144,7 +144,9 @@ def _train(
             scores = evaluate(learner, val, training.val_tasks, name="val", bf16=bf16)
             if not math.isfinite(scores.mean):
                 raise _diverged("the score on validation tasks", scores.mean, at)
-            record |= {"val_mean": scores.mean, "val_ci95": scores.ci95, "val_median": scores.median}
+            record |= {"val_mean": scores.mean, "val_median": scores.median}
+            if scores.ci95 is not None:
+                record["val_ci95"] = scores.ci95
             better = at.best is None or (scores.mean < at.best if lower else scores.mean > at.best)
             at.best = scores.mean if better else at.best
             record["best"] = float(better)

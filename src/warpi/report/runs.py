@@ -166,14 +166,17 @@ def command(spec: Mapping[str, Any], out: str | None = None, threads: int | None
     parts: dict[str, Any] = {part: spec.get(part) or {} for part in ("recipe", "options", "changed")}
     flags = {name: value for name, value in spec.items() if name not in (*parts, "seed")}
     flags |= parts["recipe"] | {"seed": spec.get("seed")} | parts["changed"] | {"threads": threads, "out": out}
-    words = ["warpi", "fit"]
-    for name, value in flags.items():
-        flag, text = name.replace("_", "-"), say(value)
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            words += [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
-    return shlex.join(words)
+    return shlex.join(["warpi", "fit", *(word for name, value in flags.items() for word in flag(name, value))])
+
+
+def flag(name: str, value: object) -> list[str]:
+    """A setting in the words of the command line; none where it has no value."""
+    name, text = name.replace("_", "-"), say(value)
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if value is None:
+        return []
+    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 
 
 def say(value: object) -> str:
