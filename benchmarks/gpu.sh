@@ -8,7 +8,7 @@
 #   bash benchmarks/gpu.sh sweep SECONDS RECIPE [FLAGS of warpi sweep]
 #                                                      runs for that long at most, then stores, and packs everything
 #   bash benchmarks/gpu.sh fewshot SECONDS speed|choose|train [FLAGS of fewshot_gpu.py]
-#   bash benchmarks/gpu.sh tests [SECONDS]             the tests that need a GPU; $OUT/tests.log
+#   bash benchmarks/gpu.sh tests SECONDS [FLAGS]       the tests that need a GPU, or those FLAGS of pytest choose; $OUT/tests.log
 #   bash benchmarks/gpu.sh memory SECONDS              ResNet-50 at 224 pixels: peak memory, fused as far as the time goes, and not
 #   bash benchmarks/gpu.sh time                        L = 1 .. 50, one run at a time; a step of ResNet-50, L = 1 and 4
 #
@@ -21,7 +21,7 @@
 # begun-*.tar (weights of the others, for `restore`; those of WRN-28-10 and ResNet-18 are too large), fewshot.tar.gz (rows).
 set -euo pipefail
 shopt -s nullglob
-declare -A LEAST=([data]=2 [restore]=2 [sweep]=3 [fewshot]=3 [tests]=1 [memory]=2 [time]=1 [start]=3 [wait]=2)
+declare -A LEAST=([data]=2 [restore]=2 [sweep]=3 [fewshot]=3 [tests]=2 [memory]=2 [time]=1 [start]=3 [wait]=2)
 if [ $# -eq 0 ] || [ $# -lt "${LEAST[$1]:-99}" ]; then
     sed -n '2,21p' "$0" | sed 's/^# \{0,1\}//'
     exit 2
@@ -44,7 +44,7 @@ mps() {
 
 pack() {
     # With `arrays` also what figures are drawn from, where it is wanted: the first seed of WarPI, and what it is compared with.
-    local wanted=() run tables=("$WORK"/runs/*) rows=("$WORK"/fewshot/*.json "$WORK"/fewshot/rows/*.json)
+    local wanted=() run tables=("$WORK"/runs/*) rows=("$WORK"/fewshot/*.json "$WORK"/fewshot/rows/*.json "$WORK"/fewshot/runs/*/results.jsonl)
     if [ ${#rows[@]} -gt 0 ]; then tar czf "$OUT/fewshot.tar.gz" -C "$WORK" "${rows[@]#"$WORK/"}"; fi
     if [ ${#tables[@]} -eq 0 ]; then
         echo "gpu.sh: no run was begun"
@@ -151,8 +151,8 @@ wait)
     ;;
 tests)
     # SIGINT: what has failed until then is told
-    timeout --signal=INT --kill-after=20 "${2:-400}" \
-        ${PYTHON:-python3} -m pytest -m gpu -v -n 6 -p no:cacheprovider -p no:benchmark tests --show-capture=no > "$OUT/tests.log" 2>&1 || echo "gpu.sh: rc $?"
+    timeout --signal=INT --kill-after=20 "$2" \
+        ${PYTHON:-python3} -m pytest -m gpu -v -n 6 -p no:cacheprovider -p no:benchmark tests --show-capture=no "${@:3}" > "$OUT/tests.log" 2>&1 || echo "gpu.sh: rc $?"
     grep -E "FAILED|ERROR|passed|failed" "$OUT/tests.log" | sort | uniq | head -40
     ;;
 memory)
