@@ -1,7 +1,6 @@
 """The few-shot figures of the docs that need a GPU: tables of accuracy and of episodes a second.
 
     python benchmarks/fewshot_gpu.py speed  --root DATA --out WORK --json fewshot-speed.json
-    python benchmarks/fewshot_gpu.py choose --root DATA --out WORK --json fewshot-choose.json     (about 90 s)
     python benchmarks/fewshot_gpu.py train  --root DATA --out WORK --json fewshot-runs.json       (about 18 min)
 
 DATA holds omniglot and cifar-100-python. Run folders lie in WORK; a finished run leaves its rows in WORK/rows and is
@@ -11,10 +10,7 @@ the order of their worth; --only REGEX chooses some of them, --scale 0.5 halves 
 --tiny does everything with made-up images and a few steps, on a CPU too.
 
 `speed` times the whole step as it is trained (drawing tasks, loss, backward, Adam) after a warm-up, what matters most
-first, and must have the GPU to itself. `choose` trains
-MetaVRF on CIFAR-FS 5-way 1-shot with other dropout, learning rate, decay and ways for a short time; `train` takes
-what was best on validation tasks for every learner on CIFAR-FS. All rows of a setting are judged on the same 3,000
-test tasks.
+first, and must have the GPU to itself. All rows of a setting of `train` are judged on the same 3,000 test tasks.
 """
 
 import argparse
@@ -23,7 +19,6 @@ import os
 import platform
 import re
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -50,10 +45,11 @@ from warpi.run import Stopped
 
 # The same training for every learner of a table. Tasks of more ways than those of the tests teach more an image, and so
 # do fewer queries of each class; tests have 15.
+_PHOTOGRAPHS: dict[str, Any] = {"data": "cifar_fs", "ways": 5, "tasks": 32, "augment": True, "dropout": 0.2}
 _DRAWINGS: dict[str, Any] = {"data": "omniglot", "shots": 1, "queries": 5, "augment": True, "dropout": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "cifar_fs-5w1s": {"data": "cifar_fs", "ways": 5, "shots": 1, "tasks": 32, "iterations": 8000},
-    "cifar_fs-5w5s": {"data": "cifar_fs", "ways": 5, "shots": 5, "tasks": 32, "iterations": 6000},
+    "cifar_fs-5w1s": _PHOTOGRAPHS | {"shots": 1, "iterations": 8000},
+    "cifar_fs-5w5s": _PHOTOGRAPHS | {"shots": 5, "iterations": 6000},
     "omniglot-5w1s": _DRAWINGS | {"ways": 5, "train_ways": 20, "tasks": 16, "iterations": 8000},
     "omniglot-20w1s": _DRAWINGS | {"ways": 20, "train_ways": 60, "tasks": 8, "iterations": 9000},
 }
@@ -85,14 +81,6 @@ LEARNER: dict[str, dict[str, Any]] = {  # a name of the table: a learner and its
     "maml": {"learner": "maml", "precision": "32", "tasks": 8, "iterations": 4000, "lr": 1e-3, "train_ways": 0},
     "nearest": {"learner": "nearest"},
 }
-CHOICES: dict[str, dict[str, Any]] = {
-    "dropout 0.2, augment": {"dropout": 0.2, "augment": True},
-    "dropout 0.1, augment": {"dropout": 0.1, "augment": True},
-    "augment": {"dropout": 0.0, "augment": True},
-    "augment, lr 0.001": {"dropout": 0.0, "augment": True, "lr": 1e-3},
-    "augment, weight decay": {"dropout": 0.0, "augment": True, "weight_decay": 5e-4},
-    "augment, 10 ways": {"dropout": 0.0, "augment": True, "train_ways": 10, "tasks": 16},
-}
 _EVERY = ("cifar_fs-5w1s", "cifar_fs-5w5s", "omniglot-5w1s", "omniglot-20w1s")
 ORDER = [
     *((s, "bilstm") for s in _EVERY),
@@ -108,19 +96,19 @@ ORDER = [
 BASES = [(d, name) for d in (10, 50, 200, 780, 2000) for name in ("bilstm", "rff")]  # CIFAR-FS 5-way 5-shot, short
 
 
-def plan(chosen: dict[str, Any], scale: float) -> dict[str, dict[str, Any]]:
+def plan(scale: float) -> dict[str, dict[str, Any]]:
     """All runs by name."""
     found = {}
     for setting, name in ORDER:
-        found[f"{setting}-{name}"] = options(setting, name, chosen, scale)
+        found[f"{setting}-{name}"] = options(setting, name, scale)
     for d, name in BASES:
-        settings = options("cifar_fs-5w5s", name, chosen, scale)
+        settings = options("cifar_fs-5w5s", name, scale)
         found[f"bases-{name}-{d}"] = settings | {"bases": d, "iterations": settings["iterations"] // 4}
     return found
 
 
-def options(setting: str, name: str, chosen: dict[str, Any], scale: float) -> dict[str, Any]:
-    settings = COMMON | SETTINGS[setting] | (chosen if "cifar" in setting else {}) | LEARNER[name]
+def options(setting: str, name: str, scale: float) -> dict[str, Any]:
+    settings = COMMON | SETTINGS[setting] | LEARNER[name]
     own = {f.name for f in fields(LEARNERS[settings["learner"]])}
     if "dropout" not in own:
         settings.pop("dropout", None)
@@ -205,32 +193,6 @@ def collect(given: argparse.Namespace, wanted: dict[str, dict[str, Any]]) -> Non
     write_atomically(given.json, (json.dumps(rows, indent=1) + "\n").encode())
 
 
-def choose(given: argparse.Namespace) -> None:
-    """Short runs with other regularisation; the rows go where `chosen` looks."""
-    train(given, {name: settings for name, _, settings in to_choose_from(given)})
-
-
-def to_choose_from(given: argparse.Namespace) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Name, choice and settings of the short runs."""
-    base = options("cifar_fs-5w1s", "bilstm", {}, 0.375 * given.scale)
-    names = (f"choose-{re.sub(r'[^a-z0-9.]+', '-', name)}" for name in CHOICES)
-    return [(name, choice, base | choice | TINY) for name, choice in zip(names, CHOICES.values(), strict=True)]
-
-
-def chosen(given: argparse.Namespace) -> dict[str, Any]:
-    """What did best on validation tasks among those `choose` has tried."""
-    found = []
-    for name, choice, settings in to_choose_from(given):
-        if rows := rows_of(given, name, settings):
-            found.append((rows[0]["val_mean"], name, choice))
-    if not found:
-        print("nothing was chosen yet: dropout 0.2 and augmentation", file=sys.stderr)
-        return CHOICES["dropout 0.2, augment"]
-    value, name, choice = max(found, key=lambda f: f[0])
-    print(f"chosen on validation: {name} ({value:.2f})")
-    return choice
-
-
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 
@@ -241,16 +203,22 @@ def speed(given: argparse.Namespace) -> None:
     data = runs._loaded("cifar_fs", str(given.root)).to(device)
     rows: list[dict[str, Any]] = []
     wide = ("bilstm", "none", "exact", "lstm", "rff", "rbf", "protonet", "r2d2")
-    cases = [(n, 32, "bf16", True) for n in wide] + [("bilstm", 128, "bf16", True), ("maml", 8, "32", True)]
-    cases += [("bilstm", 8, "bf16", True), ("bilstm", 32, "32", True), ("bilstm", 32, "bf16", False)]
-    cases += [("maml", 32, "32", True), ("maml", 8, "bf16", True), ("bilstm", 8, "bf16", False)]
-    cases += [(n, t, "bf16", True) for t in (128, 8) for n in wide if n != "bilstm"]
+    how = ("compiled", "captured", "")  # a step as one CUDA graph, with fused kernels or without; or kernel by kernel
+    cases = [(n, 32, "bf16", how[0]) for n in wide] + [("maml", 8, "32", how[1])]
+    cases += [("bilstm", 32, "bf16", how[1]), ("bilstm", 32, "bf16", how[2]), ("bilstm", 128, "bf16", how[0])]
+    cases += [("bilstm", 8, "bf16", how[0]), ("bilstm", 32, "32", how[0]), ("maml", 32, "32", how[1])]
+    cases += [(n, t, "bf16", how[0]) for t in (128, 8) for n in wide if n != "bilstm"]
     deadline = time.time() + given.seconds
-    for name, tasks, precision, capture in cases:
-        if time.time() < deadline and re.search(given.only, f"{name}-{tasks}-{precision}"):
-            rows.append(time_step(name, tasks, precision, capture, data, device, given))
+    for name, tasks, precision, done in cases:
+        if time.time() < deadline and re.search(given.only, f"{name}-{tasks}-{precision}-{done}"):
+            rows.append(time_step(name, tasks, precision, done, data, device, given))
             print(
-                {k: v for k, v in rows[-1].items() if k in ("name", "train_tasks", "episodes_per_s", "why")}, flush=True
+                {
+                    k: v
+                    for k, v in rows[-1].items()
+                    if k in ("name", "train_tasks", "episodes_per_s", "compiled", "why")
+                },
+                flush=True,
             )
             write_atomically(given.json, (json.dumps(rows, indent=1) + "\n").encode())
 
@@ -259,7 +227,7 @@ def time_step(
     name: str,
     tasks: int,
     precision: Any,
-    capture: bool,
+    done: str,
     data: FewShotData,
     device: torch.device,
     given: argparse.Namespace,
@@ -268,13 +236,12 @@ def time_step(
     own = {f.name for f in fields(base)}
     learner = replace(base, **{k: v for k, v in LEARNER[name].items() if k in own})
     learner.start(Problem(data.shape, 5), device=device)
-    training = Training(
-        iterations=10_000, tasks=2 if given.tiny else tasks, queries=2 if given.tiny else 15, precision=precision
-    )
+    tasks, queries, fuse = (2, 2, False) if given.tiny else (tasks, 15, done == "compiled")
+    training = Training(iterations=10_000, tasks=tasks, queries=queries, precision=precision, compile=fuse)
     at = Position(learner, training)
     source = make_tasks(data.train, Kind(5, 1, training.queries), device, training=True, augment=False)
     step = Step(learner, source, training, at)
-    step.why = step.why or ("" if capture else "it was asked not to")
+    step.why = step.why or ("" if done else "it was asked not to")
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -301,6 +268,7 @@ def time_step(
         "dropout": getattr(learner, "dropout", None),
         "episodes_per_s": n * training.tasks / spent,
         "ms": 1000 * spent / n,
+        "compiled": any(getattr(module, "fused", None) for module in learner.net.modules()),
         "captured": step.graph is not None,
         "why": step.why,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None,
@@ -342,7 +310,7 @@ def prepare(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "choose", "train"])
+    parser.add_argument("what", choices=["speed", "train"])
     parser.add_argument("--root", type=Path, default=None)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
@@ -358,10 +326,8 @@ def main() -> None:
     if given.what == "speed":
         given.jobs = 1
         speed(given)
-    elif given.what == "choose":
-        choose(given)
     else:
-        train(given, plan(chosen(given), given.scale))
+        train(given, plan(given.scale))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 #                                                      fewshot.tar.gz
 #   bash benchmarks/gpu.sh sweep SECONDS RECIPE [FLAGS of warpi sweep]
 #                                                      runs for that long at most, then stores, and packs everything
-#   bash benchmarks/gpu.sh fewshot SECONDS speed|choose|train [FLAGS of fewshot_gpu.py]
+#   bash benchmarks/gpu.sh fewshot SECONDS speed|train [FLAGS of fewshot_gpu.py]
 #   bash benchmarks/gpu.sh tests SECONDS [FLAGS]       the tests that need a GPU, or those FLAGS of pytest choose; $OUT/tests.log
 #   bash benchmarks/gpu.sh memory SECONDS              ResNet-50 at 224 pixels: peak memory, fused as far as the time goes, and not
 #   bash benchmarks/gpu.sh time                        L = 1 .. 50, one run at a time; a step of ResNet-50, L = 1 and 4

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -278,6 +279,48 @@ def test_each_task_is_normalised_by_itself(norm: Any) -> None:
         f, own = by_hand(psi, e.support_x[t])
         assert torch.allclose(support[t], f)
         assert torch.allclose(query[t], by_hand(psi, e.query_x[t], own if norm == "support" else None)[0])
+
+
+@pytest.mark.parametrize("norm", ["transductive", "support", "running"])
+def test_fused_kernels_compute_the_same(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as for a GPU; the graph is then run operator by operator."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    x, q = torch.rand(2, 3, 4, 2, 12, 10, generator=generator(0, "x"), dtype=torch.float64)
+    found = []
+    for fused in (False, True):
+        with seeded(0):
+            psi = Psi(Problem(SHAPES["image"], 4), norm, 5, minmax=True).double()
+            before = torch.get_rng_state()
+            if fused:
+                psi.fuse(torch.ones_like(x), torch.ones_like(q))
+                assert psi.body.fused is not None
+            assert torch.equal(torch.get_rng_state(), before)
+        assert all(p.grad is None for p in psi.parameters())
+        f, stats = psi(x)
+        g, _ = psi(q, stats)
+        (f.sin().sum() + g.cos().sum()).backward()
+        buffers = [b.clone() for b in psi.buffers()]
+        with torch.no_grad():
+            seen = psi.eval()(q, psi(x)[1])[0]  # judged operator by operator
+        found.append((f, g, seen, *buffers, *(p.grad for p in psi.parameters())))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_a_compiler_that_fails_leaves_kernels_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    psi = Psi(Problem(SHAPES["image"], 4), "running", 5)
+    x, mean = torch.rand(3, 4, 2, 12, 10), [b.clone() for b in psi.buffers()]
+    psi.fuse(x, x)
+    assert "no compiler here" in caplog.text
+    assert "not fused" in caplog.text
+    assert all(torch.equal(a, b) for a, b in zip(mean, psi.buffers(), strict=True))
+    assert psi(x)[0].isfinite().all()
 
 
 def test_running_statistics() -> None:

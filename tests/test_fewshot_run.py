@@ -5,6 +5,7 @@ import math
 import os
 import signal
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -447,6 +448,36 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert names["probabilities"].shape == (4, 3)
 
 
+def test_long_trainings_on_a_gpu_are_compiled_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    for iterations, told, expected in ((3000, None, True), (2999, None, False), (9, True, True), (9000, False, False)):
+        training = Training(iterations=iterations, compile=told)
+        assert training.compiles(gpu) is expected
+        assert training.compiles(cpu) is bool(told)
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    x = torch.randint(256, (6, 8, 3, 16, 16), generator=generator(0, "x")).to(torch.uint8)
+    images = Classes.of({str(k): x[k] for k in range(6)})
+    for name, fuses in (("metavrf_bilstm", True), ("protonet", True), ("maml", False)):
+        losses = []
+        for told in (False, True):
+            narrow = {"features": 8, "bases": 16, "dropout": 0.0}
+            own = {f.name for f in fields(LEARNERS[name])}
+            learner = replace(LEARNERS[name], **{k: v for k, v in narrow.items() if k in own})
+            learner.start(Problem((3, 16, 16), ways=2))
+            training = Training(iterations=3, tasks=3, queries=2, compile=told)
+            at = Position(learner, training)
+            step = Step(learner, make_tasks(images, Kind(2, 1, 2), "cpu", training=True, augment=True), training, at)
+            assert any(getattr(m, "fused", None) for m in learner.net.modules()) is (told and fuses)
+            for _ in range(3):
+                step()
+                at.iteration += 1
+            losses.append(at.sums["loss"].item())
+            step.close()
+            assert not any(getattr(m, "fused", None) for m in learner.net.modules())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
@@ -478,6 +509,50 @@ def test_captured_steps_are_plain_steps(name: str, precision: str) -> None:
     if precision == "32":
         for a, b in zip(states[0][1], states[1][1], strict=True):
             torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "norm"), [("metavrf_bilstm", "transductive"), ("metavrf", "support"), ("r2d2", "running")]
+)
+def test_compiled_steps_are_plain_steps(name: str, norm: str) -> None:
+    x = torch.randint(256, (6, 8, 3, 32, 32), generator=generator(0, "x")).to(torch.uint8)
+    images = Classes.of({str(k): x[k] for k in range(6)}).to("cuda")
+    sums: list[float] = []
+    for told in (False, True):
+        learner = replace(LEARNERS[name], features=16, dropout=0.0, norm=norm)
+        learner.start(Problem((3, 32, 32), ways=2), device="cuda")
+        training = Training(iterations=12, tasks=3, queries=2, compile=told)
+        at = Position(learner, training)
+        step = Step(learner, make_tasks(images, Kind(2, 1, 2), "cuda", training=True, augment=True), training, at)
+        assert any(getattr(m, "fused", None) for m in learner.net.modules()) is told
+        for _ in range(12):
+            step()
+            at.iteration += 1
+        assert step.graph is not None, step.why
+        sums.append(at.sums["loss"].item())
+    assert sums[0] == pytest.approx(sums[1], rel=1e-2)
+
+
+@pytest.mark.gpu
+def test_dropout_in_compiled_steps_differs_from_step_to_step() -> None:
+    x = (
+        torch.zeros(6, 8, 3, 32, 32, dtype=torch.uint8)
+        + torch.arange(0, 240, 40, dtype=torch.uint8)[:, None, None, None, None]
+    )
+    learner = replace(LEARNERS["protonet"], features=16, dropout=0.5)
+    learner.start(Problem((3, 32, 32), ways=2), device="cuda")
+    training = Training(iterations=20, tasks=3, queries=2, lr=0.0, schedule="constant", compile=True)
+    at = Position(learner, training)
+    images = Classes.of({str(k): x[k] for k in range(2)}).to("cuda")
+    step = Step(learner, make_tasks(images, Kind(2, 1, 2), "cuda", training=True, augment=False), training, at)
+    losses, before = [], 0.0
+    for _ in range(12):
+        step()
+        losses.append(at.sums["loss"].item() - before)
+        before = at.sums["loss"].item()
+    assert step.graph is not None, step.why
+    assert len({round(v, 9) for v in losses[4:]}) > 4
 
 
 @pytest.mark.gpu

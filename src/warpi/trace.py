@@ -253,9 +253,7 @@ def _fused(code: str, shapes: tuple[Any, ...], source: _Same) -> Callable[..., S
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except Exception as error:  # whatever a compiler may raise
-            _log.warning(
-                "torch.compile failed (%s): kernels are not fused", str(error).strip().partition("\n")[0][:160]
-            )
+            _log.warning("torch.compile failed (%s): kernels are not fused", " ".join(str(error).split())[:160])
             use.append(source.module)
             result = source.module(*values)
         return result

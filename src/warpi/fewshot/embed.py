@@ -7,6 +7,9 @@ Where the statistics of a normalisation come from decides whether a prediction i
     running        those of all tasks of a training step; their running means afterwards
 """
 
+import logging
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -19,6 +22,7 @@ from warpi.fewshot.learner import Learner, Problem
 from warpi.nets.conv4 import convolution, n_blocks, pooling, positions
 from warpi.settings import at_least, within
 
+_log = logging.getLogger(__name__)
 Norm = Literal["transductive", "support", "running"]
 Stats = list[Tensor]
 """What the support leaves behind for its queries: two tensors for each normalisation, from the input upwards."""
@@ -79,6 +83,45 @@ class Psi(nn.Module):
             f, stats = (f - low) / (high - low).clamp_min(1e-6), [*stats, low, high]
         return f, stats
 
+    def fuse(self, support: Tensor, query: Tensor) -> None:
+        """Let torch.compile make fewer kernels of the convolutions in training, if it can for sets like these.
+
+        Sets of other sizes would be compiled anew: `part` with it before they come. All of it is tried here, since the
+        way back is compiled when it is first gone; the trial leaves gradients, running statistics and generators as
+        they were.
+        """
+        body, device = self.body, support.device
+        if not isinstance(body, Convolutions) or not body.channels_last:
+            return
+        before = {name: value.clone() for name, value in body.named_buffers()}
+        chance = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+        state = chance.get_state()
+        body.fused = torch.compile(body.by_set, fullgraph=True, dynamic=False)
+        try:
+            with (
+                warnings.catch_warnings(),  # of a compiler: the user can do nothing about them
+                torch._dynamo.config.patch(recompile_limit=256),  # of all learners of a process
+            ):
+                warnings.simplefilter("ignore")
+                f, stats = self(support)
+                (f.sum() + self(query, stats)[0].sum()).backward()
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except Exception as error:  # whatever a compiler may raise
+            body.fused = None
+            why = " ".join(str(error).split())[:160]
+            _log.warning("torch.compile failed (%s): kernels are not fused, which is slower", why)
+        chance.set_state(state)
+        for name, value in body.named_buffers():
+            value.copy_(before[name])
+        for p in body.parameters():
+            p.grad = None
+
+    def part(self) -> None:
+        """Operator by operator again."""
+        if isinstance(self.body, Convolutions):
+            self.body.fused = None
+
 
 class Layers(nn.Module):
     """Two linear layers with ReLU."""
@@ -102,6 +145,7 @@ class Convolutions(nn.Module):
     """All images of all tasks in one convolution; statistics a task."""
 
     channels_last = True  # not possible under vmap
+    fused: Callable[[Tensor, Stats | None], tuple[Tensor, Stats]] | None = None  # `by_set`, compiled
 
     def __init__(self, shape: tuple[int, ...], channels: int, norm: Norm, dropout: float) -> None:
         super().__init__()
@@ -111,20 +155,31 @@ class Convolutions(nn.Module):
         self.alone = norm == "transductive"  # no set needs the statistics of another
 
     def forward(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
-        T, N = x.shape[:2]
-        if self.alone and T > 1:
-            h = x.transpose(0, 1).flatten(0, 1)  # [N T, C, H, W]
-            for block in self.blocks:
-                assert isinstance(block, Block)
-                h = block.by_task(h, T)
-            return h.reshape(N, T, -1).transpose(0, 1), []
-        h, stats = x.flatten(0, 1), Stats()  # [T N, C, H, W]
+        if self.training and self.fused is not None:
+            return self.fused(x.contiguous(), given)  # other strides would be compiled anew
+        if self.alone and len(x) > 1:
+            return self.by_task(x), []
+        return self.by_set(x, given)
+
+    def by_set(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
+        """Images in the order (task, image): what compiled code does fastest."""
+        (T, N), h = x.shape[:2], x.flatten(0, 1)  # [T N, C, H, W]
+        stats: Stats = []
         if self.channels_last:  # how GPUs like it
             h = h.contiguous(memory_format=torch.channels_last)
         for i, block in enumerate(self.blocks):
             h, own = block(h, T, given[2 * i : 2 * i + 2] if given else None)
             stats += own
         return h.reshape(T, N, -1), stats
+
+    def by_task(self, x: Tensor) -> Tensor:
+        """Images in the order (image, task), without statistics to give away: fastest operator by operator."""
+        T, N = x.shape[:2]
+        h = x.transpose(0, 1).flatten(0, 1)  # [N T, C, H, W]
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            h = block.by_task(h, T)
+        return h.reshape(N, T, -1).transpose(0, 1)
 
 
 class Block(nn.Module):

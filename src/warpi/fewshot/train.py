@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from warpi.checkpoint import state_of
 from warpi.data.fewshot import Classes, FewShotData
 from warpi.engine import Diverged, Record
 from warpi.errors import UserError
+from warpi.fewshot.embed import Psi
 from warpi.fewshot.episodes import Kind, Tasks, make_tasks
 from warpi.fewshot.evaluate import evaluate
 from warpi.fewshot.learner import Learner
@@ -42,6 +43,7 @@ class Training:
     clip: float = 0.0  # largest norm of the gradient; 0: any
     augment: bool = False  # training images are varied: crops and mirror images, of drawings linear maps
     precision: Literal["32", "bf16"] = "32"  # of the networks' operators; weights and solutions stay in float32
+    compile: bool | None = None  # fuse kernels of convolutions; default: on a GPU, for 3,000 iterations or more
     val_every: int = 500  # steps between two validations
     val_tasks: int = 300  # of a validation
     seed: int = 0  # of weights, tasks and chance; validation tasks are the same for all seeds
@@ -56,6 +58,10 @@ class Training:
         if self.schedule == "constant":
             return self.lr
         return self.lr * 0.5 * (1 + math.cos(math.pi * i / max(self.iterations, 1)))
+
+    def compiles(self, device: torch.device) -> bool:
+        """Whether kernels are fused. Compiling takes half a minute, which a short run does not win back."""
+        return device.type == "cuda" and self.iterations >= 3000 if self.compile is None else self.compile
 
 
 class Position:
@@ -123,11 +129,10 @@ def _train(
     learner: Learner, lower: bool, tasks: Tasks, val: Tasks, training: Training, at: Position
 ) -> Iterator[Record | None]:
     """The loop. `lower`: a lower score is better."""
-    device = learner.generator.device
     bf16 = training.precision == "bf16"
     end = training.iterations if at.optimizer is not None else 0  # nothing to learn: it is only judged
     step = Step(learner, tasks, training, at)
-    with searching() if device.type == "cuda" else nullcontext():
+    with searching() if step.device.type == "cuda" else nullcontext(), closing(step):
         while at.iteration < end or at.records == 0:
             began = time.perf_counter() - at.seconds
             while at.iteration < end and at.steps < training.val_every:
@@ -179,8 +184,13 @@ class Step:
 
     def __init__(self, learner: Learner, tasks: Tasks, training: Training, at: Position) -> None:
         self.learner, self.tasks, self.training, self.at = learner, tasks, training, at
-        self.warm, self.why = 0, "" if learner.generator.device.type == "cuda" else "it is for GPUs"
+        self.device = learner.generator.device
+        self.warm, self.why = 0, "" if self.device.type == "cuda" else "it is for GPUs"
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.fused = [m for m in learner.net.modules() if isinstance(m, Psi)] if training.compiles(self.device) else []
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
+            for psi in self.fused:
+                psi.fuse(*self._like(psi))
 
     def __call__(self) -> None:
         self._set_lr()
@@ -202,8 +212,7 @@ class Step:
         at, training = self.at, self.training
         assert at.optimizer is not None
         episode = self.tasks.draw(training.tasks, at.generator)
-        device = self.learner.generator.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=training.precision == "bf16"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
             loss, log = self.learner.loss(episode)
         at.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -217,6 +226,18 @@ class Step:
             else:
                 at.sums[name] = value.to(torch.float64, copy=True)
 
+    def close(self) -> None:
+        """The learner as it was: it may see tasks of any size now."""
+        for psi in self.fused:
+            psi.part()
+
+    def _like(self, psi: Psi) -> list[Tensor]:
+        """Inputs of the size of the support and of the queries."""
+        ways, *numbers = self.tasks.kind
+        sizes = [(self.training.tasks, max(ways, 1) * n, *self.learner.problem.shape) for n in numbers]
+        weight = next(psi.parameters())
+        return [torch.rand(size, generator=generator(0, "like")).to(weight) for size in sizes]
+
     def _set_lr(self) -> None:
         assert self.at.optimizer is not None
         for i, group in enumerate(self.at.optimizer.param_groups):
@@ -228,7 +249,7 @@ class Step:
 
     def _record(self) -> None:
         """Everything the device does in a step, once; then launch it."""
-        graph, device = torch.cuda.CUDAGraph(), self.learner.generator.device
+        graph, device = torch.cuda.CUDAGraph(), self.device
         own = [self.at.generator, *(v for v in vars(self.learner).values() if isinstance(v, torch.Generator))]
         for p in self.learner.parameters():
             p.grad = None  # else the graph would add to some whose memory others will have
