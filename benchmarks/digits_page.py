@@ -119,7 +119,7 @@ def page(rows: list[Row], changed: list[Row]) -> str:
         f"|---|---|{'---|' * len(noises)}",
     ]
     tried = table(changed)
-    for name, words in dict.fromkeys(found[:2] for found in tried):
+    for name, words in sorted(dict.fromkeys(found[:2] for found in tried), key=lambda found: found[0]):
         shown = [
             f"{statistics.mean(cells[name, n]):.1f} → {said(tried[name, words, n])}"
             if (name, words, n) in tried

@@ -52,7 +52,8 @@ class CAL(Method):
     The second phase begins anew from the initial weights, and alpha_2 grows from 0, too.
 
     Differs from the paper: 65 of 165 epochs are a share, and each phase has the whole schedule of the learning rate;
-    one prior in both phases (published code: its square root in the first). Mean losses of the clusters are those of
+    one prior in both phases (published code: its square root in the first), the learning rate as it is (there divided
+    by 1 + alpha: `slow`). Mean losses of the clusters are those of
     the epoch before, as in the published code.
     Reference: Zhu et al., A Second-Order Approach to Learning with Instance-Dependent Label Noise, CVPR 2021.
     """
@@ -63,6 +64,7 @@ class CAL(Method):
     alpha: float = 1.0  # weight of the peer term in the second
     sieve: float = -8.0  # below which a given label is believed
     sieve_share: float = 65 / 165  # of the epochs: the sieve
+    slow: bool = False  # divide the learning rate by 1 + alpha, as the published code does
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +91,10 @@ class CAL(Method):
         done, of = (t - self.switch, 100) if self.second else (t, 65)  # epochs of this phase, and its published length
         length = self.recipe.epochs - self.switch if self.second else self.switch
         ramp = min(1.0, max(0.0, (of * done / length - 10) / 30))  # from epoch 10 to 40
-        self.weight.fill_(ramp * (self.alpha if self.second else self.alpha_sieve))
+        alpha = ramp * (self.alpha if self.second else self.alpha_sieve)
+        self.weight.fill_(alpha)
+        for group in self.optimizer.param_groups:
+            group["lr"] /= 1 + alpha * self.slow
         yield from super().epoch(t)
         if self.second:
             parallel.average([self.sums, self.counts])
