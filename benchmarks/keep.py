@@ -8,6 +8,9 @@
     python benchmarks/keep.py begun-*.tar --to runs                    so that they go on on another machine
 
 A table is a folder of run folders as `warpi sweep` makes them. Runs that have not ended are left out unless asked for.
+An archive takes along every run that has ended. What is kept, from it or from a table, are the runs that a recipe asks
+for (recipes/*.toml whose `out` ends in the name of the table), with its settings and today's defaults; of every other
+one it is said why it is left out.
 """
 
 import argparse
@@ -15,14 +18,18 @@ import io
 import re
 import sys
 import tarfile
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from warpi.atomic import write_atomically
+from warpi.errors import UserError
 from warpi.figures.arrays import FILE
-from warpi.sweep.folders import KEPT
+from warpi.sweep.folders import KEPT, why_not_kept
+from warpi.sweep.plan import Settings, read_plan
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
 WEIGHTS = "checkpoint.safetensors"
 BEGUN = ("spec.json", "sweep.json", WEIGHTS, "results.jsonl")  # read in this order: a run may be going on meanwhile
 NAME = re.compile(rf"[\w.+-]+/[\w.,+-]+/({'|'.join(map(re.escape, {*KEPT, *BEGUN, FILE}))})")
@@ -34,7 +41,7 @@ Entry = tuple[str, bytes]
 def finished(table: Path) -> Iterator[list[Entry]]:
     """The files to keep of each finished run."""
     for run in sorted(table.iterdir()):
-        if all((run / name).exists() for name in KEPT):
+        if (run / "done").exists():
             names = [name for name in (*KEPT, FILE) if (run / name).exists()]
             yield [(f"{table.name}/{run.name}/{name}", (run / name).read_bytes()) for name in names]
 
@@ -65,14 +72,49 @@ def together(runs: list[list[Entry]]) -> list[list[Entry]]:
     return list(found.values())
 
 
-def not_there_yet(run: list[Entry], to: Path) -> list[Entry]:
-    """The entries of a run; none of one that has not ended where the same run is, which may have come further."""
-    folder = to / run[0][0].rpartition("/")[0]
-    unfinished = not any(name.endswith("/done") for name, _ in run)
-    if unfinished and ((folder / "done").exists() or (folder / WEIGHTS).exists()):
+def asked_for() -> dict[str, list[Settings]]:
+    """TABLE/RUN to the settings that the recipes give it, which may be several."""
+    found: dict[str, list[Settings]] = {}
+    for plan in map(read_plan, sorted((ROOT / "recipes").glob("*.toml"))):
+        for job in plan.jobs:
+            found.setdefault(f"{plan.out.name}/{job.name}", []).append(job.settings)
+    return found
+
+
+def wanted(run: list[Entry], to: Path, asked: dict[str, list[Settings]]) -> list[Entry]:
+    """The entries of a run that is to be written; none of one that is not, and then it is said why."""
+    name = run[0][0].rpartition("/")[0]
+    folder = to / name
+    if any(file.endswith("/done") for file, _ in run):
+        if why := why_not(run, name, asked.get(name, ())):
+            print(f"{name} is left out: {why}")
+            return []
+    elif (folder / "done").exists() or (folder / WEIGHTS).exists():  # it may have come further
         print(f"{folder} is there already: left as it is")
         return []
     return run
+
+
+def why_not(run: list[Entry], name: str, asked: Sequence[Settings]) -> str | None:
+    """Why a finished run is none that a recipe asks for; None: it is."""
+    table = name.partition("/")[0]
+    why = f"no recipe whose runs are in {table!r} names it; `warpi sweep FILE.toml --dry-run` lists what one names"
+    with tempfile.TemporaryDirectory() as folder:
+        write(run, Path(folder))
+        for settings in asked:
+            try:
+                if not (found := why_not_kept(Path(folder) / name, settings)):
+                    return None
+            except UserError as error:
+                found = str(error).replace(f"{folder}/", "")
+            why = found
+    return why
+
+
+def write(run: list[Entry], to: Path) -> None:
+    for name, data in run:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(to / name, data)
 
 
 def pack(path: Path, entries: list[Entry]) -> None:
@@ -112,10 +154,10 @@ def main(argv: list[str] | None = None) -> None:
     elif given.tar:
         pack(given.tar, [entry for run in runs for entry in run])
     else:
-        runs = [not_there_yet(run, given.to) for run in together(runs)]
-        for name, data in (entry for run in runs for entry in run):
-            (given.to / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(given.to / name, data)
+        asked = asked_for()
+        runs = [wanted(run, given.to, asked) for run in together(runs)]
+        for run in runs:
+            write(run, given.to)
     names = {name.rpartition("/")[0] for run in runs for name, _ in run}
     where = f"in {given.begun}/begun-*.tar" if given.begun else f"in {given.tar or given.to}"
     print(f"{len(names)} {'begun' if given.begun else 'finished'} runs kept {where}")

@@ -367,6 +367,8 @@ def pictures(root: Path) -> str:
     """Draw what the kept runs allow; return the page that shows it."""
     results, out = root / "docs" / "results", root / "docs" / "results" / "figures"
     lines = ["# Figures", "", "Made by `make results` from what is kept of the runs; as SVG beside the PNG.", ""]
+    known = {run.path for table in TABLES.values() for run in Results(table, root).runs}
+    others = dict[Path, None]()
     for old in out.glob("*.[ps][nv]g"):
         old.unlink()
     numbers: dict[str, Any] = {}
@@ -374,6 +376,8 @@ def pictures(root: Path) -> str:
         folders = [
             path for pattern in patterns for path in sorted(results.glob(pattern)) if (path / "spec.json").exists()
         ]
+        others |= dict.fromkeys(path for path in folders if path not in known)
+        folders = [path for path in folders if path in known]
         drawn, found = figures(find_runs(folders), out, [kind]) if folders else ([], {})
         lines += [f"## {kind}", "", CAPTIONS[kind], ""]
         shown = [path for path in drawn if path.suffix == ".png"]
@@ -381,6 +385,8 @@ def pictures(root: Path) -> str:
         lines.append("")
         if kind in ("confusion", "rectifier"):
             numbers |= found
+    for path in others:
+        print(f"{path} is no run that the recipe of its table asks for: not drawn", file=sys.stderr)
     if numbers:
         write(out / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
         lines += ["Numbers of these pictures: [figures.json](figures/figures.json).", ""]

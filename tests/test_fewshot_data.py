@@ -1,6 +1,9 @@
 """Few-shot data: made-up files in the published layouts, and the episodes that are drawn from them."""
 
 import pickle
+import re
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from warpi.data.fewshot import PARTS, Classes, FewShotData, Sines, class_lists, load_fewshot
+from warpi.data.fewshot import (
+    PARTS,
+    Classes,
+    FewShotData,
+    Sines,
+    _drawing,
+    _parallel,
+    _photograph,
+    class_lists,
+    load_fewshot,
+)
 from warpi.errors import UserError
 from warpi.fewshot.episodes import ImageTasks, Kind, SineTasks, bent, make_tasks
 from warpi.rng import generator
@@ -335,6 +348,121 @@ def test_mini_imagenet_that_is_not_there_or_broken(tmp_path: Path, monkeypatch: 
     file.write_bytes(pickle.dumps(print))
     with pytest.raises(UserError, match=r"builtins\.print"):
         load_fewshot("mini_imagenet", tmp_path)
+
+
+def mini_pickle(folder: Path, part: str, i: int, **record: object) -> Path:
+    x = np.full((4, 84, 84, 3), 80 * i, np.uint8)
+    whole = {"image_data": x, "class_dict": {f"{part}{k}": [2 * k, 2 * k + 1] for k in (0, 1)}}
+    file = folder / f"mini-imagenet-cache-{part}.pkl"
+    file.write_bytes(pickle.dumps({**whole, **record}))
+    return file
+
+
+LABELS: dict[str, object] = {"class_dict": None}
+BROKEN_RECORDS: list[dict[str, object]] = [
+    {"image_data": np.zeros((4, 84, 85, 3), np.uint8)},
+    {"image_data": np.zeros((4, 0, 84, 3), np.uint8)},
+    {"image_data": np.zeros((0, 84, 84, 3), np.uint8)},
+    {"class_dict": {"a": 3}},
+    {"class_dict": {"a": ["x"]}},
+    {"class_dict": {"a": [0.5]}},
+    {"class_dict": {"a": [float("inf")]}},
+    {"class_dict": {"a": [[0], [1, 2]]}},
+    {"class_dict": {"a": [0], "b": []}},
+    {"class_dict": {"a": [-1]}},
+    {"class_dict": {"a": np.zeros((2, 2), int)}},
+    {**LABELS, "labels": np.array(3)},
+    {**LABELS, "labels": np.zeros((4, 2), int)},
+    {**LABELS, "labels": [0, 0, [1], {}]},
+]
+
+
+@pytest.mark.parametrize("record", BROKEN_RECORDS)
+def test_a_pickle_of_mini_imagenet_with_other_content_is_named(tmp_path: Path, record: dict[str, object]) -> None:
+    for i, part in enumerate(PARTS):
+        mini_pickle(tmp_path, part, i)
+    assert load_fewshot("mini_imagenet", tmp_path).shape == (3, 84, 84)
+    file = mini_pickle(tmp_path, "val", 1, **record)
+    with pytest.raises(UserError) as caught:
+        load_fewshot("mini_imagenet", tmp_path)
+    assert str(caught.value).startswith(f"{file}: n")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "names no image"),
+        (b"filename,label\n", "names no image"),
+        (b"file,label\nn03.png,n03\n", "columns filename and label are needed, got file, label"),
+        (b"filename,label\nn03.png\n", "columns filename and label are needed"),
+        (b"filename,label\nno.png,n03\n", "names 'no.png', which is not in"),
+        (b"filename,label\n\0,n03\n", "which is not in"),
+        (b"filename,label\n%b,n03\n" % (b"a" * 5000), "File name too long"),
+        (b"filename,label\n%b,n03\n" % (b"a" * 200_000), "field larger than field limit"),
+        ("filename,label\nn03.png,\u00e9\n".encode("latin-1"), "is not UTF-8 text"),
+    ],
+)
+def test_a_csv_of_mini_imagenet_that_is_broken_is_named(tmp_path: Path, content: bytes, says: str) -> None:
+    for i in range(1, 7):
+        draw(tmp_path / "images" / f"n0{i}.png", photograph(i))
+    for i, part in enumerate(PARTS):
+        lines = [f"n0{k}.png,n0{k}" for k in (2 * i + 1, 2 * i + 2)]
+        (tmp_path / f"{part}.csv").write_bytes("\n".join(["\ufefffilename,label", *lines]).encode())
+    disjoint(load_fewshot("mini_imagenet", tmp_path))  # with the mark that spreadsheets put before UTF-8
+    (tmp_path / "val.csv").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load_fewshot("mini_imagenet", tmp_path)
+    assert str(tmp_path / "val.csv") in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.usefixtures("short_lists")
+@pytest.mark.parametrize("layout", ["images", "pickles", "drawings"])
+def test_broken_bytes_are_errors_that_name_the_file(tmp_path: Path, layout: str) -> None:
+    """Cut off anywhere, bytes changed anywhere: read as it is, or an error that says which file."""
+    rng, name = np.random.default_rng(0), "omniglot" if layout == "drawings" else "mini_imagenet"
+    for i, part in enumerate(PARTS):
+        for k in (2 * i + 1, 2 * i + 2) if layout == "images" else ():
+            draw(tmp_path / part / f"n0{k}" / f"n0{k}.jpg", photograph(k))
+            draw(tmp_path / part / f"n0{k}" / f"n0{k}.png", photograph(k))
+        if layout == "pickles":
+            mini_pickle(tmp_path, part, i)
+    if layout == "drawings":
+        for alphabet in ("images_background/Latin", "images_background/Greek", "images_evaluation/Tengwar"):
+            for c in (1, 2):
+                draw(tmp_path / alphabet / f"character{c:02d}" / f"{alphabet[-5:]}{c}.png", rng.random((9, 9)) > 0.5)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    load_fewshot(name, tmp_path)
+    errors = []
+    for _ in range(60):
+        file = files[rng.integers(len(files))]
+        whole = file.read_bytes()
+        content = bytearray(whole[: rng.integers(len(whole))] if rng.random() < 0.5 else whole)
+        reach = min(len(content), 100) if rng.random() < 0.5 else len(content)
+        for at in rng.integers(reach, size=rng.integers(5)) if reach else ():
+            content[at] = rng.integers(256)
+        file.write_bytes(content)
+        try:
+            load_fewshot(name, tmp_path)
+        except UserError as e:
+            errors.append((file.name, str(e)))
+        file.write_bytes(whole)
+    assert len(errors) > 20
+    assert all(broken in said or "share the classes" in said for broken, said in errors), errors
+    files[0].write_bytes(b"")
+    with pytest.raises(UserError, match=re.escape(str(files[0]))):
+        load_fewshot(name, tmp_path)
+
+
+def test_an_image_of_too_many_pixels_is_named(tmp_path: Path) -> None:
+    draw(file := tmp_path / "a.png", np.zeros((8, 8), bool))
+    content = bytearray(file.read_bytes())
+    content[16:24] = struct.pack(">II", 30_000, 30_000)  # width and height
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    file.write_bytes(content)
+    for read in (_drawing, _photograph):
+        with pytest.raises(UserError, match=r"cannot read the image .*a\.png: Image size \(900000000 pixels\)"):
+            _parallel(read, [file])
 
 
 def test_names_and_roots() -> None:

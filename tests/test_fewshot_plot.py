@@ -97,6 +97,25 @@ def test_curves_of_one_learner_trained_in_several_ways_have_columns_of_their_own
         plot_curves(examples([runs[0], runs[0]], 1), "png")
 
 
+def test_the_numbers_of_curves_are_written(tmp_path: Path) -> None:
+    settings = QUICK | {"data": "sines", "iterations": 1}
+    for learner, shots in (("rff", 3), ("metavrf", 3), ("maml", 5)):
+        fit(tmp_path / learner, **settings, learner=learner, shots=shots)
+    runs, file = [str(tmp_path / name) for name in ("rff", "metavrf", "maml")], tmp_path / "curves.json"
+    argv = ["plot", *runs, "--kind=curves", "--examples=2", "--device=cpu", "--out", str(tmp_path / "x.svg")]
+    command.fewshot([*argv, "--json", str(file)])
+    rows = json.loads(file.read_text())
+    heads = [(row["task"], row["shots"], row["label"].partition(",")[0].split()[0]) for row in rows]
+    assert heads == [(t, 3, name) for t in (0, 1) for name in ("rff", "metavrf")] + [(t, 5, "maml") for t in (0, 1)]
+    for row in rows:
+        x, mean = torch.tensor(row["x"]), torch.tensor(row["mean"])
+        assert len(row["support_x"]) == len(row["support_y"]) == row["shots"]
+        assert len(x) == len(mean) == len(row["truth"]) == 200
+        assert ((mean - torch.tensor(row["truth"])) ** 2).mean() == pytest.approx(row["mse"], rel=1e-4)
+        assert len(row["std"] or ()) == 200 * row["label"].startswith("metavrf"), "a band where the learner has one"
+    assert rows[0]["truth"] == rows[1]["truth"] != rows[2]["truth"], "of one task, and of another"
+
+
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 

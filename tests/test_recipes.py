@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -306,6 +307,57 @@ def test_keep(keep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().out
     assert f"curves/{other.name} is too large to be carried" in said
     assert "1 begun runs kept in" in said
+
+
+def test_only_runs_that_a_recipe_names_are_kept(
+    keep: ModuleType, pages: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, *others = read_plan(ROOT / "recipes" / "curves.toml").jobs[:6]
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    runs, kept = tmp_path / "runs" / "curves", tmp_path / "docs" / "results"
+    for job in (right, *others, Job("unknown_seed0", right.settings)):
+        forge(runs, job, [70.0, 80.0])
+
+    def change(job: Job, name: str, old: str, new: str) -> None:
+        text = (file := runs / job.name / name).read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+
+    change(others[0], "sweep.json", '"epochs": 200', '"epochs": 3')
+    change(others[1], "spec.json", '"net": "resnet32"', '"net": "resnet32", "momentum": 0.5')
+    change(others[2], "sweep.json", "{", "")
+    change(others[3], "results.jsonl", '{"epoch": 7,', '{"epoch": 7')
+    (runs / others[4].name / "sweep.json").unlink()
+    shutil.copytree(runs / right.name, tmp_path / "runs" / "mine" / right.name)
+    said = {
+        f"curves/{others[0].name}": "it was run with epochs = 3, not with epochs = 200",
+        f"curves/{others[1].name}": "it was run with momentum = 0.5, not with momentum = 0.9",
+        f"curves/{others[2].name}": f"cannot read curves/{others[2].name}/sweep.json: Extra data",
+        f"curves/{others[3].name}": "its results.jsonl does not hold every epoch",
+        f"curves/{others[4].name}": "there is no sweep.json",
+        "curves/unknown_seed0": "no recipe whose runs are in 'curves' names it",
+        f"mine/{right.name}": "no recipe whose runs are in 'mine' names it",
+    }
+    tables, archive = [str(runs), str(tmp_path / "runs" / "mine")], str(tmp_path / "all.tar.gz")
+    keep.main([*tables, "--tar", archive])
+    assert "8 finished runs kept in" in capsys.readouterr().out, "nothing is lost on the way"
+    for source in (tables, [archive]):
+        keep.main([*source, "--to", str(kept)])
+        lines = capsys.readouterr().out.splitlines()
+        assert [p.relative_to(kept).as_posix() for p in kept.glob("*/*")] == [f"curves/{right.name}"]
+        assert lines.pop() == f"1 finished runs kept in {kept}"
+        assert len(lines) == len(said)
+        for name, why in said.items():
+            assert any(line.startswith(f"{name} is left out: {why}") for line in lines), (name, lines)
+        shutil.rmtree(kept)
+
+    for job in (right, others[0]):  # one that an older version has kept
+        shutil.copytree(runs / job.name, kept / "curves" / job.name)
+    text = pages.pictures(tmp_path)
+    assert f"{kept / 'curves' / others[0].name} is no run that the recipe" in capsys.readouterr().err
+    shutil.rmtree(kept / "curves" / others[0].name)
+    assert pages.pictures(tmp_path) == text
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["../../evil/spec.json", "a/../spec.json", "/a/b/spec.json", "a/b/evil.py"])

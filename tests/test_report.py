@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -694,6 +695,55 @@ def test_the_command_reads_each_file_once_and_prints_paths_as_they_are(
     assert "95.00" not in said
     assert said.endswith(f"report: {out / 'report.html'}\n")
     assert (out / "report.tex").exists()
+
+
+def test_the_command_names_broken_runs_and_reports_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Garbled or half-written: exit code 1, as some were reported; 2 where none could be."""
+    good, broken = make(tmp_path / "good", epochs_of([80.0])), dict[Path, str]()
+
+    def spoil(name: str, file: str, text: str, says: str) -> None:
+        broken[make(tmp_path / name, epochs_of([70.0, 71.0]), spec_of(seed=1 + len(broken))) / file] = says
+        (tmp_path / name / file).write_text(text)
+
+    spoil("cut", "spec.json", '{"format": "warpi-run/1", "sp', "is not JSON")
+    spoil("empty", "spec.json", "", "is not JSON")
+    spoil("line", "results.jsonl", 'no json\n{"epoch": 2}\n', "line 1 is not JSON")
+    spoil("epoch", "results.jsonl", '{"epoch": NaN}\n', "line 1 has no epoch")
+    spoil("endless", "results.jsonl", '{"epoch": 1e999}\n', "line 1 has no epoch")
+    spoil("acc", "results.jsonl", '{"epoch": 1, "test_acc": 8000.0}\n', "'test_acc' must be a percentage, got 8000.0")
+    argv = ["report", str(tmp_path), "--out", str(tmp_path / "out"), "--json", str(tmp_path / "t.json")]
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    assert [(row["seeds"], row["last_mean"]) for row in json.loads((tmp_path / "t.json").read_text())] == [([0], 80.0)]
+    assert "80.00" in said.out
+    assert (tmp_path / "out" / "report.html").exists()
+    lines = said.err.splitlines()
+    assert len(lines) == len(broken)
+    for file, says in broken.items():
+        assert any(line.startswith(f"warpi: left out: {file}") and says in line for line in lines), (file, lines)
+    assert main(["report", *(str(file.parent) for file in broken)]) == 2
+    (line_,) = capsys.readouterr().err.splitlines()
+    assert all(str(file) in line_ for file in broken)
+    assert main(["report", str(good)]) == 0
+
+
+def test_a_page_is_made_though_the_arrays_beside_a_run_are_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (0, 1):
+        make(tmp_path / "runs" / str(seed), epochs_of([80.0]), spec_of(seed=seed))
+    content = io.BytesIO()
+    np.savez_compressed(content, x=np.random.default_rng(0).random(1000))
+    for broken in (b"no archive", content.getvalue()[:400] + bytes(100) + content.getvalue()[500:]):
+        (file := tmp_path / "runs" / "0" / "figures.npz").write_bytes(broken)
+        assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+        (line_,) = capsys.readouterr().err.splitlines()
+        assert f"losses and confusion are not on the page: cannot read {file}" in line_
+        assert f"cannot read {file}" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_rows_of_a_block_come_together_in_whatever_order_they_are_given(tmp_path: Path) -> None:

@@ -332,6 +332,12 @@ def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys
         main(["sweep", str(file), *flags])
     assert "does not hold every epoch; delete the folder to run it anew" in (said := capsys.readouterr()).err
     assert "1 of 2 runs done" in said.out
+    (spec_file := tmp_path / "runs" / "ce_pair-0.4_seed0" / "spec.json").write_text("{")
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", str(file), *flags])
+    assert ended.value.code == 1
+    assert f"warpi: not in the table: {spec_file} is not JSON" in (said := capsys.readouterr()).err
+    assert re.search(r"ce +1 ", said.out), "the other one is"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -728,16 +734,58 @@ def test_a_sweep_and_its_folders(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = '[[runs]]\nmethod = "ce"\nseed = [0]\nlr = [1e30, 0.05]\n'
-    more += '[[runs]]\nmethod = "ce"\nseed = [0]\ndata = "none.csv"\n'
+    more += '[[runs]]\nmethod = "ce"\nseed = [0]\nnoise = "given:none"\n'
     file, out = tiny(tmp_path, more=more), tmp_path / "runs"
     for _ in range(2):  # again at the second call: it may have been mended
         assert sweep(file, out, "--jobs", "1") == 1
         said = capsys.readouterr()
         assert "warpi: ce_pair-0.4_lr-1e+30_seed0 failed: " in said.err
         assert "lower --lr" in said.err
-        assert "failed: no file or folder 'none.csv'" in said.err
+        assert "warpi: ce_given-none_seed0" in said.err
         assert "1 of 3 runs done" in said.out
     assert (out / "ce_pair-0.4_lr-0.05_seed0" / "done").exists()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "extra", "says"),
+    [
+        ("1", 'data = "cifar10"', "cifar10 is not in {root}: download"),
+        ("2", 'data = "cifar10"', "cifar10 is not in {root}: download"),
+        ("1", 'data = "none.csv"', "no file or folder 'none.csv'"),
+        ("1", 'noise = "given:none.json"', "cannot read the noise manifest none.json"),
+        ("1", 'meta_data = "none.csv"', "no file or folder 'none.csv'"),
+        ("1", 'noise = "open_set:0.2,from=cifar100"\ndata = "digits"', "cifar100 is not in {root}: download"),
+    ],
+)
+def test_data_that_is_not_there_is_said_once_before_anything_is_begun(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: str,
+    extra: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(warpi.sweep, "_workers", lambda *_: pytest.fail("a process was started"))
+    more = f'[[runs]]\nmethod = ["ce"]\n[[runs]]\nmethod = ["mwnet", "warpi"]\n{extra}\n'
+    file, out, root = tiny(tmp_path, more=more), tmp_path / "runs", tmp_path / "no data"
+    assert sweep(file, out, "--jobs", jobs, "--root", str(root)) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"warpi: {file}: {says.format(root=root)}")
+    assert line.endswith(f"root = {str(root)!r}; no run was begun)")
+    assert not said.out
+    assert not out.exists()
+
+
+def test_data_of_runs_that_are_done_is_not_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write(tmp_path, "a,label\n" + "".join(f"{i}.5,{'pq'[i % 2]}\n" for i in range(60)), "x.csv")
+    text = f'[defaults]\ndata = "{data}"\nlabel = "label"\nepochs = 1\nmethod = "ce"\nthreads = 1\n'
+    file, out = write(tmp_path, text), tmp_path / "runs"
+    assert sweep(file, out, "--jobs", "1") == 0
+    data.unlink()
+    assert sweep(file, out, "--jobs", "1") == 0
+    assert "nothing to do, all 1 runs are done" in capsys.readouterr().out
+    assert sweep(file, out, "--jobs", "1", "--set", "seed=1") == 2
 
 
 def start(file: Path, out: Path, *flags: str) -> "subprocess.Popen[str]":

@@ -169,7 +169,11 @@ def report(argv: list[str]) -> None:
     given = parser.read(argv)
     if given["audit"] and not given["out"]:
         raise UserError("--audit is for the page; name its folder with --out DIR, or run warpi audit")
-    runs, found = find_runs(given["runs"]), list[Detail]()
+    broken, found = list[UserError](), list[Detail]()
+    if not (runs := find_runs(given["runs"], broken)):
+        raise UserError("; ".join(map(str, broken)))
+    for error in broken:
+        print(f"warpi: left out: {' '.join(str(error).split())}", file=sys.stderr)
     if given["out"]:
         from warpi.details import details
 
@@ -179,6 +183,8 @@ def report(argv: list[str]) -> None:
     console.print(to_rich(rows))
     if given["out"]:
         console.print(f"report: {given['out'] / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+    if broken:
+        raise SystemExit(1)
 
 
 def bench(argv: list[str]) -> None:

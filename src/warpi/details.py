@@ -44,8 +44,12 @@ def details(runs: Sequence[Run], audit: bool = False, device: str = "auto") -> l
 
 
 def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
-    missing, arrays, found = list[str](), read(path), None
-    if arrays is None or _NEW not in arrays:
+    missing, arrays, found = list[str](), None, None
+    try:
+        arrays = read(path)
+    except UserError as error:
+        missing.append(_left_out(path, "losses and confusion", error, audit))
+    if not missing and (arrays is None or _NEW not in arrays):
         if not (path / WEIGHTS).exists():
             missing.append(f"losses and confusion: there is no {WEIGHTS} in {path}")
         elif not compute:

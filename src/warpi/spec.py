@@ -104,17 +104,8 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     data = DataSpec(**chosen[DataSpec])
     Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read
 
-    noise, root = Noise.parse(data.noise), Path(data.root) if data.root else None
-    dataset, defaults = data.read()
-    if data.image_size is None and dataset.files is not None and (side := dataset.examples.shape[-1]) != PHOTO:
-        data = replace(data, image_size=side)
-
-    def read(name: str, **more: Any) -> Dataset:
-        size = data.image_size if takes_size(name, more.get("drop", ())) else None
-        return _load(name, root=root, image_size=size, **more)[0]
-
-    meta_data = read(data.meta_data, label=data.label, drop=data.drop, like=dataset) if data.meta_data else None
-    other = read(noise.other_name) if noise.other_name else None
+    noise = Noise.parse(data.noise)
+    data, dataset, defaults, meta_data, other = read_all(data)
     meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
     data = replace(data, noise=str(noise), meta=meta)
     recipe, options, changed = suited(base, defaults, settings)
@@ -130,6 +121,21 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
         other=other,
     )
     return RunSpec(data, name, base, options, changed, recipe, dataset.examples.digest()), task, truth
+
+
+def read_all(data: DataSpec) -> tuple[DataSpec, Dataset, Mapping[str, Any], Dataset | None, Dataset | None]:
+    """The data with the side of its images, the settings that suit it, trusted examples, and what noise draws from."""
+    noise, root = Noise.parse(data.noise), Path(data.root) if data.root else None
+    dataset, defaults = data.read()
+    if data.image_size is None and dataset.files is not None and (side := dataset.examples.shape[-1]) != PHOTO:
+        data = replace(data, image_size=side)
+
+    def read(name: str, **more: Any) -> Dataset:
+        size = data.image_size if takes_size(name, more.get("drop", ())) else None
+        return _load(name, root=root, image_size=size, **more)[0]
+
+    meta_data = read(data.meta_data, label=data.label, drop=data.drop, like=dataset) if data.meta_data else None
+    return data, dataset, defaults, meta_data, read(noise.other_name) if noise.other_name else None
 
 
 def suited(

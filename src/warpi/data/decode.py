@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 # What Pillow raises on damaged files; a Warning where one is turned into an error (an image of too many pixels).
-_BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError)
-_BROKEN += (EOFError, ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error, Warning)
+BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError)
+BROKEN += (EOFError, ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error, Warning)
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # not EPS and the like, which start other programs
 _LONGEST = 100  # times the shorter side: a strip of 1 x 100,000 pixels would fill the memory once it is enlarged
 
@@ -37,7 +37,7 @@ def decode(path: str, short: int) -> "Image":
             with Image.open(path, formats=_FORMATS) as image:
                 image.draft(None, (2 * short, 2 * short))  # large JPEGs are decoded at 1/2, 1/4 or 1/8
                 image.load()
-                with suppress(*_BROKEN):  # where the note on how the camera was held is damaged, the pixels are good
+                with suppress(*BROKEN):  # where the note on how the camera was held is damaged, the pixels are good
                     ImageOps.exif_transpose(image, in_place=True)
                 upright = _rgb(image)
         except Image.DecompressionBombError as error:
@@ -53,7 +53,7 @@ def image_size(path: str) -> tuple[int, int] | None:
     """Width and height, from the head of the file; None where that cannot be read."""
     from PIL import Image
 
-    broken: tuple[type[Exception], ...] = (Image.DecompressionBombError, *_BROKEN)
+    broken: tuple[type[Exception], ...] = (Image.DecompressionBombError, *BROKEN)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -92,7 +92,7 @@ def decoded(
     for position, path in enumerate(paths, first):
         try:
             image = decode(path, short)
-        except _BROKEN as error:
+        except BROKEN as error:
             yield f"{type(error).__name__}: {error}", []
             continue
         crops = []

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from warpi.data.cifar import cifar100
-from warpi.data.decode import decode
+from warpi.data.decode import BROKEN, decode
 from warpi.data.examples import TensorExamples
 from warpi.data.reading import data_root, few, reading
 from warpi.data.unpickle import safe_load
@@ -281,21 +282,21 @@ def _mini_pickles(folder: Path) -> dict[str, _Images] | None:
 
 
 def _mini_pickle(path: Path) -> _Images:
-    record = safe_load(path)
-    record = record if isinstance(record, dict) else {}
+    record = found if isinstance(found := safe_load(path), dict) else {}
     x = record.get("image_data", record.get("data"))
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] != 3:
-        raise UserError(f"{path}: no uint8 images [N, H, W, 3] under 'image_data' or 'data'; fetch it again")
-    rows: dict[str, list[int]] = {}
-    if isinstance(listed := record.get("class_dict"), dict):
-        rows = {str(name): [int(i) for i in group] for name, group in listed.items()}
-    elif isinstance(labels := record.get("labels"), list | np.ndarray) and len(labels) == len(x):
-        for i, label in enumerate(labels):
-            rows.setdefault(str(label), []).append(i)
-    if not rows or not all(0 <= i < len(x) for group in rows.values() for i in group):
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape[1:] != (_MINI_SIDE, _MINI_SIDE, 3):
+        raise UserError(f"{path}: no uint8 images [N, 84, 84, 3] under 'image_data' or 'data'; fetch it again")
+    rows, numbers = dict[str, NDArray[Any]](), {*range(len(x))}
+    with suppress(ValueError):  # of lists that are no array
+        if isinstance(listed := record.get("class_dict"), dict):
+            rows = {str(name): np.asarray(group) for name, group in listed.items()}
+        elif (labels := np.asarray(record.get("labels"))).shape == (len(x),) and labels.dtype.kind in "iuSU":
+            rows = {str(label): np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())}
+    fits = lambda group: group.ndim == 1 and group.size and group.dtype.kind in "iu" and {*group.tolist()} <= numbers
+    if not rows or not all(map(fits, rows.values())):
         raise UserError(f"{path}: neither 'class_dict' nor 'labels' says of which class the {len(x)} images are")
     images = torch.from_numpy(x).permute(0, 3, 1, 2)
-    return {name: images[group] for name, group in rows.items()}
+    return {name: images[group.tolist()] for name, group in rows.items()}
 
 
 def _mini_folders(folder: Path) -> dict[str, _Images] | None:
@@ -307,18 +308,25 @@ def _mini_folders(folder: Path) -> dict[str, _Images] | None:
 def _mini_csv(folder: Path) -> dict[str, _Images] | None:
     if not (folder / "images").is_dir() or not all((folder / f"{part}.csv").is_file() for part in PARTS):
         return None
-    found = {}
-    for part in PARTS:
-        files: dict[str, list[Path]] = {}
-        with (folder / f"{part}.csv").open(newline="") as file:
+    return {part: _photographs(_listed(folder / f"{part}.csv", folder / "images")) for part in PARTS}
+
+
+def _listed(table: Path, folder: Path) -> dict[str, list[Path]]:
+    """The images of each class."""
+    files: dict[str, list[Path]] = {}
+    try:
+        with reading(table), table.open(newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
                 if not row.get("filename") or not row.get("label"):
-                    raise UserError(f"{file.name}: columns filename and label are needed, got {few(row)}")
-                if not (path := folder / "images" / row["filename"]).is_file():
-                    raise UserError(f"{file.name} names {row['filename']!r}, which is not in {folder / 'images'}")
+                    raise UserError(f"{table}: columns filename and label are needed, got {few(row)}")
+                if not (path := folder / row["filename"]).is_file():
+                    raise UserError(f"{table} names {row['filename']!r}, which is not in {folder}; fetch it again")
                 files.setdefault(row["label"], []).append(path)
-        found[part] = _photographs(files)
-    return found
+    except csv.Error as e:
+        raise UserError(f"{table} is no table with columns filename and label ({e}); fetch it again") from e
+    if not files:
+        raise UserError(f"{table} names no image; a line filename,label for each is needed")
+    return files
 
 
 def _mini_flat(folder: Path) -> dict[str, _Images] | None:
@@ -389,14 +397,15 @@ def _drawing(path: Path) -> NDArray[np.uint8]:
 
 def _parallel(read: Callable[[Path], NDArray[np.uint8]], paths: Sequence[Path]) -> list[NDArray[np.uint8]]:
     try:
-        import PIL  # noqa: F401
+        from PIL.Image import DecompressionBombError
     except ImportError as e:
         raise missing("pillow", "reading images", "images") from e
+    broken: tuple[type[Exception], ...] = (DecompressionBombError, *BROKEN)
 
     def one(path: Path) -> NDArray[np.uint8]:
         try:
             return read(path)
-        except (OSError, SyntaxError, ValueError, EOFError) as e:
+        except broken as e:
             raise UserError(f"cannot read the image {path}: {e}; fetch it again") from e
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

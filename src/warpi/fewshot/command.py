@@ -156,7 +156,7 @@ def plot(argv: list[str]) -> None:
     parser.add_argument("--ways", type=_numbers, default=(5, 10, 20, 50, 100), metavar="N,...", help="of `versatility`")
     parser.add_argument("--shots", type=_numbers, default=(1, 5, 10), metavar="N,...", help="of `versatility`")
     parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="which tasks (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the picture as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows or curves of the picture as JSON")
     _add_where(parser)
     given = parser.read(argv)
     _check(given, kind=("auto", "curves", "bases", "versatility"))
@@ -182,7 +182,9 @@ def plot(argv: list[str]) -> None:
             rows.append(judged(run, given["tasks"], ways=ways, shots=shots, queries=queries, seed=seed))
             _write_rows(given["json"], rows)
     if kind == "curves":
-        content = draw.plot_curves(examples(runs, given["examples"], given["episodes_seed"]), picture)
+        tasks = examples(runs, given["examples"], given["episodes_seed"])
+        content = draw.plot_curves(tasks, picture)
+        rows = [curve.row(i % given["examples"]) for i, line in enumerate(tasks) for curve in line]
     else:
         content = {"bases": draw.plot_bases, "versatility": draw.plot_versatility}[kind](rows, picture)
     write_atomically(given["out"], content)

@@ -29,6 +29,12 @@ class Curve(NamedTuple):
     std: Sequence[float] | None
     mse: float
 
+    def row(self, task: int) -> dict[str, Any]:
+        """What is drawn of it, as plain values; the band is mean ± 2 std."""
+        (x, y), rest = self.support, self._asdict()
+        del rest["support"]
+        return {"task": task, "support_x": x, "support_y": y, **rest}
+
 
 def plot_curves(curves: Sequence[Sequence[Curve]], kind: str) -> bytes:
     """A column a learner, a row a task: the function, the support, the prediction and a band of two deviations."""

@@ -1,7 +1,10 @@
 """`figures.npz`: the small arrays beside a run from which its figures are drawn, without its weights and data."""
 
 import io
+import struct
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,11 @@ def read(folder: Path) -> Arrays | None:
             return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    # All that numpy and zipfile make of broken bytes.
+    except (
+        OSError, ValueError, EOFError, RuntimeError, SyntaxError, MemoryError,
+        tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile,
+    ) as error:  # fmt: skip
         raise UserError(f"cannot read {file} ({error}); delete it, and run warpi figures where the run is") from error
 
 

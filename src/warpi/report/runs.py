@@ -249,14 +249,17 @@ def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
             raise UserError(
                 f"{file} line {i} is not JSON ({error}); mend or remove the line, or run it again"
             ) from error
-        if not isinstance(record, dict) or not _is_number(record.get("epoch")):
+        t = record.get("epoch") if isinstance(record, dict) else None
+        if t is None or not _is_number(t) or not math.isfinite(t):
             raise UserError(f"{file} line {i} has no epoch; mend or remove the line, or run it again")
         for key in (*_RESULTS, "seconds"):
             if record.get(key) is not None and not _is_number(record[key]):
                 raise UserError(
                     f"{file} line {i}: {key!r} must be a number, got {record[key]!r}; mend or remove the line"
                 )
-        epochs[int(record["epoch"])] = record
+        if (acc := number(record, "test_acc")) is not None and not 0 <= acc <= 100:
+            raise UserError(f"{file} line {i}: 'test_acc' must be a percentage, got {acc}; mend or remove the line")
+        epochs[int(t)] = record
     return [epochs[t] for t in sorted(epochs)], True
 
 

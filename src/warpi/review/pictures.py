@@ -50,7 +50,7 @@ def photo(root: str, path: str) -> bytes | None:
         return None
     try:
         image = decoder.decode(real, SIDE)
-    except decoder._BROKEN:
+    except decoder.BROKEN:
         return None
     content = io.BytesIO()
     image.save(content, "JPEG", quality=88)

@@ -14,21 +14,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from warpi.errors import UserError
+from warpi.noise import Noise
 from warpi.report import find_runs, to_rich, write_report
 from warpi.run import pick_device, signals
-from warpi.spec import read_once
+from warpi.spec import DataSpec, read_all, read_once
 from warpi.sweep.crowd import Crowd
 from warpi.sweep.folders import Queue, State, look, place
 from warpi.sweep.lanes import Event, drive
-from warpi.sweep.plan import Plan, read_plan
+from warpi.sweep.plan import Job, Plan, read_plan
 from warpi.sweep.show import Board, duration, grid
 
 __all__ = ["Means", "dry_run", "means", "read_plan", "serve", "sweep"]
@@ -113,7 +114,9 @@ def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | No
     start = {name: s if isinstance(s, State) else State(False, False, 0, None) for name, s in found.items()}
     n_left = sum(not state.done for state in start.values())
     processes = means.processes[:n_left]
-    with Board(plan, start) as board, signals() as caught:
+    reading = read_once() if len(processes) == 1 else nullcontext()  # several processes read for themselves
+    with reading, Board(plan, start) as board, signals() as caught:
+        _check_data(plan, [job for job in plan.jobs if isinstance(s := found[job.name], State) and not s.done])
         if n_left:
             where = ", ".join(dict.fromkeys(map(str, processes)))
             many = f", {len(processes)} at a time" if means.cpu and len(processes) > 1 else ""
@@ -132,6 +135,22 @@ def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | No
         print(f"warpi: stopped by {signal.Signals(caught[0]).name}; go on with: {again}", file=sys.stderr)
         return 128 + caught[0]
     return _report(plan, board.failed, time.monotonic() - began, json_file)
+
+
+def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
+    """Read what these runs learn from: what is not there, or broken, is said once, before any of them is begun."""
+    seen = set()
+    for settings in (job.settings for job in jobs):
+        data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
+        noise = Noise.parse(data.noise)
+        files = (data.data, data.root, data.label, data.drop, data.image_size, data.meta_data)
+        if (read := (*files, noise.source, dict(noise.options).get("from"))) not in seen:
+            seen.add(read)
+            try:
+                read_all(data)
+            except UserError as e:
+                where = f"data = {data.data!r}, root = {data.root!r}"
+                raise UserError(f"{plan.file}: {e} ({where}; no run was begun)") from e
 
 
 def serve(plan: Plan, means: Means, session: str) -> int:
@@ -238,14 +257,17 @@ def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Pa
     console = Console(highlight=False)
     now = states(plan)
     begun = [path for job in plan.jobs if ((path := place(plan, job)) / "spec.json").exists()]
-    if begun:
-        console.print(to_rich(write_report(find_runs(begun), None, json_file)))
+    broken = list[UserError]()
+    if begun and (runs := find_runs(begun, broken)):
+        console.print(to_rich(write_report(runs, None, json_file)))
     done = sum(isinstance(state, State) and state.done for state in now.values())
     said = f"{done} of {len(now)} runs done, in {duration(seconds)}; run folders in {plan.out}"
     console.print(said, markup=False, emoji=False, soft_wrap=True)
+    for error in broken:
+        print(f"warpi: not in the table: {' '.join(str(error).split())}", file=sys.stderr)
     left = [name for name, state in now.items() if name not in failed and not (isinstance(state, State) and state.done)]
     for name, reason in failed.items():
         print(f"warpi: {name} failed: {' '.join(reason.split())}", file=sys.stderr)
     for name in left:
         print(f"warpi: {name} is not finished; sweep again", file=sys.stderr)
-    return 1 if failed or left else 0
+    return 1 if failed or left or broken else 0

@@ -46,20 +46,35 @@ def place(plan: Plan, job: Job) -> Path:
 
 def kept(path: Path, settings: Settings) -> Path | None:
     """The folder, if it holds the results, all of them, of a run that was done with these settings."""
-    if not all((path / name).exists() for name in KEPT) or not _whole(path):
-        return None
-    was = _read(path / "sweep.json")
-    return None if was is None or _difference(was, settings) or _other_defaults(path, settings) else path
+    return path if why_not_kept(path, settings) is None else None
 
 
-def _other_defaults(path: Path, settings: Settings) -> bool:
-    """Whether a run of a named data set was done with other defaults than those of today: its numbers are not ours."""
+def why_not_kept(path: Path, settings: Settings) -> str | None:
+    """Why a folder is none with the results, all of them, of a run that was done with these settings; None: it is."""
+    if absent := [name for name in KEPT if not (path / name).exists()]:
+        return f"there is no {absent[0]}"
+    if not _whole(path):
+        return "its results.jsonl does not hold every epoch"
+    if changed := _difference(_read(path / "sweep.json") or {}, settings) or _other_defaults(path, settings):
+        return f"it was run with {changed[0]}, not with {changed[1]}"
+    return None
+
+
+def _other_defaults(path: Path, settings: Settings) -> tuple[str, str] | None:
+    """Where a run of a named data set was done with other defaults than those of today, its numbers are not ours.
+
+    The first of these: as it was, and as it is.
+    """
     stored, entry = read_spec(path), DATASETS.get(settings.get("data", DataSpec.data))
     if stored is None or entry is None:
-        return stored is None
+        return None
     recipe, options, _ = suited(METHODS[settings["method"]], entry.defaults, settings)
     now = json.loads(json.dumps({"options": options, "recipe": {**asdict(recipe), "seed": None}}))
-    return any(stored["spec"][part].get(key, value) != value for part in now for key, value in now[part].items())
+    for part in now:
+        for key, value in now[part].items():
+            if (was := stored["spec"][part].get(key, value)) != value:
+                return f"{key} = {was!r}", f"{key} = {value!r}"
+    return None
 
 
 def _length(path: Path) -> tuple[int, int | None]:
