@@ -336,7 +336,7 @@ def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys
     with pytest.raises(SystemExit) as ended:
         main(["sweep", str(file), *flags])
     assert ended.value.code == 1
-    assert f"warpi: not in the table: {spec_file} is not JSON" in (said := capsys.readouterr()).err
+    assert f"{spec_file} is not JSON" in (said := capsys.readouterr()).err
     assert re.search(r"ce +1 ", said.out), "the other one is"
 
 
@@ -725,7 +725,9 @@ def test_a_sweep_and_its_folders(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert sweep(file, out) == 0
     assert "nothing to do, all 4 runs are done" in capsys.readouterr().out
     assert sweep(file, out, "--jobs", "1", "--set", "epochs=3") == 1, "the same folders for other settings"
-    errors = capsys.readouterr().err
+    said, errors = capsys.readouterr()
+    assert "0 of 4 runs done" in said
+    assert "seeds" not in said, "results of other settings are no table of these"
     assert errors.count("was begun with epochs = 2, not with epochs = 3; choose another --out") == 4
     assert sweep(file, out, "--dry-run", "--set", "lr=0.3") == 0
     assert capsys.readouterr().out.replace("\n", " ").count("was begun with no lr") >= 1

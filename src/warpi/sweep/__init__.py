@@ -256,7 +256,8 @@ def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Pa
     """The table of all runs, where they lie, and what went wrong."""
     console = Console(highlight=False)
     now = states(plan)
-    begun = [path for job in plan.jobs if ((path := place(plan, job)) / "spec.json").exists()]
+    ours = [job for job in plan.jobs if isinstance(now[job.name], State)]  # not those that had other settings
+    begun = [path for job in ours if ((path := place(plan, job)) / "spec.json").exists()]
     broken = list[UserError]()
     if begun and (runs := find_runs(begun, broken)):
         console.print(to_rich(write_report(runs, None, json_file)))
