@@ -1,6 +1,7 @@
 """Dataset: what is known about the truth, what is refused, and which examples two sets share."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,9 +105,10 @@ def test_batches_of_one_that_was_asked_for_are_given() -> None:
 # -- overlap ----------------------------------------------------------------------------------------------------------
 
 
-def split(x: Tensor, rows: list[int] | None = None) -> Split:
+def split(x: Tensor, rows: list[int] | None = None, y: list[int] | None = None) -> Split:
     index = torch.arange(len(x)) if rows is None else torch.tensor(rows, dtype=torch.int64)
-    return Split(TensorExamples(x, ONE), index, torch.zeros(len(index), dtype=torch.int64))
+    labels = torch.zeros(len(index), dtype=torch.int64) if y is None else torch.tensor(y, dtype=torch.int64)
+    return Split(TensorExamples(x, ONE), index, labels)
 
 
 values = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12)
@@ -117,12 +119,37 @@ values = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, m
 def test_shared_inputs_are_counted(a: list[Any], b: list[Any], chance: st.DataObject) -> None:
     rows_a = chance.draw(st.lists(st.integers(0, len(a) - 1), max_size=8))
     rows_b = chance.draw(st.lists(st.integers(0, len(b) - 1), max_size=8))
-    wanted = sum(any(b[j] == a[i] for i in rows_a) for j in rows_b)
+    wanted = (Counter(a[i] for i in rows_a) & Counter(b[j] for j in rows_b)).total()
     for kind in (torch.float32, torch.uint8):
         x, y = torch.tensor(a).to(kind), torch.tensor(b).to(kind)
         assert overlap(split(x, rows_a), split(y, rows_b)) == wanted
         images = split(x.view(-1, 1, 1, 2), rows_a), split(y.view(-1, 1, 1, 2), rows_b)
         assert overlap(*images) == wanted
+
+
+examples_of_two = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12)  # (input, label)
+
+
+@given(examples_of_two, examples_of_two)
+@settings(max_examples=200, deadline=None)
+def test_an_example_stands_for_one_of_the_same_input(a: list[Any], b: list[Any]) -> None:
+    """Against a loop: those with the same label first, then in order."""
+    free, left = dict(enumerate(a)), list[int]()
+    for one in b:
+        match = next((i for i, other in free.items() if other == one), None)
+        left += [one[0]] if match is None else []
+        free.pop(match, None)  # type: ignore[arg-type]
+    for value in left:
+        free.pop(next((i for i, other in free.items() if other[0] == value), -1), None)
+
+    def labelled(pairs: list[Any]) -> Split:
+        return split(torch.tensor([[x] for x, _ in pairs]).view(-1, 1).float(), y=[y for _, y in pairs])
+
+    assert shared(labelled(a), labelled(b)).tolist() == [i not in free for i in range(len(a))]
+
+
+def test_minus_zero_is_zero() -> None:
+    assert overlap(split(torch.tensor([[0.0, 1]])), split(torch.tensor([[-0.0, 1]]))) == 1
 
 
 def test_inputs_that_cannot_be_compared_are_not_shared() -> None:
@@ -154,7 +181,7 @@ def test_files_are_known_by_where_they_lie(tmp_path: Path, monkeypatch: pytest.M
     assert overlap(train, files(str(tmp_path / "other"), "a.png")) == 0  # of the same name, in another place
     monkeypatch.chdir(tmp_path / "train")
     assert overlap(train, files("", "a.png", os.path.join("..", "train", "b.png"))) == 2
-    assert overlap(replace(train, rows=torch.tensor([1])), train) == 1
+    assert overlap(replace(train, rows=torch.tensor([1]), y=torch.zeros(1)), train) == 1
 
 
 def test_overlap_is_quick() -> None:

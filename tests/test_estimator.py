@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from warpi import METHODS, Batch, Dataset, Log, Method, NoisyLabelClassifier, Recipe, UserError, WarPI, make_task, train
 from warpi.checkpoint import packed
+from warpi.data.features import features
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
-from warpi.data.tables import features
 from warpi.methods.plain import CE
 from warpi.rng import derive, seeded
 from warpi.task import Task, Truth
@@ -331,9 +331,8 @@ def test_sparse_examples_against_dense_ones() -> None:
 def test_sparse_rows_that_are_also_trusted_are_used_once(caplog: Any) -> None:
     chance = np.random.default_rng(0)
     x, y = csr_array(chance.random((40, 6)) * (chance.random((40, 6)) < 0.5)), np.arange(40) % 2
-    with caplog.at_level("INFO", "warpi.task"):
-        fast("glc").fit(x, y, x[:6], y[:6])
-    assert "6 rows are also among the trusted examples" in caplog.text
+    fast("glc").fit(x, y, x[:6], y[:6])
+    assert "6 of 40 rows of X are also in X_meta, and are used only there" in caplog.messages
 
 
 def test_sparse_input_is_left_as_it_is() -> None:
@@ -386,7 +385,7 @@ def test_images_in_any_layout_and_networks_of_your_own(tmp_path: Path) -> None:
     )
     still = fast(net=net, augment=False, **settings).fit(x, y)
     assert np.abs(still.predict_proba(x) - first.predict_proba(x)).max() > 1e-3
-    with pytest.raises(UserError, match="X holds float32, the classifier was fitted on uint8"):
+    with pytest.raises(UserError, match="X holds float64, the classifier was fitted on uint8"):
         first.predict(floats)
     with pytest.raises(UserError, match=r"X has the shape \['N', 3, 8, 9\], the classifier was fitted on"):
         first.predict(np.zeros((2, 3, 8, 9), dtype=np.uint8))

@@ -153,6 +153,103 @@ def test_an_export_of_review_is_taken_with_the_list(tmp_path: Path) -> None:
         read_checked(tmp_path / "p.csv")
 
 
+def exported(path: Path, rows: list[dict[str, str]], state: Callable[[int], str]) -> Path:
+    """What `warpi review` writes of such rows, in another order, and of ten more that it decided beside the list."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", "given_label", "label", "state", "verified"])
+        writer.writerows([i, "a", "b", "changed", 1] for i in range(1, 11))
+        for i, r in reversed([*enumerate(rows)]):
+            done = state(i) in ("kept", "changed", "trusted")
+            writer.writerow([r["row"], r["given_label"], r[CHECKED] if done else r["given_label"], state(i), int(done)])
+    return path
+
+
+def test_rows_that_were_decided_for_being_suspicious_are_no_random_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They used to count where they happened to be on the list: a noise rate of 100 % by one row."""
+    audit, true = made_up()
+    pick, listed, export = pick_rows(60, audit.row, audit.given, CLASSES), tmp_path / "p.csv", tmp_path / "e.csv"
+    rows = filled(pick, lambda row: CLASSES[true[row // 10]], tmp_path / "filled.csv")
+    pick.to_csv(listed)
+    wrong = {i for i, r in enumerate(rows) if r["given_label"] != r[CHECKED]}
+    assert wrong
+    argv = ["pick", "--estimate", str(export), "--picked", str(listed)]
+
+    exported(export, rows, lambda i: "changed" if i in wrong else "open")
+    assert main(argv) == 2
+    assert f"{len(wrong)} of the 60 rows that were drawn at random are checked, but not" in capsys.readouterr().err
+    exported(export, rows, lambda i: "changed" if i < 3 else "open")  # so few may lead the list by chance
+    assert main(argv) == 2
+    capsys.readouterr()
+
+    exported(
+        export, rows, lambda i: ("skipped" if i == 5 else "kept") if i < 20 else "changed" if i in wrong else "open"
+    )
+    assert main(argv) == 0
+    said, later = capsys.readouterr().out, sum(i >= 20 for i in wrong)
+    first = [{**r, CHECKED: r[CHECKED] if i < 20 and i != 5 else ""} for i, r in enumerate(rows)]
+    assert f"noise rate {100 * estimate(first)['rate']:.1f} %" in said
+    assert "by 19 checked rows of 60 that were drawn at random" in said
+    assert f"{later} more of these are checked, but not in the order of the list" in said
+    assert later
+
+    exported(export, rows, lambda i: "changed" if i in wrong else "kept")  # all of the list: nobody chose
+    assert estimate(read_checked(export, listed)) == estimate(rows)
+    exported(export, rows, lambda i: "changed" if i in wrong else "open")  # half of the list was filled by hand
+    with listed.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({**r, CHECKED: r[CHECKED] if i % 2 else ""} for i, r in enumerate(rows))
+    apart = sum(i % 2 == 0 for i in wrong - {0})
+    by_hand = estimate(read_checked(export, listed))
+    assert by_hand["checked"] + by_hand["left_out"] == 30 + sum(i % 2 == 0 for i in wrong)
+    assert by_hand["left_out"] >= apart > 0
+
+
+def test_a_trusted_set_holds_the_cells_as_they_were(tmp_path: Path) -> None:
+    """An id of eleven digits used to be rounded, and a column that was dropped to be missing."""
+    lines = [f"2024{i:07d},{i * 0.1!r},{i % 3}.0,{'xy'[i % 2]},n{i},{'test' if i < 3 else 'train'}," for i in range(40)]
+    head = "id,size,n,kind,note,split,clean_label"
+    (tmp_path / "t.csv").write_text("\n".join([head, *lines]) + "\n")
+    (tmp_path / "t.tsv").write_text("\n".join([head, *lines]).replace(",", "\t") + "\n")
+    (tmp_path / "p.csv").write_text(
+        "row,given_label,checked_label,part,stratum_size,stratum_picked\n"
+        "4,y,x,random,18,2\n6,y,y,random,18,2\n5,x,x,random,19,1\n"
+    )
+    for name in ("t.csv", "t.tsv"):
+        out = tmp_path / f"{name}.trusted.csv"
+        read_as = ["--data", str(tmp_path / name), "--label", "kind", "--drop", "note"]
+        assert (
+            main(["pick", "--estimate", str(tmp_path / "p.csv"), *read_as, "--trusted", str(out), "--unbalanced"]) == 0
+        )
+        assert out.read_text() == (
+            "id,size,n,kind,note\n20240000007,0.7000000000000001,1.0,x,n7\n20240000009,0.9,0.0,y,n9\n"
+            "20240000008,0.8,2.0,x,n8\n"
+        )
+        settings = {"data": str(tmp_path / name), "label": "kind", "drop": ("note",)}
+        _, task, truth = prepare("warpi", **settings, meta_data=str(out))
+        assert task.meta is not None
+        assert (task.meta.y.tolist(), truth.n_repeated) == ([0, 1, 0], 3)
+
+
+def test_a_trusted_set_of_a_parquet_table(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    ids, notes = [20240000000 + i for i in range(20)], [None if i % 2 else "n" for i in range(20)]
+    frame = pd.DataFrame({"id": ids, "size": np.arange(20) / 7, "note": notes, "kind": ["x", "y"] * 10})
+    frame.to_parquet(tmp_path / "t.parquet")
+    table, _ = warpi.load_dataset(str(tmp_path / "t.parquet"), label="kind", drop=["note"])
+    write_trusted(tmp_path / "ok.csv", table, {3: "x", 8: "y"}, source=tmp_path / "t.parquet")
+    assert read(tmp_path / "ok.csv")[0] == {"id": "20240000003", "size": str(3 / 7), "note": "", "kind": "x"}
+    again, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), like=table)
+    assert torch.equal(again.examples.flat(torch.arange(2)), table.examples.flat(torch.tensor([3, 8])))
+    frame[:9].to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="has changed while it was read"):
+        write_trusted(tmp_path / "ok.csv", table, {3: "x", 8: "y"}, source=tmp_path / "t.parquet")
+
+
 def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     digits, _ = warpi.load_dataset("digits")
     files = {name: str(tmp_path / name) for name in ("p.csv", "t.npz", "e.json")}

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -623,6 +624,35 @@ class TestExport:
         counts = {folder.name: len(list(folder.iterdir())) for folder in trusted.path.iterdir()}
         assert (path, counts, trusted.left) == (tmp_path / "export-1", {"blue": 2, "red": 2}, 0)
 
+    def test_copies_of_trusted_examples_are_trusted(self, photos: Path, tmp_path: Path) -> None:
+        """Rows that were listed as trusted in a file of their own used to be open, with the label that was wrong."""
+        for size in (8, None):
+            dataset, _ = load_dataset(str(photos), image_size=size)
+            first = of_data(dataset, dataset.y, None, None)
+            known = {0: "red", 1: "blue", 2: "red", 5: "blue"}
+            write_trusted(first, decided(known), tmp_path / "ok.csv")
+            meta, _ = load_dataset(str(tmp_path / "ok.csv"), root=photos, image_size=size, like=dataset)
+            later = replace(first, trusted=Split(meta.examples, torch.arange(4), meta.y))
+            assert {row: dataset.classes[k] for row, k in later.trusted_rows.items()} == known
+            rows = list(csv.DictReader(corrected_csv(later, decided({0: "blue", 4: "red"})).splitlines()))
+            assert [row["state"] for row in rows[:6]] == ["kept", "trusted", "trusted", "open", "kept", "trusted"]
+            assert [rows[row]["label"] for row in (0, 1, 2, 4, 5)] == ["blue", "blue", "red", "red", "blue"]
+            write_trusted(later, {}, tmp_path / "again.csv")
+            same = [sorted((tmp_path / name).read_text().splitlines()) for name in ("ok.csv", "again.csv")]
+            assert same[0] == same[1]
+
+    def test_one_trusted_example_is_one_row(self, tmp_path: Path) -> None:
+        """Of rows with the same input the one with its label comes first, else the first one."""
+        x, y = np.zeros((9, 2)), np.arange(9) % 3
+        x[6:] = np.eye(3, 2) + 1
+        np.savez(tmp_path / "x.npz", x=x, y=y)
+        np.savez(tmp_path / "ok.npz", x=x[[0, 0, 0, 0, 7]], y=np.array([0, 1, 1, 1, 0]))
+        dataset, _ = load_dataset(str(tmp_path / "x.npz"))
+        meta, _ = load_dataset(str(tmp_path / "ok.npz"), like=dataset)
+        made = replace(of_data(dataset, dataset.y, None, None), trusted=Split(meta.examples, torch.arange(5), meta.y))
+        assert made.trusted_rows == {0: 0, 1: 1, 2: 1, 4: 1, 7: 0}
+        assert write_trusted(made, decided({7: "2"}), tmp_path / "t.npz", balanced=False).size == 5
+
     def test_a_trusted_set_is_the_same_wherever_the_data_lies(self, photos: Path, tmp_path: Path) -> None:
         """Names decide the order, and that the training: they used to change with the place."""
         found = []
@@ -804,6 +834,68 @@ class TestCommand:
             f"next: warpi fit --data {data} --val 0.0 --epochs 1 --lr 0.01 --milestones 0.5,0.9 --no-compile "
             f"--samples 2 --meta-data {trusted} --seed 3 --out runs/next"
         )
+
+    def test_a_table_from_checked_rows_to_the_next_command(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Rows that came back as --meta-data used to be open and wrong, and the next command to use no decision."""
+        chance, made = np.random.default_rng(0), tmp_path / "mine.csv"
+        lines = [f"2024{i:07d},{chance.normal()!r},{chance.normal()!r},{'xy'[i % 2]}" for i in range(120)]
+        made.write_text("\n".join(["id,a,b,kind", *lines]) + "\n")
+        picked, trusted, run, corrected, more = (
+            tmp_path / name for name in ("p.csv", "ok.csv", "run", "corrected.csv", "more.csv")
+        )
+        read_as = ["--data", str(made), "--label", "kind", "--drop", "id"]
+        assert main(["pick", "20", *read_as, "--csv", str(picked)]) == 0
+        rows = list(csv.DictReader(picked.read_text().splitlines()))
+        checked = {int(r["row"]): "y" if i % 3 else "x" for i, r in enumerate(rows)}
+        with picked.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows({**r, "checked_label": checked[int(r["row"])]} for r in rows)
+        assert main(["pick", "--estimate", str(picked), *read_as, "--trusted", str(trusted), "--unbalanced"]) == 0
+        fit = ["--meta-data", str(trusted), "--epochs", "1", "--out", str(run), "--quiet", "--device", "cpu"]
+        assert main(["fit", *read_as, *fit]) == 0
+
+        open_rows = [row for row in range(120) if row not in checked][:9]
+        dataset, _ = load_dataset(str(made), label="kind", drop=["id"])
+        with closing(Store(run / "review/decisions.sqlite", of_data(dataset, dataset.y, None, None).identity)) as store:
+            store.decide([Choice(row, 0, "change", "y", "xy"[row % 2], None) for row in open_rows], "t", "1")
+        files = ["--export", str(corrected), "--trusted", str(more)]
+        capsys.readouterr()
+        assert main(["review", str(run), "--device", "cpu", *files]) == 0
+        said = capsys.readouterr().out
+        got = list(csv.DictReader(corrected.read_text().splitlines()))
+        assert all((got[row]["label"], got[row]["state"]) == (checked[row], "trusted") for row in checked)
+        assert sum(r["verified"] == "1" for r in got) == 20 + 9
+        assert {row for row, r in enumerate(got) if r["label"] != r["given_label"]} == {
+            row for row, label in (checked | dict.fromkeys(open_rows, "y")).items() if label != "xy"[row % 2]
+        }
+        assert "more are left out" in said
+        assert set(more.read_text().splitlines()[1:]) <= {
+            f"{line[:-1]}{kind}" for line in lines for kind in "xy"
+        }  # ids and numbers as they were
+
+        *_, command = said.splitlines()
+        argv = shlex.split(command.removeprefix("next: "))[1:]
+        argv[argv.index("--out") + 1] = str(tmp_path / "next")
+        spec = {name: argv[argv.index(f"--{name}") + 1] for name in ("noise", "meta-data")}
+        assert spec == {"noise": f"given:{corrected.with_suffix('.json')}", "meta-data": str(more)}
+        names = dataset.classes
+        y = read_manifest(corrected.with_suffix(".json"), dataset).y.tolist()
+        assert [names[k] for k in y] == [r["label"] for r in got]  # every decision
+        assert main([*argv, "--quiet"]) == 0
+
+        with closing(Store(run / "review/decisions.sqlite", of_data(dataset, dataset.y, None, None).identity)) as store:
+            free = next(row for row in range(1, 120, 2) if row not in checked and row not in open_rows)
+            store.decide([Choice(free, 0, "change", "x", "y", None)], "t", "2")
+        capsys.readouterr()
+        assert main(["review", str(run), "--device", "cpu", "--export", str(corrected)]) == 0
+        again = tmp_path / "corrected-2.json"  # the run above is bound to the first
+        assert f"{again}: the same labels, for warpi fit --noise given:{again}" in capsys.readouterr().out
+        assert read_manifest(again, dataset).y[free] == names.index("x")
+        assert main(["review", str(run), "--device", "cpu", "--trusted", str(tmp_path / "last.csv")]) == 0
+        assert "add --export FILE.csv to learn from those left out, too" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("argv", "message"),

@@ -396,6 +396,27 @@ def test_trusted_rows_of_a_second_file_are_used_only_there() -> None:
     assert found == set(range(120)) - set(rows.tolist())
 
 
+def test_rows_that_only_look_like_trusted_ones_are_kept() -> None:
+    """With few possible values most rows look like some trusted example."""
+    chance = torch.Generator().manual_seed(0)
+    x, y = torch.randint(4, (2000, 4), generator=chance).float(), torch.randint(3, (2000,), generator=chance)
+    one = Scale(torch.tensor(0.0), torch.tensor(1.0))
+    noisy, checked = (
+        Dataset("x", TensorExamples(x[rows], one), y[rows], ("a", "b", "c"))
+        for rows in (slice(1800), slice(1800, None))
+    )
+    task, truth = make_task(noisy, meta_data=checked)
+    assert truth.n_repeated <= 200
+    assert sum(map(len, parts(task, truth).values())) == 2000 - truth.n_repeated
+
+
+@pytest.mark.parametrize(("marked", "words"), [(40, "all 40 rows of made are trusted"), (39, "39 of 40 rows of made")])
+def test_no_row_is_left_that_is_not_trusted(marked: int, words: str) -> None:
+    trusted = torch.arange(40) < marked
+    with pytest.raises(UserError, match=f"{words}.* none is left to train on as noisy; trust only rows that somebody"):
+        make_task(made([20, 20], trusted=trusted), test=0.9, val=0.0)
+
+
 def test_trusted_examples_in_the_test_set_are_refused() -> None:
     own = split_of(made([30, 20], seed=3))
     with pytest.raises(UserError, match="50 of 50 trusted examples are also in the test set"):

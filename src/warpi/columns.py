@@ -16,8 +16,8 @@ from torch import Generator, Tensor, nn
 
 from warpi.data.arrays import channels_last, images
 from warpi.data.examples import Examples, Scale, TensorExamples
+from warpi.data.features import blurred, features
 from warpi.data.sparse import SparseExamples
-from warpi.data.tables import features
 from warpi.errors import UserError
 
 _MAX_CATEGORIES = 1000
@@ -32,6 +32,7 @@ class Layout:
     shape: tuple[int, ...]  # of one example in X; of `columns` their number
     categories: tuple[tuple[Category, ...] | None, ...] = ()  # of each column; None: a number
     pixels: bool = False  # bytes, 0..255
+    double: bool = False  # float32 is too coarse for the features
 
     @classmethod
     def of(cls, X: Any, own_net: bool) -> "Layout":
@@ -42,39 +43,42 @@ class Layout:
         """
         if is_table(X):
             categories = tuple(_categories(X.iloc[:, j], name) for j, name in enumerate(X.columns))
-            return cls("columns", (len(categories),), categories)
+            numbers = (_column(X.iloc[:, j], X.columns[j], None) for j, names in enumerate(categories) if names is None)
+            return cls("columns", (len(categories),), categories, double=any(map(blurred, numbers)))
         shape = tuple(X.shape[1:])
         if issparse(X):
             return cls("sparse", shape)
         if X.ndim == 2:
-            return cls("features", shape)
+            return cls("features", shape, double=blurred(X))
         if X.ndim == 4:
             return cls("channels last" if channels_last(X.shape) else "channels first", shape, (), X.dtype == np.uint8)
         if X.ndim == 3 and not (own_net and X.dtype != np.uint8):
             return cls("grey", shape, (), X.dtype == np.uint8)
-        return cls("as given", shape)
+        return cls("as given", shape, double=blurred(X))
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
         categories = tuple(None if names is None else tuple(names) for names in stored["categories"])
-        return cls(stored["kind"], tuple(stored["shape"]), categories, stored["pixels"])
+        return cls(stored["kind"], tuple(stored["shape"]), categories, stored["pixels"], stored.get("double", False))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def numbers(self, X: Any) -> Any:
-        """X as numbers: float32 [N, ...] (bytes stay bytes), or as sparse as it came; categories by position."""
+        """X as numbers: float32 [N, ...] or, where that is too coarse, float64 (bytes stay bytes), or as sparse as it
+        came; categories by position."""
+        kind = np.dtype(np.uint8 if self.pixels else np.float64 if self.double else np.float32)
         if self.kind == "columns":
             pairs = zip(X.columns, self.categories, strict=True)
             columns = [_column(X.iloc[:, j], name, names) for j, (name, names) in enumerate(pairs)]
-            return np.stack(columns, axis=1)  # [N, columns]
+            return np.stack(columns, axis=1).astype(kind)  # [N, columns]
         if tuple(X.shape[1:]) != self.shape:
             got, want = (["N", *shape] for shape in (X.shape[1:], self.shape))
             raise UserError(f"X has the shape {got}, the classifier was fitted on {want}; give it the same form")
-        wanted = np.dtype(np.uint8 if self.pixels else np.float32)
-        if X.dtype != wanted:
-            raise UserError(f"X holds {X.dtype}, the classifier was fitted on {wanted}; give it the same")
-        return X
+        if (X.dtype == np.uint8) != self.pixels:
+            raise UserError(f"X holds {X.dtype}, the classifier was fitted on {kind}; give it the same")
+        _refuse_huge(X, "")
+        return X.astype(kind, copy=False)
 
     def examples(self, X: Any, augment: bool) -> Examples:
         """Numbers as what a task holds."""
@@ -90,7 +94,8 @@ class Layout:
         """Made-up numbers of about the right size, to compare two forms of one classifier on."""
         if self.pixels:
             return torch.randint(256, (n, *self.shape), generator=generator, dtype=torch.uint8)
-        x, mean, std = torch.randn((n, *self.shape), generator=generator), scale.mean.cpu(), scale.std.cpu()
+        mean, std = scale.mean.cpu(), scale.std.cpu()
+        x = torch.randn((n, *self.shape), generator=generator).to(mean.dtype)
         if self.kind != "columns":
             alike = mean.shape == x.shape[1:]  # else one number, or one a channel, wherever that lies
             return x * (std if alike else std.mean()) + (mean if alike else mean.mean())
@@ -116,7 +121,7 @@ class Prepare(nn.Module):
         self.register_buffer("std", scale.std.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        return (arranged(x, self.layout).float() - self.mean) / self.std
+        return ((arranged(x, self.layout).to(self.mean.dtype) - self.mean) / self.std).float()
 
 
 def arranged(x: Tensor, layout: Layout) -> Tensor:
@@ -172,7 +177,7 @@ def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
     return tuple(names)
 
 
-def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDArray[np.float32]:
+def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDArray[np.float64]:
     """[N] numbers, or positions among the categories."""
     blank = column.isna().to_numpy(dtype=bool)
     if blank.any():
@@ -186,15 +191,12 @@ def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDAr
                     f"column {name!r} of X, row {row}: {value!r} did not occur when the classifier was fitted; declare "
                     "all values (pandas dtype 'category'), or put a OneHotEncoder(handle_unknown='ignore') before it"
                 )
-        return np.array([index[value] for value in values], dtype=np.float32)
+        return np.array([index[value] for value in values], dtype=np.float64)
     try:
-        with np.errstate(over="ignore"):
-            numbers: NDArray[np.float32] = column.to_numpy(dtype=np.float32)
+        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64)
     except (TypeError, ValueError) as e:
         raise UserError(f"column {name!r} of X held numbers when the classifier was fitted, got {column.dtype}") from e
-    if not np.isfinite(numbers).all():
-        row = int((~np.isfinite(numbers)).argmax())
-        raise ValueError(f"Input X contains infinity or a value too large for float32: column {name!r}, row {row}")
+    _refuse_huge(numbers, f"column {name!r}, ")
     return numbers
 
 
@@ -211,6 +213,15 @@ def refuse_texts(X: Any) -> None:
             "X holds texts, numbers are expected; put a vectoriser before it: "
             "make_pipeline(TfidfVectorizer(), NoisyLabelClassifier())"
         )
+
+
+def _refuse_huge(X: Any, where: str) -> None:
+    places: Any = X.tocoo() if issparse(X) else None  # type: ignore[attr-defined]
+    huge = ~(np.abs(X if places is None else places.data) <= np.finfo(np.float32).max)  # NaN too
+    if huge.any():
+        first = int(np.argwhere(huge)[0, 0])
+        row = first if places is None else places.row[first]
+        raise ValueError(f"Input X contains infinity or a value too large for float32: {where}row {row}")
 
 
 def refuse_blanks(y: Any, name: str) -> None:

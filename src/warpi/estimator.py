@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import logging
 import threading
 import warnings
 from collections.abc import Mapping
@@ -40,6 +41,8 @@ from warpi.spec import named, plain, suited
 from warpi.task import Task, make_task
 from warpi.transition import from_given
 from warpi.untrusted import WITHOUT_TRUSTED, NoTrustedExamples, agreed
+
+log = logging.getLogger("warpi.estimator")
 
 FORMAT = "warpi-classifier/1"
 _RECIPE = {f.name for f in fields(Recipe)} - {"net", "seed"}
@@ -129,7 +132,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if trusted is not None:
             dataset = replace(dataset, trusted=_marks(trusted, len(given)))
         checked = self._checked_meta(layout, X_meta, y_meta, trusted)
-        task, _ = make_task(dataset, meta_data=checked, val=0.0, test=0.0)
+        task, truth = make_task(dataset, meta_data=checked, val=0.0, test=0.0)
+        if truth.n_repeated:
+            log.warning("%d of %d rows of X are also in X_meta, and are used only there", truth.n_repeated, len(given))
         task = replace(task, noise_rate=self._noise_rate()).to(pick_device(self.device))
         seed = self._seed()
         # A network of the user's may draw from the global generators, and there is one forward-mode level a process.
@@ -349,9 +354,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return None if self.noise_rate is None else float(self.noise_rate)
 
 
-def _dtype(X: Any) -> type[np.generic]:
-    """Bytes of images stay bytes."""
-    return np.uint8 if getattr(X, "ndim", 2) > 2 and X.dtype == np.uint8 else np.float32
+def _dtype(X: Any) -> list[type[np.generic]]:
+    """What X is kept as: bytes of images as they are, all else in float64 unless it is in float32."""
+    return [np.uint8] if getattr(X, "ndim", 2) > 2 and X.dtype == np.uint8 else [np.float64, np.float32]
 
 
 def _marks(trusted: ArrayLike, n: int) -> Tensor:

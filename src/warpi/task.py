@@ -103,7 +103,8 @@ def make_task(
                 "on; give as trusted only those that were checked"
             )
         if n_repeated := int(seen.sum()):
-            log.info("%d rows are also among the trusted examples; only there are they used", n_repeated)
+            told = "%d of %d rows are also among the trusted examples; only there are they used"
+            log.info(told, n_repeated, len(rows))
         rows = rows[~seen]
         if dataset.test is not None and (count := int(shared(trusted, dataset.test).sum())):
             raise UserError(f"{count} of {len(trusted)} trusted examples are also in the test set; take them out of it")
@@ -114,6 +115,12 @@ def make_task(
         rows = _without(rows, test_rows)
     meta_rows = rows[:0] if trusted is not None else _trusted_rows(dataset, rows, meta, chance("meta"))
     val_rows, train_rows = _stratified(_without(rows, meta_rows), strata, val, chance("val"))
+    if len(meta_rows) and not len(train_rows):
+        which = "all" if len(meta_rows) == len(dataset.y) else f"{len(meta_rows)} of"
+        raise UserError(
+            f"{which} {len(dataset.y)} rows of {dataset.name} are trusted, none is left to train on as noisy; trust "
+            "only rows that somebody has checked, or none at all: then every label counts as one that may be wrong"
+        )
 
     # 2. corrupt the labels (or the inputs) of train and val, and nothing else
     noisy = noise.apply(dataset, generator(seed, "noise"), other)
@@ -147,7 +154,7 @@ def make_task(
     if checked is not None:
         _check_classes(checked.y, dataset.classes, "the trusted examples", "add at least one of each to them")
         _tell_uneven(checked.y, train.y, dataset.classes)
-    _tell_few(train.y, dataset.classes)
+    _tell_few(train.y, dataset.classes, bool(len(test_rows) + len(val_rows)))
     clean = None if clean is None else clean[train_rows]
     rate = None if clean is None or not dataset.truth_is_known else float((clean != train.y).double().mean())
     exam_is_clean = dataset.test_is_clean
@@ -236,13 +243,14 @@ def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str)
         raise UserError(f"{len(empty)} of {len(classes)} classes have no example among {where}: {listed}; {advice}")
 
 
-def _tell_few(y: Tensor, classes: tuple[str, ...]) -> None:
+def _tell_few(y: Tensor, classes: tuple[str, ...], held_out: bool) -> None:
     """Say so where nothing can be learned about a class, least of all which of its labels are wrong."""
     count = torch.bincount(y.cpu(), minlength=len(classes)).tolist()
     few = [f"{n} of {name}" for name, n in zip(classes, count, strict=True) if n < 5]
     if few:
         listed = ", ".join(few[:5]) + (", ..." if len(few) > 5 else "")
-        log.warning("too few training rows to learn from (%s), after test and validation rows were held out", listed)
+        after = ", after test and validation rows were held out" if held_out else ""
+        log.warning("too few training rows to learn from (%s)%s", listed, after)
 
 
 def _tell_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:
@@ -254,7 +262,7 @@ def _tell_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> No
         most, least = divmod(int(more.argmax()), len(classes))
         log.warning(
             "the trusted examples are uneven (%d of %s, %d of %s), the data is not like that: meta methods suffer "
-            "(WarPI by ten points on digits); check more of the rare ones, or take as many of each by --meta N",
+            "(WarPI by ten points on digits); check more of the rare ones, or trust as many of each (fit: --meta N)",
             *(int(ours[most]), classes[most], int(ours[least]), classes[least]),
         )
 

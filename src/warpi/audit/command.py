@@ -182,14 +182,20 @@ def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
             labels = {int(cells["row"]): cells[CHECKED] for cells in rows if cells[CHECKED]}
         except ValueError as e:
             raise UserError(f"{given['estimate']}: the column row is not as `warpi pick` wrote it ({e})") from e
-        write_trusted(given["trusted"], DataSpec(**of).read()[0], labels, not given["unbalanced"]).tell()
+        spec = DataSpec(**of)
+        write_trusted(given["trusted"], spec.read()[0], labels, not given["unbalanced"], Path(spec.data)).tell()
     found = estimate(rows)
     if given["json"]:
         _write_json(given["json"], found)
     print(
         f"noise rate {100 * found['rate']:.1f} % (95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f}) "
-        f"by {found['checked']} checked rows that were drawn at random"
+        f"by {found['checked']} checked rows of {found['drawn']} that were drawn at random"
     )
+    if found["left_out"]:
+        print(
+            f"{found['left_out']} more of these are checked, but not in the order of the list: they may have been "
+            "chosen for looking suspicious, and are left out of it"
+        )
     if found["unchecked_classes"]:
         print(f"nothing was checked of: {', '.join(found['unchecked_classes'])}; they are left out of it")
 

@@ -29,6 +29,8 @@ from warpi.rng import generator
 CHECKED = "checked_label"
 SURE = 0.9  # a class of at least this probability is not in doubt
 _YES = ("1", "true", "yes", "x")
+_APART = "checked_apart"  # of a row that was checked out of the list's order
+_FEW = 10  # rows in order that are hardly all there by chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,20 +168,47 @@ def _informative(audit: Audit, pool: Ints, n: int, K: int, chance: torch.Generat
 def read_checked(path: Path, picked: Path | None = None) -> list[dict[str, str]]:
     """A pick file whose column `checked_label` a person has filled, a dict a row.
 
-    Instead of that, a file that `warpi review` exported, together with the pick file that it was made from.
+    Instead of that, a file that `warpi review` exported, together with the pick file that it was made from; what that
+    one says counts where the export says nothing.
     """
     rows = _read(path)
     if CHECKED not in rows[0] and {"label", "verified"} <= rows[0].keys():
         for cells in rows:
             cells[CHECKED] = cells["label"] if cells["verified"].lower() in _YES else ""
     if picked is not None:
-        said = {cells.get("row"): cells for cells in rows}
-        rows = [{**cells, CHECKED: said.get(cells.get("row"), {}).get(CHECKED, "")} for cells in _read(picked)]
+        rows = _of_list(_read(picked), rows)
     for name in ("row", "given_label", CHECKED):
         if name not in rows[0]:
             raise UserError(f"{path} has no column {name!r}; give the file of `warpi pick --csv`, filled by a person")
     if not any(cells[CHECKED] for cells in rows):
         raise UserError(f"no row of {path} is checked; fill the column {CHECKED}")
+    return rows
+
+
+def _of_list(listed: list[dict[str, str]], exported: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The list, filled by what was decided in a review, and marked where that did not go by the list.
+
+    A review also decides about rows since they look suspicious, and some of these may be on the list: they are no
+    random rows. What went by the list is what is filled in the list itself, and the whole of it or its beginning, for
+    its order is random: the random rows up to the first one that nobody looked at. Where rows beside the list were
+    decided, too, a beginning of very few rows may be there by chance, and does not count.
+    """
+    said = {cells.get("row"): cells for cells in exported}
+    own = {cells.get("row") for cells in listed}
+    beside = any(
+        cells.get(CHECKED) and cells.get("state") != "trusted" for row, cells in said.items() if row not in own
+    )
+    rows, looked = list[dict[str, str]](), list[bool]()
+    for cells in listed:
+        found = said.get(cells.get("row"), {})
+        rows.append({**cells, CHECKED: found.get(CHECKED) or cells.get(CHECKED, "")})
+        looked.append(bool(rows[-1][CHECKED]) or found.get("state") in ("unsure", "skipped"))
+    random = [i for i, cells in enumerate(rows) if cells.get("part") == "random"]
+    first = next((n for n, i in enumerate(random) if not looked[i]), len(random))
+    if first < len(random) and beside and first < _FEW:
+        first = 0
+    for i in random[first:]:
+        rows[i][_APART] = "1" if rows[i][CHECKED] and not listed[i].get(CHECKED) else ""
     return rows
 
 
@@ -203,7 +232,8 @@ def estimate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     Unbiased, since the chance of every row is known. Its interval is Wilson's for as many rows as a plain random sample
     would need for the same variance. That is the larger of sum_c (N_c / N)^2 r_c (1 - r_c) / n_c and of the same with r
     for all r_c, for few rows may show no error where there are some; n_c = (sum w)^2 / sum w^2, over 1 - the share that
-    was checked. A row left blank is taken to be like the others of its class.
+    was checked. A row left blank is taken to be like the others of its class. Rows that were not checked in the order
+    of the list do not count (`read_checked`): somebody may have chosen them.
     """
     if any("part" not in cells for cells in rows):
         raise UserError("the file does not say how its rows were drawn (column 'part'); add --picked PICK.csv")
@@ -217,8 +247,15 @@ def estimate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
             "stratum_size and stratum_picked are not as `warpi pick` wrote them (more picked than there are)"
         )
     given = np.array([cells["given_label"] for cells in rows])
-    checked = np.array([bool(cells[CHECKED]) for cells in rows], dtype=bool)
+    checked = np.array([bool(cells[CHECKED] and not cells.get(_APART)) for cells in rows], dtype=bool)
+    left_out = sum(bool(cells.get(_APART)) for cells in rows)
     wrong = np.array([cells["given_label"] != cells[CHECKED] for cells in rows], dtype=float)
+    if left_out and not checked.any():
+        raise UserError(
+            f"{left_out} of the {len(rows)} rows that were drawn at random are checked, but not in the order of the "
+            "list: rows that were chosen for looking suspicious say nothing about the noise rate; decide about the "
+            "list from its beginning, with: warpi review --rows LIST.csv"
+        )
     if not checked.any():
         raise UserError("no row that was drawn at random is checked: the others say nothing about the noise rate")
     names = [name for name in dict.fromkeys(given.tolist()) if checked[given == name].any()]
@@ -236,6 +273,8 @@ def estimate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         "low": low,
         "high": high,
         "checked": int(checked.sum()),
+        "drawn": len(rows),  # at random, checked or not
+        "left_out": left_out,  # checked, but not in the order of the list
         "by_class": [{"class": name, **c} for name, c in zip(names, found, strict=True)],
         "unchecked_classes": sorted({*given.tolist()} - {*names}),  # which the estimate says nothing about
     }

@@ -13,9 +13,12 @@ from torch import Tensor
 from warpi.atomic import write_atomically
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
+from warpi.data.reading import reading
 from warpi.data.tables import Columns
 from warpi.errors import UserError
 from warpi.rng import generator
+
+_ABOUT = ("clean_label", "verified", "split")  # columns that are about rows of the data, and no part of them
 
 
 class Trusted(NamedTuple):
@@ -57,11 +60,49 @@ def even(y: Tensor, first: int = 0) -> Tensor:
     return torch.cat([order[y[order] == k][:least] for k in range(len(counts))]).sort().values
 
 
-def write_trusted(path: Path, dataset: Dataset, labels: dict[int, str], balanced: bool = True) -> Trusted:
+def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str, str]]:
+    """The rows of a table, cells by column, as they stand in the file: an id is not rounded, nothing is dropped.
+
+    Of the train (test, meta) rows where there is a column `split`. Columns that say something about a row of the data
+    (clean_label, verified, split) are left out: of a checked row they may be wrong. None of a file that is no table.
+    """
+    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        return []
+    with reading(path):
+        names, rows = _parquet(path) if path.suffix.lower() == ".parquet" else _text(path)
+    names = [name.strip() or f"Unnamed: {j}" for j, name in enumerate(names)]  # as the table was read
+    kept = [name for name in names if name == label or name not in _ABOUT]
+    found = [dict(zip(names, row, strict=True)) for row in rows]
+    own = [cells for cells in found if cells.get("split", "train").strip().lower() == part]
+    return [{name: cells[name] for name in kept} for cells in own]
+
+
+def _text(path: Path) -> tuple[list[str], list[list[str]]]:
+    mark = "\t" if path.suffix.lower() == ".tsv" else ","
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = [line for line in csv.reader(file, delimiter=mark, skipinitialspace=True, strict=True) if line]
+    return lines[0], lines[1:]
+
+
+def _parquet(path: Path) -> tuple[list[str], list[list[str]]]:
+    import pandas as pd  # by which the data was read before
+
+    frame = pd.read_parquet(path)
+    columns = list[list[str]]()
+    for j in range(frame.shape[1]):  # each of its own type: whole numbers stay whole
+        column = frame.iloc[:, j]
+        columns.append(["" if b else str(cell) for cell, b in zip(column, column.isna(), strict=True)])
+    return [str(name) for name in frame.columns], [list(row) for row in zip(*columns, strict=True)]
+
+
+def write_trusted(
+    path: Path, dataset: Dataset, labels: dict[int, str], balanced: bool = True, source: Path | None = None
+) -> Trusted:
     """Write rows of a data set with the labels a person found for them, in the form that the data has.
 
     Balanced: the same number of every class. Image files: a .csv with `path` and `label`, paths as seen from the folder
-    of the data (`--root`). Tables: a .csv with their columns. Everything else: a .npz with x and y.
+    of the data (`--root`). Tables: a .csv with all columns of their file `source`, cells as they stand there (without
+    it, what was made of the columns that were read). Everything else: a .npz with x and y.
     """
     known = set(dataset.classes)
     for row, label in labels.items():
@@ -92,8 +133,14 @@ def write_trusted(path: Path, dataset: Dataset, labels: dict[int, str], balanced
         writer.writerow(["path", "label"])
         writer.writerows([dataset.files.paths[row], label] for row, label in labels.items())
     elif isinstance(columns := dataset.encoding, Columns) and isinstance(x, TensorExamples):
-        writer.writerow([*columns.categories, columns.label])
-        writer.writerows([*_cells(x.x[row].numpy(), columns), label] for row, label in labels.items())
+        found = source and original_rows(source, columns.label)
+        if found and len(found) != len(dataset.y):
+            raise UserError(f"{source} has changed while it was read; run the same again")
+        head = list(found[0]) if found else [*columns.categories, columns.label]
+        writer.writerow(head)
+        for row, label in labels.items():
+            cells = found[row] if found else _cells(x.x[row].numpy(), columns)
+            writer.writerow({**cells, columns.label: label}[name] for name in head)
     try:
         write_atomically(path, text.getvalue().encode())
     except UnicodeEncodeError as e:
@@ -101,12 +148,12 @@ def write_trusted(path: Path, dataset: Dataset, labels: dict[int, str], balanced
     return Trusted.of(path, y, len(labels), dataset.classes)
 
 
-def _cells(values: np.ndarray, columns: Columns) -> list[str]:
+def _cells(values: np.ndarray, columns: Columns) -> dict[str, str]:
     """The features of a row as the columns they were made from; numbers such that they are read as the same float32."""
-    cells, at = list[str](), 0
-    for categories in columns.categories.values():
+    cells, at = dict[str, str](), 0
+    for name, categories in columns.categories.items():
         width = 1 if categories is None else len(categories)
         here = values[at : at + width]
-        cells.append(str(here[0]) if categories is None else categories[int(here.argmax())])
+        cells[name] = str(here[0]) if categories is None else categories[int(here.argmax())]
         at += width
     return cells

@@ -4,6 +4,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset, Unseen
 from warpi.data.doubts import check_label
 from warpi.data.examples import Scale, TensorExamples
+from warpi.data.features import ROUNDING, blurred, features
 from warpi.data.labels import in_order, marked, numbered, parsed, plain
 from warpi.data.reading import checked_suffix, few, reading
-from warpi.data.tables import features
 from warpi.errors import UserError
 
 # What damaged bytes make of numpy's reader and of those that it builds on.
@@ -46,13 +47,14 @@ def read_arrays(
     `like` is the data set of the first file where this is a second one: the shapes must agree, the classes are shared.
     """
     arrays = (_read_npz if checked_suffix(path, (".npz", ".npy")) == ".npz" else _read_npy)(path, label)
+    alike = like.examples.x if like and isinstance(like.examples, TensorExamples) else None
     x: dict[str, Tensor] = {}
     texts: dict[str, list[str]] = {}
     for part, end in {"train": "", "test": "_test", "meta": "_meta"}.items():
         if (f"x{end}" in arrays) != (f"y{end}" in arrays):
             raise UserError(f"{path}: x{end} and y{end} come together, got only one of them")
         if f"x{end}" in arrays:
-            x[part] = _inputs(arrays[f"x{end}"], f"{path}: x{end}")
+            x[part] = _inputs(arrays[f"x{end}"], f"{path}: x{end}", x.get("train") if alike is None else alike)
             texts[part] = _texts(arrays[f"y{end}"], f"{path}: y{end}", len(x[part]))
             if "" in texts[part]:
                 raise UserError(f"{path}: row {texts[part].index('')} of y{end} has no label")
@@ -83,7 +85,7 @@ def read_arrays(
     marks = _texts(arrays["verified"], f"{path}: verified", len(x["train"])) if "verified" in arrays else None
     return Dataset.of_parts(
         path.stem,
-        {part: (TensorExamples(x[part], first.scale, first.crop, first.standardise), y[part]) for part in x},
+        {part: (replace(first, x=x[part]), y[part]) for part in x},
         classes,
         clean=y.get("clean"),
         verified=None if marks is None else marked(marks, lambda row: f"{path}, row {row}"),
@@ -100,7 +102,7 @@ def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classe
     else:
         beside = path.with_name(f"{path.stem}_labels.npy")
         arrays = _read_npy(path, str(beside)) if beside.is_file() else {"x": _one(path)}
-    x = _inputs(arrays["x"], f"{path}: x")
+    x = _inputs(arrays["x"], f"{path}: x", first.x)
     _check_like(x, first, f"{path}: an input")
 
     def labels(name: str) -> Tensor:
@@ -109,7 +111,7 @@ def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classe
         return numbered(texts, classes, lambda row: f"{path}, row {row} of {name}", parsed(classes) is None)
 
     there: dict[str, Tensor] = {name: labels(name) for name in ("y", "clean") if name in arrays}
-    return Unseen(TensorExamples(x, first.scale, first.crop, first.standardise), there)
+    return Unseen(replace(first, x=x), there)
 
 
 def _check_like(x: Tensor, first: TensorExamples, what: str) -> None:
@@ -173,8 +175,9 @@ def load_arrays(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
         raise UserError(f"{path}: not a readable file of plain arrays, objects are refused ({reason})") from e
 
 
-def _inputs(x: NDArray[Any], what: str) -> Tensor:
-    """Features float32 [N, D], or images uint8 [N, C, H, W]."""
+def _inputs(x: NDArray[Any], what: str, alike: Tensor | None) -> Tensor:
+    """Features [N, D] in as many digits as those of the same kind have (None: as they need), or images uint8
+    [N, C, H, W]."""
     if x.ndim == 2 and x.dtype.kind in "iufb" and x.size:
         with np.errstate(over="ignore"):
             features = x.astype(np.float32)
@@ -185,7 +188,8 @@ def _inputs(x: NDArray[Any], what: str) -> Tensor:
                 f"{what}: row {row}, column {column} holds {x[row, column]}, and {len(bad)} cells in "
                 f"{len({*bad[:, 1]})} columns are no finite numbers; fill them, or drop the rows or the columns"
             )
-        return torch.from_numpy(features)
+        double = blurred(x) if alike is None else alike.dtype == torch.float64
+        return torch.from_numpy(x.astype(np.float64) if double else features)
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or (x.ndim == 4 and not {*x.shape[1::2]} & {1, 3}):
         raise UserError(
             f"{what} is {x.dtype} {list(x.shape)}; allowed are numbers [N, D], and images of uint8 [N, H, W], "
@@ -216,7 +220,7 @@ def images(x: Tensor) -> TensorExamples:
     else:
         channels = x.transpose(0, 1).flatten(1).double()
         mean, std = channels.mean(1), channels.std(1, correction=0)
-        std[std < 1e-12] = 1.0
+        std[std <= ROUNDING * channels.abs().amax(1)] = 1.0
     scale = Scale(*(t.float().view(-1, 1, 1) for t in (mean, std)))
     height, width = x.shape[2:]
     return TensorExamples(x, scale, Crop(size=height, pad=height // 8) if height == width else None)

@@ -5,7 +5,7 @@ import io
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from warpi.data.dataset import Dataset, Unseen
 from warpi.data.doubts import check_label, check_words, tell_id
-from warpi.data.examples import Scale, TensorExamples
+from warpi.data.features import blurred, features
 from warpi.data.labels import MISSING, check_known, in_order, marked, numbered, parsed, plain
 from warpi.data.reading import checked_suffix, drop_flag, few, reading
 from warpi.errors import UserError, missing, unknown
@@ -36,6 +36,7 @@ class Columns:
     label: str
     categories: Mapping[str, tuple[str, ...] | None]  # feature column, in order -> its categories; None: a number
     drop: tuple[str, ...] = ()  # columns that were left out
+    double: bool = False  # float32 is too coarse for the numbers
 
 
 def read_table(
@@ -48,7 +49,7 @@ def read_table(
 ) -> Dataset:
     """A table with one example a row; the first line (or the schema) names the columns.
 
-    Columns of numbers become float32 features, all others one feature a distinct value, in sorted order. In .csv and
+    Columns of numbers become features, all others one feature a distinct value, in sorted order. In .csv and
     .tsv a column is numeric if every cell is a number; .parquet declares it. A missing or infinite cell is refused, and
     so is a column in which nearly all cells are numbers. Columns to `drop` are as if they were not there.
     Column names with a meaning: `label` (or the one named) holds the class; `clean_label` the true class, blank where
@@ -71,8 +72,9 @@ def read_table(
         raise _no_column(label, table, "name the label with --label COLUMN")
     columns = known or _fit(table, label, tuple(drop))
     _check_columns(table, columns, [name for name in _feature_names(table, label) if name not in columns.categories])
-    x = torch.from_numpy(_encode(table, columns))  # [N, D]
+    x = torch.from_numpy(_encode(table, columns, known is None))  # [N, D]
     if not known:
+        columns = replace(columns, double=x.dtype == torch.float64)
         for name in columns.categories:
             tell_id(table.columns[name], name, path)
 
@@ -303,8 +305,8 @@ def _check_columns(table: _Table, columns: Columns, adds: list[str]) -> None:
         raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}{ways}")
 
 
-def _encode(table: _Table, columns: Columns) -> NDArray[np.float32]:
-    """[N, D] features"""
+def _encode(table: _Table, columns: Columns, first: bool = False) -> NDArray[np.floating]:
+    """[N, D] features, in float32 or float64: what the first table needs"""
     gaps = dict[str, str]()
     for name, categories in columns.categories.items():
         values, words = table.columns[name], MISSING if categories is None else {""}
@@ -316,10 +318,11 @@ def _encode(table: _Table, columns: Columns) -> NDArray[np.float32]:
             f"{table.path}: cells are missing in {few(gaps.values())}; fill them or drop the rows"
             f"{table.or_drop(*gaps)}: nothing is filled in for you"
         )
-    blocks = [
+    blocks: list[NDArray[np.floating]] = [
         _numbers(table, name) if c is None else _one_hot(table, name, c) for name, c in columns.categories.items()
     ]
-    return np.concatenate(blocks, axis=1)
+    double = any(map(blurred, blocks)) if first else columns.double
+    return np.concatenate(blocks, axis=1, dtype=np.float64 if double else np.float32)
 
 
 def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[np.float32]:
@@ -339,7 +342,7 @@ def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[n
     return x
 
 
-def _numbers(table: _Table, name: str) -> NDArray[np.float32]:
+def _numbers(table: _Table, name: str) -> NDArray[np.float64]:
     """[N, 1]; every cell must be a finite number"""
     values = table.columns[name]
     numbers = parsed(values) if values.dtype.kind == "O" else values.astype(np.float64)
@@ -347,13 +350,12 @@ def _numbers(table: _Table, name: str) -> NDArray[np.float32]:
         row = next(row for row, cell in enumerate(values) if parsed([cell]) is None)
         raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, numbers in the training table")
     with np.errstate(over="ignore"):
-        x = numbers.astype(np.float32)
-    bad = ~np.isfinite(x)
+        bad = ~np.isfinite(numbers.astype(np.float32))
     if bad.any():
         row = int(bad.argmax())
         cell = f"column {name!r} holds {values[row]}, not a finite number"
         raise UserError(f"{table.at(row)}: {cell}; mend it or drop the row{table.or_drop(name)}")
-    return x[:, None]
+    return numbers[:, None]
 
 
 def _parts(table: _Table, n: int) -> dict[str, Tensor]:
@@ -369,7 +371,3 @@ def _no_column(name: str, table: _Table, what_to_do: str) -> UserError:
     near = get_close_matches(name, table.names, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return UserError(f"{table.path} has no column {name!r}{hint}; columns: {few(table.names)}; {what_to_do}")
-
-
-def features(x: Tensor) -> TensorExamples:
-    return TensorExamples(x, Scale(torch.tensor(0.0), torch.tensor(1.0)), standardise=True)

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shlex
 import sys
 import webbrowser
 from collections.abc import Mapping
@@ -67,14 +68,18 @@ def _review(given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         if not (given["export"] or given["trusted"]):
             _serve(Review(items, store, folder, spec), given)
             return
-        standing = store.standing()
+        standing, corrected = store.standing(), None
         if given["export"]:
-            write_corrected(items, standing, given["export"])
+            corrected = write_corrected(items, standing, given["export"])
             decided = sum(decision.label is not None for decision in standing.values())
             print(f"{given['export']}: labels of {len(items.given)} rows, {decided} of them decided by a person")
+            if corrected != given["export"]:
+                print(f"{corrected}: the same labels, for warpi fit --noise {shlex.quote(f'given:{corrected}')}")
         if given["trusted"]:
-            write_trusted(items, standing, given["trusted"], not given["unbalanced"]).tell()
-            corrected = given["export"] if given["export"] and given["export"].suffix == ".json" else None
+            written = write_trusted(items, standing, given["trusted"], not given["unbalanced"])
+            written.tell()
+            if written.left and corrected is None:
+                print("warpi: add --export FILE.csv to learn from those left out, too", file=sys.stderr)
             print(f"next: {fit_command(items, spec, given['trusted'], corrected)}")
 
 
@@ -106,6 +111,7 @@ def open_run(
     from warpi.audit.reopen import reopen
     from warpi.audit.table import FILE
     from warpi.folder import read_spec
+    from warpi.noise import Noise
     from warpi.review.items import of_run
 
     with settings.read_once():
@@ -115,7 +121,20 @@ def open_run(
     found = read_audit(run) if (run / FILE).exists() else audit(opened)
     shown = _shown(show, dataset, spec["data"])
     items = of_run(dataset, opened.task, opened.method.net, found, rows, shown)
+    if not Noise.parse(spec["noise"]).other_name:  # else inputs are not those of the file
+        items = _with_files(items, spec["data"], spec.get("meta_data"))
     return items, settings.not_default(spec, defaults)
+
+
+def _with_files(items: "Items", data: str, trusted: str | None = None) -> "Items":
+    """Where the rows of tables stand, so that an export can copy them."""
+    from dataclasses import replace
+
+    from warpi.data.tables import Columns
+
+    if not isinstance(items.dataset.encoding, Columns):
+        return items
+    return replace(items, source=Path(data), trusted_source=Path(trusted) if trusted else None)
 
 
 def _of_data(
@@ -137,7 +156,7 @@ def _of_data(
     y = noise.apply(dataset, generator(given["seed"], "noise"), None).y
     shown = _shown(given["show"], dataset, spec.data)
     settings = not_default({**asdict(spec), "noise": str(noise), "seed": given["seed"]}, defaults)
-    return of_data(dataset, y, rows, shown), settings
+    return _with_files(of_data(dataset, y, rows, shown), spec.data), settings
 
 
 def _rows(path: Path | None) -> "NDArray[np.int64] | None":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from warpi.atomic import write_atomically
-from warpi.audit.trusted import Trusted, even
+from warpi.audit.trusted import Trusted, even, original_rows
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.files import FileExamples
 from warpi.data.overlap import shared
@@ -43,12 +43,22 @@ def final(items: Items, standing: Mapping[int, Decision]) -> dict[int, int]:
     return items.trusted_rows | decided
 
 
-def write_corrected(items: Items, standing: Mapping[int, Decision], path: Path) -> None:
-    """All rows with their corrected labels: .csv to look at, or .json for `warpi fit --noise given:FILE.json`."""
+def write_corrected(items: Items, standing: Mapping[int, Decision], path: Path) -> Path:
+    """All rows with their corrected labels: .csv to look at, with a .json beside it, or that alone.
+
+    The .json, which is returned, is for `warpi fit --noise given:FILE.json`. Beside NAME.csv it is NAME.json, or
+    NAME-2.json and so on: a run may depend on an earlier one, which is never replaced.
+    """
     if path.suffix.lower() == ".csv":
         write_atomically(path, corrected_csv(items, standing).encode(errors="surrogateescape"))
-        return
-    if path.suffix.lower() != ".json":
+        for n in itertools.count(1):
+            try:
+                return write_corrected(
+                    items, standing, path.with_name(path.stem + (f"-{n}" if n > 1 else "") + ".json")
+                )
+            except Taken:
+                continue
+    if path.suffix != ".json":
         raise UserError(f"corrected labels go to a .csv or .json file, got {path}")
     y = torch.from_numpy(items.given.copy())
     for row, k in final(items, standing).items():
@@ -57,6 +67,7 @@ def write_corrected(items: Items, standing: Mapping[int, Decision], path: Path) 
     if path.exists() and labels_hash(y) not in path.read_text():
         raise _taken(path, "--export")
     write_manifest(path, data=data, noise="given", seed=0, n_classes=n_classes, labels=NoisyLabels(y, None))
+    return path
 
 
 def corrected_csv(items: Items, standing: Mapping[int, Decision]) -> str:
@@ -100,11 +111,12 @@ def write_trusted(items: Items, standing: Mapping[int, Decision], path: Path, ba
 
     Balanced: the same number of every class, those known before first.
     Images: a folder of links, one folder a class; or a .csv with paths below the folder of the data. Tables: a .csv
-    with the columns of the first. Everything else: a .npz with x and y. A run is bound to the set that it was trained
-    with, so another one of that name is never replaced.
+    with all columns of the first, cells as they stand there. Everything else: a .npz with x and y. A run is bound to
+    the set that it was trained with, so another one of that name is never replaced.
     """
     chosen = final(items, standing)
-    before = _others(items, list(chosen)) if items.trusted is not None and not items.trusted_rows else None
+    apart = items.trusted is not None and not items.shares(items.trusted.examples)
+    before = _others(items, chosen) if apart else None
     y = torch.tensor([*(before.y.tolist() if before else ()), *chosen.values()], dtype=torch.int64)
     if not len(y):
         raise UserError("nothing is trusted yet: keep or change the labels of some examples first")
@@ -159,12 +171,11 @@ def _taken(path: Path, flag: str) -> Taken:
     return Taken(f"{path} holds something else, and a run may depend on it; choose another name for {flag}")
 
 
-def _others(items: Items, rows: list[int]) -> Split:
-    """Trusted examples that lie elsewhere; not those that are copies of rows which a person has decided about."""
+def _others(items: Items, chosen: Mapping[int, int]) -> Split:
+    """Trusted examples that lie elsewhere; not those that are copies of these rows."""
     assert items.trusted is not None
-    index = torch.tensor(rows, dtype=torch.int64)
-    own = Split(items.examples, index, index)
-    new = ~shared(items.trusted, own) if rows else torch.ones(len(items.trusted), dtype=torch.bool)
+    rows, y = (torch.tensor(list(part), dtype=torch.int64) for part in (chosen, chosen.values()))
+    new = ~shared(items.trusted, Split(items.examples, rows, y))
     return replace(items.trusted, rows=items.trusted.rows[new], y=items.trusted.y[new])
 
 
@@ -191,12 +202,21 @@ def _arrays(places: list[tuple[Examples, int]], names: list[str]) -> bytes:
 
 
 def _table(items: Items, places: list[tuple[Examples, int]], names: list[str]) -> bytes:
+    """Rows as they stand in the files that they come from; by their features where no file is known."""
     columns, text = items.dataset.encoding, io.StringIO(newline="")
     assert isinstance(columns, Columns)
+    own = items.source and original_rows(items.source, columns.label)
+    if items.trusted_source is None:
+        others = items.source and original_rows(items.source, columns.label, "meta")
+    else:
+        others = original_rows(items.trusted_source, columns.label)
+    head = list(own[0]) if own else [*columns.categories, columns.label]
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns.categories, columns.label])
-    for place, name in zip(places, names, strict=True):
-        writer.writerow([*(value for _, value in cells(_input(*place), columns)), name])
+    writer.writerow(head)
+    for (examples, row), name in zip(places, names, strict=True):
+        rows = own if items.shares(examples) else others
+        found = rows[row] if rows else dict(cells(_input(examples, row), columns))
+        writer.writerow({**found, columns.label: name}.get(column, "") for column in head)  # "": of a dropped column
     return text.getvalue().encode()
 
 

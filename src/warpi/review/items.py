@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from warpi.audit import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.files import FileExamples
+from warpi.data.overlap import shared
 from warpi.data.split import Split
 from warpi.data.tables import Columns
 from warpi.errors import UserError
@@ -48,6 +50,8 @@ class Items:
     p: Floats | None  # [n, K] the classifier's probabilities
     trusted: Split | None  # examples whose labels are known to be right
     shown: Sequence[Mapping[str, str]] | None = None  # [N] what else is known about each row, for people
+    source: Path | None = None  # the file of the data, where it is a table
+    trusted_source: Path | None = None  # that of the trusted examples, where they lie in one of their own
     lock: threading.Lock = field(default_factory=threading.Lock)
     vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
@@ -91,12 +95,11 @@ class Items:
 
     @property
     def trusted_rows(self) -> dict[int, int]:
-        """Rows of this data set that were trusted before, and their class."""
-        if self.trusted is None or not self._shares(self.trusted.examples):
-            return {}
-        return dict(zip(self.trusted.rows.tolist(), self.trusted.y.tolist(), strict=True))
+        """Rows of this data set that were trusted before, also by a copy in a file of their own, and their class."""
+        return _trusted_rows(self)
 
-    def _shares(self, other: Examples) -> bool:
+    def shares(self, other: Examples) -> bool:
+        """Whether these are the inputs of the data set itself."""
         return other is self.examples or other is self.dataset.examples
 
     def picture(self, row: int) -> tuple[str, bytes] | None:
@@ -178,6 +181,36 @@ def _positions(items: Items) -> dict[int, int]:
     return {row: i for i, row in enumerate(items.row.tolist())}
 
 
+@lru_cache(maxsize=4)
+def _trusted_rows(items: Items) -> dict[int, int]:
+    trusted, found = items.trusted, dict[int, int]()
+    if trusted is None:
+        return found
+    if items.shares(trusted.examples):
+        return dict(zip(trusted.rows.tolist(), trusted.y.tolist(), strict=True))
+
+    trusted, classes = replace(trusted, y=trusted.y.cpu()), sorted(set(trusted.y.tolist()))
+
+    def at(rows: Tensor) -> Split:
+        return Split(items.dataset.examples, rows, items.dataset.y[rows])
+
+    def part(split: Split, index: Tensor) -> Split:
+        return replace(split, rows=split.rows[index], y=split.y[index])
+
+    left = torch.arange(len(items.given))
+    left = left[shared(at(left), trusted)]
+    for same in (True, False):  # as there: rows whose label is that of their copy go first
+        for k in classes:
+            mine = part(trusted, trusted.y == k)
+            taken = torch.tensor([row for row, label in found.items() if label == k], dtype=torch.int64)
+            mine = part(mine, ~shared(mine, at(taken)))
+            pool = left[items.dataset.y[left] == k] if same else left
+            rows = pool[shared(at(pool), mine)]
+            found |= dict.fromkeys(rows.tolist(), k)
+            left = left[~torch.isin(left, rows)]
+    return dict(sorted(found.items()))
+
+
 @lru_cache(maxsize=512)
 def _picture(items: Items, kind: str, k: int) -> tuple[str, bytes] | None:
     examples, row = items.examples, k
@@ -191,7 +224,7 @@ def _picture(items: Items, kind: str, k: int) -> tuple[str, bytes] | None:
         content = photo(examples.root, examples.paths[row])
         return None if content is None else ("image/jpeg", content)
     files = items.dataset.files
-    if files is not None and items._shares(examples):  # the whole picture, not the square that is held in memory
+    if files is not None and items.shares(examples):  # the whole picture, not the square that is held in memory
         content = photo(files.root, files.paths[row])
         return None if content is None else ("image/jpeg", content)
     assert isinstance(examples, TensorExamples)
