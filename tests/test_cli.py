@@ -89,6 +89,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--epohcs=3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
     (["FIT", "--epoch", "3"], "unknown flag '--epoch'"),
     (["FIT", "--samples", "3"], "unknown flag '--samples'"),
+    (
+        ["FIT", "--method", "ce", "--meta-lr", "1"],
+        "unknown flag '--meta-lr': method ce has no such setting; leave it out, or choose a --method that has it: ",
+    ),
+    (["FIT", "--rat", "3"], "unknown flag '--rat'; allowed: "),  # not '--lr': dashes are no likeness
+    (["FIT", "--data", "foo"], "unknown data set 'foo'; allowed: "),
     (["FIT", "--method", "wrapi"], "unknown method 'wrapi'; did you mean 'warpi'?"),
     (["FIT", "--noise", "unifrom:0.4"], "unknown noise 'unifrom'; did you mean 'uniform'?"),
     (["FIT", "--net", "resnet23"], "unknown net 'resnet23'; did you mean 'resnet"),

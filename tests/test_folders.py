@@ -619,6 +619,19 @@ def test_manifest_reads_its_images(tmp_path):
     np.testing.assert_array_equal(data.examples.x[0].permute(1, 2, 0), pixels(2))
 
 
+def test_manifest_of_images_that_lie_elsewhere(tmp_path, caplog):
+    for k in range(40):
+        picture(tmp_path / "photos" / f"{k}.png", pixels(k))
+    text = "path,label\n" + "".join(f"{k}.png,{'ab'[k % 2]}\n" for k in range(40))
+    message = rf"none of 40 listed images is there; the first, '0.png', was looked for in {tmp_path}; .* --root FOLDER"
+    with pytest.raises(UserError, match=message):
+        manifest(tmp_path, text, in_memory=None)
+    assert not caplog.messages
+    assert len(manifest(tmp_path, text, in_memory=None, root=tmp_path / "photos").y) == 40
+    with pytest.raises(UserError, match=r"images cannot be read.*if they lie elsewhere, name that folder with --root"):
+        manifest(tmp_path, text.replace("0.png", "photos/0.png", 1), in_memory=None)
+
+
 def test_manifest_truth(tmp_path):
     rows = "path,label,clean_label{}\n1,a,b{}\n2,b,{}\n3,a,a{}\n"
     some = manifest(tmp_path, rows.format("", "", "", ""))

@@ -943,3 +943,67 @@ class _Shy(Method):
         loss = self.push * cross_entropy(self.net(batch.x), batch.y).mean()
         descend(loss, self.optimizer)
         return {"loss": loss.detach()}
+
+
+# --- mistakes in a method or a network of the user's own --------------------------------------------------------------
+
+
+class Needy(CE):
+    def __init__(self, q: float) -> None:
+        self.q = q
+
+
+class Silent(CE):
+    def step(self, batch: Batch) -> Log:  # type: ignore[return]
+        super().step(batch)
+
+
+class Wide(CE):
+    def step(self, batch: Batch) -> Log:
+        return {"loss": batch.y.float()}
+
+
+class Sized(nn.Module):
+    def __init__(self, n: int = 64, k: int = 10) -> None:
+        super().__init__()
+        self.fc = nn.Linear(n, k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": Silent}, r"method is the class Silent, an instance of it is needed; give method=Silent\(\)"),
+        ({"method": nn.Linear}, "method must be a name .* or a warpi.Method, got the class Linear; derive"),
+        ({"method": object()}, "method must be a name of `warpi list methods` or a warpi.Method, got object; derive"),
+        ({"method": Needy(0.3)}, r"the method Needy cannot be made without arguments \(.*'q'\); make it a @dataclass"),
+        (
+            {"method": Silent()},
+            r'Silent.step gave None, a dict of numbers is needed; end it with return \{"loss": loss',
+        ),
+        ({"method": Wide()}, r"Wide.step gave a tensor of shape \(\d+,\) as 'loss', one number is needed"),
+        (
+            {"method": "ce", "net": Sized},
+            r"the network cannot be made: .*\(\(64,\), 10\) \(.*the module itself, such as",
+        ),
+    ],
+)
+def test_mistakes_in_a_method_or_network_of_ones_own(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path / "run", **{**QUICK, **given})
+    x, y = np.random.default_rng(0).normal(size=(60, 64)).astype("f"), np.arange(60) % 10
+    with pytest.raises(UserError, match=message):
+        warpi.NoisyLabelClassifier(**{"epochs": 1, "device": "cpu", **given}).fit(x, y)
+
+
+def test_a_run_is_shown_in_a_line(tmp_path: Path) -> None:
+    done = fit(tmp_path / "run", **QUICK)
+    score = done.history[-1]["test_acc"]
+    rows = f"CE on {len(done.task.train)} rows, 10 classes; 2 epochs, test accuracy {score:.2f} %"
+    assert repr(done) == f"<Run {str(tmp_path / 'run')!r}: {rows}>"
+    assert repr(replace(done, history=[])).endswith("10 classes; 0 epochs>")
+    noisy = replace(done, truth=replace(done.truth, test_is_clean=False))
+    assert repr(noisy).endswith(" % (noisy labels)>")

@@ -286,6 +286,56 @@ def test_columns_that_only_name_the_rows(table: Callable[..., Path], caplog: pyt
     assert not caplog.messages
 
 
+def test_columns_of_dates(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    for k, form in enumerate(
+        (
+            *("2024-01-{:02}", "2024/1/{}", "{}.01.2024", "{:02}.01.24", "1/{}/24", "01/{:02}/2024", "{} Jan 2024"),
+            *("{}-jan-24", "January {}, 2024", "2024-01-{:02}T12:30:00Z", "2024-01-{:02} 12:30:00.5+01:00"),
+        )
+    ):
+        caplog.clear()
+        read_table(table(column([form.format(day % 9 + 1) for day in range(60)]), f"{k}.csv"))
+        assert len(caplog.messages) == 1, form
+        assert "column 'a' has 9 distinct words in 60 rows" in caplog.messages[0]
+        assert re.search(r"it seems to hold dates \(.*1.*\): leave it out with --drop a$", caplog.messages[0])
+
+
+def test_columns_of_many_words(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    for n, rows, told in ((50, 300, 0), (51, 300, 1), (60, 1200, 0), (61, 1200, 1)):
+        caplog.clear()
+        read_table(table(column([f"w{k % n}" for k in range(rows)]), f"{n}.csv"))
+        assert len(caplog.messages) == told, n
+    assert "has 61 distinct words in 1200 rows, each becomes a feature" in caplog.messages[0]
+
+
+def test_columns_that_seem_to_say_which_rows_were_checked(
+    table: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("trusted", "Is_Trusted", "clean", "checked"):
+        for cells in (["0", "1"], ["yes", "no"], ["True", "False"]):
+            caplog.clear()
+            read_table(table(column(cells, name), f"{name}{cells[0]}.csv"))
+            (message,) = caplog.messages
+            assert f"column {name!r} is learned from like any other" in message
+            assert f"call it 'verified', else leave it out with --drop {name}" in message
+    caplog.clear()
+    for name, cells in (("clean", ["0", "2"]), ("trusted", ["a", "b"]), ("flag", ["0", "1"])):
+        read_table(table(column(cells, name), "other.csv"))
+    assert not caplog.messages
+
+
+def test_classes_that_are_almost_one(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    text = "a,label\n1,Tiger\n2,Tiger\n3,tiger\n4,house cat\n5,House-Cat\n6,lion\n"
+    first = read_table(table(text))
+    (message,) = caplog.messages
+    assert "the classes 'House-Cat' (1 rows) and 'house cat' (1 rows) in 'label' differ only in case, sp" in message
+    assert "and so do 1 more; if they are one class, write them alike" in message
+    caplog.clear()
+    read_table(table(text, "again.csv"), like=first)
+    read_table(table("a,label\n1,a\n2,A\n3,b\n", "letters.csv"))
+    assert not caplog.messages
+
+
 def test_labels_that_are_quantities(table: Callable[..., Path]) -> None:
     def labelled(labels: list[Any]) -> Path:
         return table("a,label\n" + "".join(f"{k % 5},{label}\n" for k, label in enumerate(labels)))

@@ -8,13 +8,25 @@ from pathlib import Path
 
 from warpi.errors import UserError
 
+_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # by number: opened by name, a file behind them would be cut off
+
 
 class Busy(UserError):
     """Another process works in this folder."""
 
 
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
-    """Replace a file such that a crash leaves either the old or the new one, whole. The old one goes to `keep`."""
+    """Replace a file such that a crash leaves either the old or the new one, whole. The old one goes to `keep`.
+
+    A link stays a link, and what it leads to is replaced; with `keep` the link is what is kept. What is there and is no
+    file (a pipe, a device) is not replaced but written to.
+    """
+    check_no_folder(path)
+    if str(path) in _STREAMS or (os.path.exists(path) and not os.path.isfile(path)):
+        _write_straight(path, content)
+        return
+    if keep is None and os.path.islink(path):
+        path = _end_of_link(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as f:
@@ -35,6 +47,33 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> No
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def check_no_folder(path: Path, flag: str = "") -> None:
+    """Refuse a folder where a file is wanted."""
+    if os.path.isdir(path):
+        example = os.path.join(path, "NAME")
+        raise UserError(f"{flag and flag + ': '}{str(path)!r} is a folder; give the name of a file, such as {example}")
+
+
+def _end_of_link(path: Path) -> Path:
+    """Where a link leads to, which need not be there yet."""
+    end = Path(os.path.realpath(path))
+    if os.path.islink(end):
+        raise UserError(f"cannot write {path}: it is a link that leads in a circle; remove it or choose another name")
+    return end
+
+
+def _write_straight(path: Path, content: bytes) -> None:
+    """Write to a stream, a pipe or a device, as a shell would."""
+    try:
+        if (stream := _STREAMS.get(str(path))) is not None:
+            sys.stdout.flush()  # what was printed before comes first
+            sys.stderr.flush()
+        with open(path if stream is None else stream, "wb", closefd=stream is None) as f:
+            f.write(content)
+    except OSError as e:
+        raise UserError(f"cannot write {path}: {e.strerror}; choose another place") from e
 
 
 def append_line(path: Path, line: str) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,7 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: Position) -> It
                     group["lr"] = lr
         began = time.perf_counter() - at.seconds
         for log in method.epoch(t):
+            check_log(log, method)
             at.add(log)
             at.seconds = time.perf_counter() - began
             if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number makes a GPU wait
@@ -112,6 +114,18 @@ def settle(method: Method, at: Position) -> None:
     norms = [m for net in nets for m in net.modules() if isinstance(m, _NormBase) and m.track_running_stats]
     statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
     parallel.average([*at.sums.values(), *statistics])
+
+
+def check_log(log: Log, method: Method) -> None:
+    """A step says what it did: a mistake in a method of the user's own is named where it is made."""
+    name = type(method).__name__
+    if not isinstance(log, Mapping):
+        got = "None" if log is None else type(log).__name__
+        raise UserError(f'{name}.step gave {got}, a dict of numbers is needed; end it with return {{"loss": loss}}')
+    for key, value in log.items():
+        if not isinstance(value, SupportsFloat) or (isinstance(value, Tensor) and value.numel() != 1):
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"{name}.step gave {got} as {key!r}, one number is needed; average it, or leave it out")
 
 
 def check_logs(method: Method, at: Position) -> None:

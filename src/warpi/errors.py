@@ -11,10 +11,17 @@ class UserError(Exception):
 def unknown(kind: str, got: str, allowed: Iterable[str]) -> UserError:
     """The error for a name that is not in a table, with the nearest name that is."""
     names = sorted(allowed)
-    near = get_close_matches(got, names, n=1, cutoff=0.5)
+    near = nearest(got, names)
     listed = ", ".join(names[:60]) + (f", ... ({len(names)} in all)" if len(names) > 60 else "")
-    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {listed}"
+    hint = f"did you mean {near!r}?" if near else f"allowed: {listed}"
     return UserError(f"unknown {kind} {got!r}; {hint}")
+
+
+def nearest(got: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant, if one is like enough. The dashes of a flag are no likeness."""
+    bare = {name.lstrip("-"): name for name in names}
+    near = get_close_matches(got.lstrip("-"), bare, n=1, cutoff=0.65)  # two letters of three
+    return bare[near[0]] if near else None
 
 
 def missing(package: str, purpose: str, extra: str) -> UserError:

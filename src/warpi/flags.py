@@ -5,9 +5,11 @@ import inspect
 import re
 from collections.abc import Callable, Container
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
 
+from warpi.atomic import check_no_folder
 from warpi.errors import UserError, unknown
 from warpi.settings import split_names
 
@@ -30,12 +32,36 @@ class Parser(argparse.ArgumentParser):
         if rest:
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             if rest[0].startswith("-"):
-                raise unknown("flag", rest[0].split("=")[0], flags)
+                flag = rest[0].split("=")[0]
+                raise self._of_other_methods(flag) or unknown("flag", flag, flags)
             raise UserError(f"{self.prog}: unexpected {rest[0]!r}; flags begin with --, see {self.prog} --help")
         for action in required:
             if getattr(known, action.dest) in (None, []):
                 raise UserError(f"{self.prog}: required: {(*action.option_strings, action.metavar)[0]}")
+        for action in self._actions:  # before anything is computed
+            path = getattr(known, action.dest, None)
+            if action.metavar == "FILE" and action.option_strings and isinstance(path, Path):
+                check_no_folder(path, action.option_strings[0])
         return vars(known)
+
+    def _of_other_methods(self, flag: str) -> UserError | None:
+        """The error for a flag that is a setting of other methods than the one whose flags these are."""
+        titles = (group.title or "" for group in self._action_groups)
+        method = next((title for title in titles if title.startswith("method ")), None)
+        if method is None:
+            return None
+        from warpi.methods import METHODS
+
+        setting = flag.removeprefix("--").replace("-", "_")
+        names = {setting, setting.removeprefix("no_")}
+        others = [name for name, other in METHODS.items() if names & {f.name for f in fields(other)}]
+        if not others:
+            return None
+        listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
+        return UserError(
+            f"unknown flag {flag!r}: {method} has no such setting; leave it out, or choose a --method that has it: "
+            f"{listed}"
+        )
 
 
 def add_fields(

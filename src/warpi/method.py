@@ -53,7 +53,7 @@ class Method(ABC):
         self.beginnings = [0]  # epochs in which a training begins: each has the whole schedule of the learning rate
         self.nets: list[nn.Module] = [
             tuned(
-                laid_out(recipe.make_net(task.shape, task.n_classes, i).to(device).train()),
+                laid_out(_made(recipe, task, i).to(device).train()),
                 recipe.how(device, self.needs_meta),
             )
             for i in range(self.n_nets)
@@ -120,6 +120,21 @@ class Method(ABC):
     def is_meta_step(self) -> bool:
         """Whether the step on the batch that the loader gave last is one of those in which meta-parameters learn."""
         return (self.loader.count - 1) % self.recipe.meta_every == 0
+
+
+def _made(recipe: Recipe, task: Task, number: int) -> nn.Module:
+    """A network; where a function of the user's own cannot make it, what it is called with is said."""
+    try:
+        return recipe.make_net(task.shape, task.n_classes, number)
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as e:
+        if isinstance(recipe.net, str | nn.Module):
+            raise
+        name, reason = getattr(recipe.net, "__name__", type(recipe.net).__name__), str(e).strip().splitlines()
+        raise UserError(
+            f"the network cannot be made: {name}(shape, n_classes) was called as {name}({task.shape}, "
+            f"{task.n_classes}) ({(reason or [type(e).__name__])[0]}); give the module itself, such as net=Net(), or a "
+            "function of these two that makes it"
+        ) from e
 
 
 @contextmanager

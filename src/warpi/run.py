@@ -47,6 +47,15 @@ class Run:
     truth: Truth
     history: list[Record]
 
+    def __repr__(self) -> str:
+        """One line, for whoever types it at a prompt: all else is many tensors."""
+        last = self.history[-1] if self.history else {}
+        epochs = f"{len(self.history)} epoch{'s' * (len(self.history) != 1)}"
+        noisy = "" if self.truth.test_is_clean else " (noisy labels)"
+        score = f", test accuracy {last['test_acc']:.2f} %{noisy}" if "test_acc" in last else ""
+        rows = f"{len(self.task.train):,} rows, {self.task.n_classes} classes"
+        return f"<Run {str(self.path)!r}: {type(self.method).__name__} on {rows}; {epochs}{score}>"
+
 
 class Stopped(Exception):
     """A signal asked the run to stop; what was done is stored."""

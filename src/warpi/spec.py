@@ -12,7 +12,7 @@ import numpy as np
 from warpi.data import load_dataset, takes_size
 from warpi.data.dataset import Dataset
 from warpi.data.files import PHOTO
-from warpi.errors import unknown
+from warpi.errors import UserError, unknown
 from warpi.method import Method
 from warpi.methods import METHODS
 from warpi.noise import Noise
@@ -171,6 +171,15 @@ def read_once() -> Iterator[None]:
 
 def named(method: str | Method) -> tuple[str, Method]:
     """The name of a method and the instance that holds its defaults."""
+    if isinstance(method, type) and issubclass(method, Method):
+        name = method.__name__
+        raise UserError(f"method is the class {name}, an instance of it is needed; give method={name}()")
+    if not isinstance(method, str | Method):
+        got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        raise UserError(
+            f"method must be a name of `warpi list methods` or a warpi.Method, got {got}; derive your class from "
+            "warpi.Method and define `step`"
+        )
     if isinstance(method, str):
         if method not in METHODS:
             raise unknown("method", method, METHODS)
@@ -178,7 +187,13 @@ def named(method: str | Method) -> tuple[str, Method]:
     for name, default in METHODS.items():
         if type(default) is type(method):
             return name, default
-    return type(method).__name__, type(method)()
+    try:
+        return type(method).__name__, type(method)()
+    except TypeError as e:
+        raise UserError(
+            f"the method {type(method).__name__} cannot be made without arguments ({e}); make it a @dataclass whose "
+            "fields, its hyper-parameters, all have defaults"
+        ) from e
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

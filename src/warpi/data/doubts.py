@@ -1,4 +1,4 @@
-"""Columns that are probably not what they seem: typos among numbers, decimal commas, ids, labels that are none."""
+"""Columns that may not be what they seem: typos among numbers, decimal commas, ids, dates, labels that are none."""
 
 import logging
 import re
@@ -10,13 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.data.labels import MISSING, parsed
+from warpi.data.labels import MISSING, marked, parsed, plain
 from warpi.data.reading import drop_flag
 from warpi.errors import UserError
 
 logger = logging.getLogger("warpi.data")
 
 _ENOUGH = 20  # rows: of fewer, nothing is said about how often values occur
+_MANY = 50  # categories of a column, from which on it is asked whether they are too many
+_MARKS = {"trusted", "is_trusted", "clean", "is_clean", "checked", "is_checked", "is_verified", "gold", "is_gold"}
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_DATE = re.compile(
+    r"(\d{4}([-/.])\d\d?\2\d\d?|\d{4}-(0\d|1[0-2])"  # 2024-01-31, 2024-01
+    r"|\d\d?([-/.])\d\d?\4\d{4}|\d\d?/\d\d?/\d\d|\d\d\.\d\d\.\d\d"  # 31.1.2024, 1/31/24
+    rf"|\d\d?[- ]{_MONTH}[- ]\d\d(\d\d)?|{_MONTH} \d\d?,? \d{{4}})"  # 31 Jan 2024, January 31, 2024
+    r"([T ]+\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[ap]m)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?",
+    re.IGNORECASE,
+)
 _NO_LABEL = MISSING - {"", "none"}  # nobody calls a class so; some call one 'none'
 
 
@@ -52,22 +62,38 @@ def _is_number(cell: str) -> bool:
 
 
 def tell_id(values: NDArray[Any], name: str, path: object) -> None:
-    """Say so where a feature numbers or names the rows."""
+    """Say so where a feature numbers or names the rows, is a date, or marks the rows that were checked."""
     n = len(values)
+    if name.lower() in _MARKS and _says_yes_or_no(values):
+        _tell(
+            f"{path}: column {name!r} is learned from like any other; if it marks the rows that a person has checked, "
+            f"call it 'verified', else leave it out with {drop_flag(name)}"
+        )
     if n < _ENOUGH:
         return
     numbers = parsed(values) if values.dtype.kind == "O" else values.astype(np.float64)
     if numbers is None:
-        if 10 * (distinct := len(set(values.tolist()))) >= 9 * n:
+        words = set(values.tolist())
+        dates = len(words) > 1 and 10 * sum(map(bool, map(_DATE.fullmatch, words))) >= 9 * len(words)
+        if dates or 10 * len(words) >= 9 * n or len(words) > max(_MANY, n // 20):
+            what = f"it seems to hold dates ({min(words)}):" if dates else "if it holds names, ids or dates,"
             _tell(
-                f"{path}: column {name!r} has {distinct} distinct words in {n} rows, each becomes a feature, and new "
-                f"rows will have others; if it holds names, ids or dates, leave it out with {drop_flag(name)}"
+                f"{path}: column {name!r} has {len(words)} distinct words in {n} rows, each becomes a feature, and new "
+                f"rows with others are refused; {what} leave it out with {drop_flag(name)}"
             )
     elif bool((np.diff(np.sort(numbers)) == 1).all()):
         _tell(
             f"{path}: column {name!r} counts the rows and is learned from; if it is an id, leave it out with "
             f"{drop_flag(name)}"
         )
+
+
+def _says_yes_or_no(values: NDArray[Any]) -> bool:
+    try:
+        marked(set(plain(values)), str)
+    except UserError:
+        return False
+    return True
 
 
 @cache  # a file may be read more than once
@@ -85,6 +111,8 @@ def check_label(texts: Sequence[str], name: str, where: object, *, named: bool =
                 f"{where}: {n} rows have the label {text!r} in {name!r}, which looks like a missing label; label these "
                 "rows or drop them, or give the class another name"
             )
+    if not named:
+        _tell_alike(count, name, where)
     if named or len(texts) < _ENOUGH or (numbers := parsed(count)) is None:
         return
     half = len(texts) // 2
@@ -93,4 +121,19 @@ def check_label(texts: Sequence[str], name: str, where: object, *, named: bool =
         raise UserError(
             f"{where}: {name!r} holds {len(count)} different numbers in {len(texts)} rows ({some}, ...): it looks like "
             "a quantity, and labels are classes; name another one with --label, or cut it into classes"
+        )
+
+
+def _tell_alike(count: Counter[str], name: str, where: object) -> None:
+    """Say so where classes are written in almost the same way; single letters may well differ in case."""
+    alike = dict[str, list[str]]()
+    for text in sorted(count):
+        alike.setdefault("".join(re.split(r"[\s_-]+", text.casefold())), []).append(text)
+    groups = [texts for short, texts in alike.items() if len(texts) > 1 and len(short) > 1]
+    if groups:
+        first = " and ".join(f"{text!r} ({count[text]} rows)" for text in groups[0])
+        more = f", and so do {len(groups) - 1} more" if len(groups) > 1 else ""
+        _tell(
+            f"{where}: the classes {first} in {name!r} differ only in case, spaces or dashes{more}; if they are one "
+            "class, write them alike"
         )

@@ -171,17 +171,31 @@ class FileExamples(Examples):
             answers.append(readers.ask(request, out).result if readers else partial(_fill, request, out))
         return _Asked(paths, images, answers)
 
+    def _any_there(self) -> bool:
+        return any(os.path.exists(self._path(row)) for row in range(len(self)))
+
     def _note(self, paths: list[str], reasons: list[str | None]) -> None:
+        if not self.bad and any(map(_is_absent, reasons)) and not self._any_there():
+            raise UserError(
+                f"none of {len(self)} listed images is there; the first, {self.paths[0]!r}, was looked for in "
+                f"{os.path.abspath(self.root)}; name the folder that the paths begin in with --root FOLDER"
+            )
         for path, reason in zip(paths, reasons, strict=True):
             if reason is not None and path not in self.bad:
                 self.bad[path] = reason
                 logger.warning("unreadable image left out: %s (%s)", path, reason)
         if len(self.bad) > self.allowed:
             first = "; ".join(f"{path} ({reason})" for path, reason in list(self.bad.items())[:3])
+            absent = "; if they lie elsewhere, name that folder with --root FOLDER"
             raise UserError(
                 f"{len(self.bad)} of {len(self)} images cannot be read, at most {self.allowed} are tolerated "
                 f"(max_bad={self.max_bad:g}); mend or remove them, the first are: {first}"
+                + (absent if all(map(_is_absent, self.bad.values())) else "")
             )
+
+
+def _is_absent(reason: str | None) -> bool:
+    return reason is not None and reason.startswith(FileNotFoundError.__name__)
 
 
 class _Asked(NamedTuple):

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -20,7 +19,7 @@ from warpi.data.doubts import check_label, check_words, tell_id
 from warpi.data.features import blurred, features
 from warpi.data.labels import MISSING, check_known, in_order, marked, numbered, parsed, plain
 from warpi.data.reading import checked_suffix, drop_flag, few, reading
-from warpi.errors import UserError, missing, unknown
+from warpi.errors import UserError, missing, nearest, unknown
 
 logger = logging.getLogger("warpi.data")
 
@@ -368,6 +367,6 @@ def _parts(table: _Table, n: int) -> dict[str, Tensor]:
 
 
 def _no_column(name: str, table: _Table, what_to_do: str) -> UserError:
-    near = get_close_matches(name, table.names, n=1, cutoff=0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest(name, table.names)
+    hint = f" (did you mean {near!r}?)" if near else ""
     return UserError(f"{table.path} has no column {name!r}{hint}; columns: {few(table.names)}; {what_to_do}")
