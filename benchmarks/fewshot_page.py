@@ -115,7 +115,7 @@ def speed(rows: Sequence[Row]) -> str:
         lines.append(f"| {text} | " + " | ".join(f"{r['episodes_per_s']:,.0f}" if r else "" for r in row) + " |")
     about = (
         f"Training episodes a second on CIFAR-FS 5-way 1-shot, {rows[0]['queries']} queries a class; a step is\n"
-        f"drawing the tasks, loss, backward and Adam, in bfloat16 and as one CUDA graph with fused kernels unless said.\n"
+        "drawing the tasks, loss, backward and Adam, in bfloat16 and as one CUDA graph of fused kernels unless said.\n"
         f"{machine(rows)}"
     )
     return "\n".join([*lines, "", about])
