@@ -201,26 +201,24 @@ def speed(given: argparse.Namespace) -> None:
     prepare(given)
     device = torch.device(given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     data = runs._loaded("cifar_fs", str(given.root)).to(device)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = json.loads(given.json.read_text()) if given.json.exists() else []
     wide = ("bilstm", "none", "exact", "lstm", "rff", "rbf", "protonet", "r2d2")
     how = ("compiled", "captured", "")  # a step as one CUDA graph, with fused kernels or without; or kernel by kernel
     cases = [(n, 32, "bf16", how[0]) for n in wide] + [("maml", 8, "32", how[1])]
     cases += [("bilstm", 32, "bf16", how[1]), ("bilstm", 32, "bf16", how[2]), ("bilstm", 128, "bf16", how[0])]
     cases += [("bilstm", 8, "bf16", how[0]), ("bilstm", 32, "32", how[0]), ("maml", 32, "32", how[1])]
     cases += [(n, t, "bf16", how[0]) for t in (128, 8) for n in wide if n != "bilstm"]
-    deadline = time.time() + given.seconds
-    for name, tasks, precision, done in cases:
-        if time.time() < deadline and re.search(given.only, f"{name}-{tasks}-{precision}-{done}"):
-            rows.append(time_step(name, tasks, precision, done, data, device, given))
-            print(
-                {
-                    k: v
-                    for k, v in rows[-1].items()
-                    if k in ("name", "train_tasks", "episodes_per_s", "compiled", "why")
-                },
-                flush=True,
-            )
-            write_atomically(given.json, (json.dumps(rows, indent=1) + "\n").encode())
+    deadline, now = time.time() + given.seconds, machine(given)
+    known = {(r["case"], r["gpu"], r["torch"]) for r in rows if "case" in r}
+    left = [c for c in cases if ("-".join(map(str, c)), now["gpu"], now["torch"]) not in known]
+    left = [c for c in left if re.search(given.only, "-".join(map(str, c)))]
+    while left and time.time() < deadline:
+        name, tasks, precision, done = case = left.pop(0)
+        row = {"case": "-".join(map(str, case)), **time_step(name, tasks, precision, done, data, device, given)}
+        rows.append(row)
+        print(*(row[k] for k in ("case", "episodes_per_s", "compiled", "why")), flush=True)
+        write_atomically(given.json, (json.dumps(rows, indent=1) + "\n").encode())
+    print(f"{len(left)} cases are left" if left else "all cases are done")
 
 
 def time_step(

@@ -1,5 +1,7 @@
 """Few-shot learners: properties that every one of them has, and each against its naive loop."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
@@ -321,6 +323,37 @@ def test_a_compiler_that_fails_leaves_kernels_as_they_are(
     assert "not fused" in caplog.text
     assert all(torch.equal(a, b) for a, b in zip(mean, psi.buffers(), strict=True))
     assert psi(x)[0].isfinite().all()
+
+
+def test_an_interrupted_compiler_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(body: Any, x: Tensor, given: Any) -> Any:
+        body.by_set(x, given)
+        torch.rand(3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: interrupted)
+    psi = Psi(Problem(SHAPES["image"], 4), "running", 5)
+    x, before, chance = torch.rand(3, 4, 2, 12, 10), [b.clone() for b in psi.buffers()], torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        psi.fuse(x, x)
+    assert psi.body.fused is None
+    assert torch.equal(torch.get_rng_state(), chance)
+    assert all(torch.equal(a, b) for a, b in zip(before, psi.buffers(), strict=True))
+
+
+def test_a_copy_of_fused_kernels_has_weights_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, **_: lambda *given: f(*given))
+    psi = Psi(Problem(SHAPES["image"], 4), "support", 5)
+    x = torch.rand(3, 4, 2, 12, 10)
+    psi.fuse(x, x)
+    assert psi.body.fused is not None
+    for copied in (copy.deepcopy(psi), pickle.loads(pickle.dumps(psi))):
+        assert copied.body.fused is None
+        for p in copied.parameters():
+            p.data.zero_()
+        assert not torch.equal(copied(x)[0], psi(x)[0])
+        copied(x)[0].sum().backward()
+        assert all(p.grad is None for p in psi.parameters())
 
 
 def test_running_statistics() -> None:

@@ -475,6 +475,7 @@ def test_long_trainings_on_a_gpu_are_compiled_unless_told_otherwise(monkeypatch:
             losses.append(at.sums["loss"].item())
             step.close()
             assert not any(getattr(m, "fused", None) for m in learner.net.modules())
+            assert not Step(learner, step.tasks, training, at).fused, "there is no step left"
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 

@@ -734,6 +734,21 @@ def test_a_sweep_and_its_folders(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert sweep(file, out, "--dry-run", "--json", str(rows)) == 2
 
 
+def test_a_reader_of_ones_own_that_fails_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise RuntimeError("the server is away")
+
+    monkeypatch.setattr("warpi.sweep.read_all", read)
+    file = tiny(tmp_path, epochs=1)
+    assert sweep(file, tmp_path / "runs", "--jobs", "1") == 2
+    assert (
+        "RuntimeError: the server is away (data = 'digits', root = None; no run was begun)" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "runs").exists()
+
+
 def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = '[[runs]]\nmethod = "ce"\nseed = [0]\nlr = [1e30, 0.05]\n'
     more += '[[runs]]\nmethod = "ce"\nseed = [0]\nnoise = "given:none"\n'

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -96,26 +96,24 @@ class Psi(nn.Module):
         before = {name: value.clone() for name, value in body.named_buffers()}
         chance = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
         state = chance.get_state()
-        body.fused = torch.compile(body.by_set, fullgraph=True, dynamic=False)
+        body.fused = torch.compile(Convolutions.by_set, fullgraph=True, dynamic=False)
         try:
-            with (
-                warnings.catch_warnings(),  # of a compiler: the user can do nothing about them
-                torch._dynamo.config.patch(recompile_limit=256),  # of all learners of a process
-            ):
+            with warnings.catch_warnings():  # of a compiler: the user can do nothing about them
                 warnings.simplefilter("ignore")
                 f, stats = self(support)
                 (f.sum() + self(query, stats)[0].sum()).backward()
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
-        except Exception as error:  # whatever a compiler may raise
+        except BaseException as error:
             body.fused = None
-            why = " ".join(str(error).split())[:160]
+            if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)) or not isinstance(error, Exception):
+                raise
+            why = " ".join(str(error).split())[:160]  # whatever a compiler may raise
             _log.warning("torch.compile failed (%s): kernels are not fused, which is slower", why)
-        chance.set_state(state)
-        for name, value in body.named_buffers():
-            value.copy_(before[name])
-        for p in body.parameters():
-            p.grad = None
+        finally:
+            chance.set_state(state)
+            for name, value in body.named_buffers():
+                value.copy_(before[name])
+            for p in body.parameters():
+                p.grad = None
 
     def part(self) -> None:
         """Operator by operator again."""
@@ -145,7 +143,7 @@ class Convolutions(nn.Module):
     """All images of all tasks in one convolution; statistics a task."""
 
     channels_last = True  # not possible under vmap
-    fused: Callable[[Tensor, Stats | None], tuple[Tensor, Stats]] | None = None  # `by_set`, compiled
+    fused: Callable[["Convolutions", Tensor, Stats | None], tuple[Tensor, Stats]] | None = None  # `by_set`, compiled
 
     def __init__(self, shape: tuple[int, ...], channels: int, norm: Norm, dropout: float) -> None:
         super().__init__()
@@ -156,10 +154,15 @@ class Convolutions(nn.Module):
 
     def forward(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
         if self.training and self.fused is not None:
-            return self.fused(x.contiguous(), given)  # other strides would be compiled anew
+            with torch._dynamo.config.patch(recompile_limit=256):  # one for all learners of a process
+                return self.fused(self, x.contiguous(), given)  # other strides would be compiled anew
         if self.alone and len(x) > 1:
             return self.by_task(x), []
         return self.by_set(x, given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles get: compiled code stays where it was made."""
+        return {**self.__dict__, "fused": None}
 
     def by_set(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
         """Images in the order (task, image): what compiled code does fastest."""

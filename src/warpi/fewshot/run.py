@@ -90,7 +90,7 @@ class Spec:
                 allowed = " or ".join(kind.__name__ for kind in kinds)
                 raise UserError(f"{name} must be {allowed}, got {stored[name]!r}")
         options = {name: tuple(v) if isinstance(v, list) else v for name, v in stored["options"].items()}
-        return cls(**{**stored, "options": options, "training": Training(**stored["training"])})
+        return cls(**{**stored, "options": options, "training": Training(**{"compile": False, **stored["training"]})})
 
     def make(self) -> Learner:
         return replace(LEARNERS[self.learner], **self.options)

@@ -98,7 +98,7 @@ def train(
 
     `kind` is the kind of tasks; those of training may have more ways (`training.train_ways`). Whoever iterates may
     store the state of `learner` and of `at` between two items and go on from them later: the run will be the same, bit
-    for bit.
+    for bit on a CPU.
     """
     learner.check_started()
     problem, device = learner.problem, learner.generator.device
@@ -187,7 +187,8 @@ class Step:
         self.device = learner.generator.device
         self.warm, self.why = 0, "" if self.device.type == "cuda" else "it is for GPUs"
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.fused = [m for m in learner.net.modules() if isinstance(m, Psi)] if training.compiles(self.device) else []
+        pays = training.compiles(self.device) and at.optimizer is not None and at.iteration < training.iterations
+        self.fused = [module for module in learner.net.modules() if isinstance(module, Psi) and pays]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
             for psi in self.fused:
                 psi.fuse(*self._like(psi))

@@ -53,8 +53,7 @@ class CAL(Method):
 
     Differs from the paper: 65 of 165 epochs are a share, and each phase has the whole schedule of the learning rate;
     one prior in both phases (published code: its square root in the first), the learning rate as it is (there divided
-    by 1 + alpha: `slow`). Mean losses of the clusters are those of
-    the epoch before, as in the published code.
+    by 1 + alpha: `slow`). Mean losses of the clusters are those of the epoch before, as in the published code.
     Reference: Zhu et al., A Second-Order Approach to Learning with Instance-Dependent Label Noise, CVPR 2021.
     """
 
@@ -64,7 +63,7 @@ class CAL(Method):
     alpha: float = 1.0  # weight of the peer term in the second
     sieve: float = -8.0  # below which a given label is believed
     sieve_share: float = 65 / 165  # of the epochs: the sieve
-    slow: bool = False  # divide the learning rate by 1 + alpha, as the published code does
+    slow: bool = False  # divide the learning rate (not what is logged of it) by 1 + alpha, as the published code does
 
     def __post_init__(self) -> None:
         super().__post_init__()

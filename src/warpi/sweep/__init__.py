@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -114,9 +114,14 @@ def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | No
     start = {name: s if isinstance(s, State) else State(False, False, 0, None) for name, s in found.items()}
     n_left = sum(not state.done for state in start.values())
     processes = means.processes[:n_left]
-    reading = read_once() if len(processes) == 1 else nullcontext()  # several processes read for themselves
-    with reading, Board(plan, start) as board, signals() as caught:
-        _check_data(plan, [job for job in plan.jobs if isinstance(s := found[job.name], State) and not s.done])
+    left = [job for job in plan.jobs if isinstance(s := found[job.name], State) and not s.done]
+    with ExitStack() as held:
+        with ExitStack() as read:
+            read.enter_context(read_once())
+            _check_data(plan, left)
+            if len(processes) == 1:  # several read for themselves
+                held.push(read.pop_all())
+        board, caught = held.enter_context(Board(plan, start)), held.enter_context(signals())
         if n_left:
             where = ", ".join(dict.fromkeys(map(str, processes)))
             many = f", {len(processes)} at a time" if means.cpu and len(processes) > 1 else ""
@@ -148,9 +153,10 @@ def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
             seen.add(read)
             try:
                 read_all(data)
-            except UserError as e:
+            except Exception as e:  # of a reader of the user's own, too
+                kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
                 where = f"data = {data.data!r}, root = {data.root!r}"
-                raise UserError(f"{plan.file}: {e} ({where}; no run was begun)") from e
+                raise UserError(f"{plan.file}: {kind}{e} ({where}; no run was begun)") from e
 
 
 def serve(plan: Plan, means: Means, session: str) -> int:
