@@ -216,7 +216,8 @@ def refuse_texts(X: Any) -> None:
 
 
 def _refuse_huge(X: Any, where: str) -> None:
-    places: Any = X.tocoo() if issparse(X) else None  # type: ignore[attr-defined]
+    sparse: bool = issparse(X)
+    places = X.tocoo() if sparse else None
     huge = ~(np.abs(X if places is None else places.data) <= np.finfo(np.float32).max)  # NaN too
     if huge.any():
         first = int(np.argwhere(huge)[0, 0])
