@@ -91,7 +91,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--samples", "3"], "unknown flag '--samples'"),
     (
         ["FIT", "--method", "ce", "--meta-lr", "1"],
-        "unknown flag '--meta-lr': method ce has no such setting; leave it out, or choose a --method that has it: ",
+        "unknown flag '--meta-lr': method ce has no such setting; leave it out, or choose one of mwnet, ",
     ),
     (["FIT", "--rat", "3"], "unknown flag '--rat'; allowed: "),  # not '--lr': dashes are no likeness
     (["FIT", "--data", "foo"], "unknown data set 'foo'; allowed: "),

@@ -212,7 +212,9 @@ class TestRefusals:
             fit(whole if resume else tmp_path / "a", **SMALL, epoch=3, method="ce", resume=resume)
         with pytest.raises(UserError, match="unknown setting 'sample'; did you mean 'samples'"):
             prepare("warpi", **SMALL, sample=3)
-        with pytest.raises(UserError, match="unknown setting 'samples'"):
+        with pytest.raises(
+            UserError, match="unknown setting 'samples': method ce has no such setting; .*one of .*warpi"
+        ):
             prepare("ce", **SMALL, samples=3)
         with pytest.raises(UserError, match="unknown method 'wrapi'; did you mean 'warpi'"):
             fit(tmp_path / "a", **SMALL, method="wrapi")

@@ -50,18 +50,10 @@ class Parser(argparse.ArgumentParser):
         method = next((title for title in titles if title.startswith("method ")), None)
         if method is None:
             return None
-        from warpi.methods import METHODS
+        from warpi.methods import of_others
 
         setting = flag.removeprefix("--").replace("-", "_")
-        names = {setting, setting.removeprefix("no_")}
-        others = [name for name, other in METHODS.items() if names & {f.name for f in fields(other)}]
-        if not others:
-            return None
-        listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
-        return UserError(
-            f"unknown flag {flag!r}: {method} has no such setting; leave it out, or choose a --method that has it: "
-            f"{listed}"
-        )
+        return of_others(f"flag {flag!r}", method.removeprefix("method "), setting, setting.removeprefix("no_"))
 
 
 def add_fields(

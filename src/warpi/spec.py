@@ -14,7 +14,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.files import PHOTO
 from warpi.errors import UserError, unknown
 from warpi.method import Method
-from warpi.methods import METHODS
+from warpi.methods import METHODS, of_others
 from warpi.noise import Noise
 from warpi.recipe import Recipe
 from warpi.settings import at_least, check_types
@@ -99,7 +99,8 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
     for setting in settings:
         if not any(setting in group for group in names.values()):
-            raise unknown("setting", setting, set().union(*names.values()))
+            error = of_others(f"setting {setting!r}", name, setting)
+            raise error or unknown("setting", setting, set().union(*names.values()))
     chosen = {cls: {k: v for k, v in settings.items() if k in group} for cls, group in names.items()}
     data = DataSpec(**chosen[DataSpec])
     Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read

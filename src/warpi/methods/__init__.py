@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from warpi.errors import unknown
+from warpi.errors import UserError, unknown
 from warpi.method import Method
 from warpi.methods.cal import CAL
 from warpi.methods.cdr import CDR
@@ -118,3 +118,12 @@ def make_method(name: str, **options: Any) -> Method:
         if option not in (allowed := [f.name for f in fields(METHODS[name])]):
             raise unknown(f"option of {name}", option, allowed)
     return replace(METHODS[name], **options)
+
+
+def of_others(what: str, method: str, *settings: str) -> UserError | None:
+    """The error for a setting, by any of its names, that this method lacks and others have; None: no method has it."""
+    others = [name for name, other in METHODS.items() if {*settings} & {f.name for f in fields(other)}]
+    if not others:
+        return None
+    listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
+    return UserError(f"unknown {what}: method {method} has no such setting; leave it out, or choose one of {listed}")
