@@ -213,7 +213,7 @@ class TestRefusals:
         with pytest.raises(UserError, match="unknown setting 'sample'; did you mean 'samples'"):
             prepare("warpi", **SMALL, sample=3)
         with pytest.raises(
-            UserError, match="unknown setting 'samples': method ce has no such setting; .*one of .*warpi"
+            UserError, match=r"unknown setting 'samples': method ce has no such setting; .*one of .*warpi"
         ):
             prepare("ce", **SMALL, samples=3)
         with pytest.raises(UserError, match="unknown method 'wrapi'; did you mean 'warpi'"):
