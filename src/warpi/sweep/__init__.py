@@ -116,11 +116,10 @@ def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | No
     processes = means.processes[:n_left]
     left = [job for job in plan.jobs if isinstance(s := found[job.name], State) and not s.done]
     with ExitStack() as held:
-        with ExitStack() as read:
-            read.enter_context(read_once())
-            _check_data(plan, left)
-            if len(processes) == 1:  # several read for themselves
-                held.push(read.pop_all())
+        held.enter_context(read_once())
+        _check_data(plan, left)
+        if len(processes) != 1:
+            held.close()  # several read for themselves
         board, caught = held.enter_context(Board(plan, start)), held.enter_context(signals())
         if n_left:
             where = ", ".join(dict.fromkeys(map(str, processes)))
