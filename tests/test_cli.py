@@ -305,6 +305,7 @@ class TestList:
         assert main(["list", what]) == 0
         table = capsys.readouterr().out
         assert all(name in table for name in names)
+        assert table.endswith("The page of each: docs/methods/NAME.md\n") is (what == "methods")
 
     def test_methods_say_what_they_need(self, capsys: pytest.CaptureFixture[str]) -> None:
         main(["list", "methods", "--json"])

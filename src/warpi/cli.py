@@ -271,6 +271,8 @@ def list_names(argv: list[str]) -> None:
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in shown))
     Console(highlight=False).print(table)
+    if given["what"] == "methods":
+        print("The page of each: docs/methods/NAME.md")
 
 
 def _methods() -> list[dict[str, Any]]:
