@@ -75,13 +75,14 @@ def accuracy(rows: Sequence[Row]) -> str:
     if (done := len(rows)) < len(ORDER):
         lines.append(f"{done} of {len(ORDER)} runs are done; the others wait for time on a GPU.")
     budget = ", ".join(f"{SETTINGS[s]} {found}" for s in SETTINGS if (found := steps(rows, s)))
-    rates = "/".join(f"{lr:g}" for lr in sorted({r["train_lr"] for r in rows}))
+    rates = "/".join(f"{lr:g}" for lr in sorted({r["train_lr"] for r in rows if r["learner"] != "maml"}))
     lines.append(
         f"Seed {seeds}; training, as steps × tasks a step × (ways, queries a class): {budget}; learning rate {rates}."
     )
     other = [r for r in rows if split(r)[1] == "maml"]
     if other:
-        lines.append(f"MAML, whose steps cost more, had {other[0]['iterations']:,} × {other[0]['train_tasks']}.")
+        had = f"{other[0]['iterations']:,} × {other[0]['train_tasks']}, at {other[0]['train_lr']:g}"
+        lines.append(f"MAML, whose steps cost more, had {had}.")
     return "\n".join(lines)
 
 

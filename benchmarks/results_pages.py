@@ -64,7 +64,7 @@ TABLES = {
 PICTURES = {
     "losses": ("asymmetric/warpi_*_data-cifar10_seed0",),
     "confusion": ("asymmetric/warpi_*_data-cifar10_seed0",),
-    "samples": ("samples/*", "samples-time/*"),
+    "samples": ("samples/*", "samples-time/*", "asymmetric/warpi_flip-0.4_data-cifar10_seed0"),
     "stability": ("curves/*",),
     "rectifier": ("asymmetric/warpi_flip-0.4_data-cifar10_seed0", "v-output/*_meta_lr-0.0003_output-tanh_seed0"),
     "sigma": ("asymmetric/warpi_*_data-cifar10_seed*", "curves/warpi_*"),
@@ -78,8 +78,10 @@ the paper (fig:confusion_matrix); and what needs no truth: the given labels of t
 into a class. Error: the mean over the rows of half the sum of absolute differences.""",
     "samples": "Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell).",
     "stability": "Test accuracy and loss on the trusted examples over the epochs (fig:stable).",
-    "rectifier": "What V has learned: mean v and σ by given label and predicted class. Grey: no example.",
-    "sigma": "The standard deviation of the posterior over the epochs: a collapse would be a fall to 0.",
+    "rectifier": """What V has learned: mean v, and mean σ of the sample s that v is a function of, by given label and
+predicted class. Grey: no example; blank: below 0.005.""",
+    "sigma": """The standard deviation σ of the posterior of s (v is a function of s) over the epochs; mean over
+examples, classes and seeds. A collapse would be a fall to 0, unless a few large σ hide it: the picture above tells.""",
     "calibration": "How often a prediction is right, against how sure the method is of it.",
 }
 
@@ -94,7 +96,7 @@ class Results:
             plan = read_plan(root / "recipes" / f"{recipe}.toml")
             self.outs[str(plan.out)] = None
             for job in plan.jobs:
-                path = kept(root / (plan.kept or f"docs/results/{recipe}") / job.name, job.settings)
+                path = kept([root / folder for folder in plan.kept or (f"docs/results/{recipe}",)], job)
                 self.all.append((job, None if path is None else find_runs([path])[0]))
 
     @property

@@ -93,6 +93,8 @@ def test_calibration_is_that_of_the_results(runs: Path) -> None:
 def test_sigma_is_logged_where_there_is_one(runs: Path) -> None:
     logged = {run.path.name: [e.get("sigma") for e in run.epochs] for run in find_runs([runs])}
     assert all(0 < s < 5 for s in logged["warpi4"])
+    (run,) = find_runs([runs / "warpi4"])
+    assert all(0 < e["sigma_geometric"] < e["sigma"] for e in run.epochs), "the geometric mean is the smaller one"
     assert logged["detc4"] == logged["mwnet4"] == [None] * 3
 
 

@@ -318,6 +318,12 @@ def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "0 done, 0 begun, 4 missing" in dry(), "a record of every epoch, and no more"
     results.write_bytes(whole)
     assert "1 done, 0 begun, 3 missing" in dry()
+    (tmp_path / "kept2").mkdir()
+    results.parent.rename(tmp_path / "kept2" / "of_another_sweep")
+    assert "0 done" in dry()
+    file.write_text(file.read_text().replace(f'"{kept}"', f'["{kept}", "{kept}2"]'))
+    assert "1 done, 0 begun, 3 missing" in dry(), "a run of two sweeps is done once"
+    results = tmp_path / "kept2" / "of_another_sweep" / "results.jsonl"
     results.unlink()
     assert "0 done, 0 begun, 4 missing" in dry()
 

@@ -232,7 +232,7 @@ def rectifier(m: Measured) -> "Figure | None":
             high = max(-low, high)
             low, colours = -high, "RdBu"
         for axes, where, x in zip(grid[row], ("given label", "predicted class", "other classes"), shown, strict=True):
-            image = _matrix(axes, x, a["classes"], colours, low, high)
+            image = _matrix(axes, x, a["classes"], colours, low, high, logarithmic=which == "sigma")
             axes.set(title=f"{name} at the {where}", xlabel="predicted class", ylabel="given label")
         figure.colorbar(image, ax=list(grid[row]), shrink=0.8, label=name)
     return figure
@@ -240,14 +240,18 @@ def rectifier(m: Measured) -> "Figure | None":
 
 def sigma(rows: Sequence[Experiment]) -> "Figure | None":
     """The mean standard deviation of v's posterior over the epochs: does it collapse?"""
-    curves = [(e, curve) for e in rows if (curve := line(e.counted, "sigma")).epochs]
-    if not curves:
+    found = [(e, line(e.counted, "sigma"), line(e.counted, "sigma_geometric")) for e in rows]
+    if not (curves := [each for each in found if each[1].epochs]):
         return None
     figure, ((axes,),) = _panels(f"{rows[0].data}, {rows[0].net}", 1, 1, (7.5, 4.0))
-    for (e, curve), look in zip(curves, _looks([e for e, _ in curves]), strict=True):
-        _plot(axes, curve, look, f"{e.label}, {e.noise}")
-    axes.set_title("σ of the posterior, mean over examples and classes", loc="left")
-    axes.set_ylim(0, 1.1 * max(max(curve.mean) for _, curve in curves) or 1)
+    for (e, mean, geometric), look in zip(curves, _looks([e for e, *_ in curves]), strict=True):
+        _plot(axes, mean, look, f"{e.label}, {e.noise}")
+        if geometric.epochs:
+            axes.plot(
+                geometric.epochs, geometric.mean, ":", color=look[0], label=f"{e.label}, {e.noise}: geometric mean"
+            )
+    axes.set_title("σ of the posterior of s (v is a function of s), mean over examples and classes", loc="left")
+    axes.set_ylim(0, 1.1 * max(max(mean.mean) for _, mean, _ in curves) or 1)
     epoch_axis(axes)
     figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     return figure
@@ -343,11 +347,16 @@ def _plot(axes: "Axes", curve: Line, look: tuple[str, str], label: str | None) -
     axes.plot(curve.epochs, curve.mean, color=colour, marker=marker, markevery=every, linewidth=1.5, label=label)
 
 
-def _matrix(axes: "Axes", x: Array, classes: Array, colours: str, low: float, high: float) -> Any:
+def _matrix(
+    axes: "Axes", x: Array, classes: Array, colours: str, low: float, high: float, logarithmic: bool = False
+) -> Any:
     """A matrix as an image, with its numbers where there is room for them; grey where nothing is known."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    norm = LogNorm(max(low, 0.005), max(high, 0.05), clip=True) if logarithmic else Normalize(low, high)
     axes.grid(False)
     axes.set_facecolor("#d5d9df")
-    image = axes.imshow(np.ma.masked_invalid(x), cmap=colours, vmin=low, vmax=high)
+    image = axes.imshow(np.ma.masked_invalid(x), cmap=colours, norm=norm)
     if len(x) <= 12:
         names = [str(name)[:12] for name in classes]
         turned = 45 if max(map(len, names)) > 2 else 0

@@ -122,5 +122,8 @@ class WarPI(Method):
         log = bilevel_step(  # Eqs. (11) to (13)
             self, batch, rectified_loss, meta_loss, self.V.parameters(), self.meta_optimizer, self.virtual_lr
         )
-        with torch.no_grad():  # does the posterior collapse?
-            return {**log, "sigma": self.V(logits[0], batch.y).std.mean()} if self.samples else log
+        if not self.samples:
+            return log
+        with torch.no_grad():  # does the posterior collapse? A few large sigma make a mean, all of them a geometric one
+            q = self.V(logits[0], batch.y)
+            return {**log, "sigma": q.std.mean(), "sigma_geometric": torch.exp(0.5 * q.log_var.mean())}

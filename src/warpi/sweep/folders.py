@@ -1,9 +1,10 @@
 """The run folders of a sweep: what is done, what is begun, and which process does what is left."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +42,24 @@ def place(plan: Plan, job: Job) -> Path:
     """The folder of a run: that of the sweep, or, where it has none yet, one with the results of the same run."""
     path = plan.out / job.name
     begun = checkpoint.exists(path / "checkpoint.safetensors") or (path / "done").exists()
-    return path if begun or plan.kept is None else kept(plan.kept / job.name, job.settings) or path
+    return path if begun else kept(plan.kept, job) or path
 
 
-def kept(path: Path, settings: Settings) -> Path | None:
-    """The folder, if it holds the results, all of them, of a run that was done with these settings."""
-    return path if why_not_kept(path, settings) is None else None
+def kept(folders: Sequence[Path], job: Job) -> Path | None:
+    """Where the results, all of them, of a run with these settings are kept: under its name, or under that of another
+    sweep which has the same run."""
+    named = (folder / job.name for folder in folders)
+    others = (file.parent for folder in folders for file in sorted(folder.glob("*/sweep.json")))
+    return next((path for path in chain(named, others) if why_not_kept(path, job.settings) is None), None)
 
 
 def why_not_kept(path: Path, settings: Settings) -> str | None:
     """Why a folder is none with the results, all of them, of a run that was done with these settings; None: it is."""
     if absent := [name for name in KEPT if not (path / name).exists()]:
         return f"there is no {absent[0]}"
-    if not _whole(path):
-        return "its results.jsonl does not hold every epoch"
     if changed := _difference(_read(path / "sweep.json") or {}, settings) or _other_defaults(path, settings):
         return f"it was run with {changed[0]}, not with {changed[1]}"
-    return None
+    return None if _whole(path) else "its results.jsonl does not hold every epoch"
 
 
 def _other_defaults(path: Path, settings: Settings) -> tuple[str, str] | None:

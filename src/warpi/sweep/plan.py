@@ -40,7 +40,7 @@ class Plan:
     file: Path
     out: Path  # the folder of their folders
     jobs: tuple[Job, ...]
-    kept: Path | None = None  # a folder with the results of runs that were done elsewhere
+    kept: tuple[Path, ...] = ()  # folders with the results of runs that were done elsewhere
 
 
 def read_plan(file: Path, out: Path | None = None, root: Path | None = None, changes: Iterable[str] = ()) -> Plan:
@@ -64,8 +64,8 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
         place = sections["sweep"].get("out") or f"runs/{sections['sweep'].get('name') or file.stem}"
     except UserError as e:
         raise UserError(f"{file}: {e}") from e
-    kept = sections["sweep"].get("kept")
-    return Plan(file, out or Path(place), jobs, Path(kept) if kept else None)
+    kept = sections["sweep"].get("kept", [])
+    return Plan(file, out or Path(place), jobs, tuple(map(Path, [kept] if isinstance(kept, str) else kept)))
 
 
 # -- what the file holds ---------------------------------------------------------------------------------------------
@@ -82,8 +82,10 @@ def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in found["sweep"].items():
         if key not in (allowed := ("name", "out", "kept")):
             raise unknown("setting in [sweep]", key, allowed)
-        if not isinstance(value, str) or not value:
-            raise UserError(f"{key} in [sweep] must be text, got {value!r}")
+        several = value if key == "kept" and isinstance(value, list) else [value]
+        if not all(isinstance(text, str) and text for text in several):
+            or_list = " or a list of texts" if key == "kept" else ""
+            raise UserError(f"{key} in [sweep] must be text{or_list}, got {value!r}")
     for key, value in found["grid"].items():
         if not isinstance(value, list) or (key in _lists() and not all(isinstance(v, list) for v in value)):
             raise UserError(f"{key} in [grid] must be a list of values, got {value!r}; one value goes into [defaults]")
