@@ -5,15 +5,18 @@
 
 DATA holds omniglot and cifar-100-python. Run folders lie in WORK; a finished run leaves its rows in WORK/rows and is
 never done again, and one that did not finish within --seconds goes on at the next call, so that all can be done in
-calls of 10 minutes. The JSON file holds all rows there are so far and is written again after every run. Runs come in
-the order of their worth; --only REGEX chooses some of them, --scale 0.5 halves all iterations, --list prints them.
---tiny does everything with made-up images and a few steps, on a CPU too.
+calls of 10 minutes. A run folder with other settings than those wanted is put aside, and the run begins anew. The JSON
+file holds all rows there are so far and is written again after every run. Runs come in the order of their worth; --only
+REGEX chooses some of them, --scale 0.5 halves all iterations, --list prints them. --tiny does everything with made-up
+images and a few steps, on a CPU too.
 
 `speed` times the whole step as it is trained (drawing tasks, loss, backward, Adam) after a warm-up, what matters most
-first, and must have the GPU to itself. All rows of a setting of `train` are judged on the same 3,000 test tasks.
+first, and must have the GPU to itself. All rows of a setting of `train` are judged on the same 3,000 test tasks, and
+say how many answers to each were right (`scores_of` reads it), so that learners can be compared a task at a time.
 """
 
 import argparse
+import base64
 import json
 import os
 import platform
@@ -21,16 +24,20 @@ import re
 import signal
 import threading
 import time
+import zlib
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields, replace
 from datetime import date
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from warpi.atomic import write_atomically
+from warpi.atomic import one_writer, write_atomically
 from warpi.capture import searching
 from warpi.data.fewshot import Classes, FewShotData
 from warpi.errors import UserError
@@ -128,6 +135,7 @@ def train_one(name: str, settings: dict[str, Any], given: argparse.Namespace, de
     before = signal.signal(signal.SIGTERM, too_late)  # until `fit` notes signals itself
     timer.start()
     try:
+        put_aside(out, settings)
         if not (out / "done").exists():
             again = (out / "spec.json").exists()
             runs.fit(out, resume=again, device=given.device, root=given.root, **settings)
@@ -142,11 +150,13 @@ def train_one(name: str, settings: dict[str, Any], given: argparse.Namespace, de
     about = {"run": name, "setting": re.split(r"-(?=[a-z]+)", name)[0], "precision": run.spec.training.precision}
     told = ("tasks", "queries", "augment", "lr", "scalars", "weight_decay")
     about |= {f"train_{k}": getattr(run.spec.training, k) for k in told} | machine(given)
-    about["settings"] = settings
+    about |= {"settings": settings, "data_sha256": run.data_sha256}
     about["train_seconds"] = sum(r["seconds"] for r in run.history)
     about["val_mean"] = (min if run.data.regression else max)(r["val_mean"] for r in run.history)
     tests = 20 if given.tiny else 3000
-    rows = [judged(run, tests, queries=2 if given.tiny else 15, facts=about)]
+    row = judged(run, tests, queries=2 if given.tiny else 15, facts=about, by_task=True)
+    row["right"] = packed(row.pop("scores"), row["ways"] * row["queries"])
+    rows = [row]
     if name.startswith("omniglot") and name.endswith("-bilstm"):
         few = 10 if given.tiny else 600
         rows += [
@@ -155,6 +165,46 @@ def train_one(name: str, settings: dict[str, Any], given: argparse.Namespace, de
         ]
     write_atomically(rows_file, (json.dumps(rows, indent=1) + "\n").encode())
     return f"{rows[0]['mean']:.2f} ± {rows[0]['ci95']:.2f}"
+
+
+def put_aside(out: Path, settings: dict[str, Any]) -> None:
+    """Make room for a run where the folder holds one with other settings."""
+    if why := other_settings(out, settings):
+        free = (out.with_name(f"{out.name}.{i}") for i in count(1))
+        aside = next(path for path in free if not path.exists())
+        with one_writer(out):
+            out.rename(aside)
+        print(f"{out.name}: begins anew; the run that was there is kept as {aside}: {why}", flush=True)
+
+
+def other_settings(out: Path, settings: dict[str, Any]) -> str:
+    """What of a run folder is not as wanted; nothing where all is, or no run is there."""
+    try:
+        stored = runs.read_spec(out)
+    except UserError as e:  # of another version
+        return str(e)
+    if stored is None:
+        return ""
+    was, now = runs.Spec.from_json(stored["spec"]).settings, runs.specify(**settings).settings
+    names = [name for name in {**was, **now} if name != "root" and was.get(name) != now.get(name)]
+    return ", ".join(f"{name} = {was.get(name)}, not {now.get(name)}" for name in names)
+
+
+def packed(scores: Sequence[float], answers: int) -> str | None:
+    """Accuracies of tasks as text, a few kB: the number of right ones of so many answers to each."""
+    right = np.array(scores) * answers / 100
+    if not np.isfinite(right).all():
+        return None
+    return base64.b64encode(zlib.compress(right.round().astype("<u2").tobytes(), 9)).decode()
+
+
+def scores_of(row: dict[str, Any]) -> list[float] | None:
+    """Accuracies of the test tasks of a row in per cent; None of a row that does not say them."""
+    if not row.get("right"):
+        return None
+    right = np.frombuffer(zlib.decompress(base64.b64decode(row["right"])), "<u2")
+    found: list[float] = (100 * right / (row["ways"] * row["queries"])).tolist()
+    return found
 
 
 def too_late(*_: object) -> None:

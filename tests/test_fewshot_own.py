@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,15 +15,18 @@ import pytest
 import torch
 
 from warpi import checkpoint
+from warpi.cli import main
 from warpi.data.fewshot import Classes, FewShotData, Sines
 from warpi.errors import UserError
 from warpi.fewshot import LEARNERS, make_learner
 from warpi.fewshot.episodes import Kind, bent, cropped, make_tasks
 from warpi.fewshot.evaluate import Scores, evaluate
 from warpi.fewshot.learner import Learner, Problem
+from warpi.fewshot.rows import judged
 from warpi.fewshot.run import fit, load, specify
-from warpi.fewshot.train import Training, train
+from warpi.fewshot.train import Step, Training, train
 from warpi.rng import generator
+from warpi.run import Stopped
 
 QUICK: dict[str, Any] = {"data": "sines", "tasks": 4, "queries": 5, "val_every": 2, "val_tasks": 10, "threads": 1}
 TRAINING = Training(iterations=1, tasks=2, queries=2, val_every=1, val_tasks=2)
@@ -239,6 +244,7 @@ def run(tmp_path: Path) -> Path:
         (lambda s: s.update(options=3), "options"),
         (lambda s: s.update(changed=3), "changed"),
         (lambda s: s.update(root=3), "root"),
+        (lambda s: s.update(own=3), "own must be bool"),
     ],
 )
 def test_a_garbled_spec_is_named(run: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
@@ -312,3 +318,102 @@ def test_what_is_kept_of_ones_own_training_comes_back(tmp_path: Path) -> None:
     assert checkpoint.digest(other.net.state_dict()) == checkpoint.digest(learner.net.state_dict())
     x = numbers(3, 4)
     assert torch.equal(*(each.adapt(x, [0, 1, 2]).predict(x) for each in (learner, other)))
+
+
+# --- a run folder for data of one's own -------------------------------------------------------------------------------
+
+OWN: dict[str, Any] = QUICK | {"learner": "protonet", "ways": 3, "queries": 2, "iterations": 6, "device": "cpu"}
+
+
+def test_a_run_on_ones_own_data_is_stored_and_comes_back(tmp_path: Path) -> None:
+    data = parts(vectors)
+    done = fit(tmp_path / "run", **OWN | {"data": data})
+    stored = json.loads((tmp_path / "run" / "spec.json").read_text())
+    assert (stored["spec"]["data"], stored["spec"]["own"], stored["spec"]["root"]) == ("own", True, None)
+    assert stored["facts"]["data_sha256"] == data.digest()
+    run = load(tmp_path / "run", weights="last", device="cpu", data=parts(vectors))
+    assert checkpoint.digest(checkpoint.state_of(run.learner)) == checkpoint.digest(checkpoint.state_of(done.learner))
+    assert [record["iteration"] for record in run.history] == [2, 4, 6]
+    assert (row := judged(run, 20))["data"] == "own"
+    assert row["mean"] == judged(done, 20)["mean"]
+    assert specify(data=data).learner == "metavrf_bilstm"
+
+
+def test_a_run_on_ones_own_data_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fit(tmp_path / "whole", **OWN | {"data": parts(images)})
+    calls, plain = [0], Step.body
+
+    def body(step: Step) -> None:
+        plain(step)
+        calls[0] += 1
+        if calls[0] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Step, "body", body)
+    with pytest.raises(Stopped, match=r"go on with: fit\('.*parts', resume=True, data=\.\.\.\)"):
+        fit(tmp_path / "parts", **OWN | {"data": parts(images)})
+    again = fit(tmp_path / "parts", resume=True, data=parts(images)._replace(name="renamed"), device="cpu", ways=3)
+    assert calls[0] == 6
+    assert checkpoint.digest(checkpoint.state_of(again.learner)) == checkpoint.digest(
+        checkpoint.state_of(whole.learner)
+    )
+    assert again.spec == whole.spec
+
+
+def test_other_data_than_that_of_the_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, data = tmp_path / "run", parts(vectors)
+    fit(path, **OWN | {"data": data, "iterations": 1})
+    (path / "done").unlink()
+    one = data.val.x.clone()  # type: ignore[union-attr]
+    one[0, 0] += 1
+    changed = data._replace(val=replace(data.val, x=one))  # type: ignore[type-var]
+    for other in (changed, parts(images), parts(partial(vectors, k=5)), FewShotData("own", Sines(), Sines(), Sines())):
+        for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
+            with pytest.raises(UserError, match=r"data_sha256 was .*, is .*; give what it was made with, or choose"):
+                read(data=other)
+    for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
+        with pytest.raises(UserError, match=r"with data of your own, 'own', which must be given again; from Python"):
+            read()
+    with pytest.raises(UserError, match="begun with data = 'own', not 'sines'"):
+        fit(path, resume=True, data="sines")
+    with pytest.raises(UserError, match="no run in"):
+        fit(tmp_path / "typo", resume=True, data=data)
+    for argv in (["evaluate", str(path)], ["fit", "--out", str(path), "--resume"], ["plot", str(path), "--out=x.png"]):
+        assert main(["fewshot", *argv]) == 2
+        said = capsys.readouterr().err
+        assert f"load({str(path)!r}, data=...)" in said
+        assert said.count("\n") == 1
+
+
+def test_the_name_of_ones_own_data_may_be_taken(tmp_path: Path) -> None:
+    data = parts(images)._replace(name="sines")
+    row = judged(fit(tmp_path / "run", **OWN | {"data": data, "iterations": 1}), 5)
+    assert (row["data"], row["ways"], row["metric"]) == ("sines", 3, "accuracy")
+    with pytest.raises(UserError, match="with data of your own, 'sines'"):
+        load(tmp_path / "run", device="cpu")
+    assert load(tmp_path / "run", device="cpu", data=data, root="elsewhere").data.name == "sines"
+
+
+def test_functions_of_ones_own(tmp_path: Path) -> None:
+    slow = Sines(frequency=(0.1, 0.2))
+    run = fit(tmp_path / "run", **QUICK | {"data": FewShotData("slow", slow, slow, slow), "iterations": 1})
+    assert (run.spec.learner, run.spec.ways, run.spec.shots) == ("metavrf_evidence", 0, 5)
+    assert judged(load(tmp_path / "run", data=run.data), 5)["metric"] == "mse"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"root": "files"}, "the data 'own' is given, not read: leave out root='files'"),
+        ({"data": vectors("a")}, "data must be one of sines, .*, or a FewShotData, got a Classes"),
+        ({"data": FewShotData("own", vectors("a"), vectors("a"), vectors("b"))}, "in train and in val: "),
+        ({"ways": 5}, "ways must be between 2 and 4"),
+        ({"learner": "mamel"}, "did you mean 'maml'"),
+    ],
+)
+def test_ones_own_data_that_cannot_be_leaves_nothing_behind(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path / "run", **OWN | {"data": parts(vectors)} | settings)
+    assert not (tmp_path / "run").exists()

@@ -252,7 +252,7 @@ def test_a_table_is_whole_and_its_rows_have_names(
     command._print(rows)
     said = capsys.readouterr().out.splitlines()
     assert max(map(len, said)) <= 80
-    assert sum(line.rstrip().endswith(" 5-way 1-shot   inductive   70.00 ± 1.00 %    70.00") for line in said) == 2
+    assert sum(line.rstrip().endswith(" 5-way 1-shot  inductive  70.00 ± 1.00 %   70.00") for line in said) == 2
 
 
 def test_help_names_the_defaults_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:

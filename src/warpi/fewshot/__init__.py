@@ -55,7 +55,7 @@ def make_learner(name: str, **options: Any) -> Learner:
     return replace(LEARNERS[name], **options)
 
 
-_HOME = {"fit": "run", "load": "run", "judged": "rows"}  # which need LEARNERS first
+_HOME = {"fit": "run", "load": "run", "judged": "rows", "paired": "evaluate"}  # which need LEARNERS first
 
 
 def __getattr__(name: str) -> Any:

@@ -101,7 +101,8 @@ def fit(argv: list[str]) -> None:
 
 
 def evaluate(argv: list[str]) -> None:
-    parser = Parser(prog="warpi fewshot evaluate", description="Judge runs on the same new tasks, many at a time.")
+    about = "Judge runs on the same new tasks, many at a time; of several, also their differences to the first."
+    parser = Parser(prog="warpi fewshot evaluate", description=about)
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders of warpi fewshot fit")
     parser.add_argument("--tasks", type=int, default=1000, metavar="N", help="how many tasks (default: 1000)")
     parser.add_argument("--ways", type=_numbers, metavar="N,...", help="other ways than those of the run")
@@ -116,26 +117,31 @@ def evaluate(argv: list[str]) -> None:
     _check(given, weights=("best", "last"), part=("test", "val", "train"))
     if given["tasks"] < 1:
         raise UserError(f"--tasks must be at least 1, got {given['tasks']}")
+    from warpi.fewshot.evaluate import paired
     from warpi.fewshot.rows import judged
     from warpi.fewshot.run import load
 
-    rows = []
+    rows: list[dict[str, Any]] = []
+    firsts: dict[tuple[Any, ...], list[float]] = {}  # scores of the first run, by what decides which tasks they are of
     for path in given["runs"]:
         run = load(path, device=given["device"], weights=given["weights"], root=given["root"])
         for ways in given["ways"] or [None]:
             for shots in given["shots"] or [None]:
-                rows.append(
-                    judged(
-                        run,
-                        given["tasks"],
-                        ways=ways,
-                        shots=shots,
-                        queries=given["queries"],
-                        part=given["part"],
-                        seed=given["episodes_seed"],
-                        facts={"weights": given["weights"], "folder": str(path)},
-                    )
+                row = judged(
+                    run,
+                    given["tasks"],
+                    ways=ways,
+                    shots=shots,
+                    queries=given["queries"],
+                    part=given["part"],
+                    seed=given["episodes_seed"],
+                    facts={"weights": given["weights"], "folder": str(path)},
+                    by_task=True,
                 )
+                scores = row.pop("scores")
+                first = firsts.setdefault((run.data_sha256, *(row[k] for k in ("ways", "shots", "queries"))), scores)
+                none = {"difference": None, "difference_ci95": None}
+                rows.append(row | (none if first is scores else paired(scores, first)))
                 _write_rows(given["json"], rows)
     _print(rows)
 
@@ -258,31 +264,39 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
     tasks = ("label", "data", "ways", "shots")
     name = apart(rows, lambda r: str(r["label"]), lambda r: tuple(r[k] for k in tasks), also=("bases", "seed"))
-    lines = [("learner", "data", "task", "", "mean", "median")]
+    lines: list[tuple[str, ...]] = [("learner", "data", "task", "", "mean", "median", "less first")]
     for row in rows:
         unit, digits = (" %", 2) if row["metric"] == "accuracy" else ("", 4)
-        spread = "" if row["ci95"] is None else f" ± {row['ci95']:.{digits}f}"  # of one task there is none
+        gap = row.get("difference")
         lines.append(
             (
                 name(row),
                 row["data"],
                 f"{row['ways']}-way {row['shots']}-shot" if row["ways"] else f"{row['shots']}-shot",
                 "transd." if row["transductive"] else "inductive",
-                f"{row['mean']:.{digits}f}{spread}{unit}",
+                f"{row['mean']:.{digits}f}{_spread(row['ci95'], digits)}{unit}",
                 f"{row['median']:.{digits}f}",
+                "" if gap is None else f"{gap:+.{digits}f}{_spread(row['difference_ci95'], digits)}",
             )
         )
+    if not any(line[-1] for line in lines[1:]):
+        lines = [line[:-1] for line in lines]
     console = Console(highlight=False)
-    widths = [max(map(len, column)) + 3 for column in zip(*lines, strict=True)]
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
     if not console.is_terminal:  # a file or a pipe is as wide as need be
         console.width = max(console.width, sum(widths))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for i, head in enumerate(lines[0]):
-        most = None if i else max(12, console.width - sum(widths[1:]) - 2)  # names are folded before numbers are
-        table.add_column(head, justify="right" if i > 3 else "left", overflow="fold", max_width=most)
+        most = None if i else max(12, console.width - sum(widths[1:]))  # names are folded, then kinds of tasks
+        side: Any = "right" if i > 3 else "left"
+        table.add_column(head, justify=side, overflow="fold", max_width=most, no_wrap=i not in (0, 2))
     for line in lines[1:]:
         table.add_row(*line)
     console.print(table)
+
+
+def _spread(ci95: float | None, digits: int) -> str:
+    return "" if ci95 is None else f" ± {ci95:.{digits}f}"  # of one task there is none
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {"fit": fit, "evaluate": evaluate, "plot": plot}

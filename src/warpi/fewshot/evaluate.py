@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from warpi.errors import UserError
 from warpi.fewshot.episodes import Kind, Tasks
 from warpi.fewshot.learner import Episode, Learner, Output
 from warpi.rng import generator
@@ -24,6 +25,7 @@ class Scores(NamedTuple):
     median: float
     tasks: int
     episodes_per_s: float  # tasks adapted to and judged in a second
+    each: Sequence[float] = ()  # [N] by task
 
     @classmethod
     def of(cls, values: Tensor, seconds: float) -> "Scores":
@@ -32,7 +34,8 @@ class Scores(NamedTuple):
         ci95 = 1.96 * values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
         # Between the two values in the middle, as others do; torch.median takes the lower.
         median = values.quantile(0.5).item()
-        return cls(values.mean().item(), ci95, median, len(values), len(values) / seconds if seconds else 0.0)
+        speed = len(values) / seconds if seconds else 0.0
+        return cls(values.mean().item(), ci95, median, len(values), speed, values.tolist())
 
 
 def at_once(kind: Kind, learner: Learner) -> int:
@@ -99,6 +102,8 @@ def _own_chance(learner: Learner, seed: int, name: str, kind: Kind) -> Iterator[
 
 def row(scores: Scores, kind: Kind, transductive: bool, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Scores as a line of a table: what was judged, under which protocol, and how."""
+    numbers = scores._asdict()
+    del numbers["each"]
     return {
         **facts,
         "metric": "accuracy" if kind.ways else "mse",
@@ -106,8 +111,20 @@ def row(scores: Scores, kind: Kind, transductive: bool, facts: Mapping[str, Any]
         "shots": kind.shots,
         "queries": kind.queries,
         "transductive": transductive,
-        **scores._asdict(),
+        **numbers,
     }
+
+
+def paired(scores: Sequence[float], first: Sequence[float]) -> dict[str, float | None]:
+    """The mean over tasks of scores [N] less those of another learner on the same tasks, and half its 95 % interval.
+
+    A task that is hard is hard for both, so that this interval is narrower than those of the two means, as a rule.
+    """
+    if len(scores) != len(first):
+        raise UserError(f"scores of {len(scores)} tasks and of {len(first)} cannot be compared; judge both on the same")
+    a, b = (torch.tensor(values, dtype=torch.float64) for values in (scores, first))
+    gap = Scores.of(a - b, 0.0)
+    return {"difference": gap.mean, "difference_ci95": gap.ci95}
 
 
 def _wait(learner: Learner) -> None:

@@ -27,11 +27,12 @@ def judged(
     part: str = "test",
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
+    by_task: bool = False,
 ) -> dict[str, Any]:
     """A row about a run: its learner on n tasks of a part of its data, of the kind it was trained on or of another.
 
     `seed` names the tasks: all learners judged on tasks of one seed and kind are judged on the same ones. `facts` are
-    added to the row.
+    added to the row, and with `by_task` the `scores` of the single tasks, which `evaluate.paired` compares.
     """
     spec, trained = run.spec, validation_kind(run.data, run.spec.kind)
     kind = Kind(*(a if b is None else b for a, b in zip(trained, (ways, shots, queries), strict=True)))
@@ -48,7 +49,8 @@ def judged(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
-    return row(scores, kind, run.learner.transductive, {**about, **(facts or {})})
+    found = row(scores, kind, run.learner.transductive, {**about, **(facts or {})})
+    return found | {"scores": scores.each} if by_task else found
 
 
 def _about(run: Run) -> dict[str, Any]:

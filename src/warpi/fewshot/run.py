@@ -48,6 +48,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 _STORED: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("data", "learner"), (str,)),
     "root": (str, type(None)),
+    "own": (bool,),
     **dict.fromkeys(("options", "changed", "training"), (dict,)),
     **dict.fromkeys(("ways", "shots"), (int,)),
 }
@@ -66,6 +67,7 @@ class Spec:
     ways: int
     shots: int
     training: Training
+    own: bool = False  # the data is the user's own: it has a name and a hash here, and must be given again
 
     @property
     def kind(self) -> Kind:
@@ -85,12 +87,19 @@ class Spec:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Spec":
+        stored = {"own": False, **stored}
         for name, kinds in _STORED.items():
             if not isinstance(stored[name], kinds):
                 allowed = " or ".join(kind.__name__ for kind in kinds)
                 raise UserError(f"{name} must be {allowed}, got {stored[name]!r}")
         options = {name: tuple(v) if isinstance(v, list) else v for name, v in stored["options"].items()}
         return cls(**{**stored, "options": options, "training": Training(**{"compile": False, **stored["training"]})})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was chosen, by name: what is asked of the tasks, fields of the learner and of Training."""
+        asked = {name: getattr(self, name) for name in ("data", "root", "learner", "ways", "shots")}
+        return {**asked, **plain(self.options), **asdict(self.training)}
 
     def make(self) -> Learner:
         return replace(LEARNERS[self.learner], **self.options)
@@ -105,10 +114,11 @@ class Run:
     learner: Learner
     data: FewShotData
     history: list[Record]
+    data_sha256: str  # of what lies in `data`, whatever its name
 
 
 def specify(
-    data: str = "sines",
+    data: str | FewShotData = "sines",
     learner: str | None = None,
     root: str | Path | None = None,
     ways: int | None = None,
@@ -116,9 +126,17 @@ def specify(
     **settings: Any,
 ) -> Spec:
     """Settings, checked, with the defaults that suit the data. Settings are fields of Training or of the learner."""
-    if data not in FEWSHOT:
+    if not isinstance(data, str | FewShotData):
+        raise UserError(f"data must be one of {', '.join(FEWSHOT)}, or a FewShotData, got a {type(data).__name__}")
+    if mine := isinstance(data, FewShotData):
+        if root is not None:
+            raise UserError(f"the data {data.name!r} is given, not read: leave out root={str(root)!r}")
+        suits, data = DEFAULTS["sines"] if data.regression else _IMAGES, str(data.name)
+    elif data in FEWSHOT:
+        suits = DEFAULTS[data]
+    else:
         raise unknown("few-shot data set", data, FEWSHOT)
-    learner = learner or DEFAULTS[data]["learner"]
+    learner = learner or suits["learner"]
     if learner not in LEARNERS:
         raise unknown("learner", learner, LEARNERS)
     base, settings = LEARNERS[learner], plain(settings)
@@ -126,7 +144,6 @@ def specify(
     for name in settings:
         if name not in own | common:
             raise unknown(f"setting of {learner}", name, own | common)
-    suits = DEFAULTS[data]
     training = {k: v for k, v in {**suits, **settings}.items() if k in common}
     options = asdict(replace(base, **{k: v for k, v in settings.items() if k in own}))
     changed = {k: v for k, v in options.items() if v != asdict(base)[k]}
@@ -147,6 +164,7 @@ def specify(
         ways=ways,
         shots=suits["shots"] if shots is None else shots,
         training=Training(**training),
+        own=mine,
     )
 
 
@@ -167,9 +185,12 @@ def fit(
 ) -> Run:
     """Train a learner on tasks of a data set, and leave a run folder behind.
 
-    Settings are `data`, `learner`, `root`, `ways`, `shots`, the fields of Training and those of the learner. With
-    `resume` an interrupted run goes on where its last checkpoint was, and ends as if it had never stopped.
+    Settings are `data` (a name, or the user's own FewShotData), `learner`, `root`, `ways`, `shots`, the fields of
+    Training and those of the learner. With `resume` an interrupted run goes on where its last checkpoint was, and ends
+    as if it had never stopped; data of one's own must be given again for that, and be the same.
     """
+    given = data if isinstance(data := settings.get("data"), FewShotData) else None
+    named = {name: value for name, value in settings.items() if name != "data" or given is None}
     path, where = Path(out), pick_device(device)
     file, results = path / "checkpoint.safetensors", path / "results.jsonl"
     with ExitStack() as held:
@@ -180,19 +201,19 @@ def fit(
             raise UserError(f"{path} already holds a run; go on with it by --resume, or choose another --out")
         if begun and stored is None:
             raise UserError(f"{path} holds a checkpoint, but its spec.json is gone; choose another --out")
-        if stored is None and resume and not settings:
+        if stored is None and resume and not named:
             raise UserError(f"there is no run in {path} to go on with")
         if stored is not None and resume:
-            spec, threads = _same(stored, settings, threads, path)
+            spec, threads = _same(stored, named, threads, path)
         else:
             spec = specify(**settings)
         held.enter_context(cpu_threads(threads))
-        data = _loaded(spec.data, spec.root).to(where)
+        data, digest = _data_of(spec, path, given, stored if resume else None, where)
         task_pair(data, spec.kind, spec.training, where)  # checks the kind of tasks before anything is written
         held.enter_context(seeded(derive(spec.training.seed, "training")))
         learner = spec.make()
         learner.start(spec.problem(data), seed=spec.training.seed, device=where)
-        description = _describe(spec, learner, data, where)
+        description = _describe(spec, learner, data, digest, where)
         if stored is not None and resume:
             _same_facts(stored["facts"], description["facts"], path)
         held.enter_context(one_writer(path))
@@ -226,13 +247,24 @@ def fit(
                 saved_at = time.monotonic()
             if caught:
                 again = shlex.join(["warpi", "fewshot", "fit", "--out", str(path), "--resume"])
+                again = f"fit({str(path)!r}, resume=True, data=...)" if spec.own else again
                 raise Stopped(caught[0], f"go on with: {again}")
         write_atomically(path / "done", b"")
-        return Run(path, spec, learner, data, history)
+        return Run(path, spec, learner, data, history, digest)
 
 
-def load(path: Path | str, *, device: str = "auto", weights: str = "best", root: Path | str | None = None) -> Run:
-    """The learner of a run folder as it was at its best validation, or `last`. `root` where the data lies now."""
+def load(
+    path: Path | str,
+    *,
+    device: str = "auto",
+    weights: str = "best",
+    root: Path | str | None = None,
+    data: FewShotData | None = None,
+) -> Run:
+    """The learner of a run folder as it was at its best validation, or `last`.
+
+    `root` where the data lies now; `data`, where it is the user's own.
+    """
     path, where = Path(path), pick_device(device)
     stored = read_spec(path)
     if stored is None:
@@ -241,12 +273,13 @@ def load(path: Path | str, *, device: str = "auto", weights: str = "best", root:
     if not checkpoint.exists(file):
         raise UserError(f"{path} has no {file.name} yet; the run has not come to its first validation")
     spec = Spec.from_json(stored["spec"])
-    data = _loaded(spec.data, spec.root if root is None or spec.data == "sines" else str(root)).to(where)
-    _same_facts(stored["facts"], {"data_sha256": data.digest()}, path)
+    if root is not None and spec.data != "sines":
+        spec = replace(spec, root=str(root))
+    data, digest = _data_of(spec, path, data, stored, where)
     learner = spec.make()
     learner.start(spec.problem(data), seed=spec.training.seed, device=where)
     checkpoint.restore(learner, checkpoint.load(file, where)["learner"])
-    return Run(path, spec, learner, data, _history(path / "results.jsonl"))
+    return Run(path, spec, learner, data, _history(path / "results.jsonl"), digest)
 
 
 def _history(file: Path) -> list[Record]:
@@ -277,7 +310,7 @@ def read_spec(path: Path) -> dict[str, Any] | None:
         spec = Spec.from_json(stored["spec"])
         if spec.learner not in LEARNERS:
             raise unknown("learner", spec.learner, LEARNERS)
-        if spec.data not in FEWSHOT:
+        if spec.data not in FEWSHOT and not spec.own:
             raise unknown("few-shot data set", spec.data, FEWSHOT)
         spec.make()
     except (UserError, KeyError, TypeError) as e:
@@ -295,13 +328,28 @@ def _loaded(name: str, root: str | None) -> FewShotData:
     return load_fewshot(name, root)
 
 
+def _data_of(
+    spec: Spec, path: Path, given: FewShotData | None, stored: Mapping[str, Any] | None, device: torch.device
+) -> tuple[FewShotData, str]:
+    """The data of a run, given or read, and its hash, which must be the one that is stored."""
+    if given is None and spec.own:
+        raise UserError(
+            f"the run in {path} was made with data of your own, {spec.data!r}, which must be given again; from Python: "
+            f"load({str(path)!r}, data=...), and to go on: fit({str(path)!r}, resume=True, data=...)"
+        )
+    data = _loaded(spec.data, spec.root) if given is None else given
+    digest = data.digest()
+    if stored is not None:
+        _same_facts(stored["facts"], {"data_sha256": digest}, path)
+    return data.to(device), digest
+
+
 def _same(
     stored: dict[str, Any], settings: Mapping[str, Any], threads: int | None, path: Path
 ) -> tuple[Spec, int | None]:
     """The settings of the stored run; those given again must be the same. Sums depend on the number of threads."""
     spec = Spec.from_json(stored["spec"])
-    flat = {**plain(asdict(spec)), **plain(spec.options), **asdict(spec.training)}
-    flat["threads"], again = stored["environment"].get("threads"), {**plain(settings)}
+    flat, again = spec.settings | {"threads": stored["environment"].get("threads")}, plain(settings)
     if threads is not None:
         again["threads"] = threads
     for name, value in again.items():
@@ -317,11 +365,12 @@ def _same_facts(was: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> N
     for name in now:
         if was.get(name) != now[name]:
             raise UserError(
-                f"the data or the learner of {path} has changed: {name} was {was.get(name)}, is {now[name]}"
+                f"the data or the learner of {path} has changed: {name} was {was.get(name)}, is {now[name]}; give what "
+                "it was made with, or choose another --out"
             )
 
 
-def _describe(spec: Spec, learner: Learner, data: FewShotData, device: torch.device) -> dict[str, Any]:
+def _describe(spec: Spec, learner: Learner, data: FewShotData, digest: str, device: torch.device) -> dict[str, Any]:
     parts = {name: data.part(name) for name in ("train", "val", "test")}
     return {
         "format": FORMAT,
@@ -330,7 +379,7 @@ def _describe(spec: Spec, learner: Learner, data: FewShotData, device: torch.dev
         "facts": {
             **{f"{name}_classes": len(part) for name, part in parts.items() if isinstance(part, Classes)},
             "n_parameters": sum(p.numel() for p in learner.parameters()),
-            "data_sha256": data.digest(),
+            "data_sha256": digest,
         },
         "environment": {
             "date": date.today().isoformat(),
