@@ -112,7 +112,7 @@ def test_has_a_page(name: str) -> None:
     file = Path(__file__).parent.parent / "docs" / "methods" / f"{name}.md"
     assert file.is_file(), f"write docs/methods/{name}.md"
     page, doc = " ".join(file.read_text().split()).lower(), inspect.getdoc(type(METHODS[name])) or ""
-    assert len(page) > 200
+    assert len(page) > 200, f"docs/methods/{name}.md says next to nothing"
     if found := re.search(r"Reference: (.*?\b(?:19|20)\d\d)", " ".join(doc.split())):
         title = max(found[1].split(", "), key=len)
         year = found[1][-4:]

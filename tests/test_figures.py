@@ -1,6 +1,7 @@
 """The figures: arrays against naive loops and closed forms, pictures from small files alone, numbers that agree."""
 
 import json
+import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from warpi.audit.reopen import reopen
 from warpi.cli import main
 from warpi.figures import draw
 from warpi.figures.arrays import EDGES, FILE, error, read, write
-from warpi.figures.measure import measure
+from warpi.figures.measure import _means, measure
 from warpi.methods.plain import CE
 from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.report.pictures import COLOURS, drawing, look, looks
@@ -90,11 +91,20 @@ def test_calibration_is_that_of_the_results(runs: Path) -> None:
         assert ("rectified" in numbers["estimation_error_percent"]) == (name == "warpi4")
 
 
+def test_means_leave_out_what_is_not_there() -> None:
+    """Where there are two classes and one is predicted in place of the other, there are no other classes."""
+    values = torch.tensor([[1.0, torch.nan], [3.0, 4.0], [5.0, torch.nan]])
+    found = _means(values, torch.tensor([0, 0, 2]), 3).tolist()
+    assert found[0] == [2, 4]
+    assert found[2][0] == 5
+    assert all(map(math.isnan, [found[2][1], *found[1]])), "nothing is left"
+
+
 def test_sigma_is_logged_where_there_is_one(runs: Path) -> None:
     logged = {run.path.name: [e.get("sigma") for e in run.epochs] for run in find_runs([runs])}
     assert all(0 < s < 5 for s in logged["warpi4"])
     (run,) = find_runs([runs / "warpi4"])
-    assert all(0 < e["sigma_geometric"] < e["sigma"] for e in run.epochs), "the geometric mean is the smaller one"
+    assert all(0 < math.exp(e["log_sigma"]) < e["sigma"] for e in run.epochs), "the geometric mean is the smaller one"
     assert logged["detc4"] == logged["mwnet4"] == [None] * 3
 
 
@@ -347,7 +357,7 @@ def test_sigma_has_room_and_whole_epochs(runs: Path) -> None:
         figure = draw.sigma(experiments(runs / "warpi4"))
         assert figure is not None
         (axes,) = figure.axes
-        (curve,) = axes.get_lines()
+        curve, _ = axes.get_lines()  # the mean and the geometric one
         assert axes.get_ylim() == (0, pytest.approx(1.1 * max(curve.get_ydata())))  # type: ignore[arg-type]
         assert all(tick == int(tick) for tick in axes.get_xticks())
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -23,9 +24,18 @@ from warpi.data import files
 from warpi.data.decode import decode
 from warpi.data.examples import TensorExamples
 from warpi.data.files import FileExamples, load_tensor
-from warpi.data.folders import CLOTHING1M, clothing1m, food101n, is_manifest, read_folder, read_manifest
+from warpi.data.folders import (
+    CLOTHING1M,
+    clothing1m,
+    food101n,
+    is_manifest,
+    read_folder,
+    read_manifest,
+    read_new_images,
+)
 from warpi.data.split import Loader, Split
 from warpi.errors import UserError
+from warpi.task import make_task
 
 SIZE, STORED = 16, 18
 
@@ -362,7 +372,8 @@ def test_bad_files_are_left_out_logged_once_and_counted(examples, bad_files, cap
     assert "pixels" in reasons["bomb.png"]
     assert "pixels" in reasons["large.png"]
     assert "narrow" in reasons["strip.png"]
-    assert "cannot identify" in reasons["program.jpg"]
+    assert reasons["empty.jpg"] == "the file is empty"
+    assert reasons["program.jpg"] == "not a JPEG, PNG, WEBP, GIF, BMP or TIFF file"
 
 
 def test_too_many_bad_files_are_an_error(examples, bad_files):
@@ -549,6 +560,45 @@ def test_a_class_may_be_called_train(tmp_path):
     assert read_folder(tmp_path, in_memory=False).classes == ("bus", "train")
 
 
+@pytest.mark.parametrize("names", [("Train", "Test"), ("training", "validation"), ("train", "valid"), ("test", "meta")])
+def test_parts_that_are_called_otherwise_are_no_classes(tmp_path, names):
+    """They used to be learned as such."""
+    for name in names:
+        classes_in(tmp_path / name, cat=1, dog=1)
+    listed = ", ".join(sorted(names))
+    with pytest.raises(
+        UserError, match=rf"holds {listed}, with folders in each: .* call them train, test \(or val\) and"
+    ):
+        read_folder(tmp_path, in_memory=False)
+    classes_in(tmp_path, **{names[0]: 1})  # a class, then
+    assert read_folder(tmp_path, in_memory=False).classes == tuple(sorted(names))
+
+
+def test_files_that_are_not_read_are_told(tmp_path, caplog):
+    classes_in(tmp_path, cat=1, dog=1)
+    picture(tmp_path / "dog" / "x.jfif", format="JPEG")
+    for name in ("a.HEIC", "b.heic", "c.txt", "none", "Thumbs.db", ".DS_Store", "desktop.ini"):
+        (tmp_path / "cat" / name).write_bytes(b"")
+    data = read_folder(tmp_path, size=SIZE, in_memory=False)
+    assert data.examples.paths == ("cat/0.png", "dog/0.png", "dog/x.jfif")
+    (message,) = caplog.messages
+    assert f"{tmp_path}: not read: 1 without a suffix, 2 .heic, 1 .txt; images end in .jpg, .jpeg, " in message
+    caplog.clear()
+    picture(tmp_path / "loose.png")
+    read_folder(tmp_path, size=SIZE, in_memory=False)
+    assert (
+        f"{tmp_path}: 1 images beside the folders of the classes are not used, the first is loose.png"
+        in caplog.messages
+    )
+
+
+def test_folders_of_almost_the_same_name_are_told(tmp_path, caplog):
+    classes_in(tmp_path, cat=2, Cat=1, dog=1)
+    assert read_folder(tmp_path, size=SIZE, in_memory=False).classes == ("Cat", "cat", "dog")
+    (message,) = caplog.messages
+    assert "the classes 'Cat' (1 rows) and 'cat' (2 rows) in 'folder' differ only in case" in message
+
+
 def test_folder_errors(tmp_path):
     with pytest.raises(UserError, match="no folder"):
         read_folder(tmp_path / "absent")
@@ -632,6 +682,12 @@ def test_manifest_of_images_that_lie_elsewhere(tmp_path, caplog):
         manifest(tmp_path, text.replace("0.png", "photos/0.png", 1), in_memory=None)
 
 
+def test_manifest_that_was_written_on_windows(tmp_path):
+    picture(tmp_path / "photos" / "0.png")
+    with pytest.raises(UserError, match=r"none of 2 listed images is there; .*; write / between folders, not \\$"):
+        manifest(tmp_path, "path,label\nphotos\\0.png,a\nphotos\\1.png,b\n", in_memory=None)
+
+
 def test_manifest_truth(tmp_path):
     rows = "path,label,clean_label{}\n1,a,b{}\n2,b,{}\n3,a,a{}\n"
     some = manifest(tmp_path, rows.format("", "", "", ""))
@@ -645,6 +701,73 @@ def test_manifest_truth(tmp_path):
     assert full.trusted is None
     blank = manifest(tmp_path, "path,label,clean_label\n1,a,\n2,b,\n")
     assert blank.clean is blank.trusted is None
+
+
+def test_a_column_trusted_marks_rows_of_a_manifest(tmp_path, caplog):
+    """No column of a manifest is a feature, so it can mean nothing else; it used to be ignored without a word."""
+    marked = manifest(
+        tmp_path, "path,label,clean_label,Trusted\n1,a,b,yes\n2,b,,1.0\n3,a,,0\n4,b,a,\n5,a,,1\n6,b,,x\n7,b,,\n"
+    )
+    assert marked.trusted.tolist() == [True, True, False, False, True, True, False]
+    assert marked.truth.tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert not caplog.messages
+    task, _ = make_task(marked, val=0.0, test=0.0)
+    assert task.meta.rows.tolist() == [0, 1, 4, 5]  # as those that a table marks
+    assert task.train.rows.tolist() == [2, 3, 6]
+    parts = manifest(tmp_path, "path,label,trusted,split\n1,a,1,test\n2,b,0,\n3,a,1,train\n")
+    assert parts.trusted.tolist() == [False, True]
+    with pytest.raises(UserError, match=r"unknown value of 'trusted' in .* line 3: 'maybe'; allowed: 0, 1, "):
+        manifest(tmp_path, "path,label,trusted\n1,a,1\n2,b,maybe\n")
+
+
+def test_columns_of_a_manifest_that_seem_to_mark_rows_are_told(tmp_path, caplog):
+    data = manifest(tmp_path, "path,label,checked\n1,a,1\n2,b,0\n", "checked.csv")
+    assert data.trusted is None
+    (message,) = caplog.messages
+    assert re.search(
+        r"checked\.csv: 'checked' is not used; if it marks what a person has checked, call it 'verified'$", message
+    )
+    caplog.clear()
+    data = manifest(tmp_path, "path,label,trusted,verified\n1,a,1,0\n2,b,0,1\n", "both.csv")
+    assert data.trusted.tolist() == [False, True]
+    assert ["'trusted' is not used" in message for message in caplog.messages] == [True]
+    caplog.clear()
+    assert manifest(tmp_path, "path,trusted\n1,yes\n2,no\n", label="Trusted").trusted is None
+    assert not caplog.messages
+
+
+def test_manifest_cells_as_pandas_writes_them(tmp_path):
+    """A column of whole numbers with blanks is one of floats there. It used to make classes of its own."""
+    data = manifest(tmp_path, "path,label,clean_label,verified\n1,1,1.0,1.0\n2,2,,\n3,1,2.0,0.0\n")
+    assert data.classes == ("1", "2")
+    assert data.y.tolist() == [0, 1, 0]
+    assert data.clean.tolist() == [0, -1, 1]
+    assert data.trusted.tolist() == [True, False, False]
+    words = manifest(tmp_path, "path,label,clean_label\n1,a,a\n2,b,nan\n3,a,NA\n4,none,None\n5,none,none\n")
+    assert words.classes == ("None", "a", "b", "none")
+    assert words.clean.tolist() == [1, -1, -1, 0, 3]  # there is a class that is called so
+    new = tmp_path / "new.csv"
+    new.write_text("path,label,clean_label\n1,1.0,nan\n2,,2\n")
+    found = read_new_images(new, 8, ("1", "2"))
+    assert {name: labels.tolist() for name, labels in found.labels.items()} == {
+        "label": [0, -1],
+        "clean_label": [-1, 1],
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'path,label,remark\n"a, b.png",x,\n1.png,y,"two\nlines"\n',
+        'path, label, "re\nmark"\n"a, b.png", "x", q\n1.png, y, r\n',
+        "path\tlabel\t\t\na, b.png\tx\t\t\n1.png\ty\t\t\n",  # two columns without a name: they are not used
+        'path,label\n"a, b.png",x\n,\n\n1.png,y\n,',
+    ],
+)
+def test_ways_to_write_a_manifest(tmp_path, text):
+    data = manifest(tmp_path, text)
+    assert data.examples.paths == ("a, b.png", "1.png")
+    assert data.classes == ("x", "y")
 
 
 def test_manifest_splits(tmp_path):
@@ -663,13 +786,14 @@ def test_manifest_splits(tmp_path):
     ("text", "message"),
     [
         ("path,kind\n1,a\n", "no column 'label'; its columns are: path, kind"),
-        ("", "no column 'path'; its columns are: none"),
-        ("path,label,path\n1,a,2\n", "names a column twice"),
+        ("", "names of the columns and at least one row are needed"),
+        ("path,label,path\n1,a,2\n", "columns 1 and 3 are both called 'path'; rename one"),
+        ('path,label\n"1,a\n2,b\n', "line 3: .* is a quote left open"),
         ("path,label\n1,a\n2,b\n\n./1,b\n", r"line 5: path '1' is also on line 2"),
         ('path,label\n"1\n2",a\n3,\n', "line 4: the label is empty"),
         ("path,label\n,a\n", "line 2: the path is empty"),
         ("path,label\n1,a\n2,N/A\n", "1 rows have the label 'N/A' in 'label', which looks like a missing label"),
-        ("path,label\n1,a\n2,b,c\n", "line 3: got 3 cells for 2 columns"),
+        ("path,label\n1,a\n2,b,c\n", "line 3 has 3 cells, the first has 2"),
         ("path,label\n1,a\n../x.png,b\n", r"line 3: '\.\./x\.png' is not a file below"),
         ("path,label\n1,a\na/../../x.png,b\n", "line 3: .* is not a file below"),
         ("path,label\n1,a\n/etc/passwd,b\n", "line 3: '/etc/passwd' is not a file below"),
@@ -678,7 +802,7 @@ def test_manifest_splits(tmp_path):
         ("path,label,verified\n1,a,1\n2,b,maybe\n", "unknown value of 'verified' in .* line 3: 'maybe'"),
         ("path,label,split\n1,a,test\n2,b,test\n", "no row is for training"),
         ("path,label\n1,a\n2,a\n", r"1 class\(es\) in 2 rows"),
-        ("path,label\n", r"0 class\(es\) in 0 rows"),
+        ("path,label\n", "names of the columns and at least one row are needed"),
         (b"path,label\n1,caf\xe9\n", "not UTF-8"),
         ("path,label\n1,a\n2," + "x" * 200_000 + "\n", "line 3: field larger"),
     ],

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from PIL import Image
 
 import warpi.data
 from warpi.data import DATASETS, folders, load_dataset, takes_size
-from warpi.data.examples import TensorExamples
+from warpi.data.examples import Scale, TensorExamples
 from warpi.data.files import FileExamples
-from warpi.data.overlap import shared
+from warpi.data.overlap import check_apart, shared
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.methods import METHODS, make_method
@@ -303,6 +304,62 @@ def test_trusted_examples_that_are_all_of_the_data(here: Path, recwarn: pytest.W
     assert not recwarn.list
 
 
+def of_rows(x: Any) -> Split:
+    scale = Scale(torch.tensor(0.0), torch.tensor(1.0))
+    return Split(TensorExamples(torch.tensor(x), scale), torch.arange(len(x)), torch.zeros(len(x), dtype=torch.int64))
+
+
+CODES = np.random.default_rng(1).choice(6, (2600, 3), p=[0.4, 0.2, 0.15, 0.1, 0.1, 0.05]).astype(np.float32)
+NUMBERS = np.random.default_rng(1).normal(size=(2600, 3)).astype(np.float32)
+PIXELS = np.random.default_rng(1).integers(0, 256, (2600, 1, 4, 4), dtype=np.uint8)
+
+
+def test_rows_of_few_values_may_be_trusted_and_tested_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A table of three categorical columns: rows that look like a test row are no copies of it."""
+    for n in (1, 10, 100):
+        caplog.clear()
+        check_apart(of_rows(CODES[2500 : 2500 + n]), of_rows(CODES[2000:2500]), of_rows(CODES[:2000]))
+        (message,) = caplog.messages
+        assert f" of {n} trusted examples are also in the test set, by chance some " in message
+        assert message.endswith("would be: rows that look alike need not be the same; take out of it those that are")
+    binary = CODES[:, :2] > 0
+    check_apart(of_rows(binary[:2000]), of_rows(binary[2000:2200]), of_rows(binary[2200:]))
+
+
+@pytest.mark.parametrize("x", [NUMBERS, PIXELS], ids=["numbers", "images"])
+@pytest.mark.parametrize("copies", [1, 50])
+def test_copies_of_test_rows_are_not_trusted(x: np.ndarray, copies: int) -> None:
+    test, noisy, trusted = x[2000:2500], x[:2000], np.concatenate([x[2000 : 2000 + copies], x[2500:]])
+    for rows in (
+        noisy,
+        np.repeat(noisy, 3, axis=0),  # rare classes are often repeated
+        np.concatenate([noisy, test]),  # the test set is a part of the data
+        noisy[:0],
+    ):
+        with pytest.raises(
+            UserError, match=rf"{copies} of {copies + 100} trusted examples are also in the .* some 0 would"
+        ):
+            check_apart(of_rows(trusted), of_rows(test), of_rows(rows))
+    check_apart(of_rows(trusted[copies:]), of_rows(test), of_rows(noisy))
+
+
+def test_many_copies_among_rows_of_few_values_are_not_trusted() -> None:
+    rare = np.concatenate([CODES, np.roll(CODES, 700, 0)], axis=1)  # 46,656 possible rows
+    test, noisy = rare[2000:2500], rare[:2000]
+    check_apart(of_rows(rare[2500:]), of_rows(test), of_rows(noisy))
+    with pytest.raises(UserError, match="100 of 100 trusted examples are also in the test set"):
+        check_apart(of_rows(test[:100]), of_rows(test), of_rows(noisy))
+
+
+def test_image_files_that_are_trusted_and_tested_on(tmp_path: Path) -> None:
+    files = [FileExamples(str(tmp_path), tuple(f"{part}{k}.png" for k in range(9))) for part in ("a", "b", "c")]
+    noisy, test, other = (Split(f, torch.arange(9), torch.zeros(9, dtype=torch.int64)) for f in files)
+    check_apart(other, test, noisy)
+    mixed = replace(files[2], paths=("c0.png", "../" + tmp_path.name + "/b3.png"))
+    with pytest.raises(UserError, match="1 of 2 trusted examples are also in the test set"):
+        check_apart(Split(mixed, torch.arange(2), torch.zeros(2, dtype=torch.int64)), test, noisy)
+
+
 def test_too_few_rows(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     (here / "two.csv").write_text("a,label\n1,p\n2,q\n")
     make_task(load_dataset("two.csv")[0])
@@ -345,6 +402,54 @@ def test_one_trusted_example_of_each_of_many_numbered_classes(tmp_path: Path, ki
         first, _ = load_dataset(str(tmp_path / files[0]))
         second, _ = load_dataset(str(tmp_path / files[1]), like=first)
     assert second.y.tolist() == one.tolist()
+
+
+def test_labels_and_marks_of_arrays_as_they_are_often_saved(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x, text = np.arange(12.0).reshape(6, 2), np.array(["1.0", "2.0"] * 3)
+    np.savez("a.npz", x=x, y=text, trusted=np.array([1, 0, 0, 1, 0, 0]))
+    dataset, _ = load_dataset("a.npz")
+    assert dataset.classes == ("1", "2")  # as those of a table
+    assert dataset.trusted is not None
+    assert dataset.trusted.tolist() == [True, False, False, True, False, False]
+    np.savez("b.npz", x=x[:2], y=np.array([2.0, 1.0]))
+    assert load_dataset("b.npz", like=dataset)[0].y.tolist() == [1, 0]
+    assert not caplog.messages
+    np.savez("c.npz", x=x, y=text, clean=text, checked=np.ones(6), note=np.array([{}], dtype=object))
+    assert load_dataset("c.npz")[0].trusted is None  # and what is not looked at need not be readable
+    assert caplog.messages == [
+        "c.npz: 'checked' is not used; if it marks what a person has checked, call it 'verified'"
+    ]
+    np.savez("d.npz", x=x, y=text.astype(object))
+    with pytest.raises(
+        UserError, match=r"d\.npz: .*objects are refused.*; if 'y' is text, save it as y\.astype\(str\)"
+    ):
+        load_dataset("d.npz")
+    (here / "e.npz").write_bytes(b"a,label\n1,2\n")
+    with pytest.raises(
+        UserError, match=r"e\.npz: not a readable file of plain arrays \(no \.npz or \.npy, by its first bytes"
+    ):
+        load_dataset("e.npz")
+
+
+@pytest.mark.usefixtures("here")
+def test_paths_of_images_in_a_column_of_another_name(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their names used to be learned, or to be too many."""
+    write(here / "a.csv", "Image,label", "cat/0.PNG,cat", "dog/1.jpeg,dog")
+    load_dataset("a.csv")
+    (message,) = caplog.messages
+    assert message.startswith(
+        "a.csv: column 'Image' names image files, and each name becomes a feature; to learn from "
+    )
+    assert message.endswith("the images, call it 'path' in a .csv or .tsv, else leave it out with --drop Image")
+    write(here / "b.csv", "file,label", *(f"{k}.jpg,{k % 2}" for k in range(1001)))
+    with pytest.raises(
+        UserError, match=r"1001 distinct values, at most 1000 .*; if it names images, call it 'path' in a"
+    ):
+        load_dataset("b.csv")
+    write(here / "c.csv", "icon,size,label", *(f"{k % 2}.png,{k},{k % 2}" for k in range(4)))
+    caplog.clear()
+    assert load_dataset("c.csv")[0].examples.shape == (3,)
+    assert not caplog.messages  # few of them: a code
 
 
 def test_what_takes_a_size(here: Path) -> None:

@@ -4,11 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from warpi.data.dataset import Dataset
@@ -199,6 +201,22 @@ def test_the_rate_may_be_set_by_hand(method: Any, tiny: TaskAndTruth) -> None:
     assert not any(map(torch.equal, weights(known.net), weights(other.net)))
     with pytest.raises(UserError, match=r"forget_rate must be between 0 and 1, got 1\.5"):
         replace(method, forget_rate=1.5)
+
+
+@pytest.mark.parametrize("name", ["co_teaching", "co_teaching_plus", "decoupling", "jocor", "dividemix", "elr_plus"])
+def test_networks_that_begin_alike_are_refused(name: str, tiny: TaskAndTruth, tmp_path: Path) -> None:
+    """Given a module, all networks are copies of it; on the same batches most methods would never tell them apart."""
+    task, _ = tiny
+    net = plain(task)
+    with pytest.raises(UserError, match=r"needs 2 networks that begin differently.*give a function"):
+        make_method(name).start(task, replace(RECIPE, net=net))
+    save_file(net.state_dict(), tmp_path / "all.safetensors")
+    with pytest.raises(UserError, match="needs 2 networks that begin differently"):
+        make_method(name).start(task, replace(RECIPE, weights=str(tmp_path / "all.safetensors")))
+    make_method("ce").start(task, replace(RECIPE, net=net))
+    make_method(name).start(
+        task, replace(RECIPE, net=lambda shape, k: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), k)))
+    )
 
 
 def test_the_share_left_out_grows(tiny: TaskAndTruth) -> None:

@@ -475,6 +475,12 @@ def test_given_takes_label_sets_and_manifests(tmp_path) -> None:  # type: ignore
         Noise.parse("given:random2").apply(made, seeded())
     with pytest.raises(UserError, match="has no label sets"):
         Noise.parse("given:random1").apply(data(), seeded())
+    with pytest.raises(
+        UserError, match="'cifar10' has no label sets; put the files of CIFAR-N beside its own, or give a"
+    ):
+        Noise.parse("given:worst").check(data(name="cifar10"))
+    for good in ("given", "given:worst", "flip:0.4"):
+        Noise.parse(good).check(made)
 
     path = tmp_path / "noise.json"
     labels = Noise.parse("flip:0.4").apply(made, seeded())
@@ -482,6 +488,9 @@ def test_given_takes_label_sets_and_manifests(tmp_path) -> None:  # type: ignore
     again = Noise.parse(f"given:{path}")
     assert again.other_name is None
     assert torch.equal(again.apply(made, seeded(5)).y, labels.y)
+    again.check(made)
+    with pytest.raises(UserError, match=r"noise\.json: data is 'made', but this data set has 'other'"):
+        again.check(data(name="other"))
 
 
 def test_open_set_by_name_and_by_manifest(tmp_path) -> None:  # type: ignore[no-untyped-def]

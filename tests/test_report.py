@@ -4,8 +4,10 @@ import ast
 import errno
 import io
 import json
+import math
 import os
 import shlex
+import statistics
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -20,7 +22,9 @@ import warpi.report
 from warpi.cli import main
 from warpi.errors import UserError
 from warpi.report import (
+    Difference,
     command,
+    compare,
     curves,
     find_runs,
     summarise,
@@ -32,7 +36,9 @@ from warpi.report import (
     write_report,
 )
 from warpi.report.curves import line
+from warpi.report.paired import mean_interval, student
 from warpi.report.runs import group
+from warpi.report.table import in_columns
 
 ENVIRONMENT = {"torch": "2.13.0", "python": "3.11.7", "device": "cpu", "gpu": None, "threads": 1}
 
@@ -232,6 +238,7 @@ def test_statistics_by_hand(tmp_path: Path) -> None:
     assert row.val_std == pytest.approx(21**0.5)  # (25 + 1 + 16) / 2
     assert row.best_mean == pytest.approx(290 / 3)
     assert row.best_std == pytest.approx((13 / 3) ** 0.5)  # deviations -5/3, -2/3, 7/3: (78 / 9) / 2
+    assert (row.last_by_seed, row.val_by_seed, row.best_by_seed) == ((90, 93, 87), (90, 96, 99), (95, 96, 99))
     assert row.seconds_per_epoch == pytest.approx(0.5)
     assert (row.method, row.label, row.data, row.noise, row.net) == ("ce", "ce", "digits", "pair:0.4", "mlp")
     assert (row.test_labels, row.machines) == ("clean", ("cpu (1 thread)",))
@@ -273,6 +280,7 @@ def test_mean_is_not_taken_over_some_of_the_seeds(tmp_path: Path) -> None:
     make(tmp_path / "b", epochs_of([80.0, 70.0]), spec_of(seed=1))
     (row,) = table(tmp_path)
     assert (row.last_mean, row.val_mean) == (80.0, None)
+    assert (row.last_by_seed, row.val_by_seed) == ((90.0, 70.0), (90.0, None))
 
 
 def test_unfinished_runs_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -425,6 +433,8 @@ def test_json_has_the_keys_and_is_whole(tmp_path: Path) -> None:
     assert entry | wanted == entry
     assert entry["last_std"] is entry["val_mean"] is None
     assert (entry["best_mean"], entry["best_is_oracle"], entry["seeds"]) == (80.0, True, [0])
+    assert (entry["last_by_seed"], entry["val_by_seed"], entry["best_by_seed"]) == ([80.0], [None], [80.0])
+    assert entry["against"] is None
     assert [p.name for p in path.parent.iterdir()] == ["x.json"]  # no draft left
     for bad in (tmp_path / "new", path / "y.json"):
         with pytest.raises(UserError, match=r"cannot|is a folder"):
@@ -589,6 +599,217 @@ def test_command_of_a_bare_spec() -> None:
     spec = {"data": "digits", "method": "ce", "seed": 0}
     assert command(spec) == "warpi fit --data digits --method ce --seed 0"
     assert command(spec, "x y") == "warpi fit --data digits --method ce --seed 0 --out 'x y'"
+
+
+# -- differences -----------------------------------------------------------------------------------------------------
+
+
+def test_student_is_that_of_the_books() -> None:
+    """Two-sided 95 %, and 99 %: what tables print."""
+    printed = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
+    assert {df: round(student(df), 3) for df in printed} == printed
+    assert [round(student(df, 0.99), 3) for df in (1, 2, 7)] == [63.657, 9.925, 3.499]
+    assert student(1) == pytest.approx(math.tan(0.475 * math.pi))
+    assert student(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)))
+    assert student(10_000) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-3)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 12, 29])
+def test_student_holds_95_percent_of_its_density(df: int) -> None:
+    t, n = student(df), 100_000
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    x = (np.arange(n) + 0.5) * t / n
+    assert 2 * scale * ((1 + x * x / df) ** (-(df + 1) / 2)).sum() * t / n == pytest.approx(0.95, abs=1e-8)
+
+
+def test_mean_interval_by_a_naive_loop() -> None:
+    values = [1.5, -0.25, 3.0, 0.5]
+    mean = variance = 0.0
+    for value in values:
+        mean += value / 4
+    for value in values:
+        variance += (value - mean) ** 2 / 3
+    assert mean_interval(values) == (pytest.approx(mean), pytest.approx(3.182446305 * (variance / 4) ** 0.5))
+    assert mean_interval([2.0, 3.0]) == (2.5, pytest.approx(12.7062047 * 0.5))  # s / sqrt(n) = sqrt(1/2) / sqrt(2)
+    assert mean_interval([2.0]) == (2.0, None)
+    assert mean_interval([]) == mean_interval([1.0, None]) == (None, None)
+
+
+def shared(seed: int, **more: Any) -> dict[str, Any]:
+    """Facts of a run: what those of one seed have in common."""
+    return {"inputs_sha256": "aa", "noise_sha256": f"n{seed}", "n_test": 100} | more
+
+
+def pairs(tmp_path: Path) -> list[Any]:
+    """pair:0.4: ce over seeds 0-2, gce over 1-3, elr over 2, mae over 5. uniform:0.4: no ce."""
+    last = {"ce": {0: 80.0, 1: 82.0, 2: 81.0}, "gce": {1: 85.0, 2: 86.0, 3: 99.0}, "elr": {2: 80.5}, "mae": {5: 50.0}}
+    for method, values in last.items():
+        for seed, value in values.items():
+            make(tmp_path / f"{method}{seed}", epochs_of([value]), spec_of(method, seed), **shared(seed))
+    make(tmp_path / "other", epochs_of([70.0]), spec_of("gce", 1, noise="uniform:0.4"), **shared(1))
+    return find_runs([tmp_path])
+
+
+def test_differences_are_over_common_seeds_within_a_block(tmp_path: Path) -> None:
+    rows = {(row.noise, row.label): row for row in compare(pairs(tmp_path), "ce")}
+    found = {label: row.against for (noise, label), row in rows.items() if noise == "pair:0.4"}
+    half = pytest.approx(12.7062047 * 1.0)  # 3 and 5: s = sqrt(2)
+    assert found["gce"] == Difference("ce", (1, 2), (), 4.0, half)
+    assert found["elr"] == Difference("ce", (2,), (), -0.5, None)
+    assert found["mae"] == Difference("ce", (), (), None, None)
+    assert found["ce"] == Difference("ce", (0, 1, 2), (), 0.0, 0.0)
+    assert rows["uniform:0.4", "gce"].against is None
+    plain = summarise(find_runs([tmp_path]))
+    assert [replace(row, against=None) for row in rows.values()] == plain
+
+
+def test_a_block_is_compared_with_its_own_row(tmp_path: Path) -> None:
+    for noise, ce in (("pair:0.4", 60.0), ("uniform:0.4", 70.0)):
+        for net in ("mlp", "conv4"):
+            kind = {"noise": noise, "recipe": {"net": net}}
+            make(tmp_path / noise / net / "ce", epochs_of([ce]), spec_of("ce", **kind), **shared(0))
+            make(tmp_path / noise / net / "gce", epochs_of([75.0]), spec_of("gce", **kind), **shared(0))
+    gaps = {
+        (r.noise, r.net): r.against.mean for r in compare(find_runs([tmp_path]), "ce") if r.against and r.label == "gce"
+    }
+    assert gaps == {(n, net): gap for n, gap in (("pair:0.4", 15.0), ("uniform:0.4", 5.0)) for net in ("mlp", "conv4")}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"noise_sha256": "other"},
+        {"inputs_sha256": "other"},
+        {"n_test": 99},
+        {"noise_sha256": None},
+    ],
+)
+def test_seeds_on_other_noise_or_data_are_left_out_and_named(tmp_path: Path, facts: dict[str, Any]) -> None:
+    same = "inputs_sha256" not in facts  # other inputs make a row of their own
+    for seed, gap in ((0, 1.0), (1, 3.0), (2, 50.0)):
+        make(tmp_path / f"ce{seed}", epochs_of([40.0]), spec_of("ce", seed), **shared(seed))
+        more = facts if seed == 2 else {}
+        make(tmp_path / f"gce{seed}", epochs_of([40.0 + gap]), spec_of("gce", seed), **shared(seed, **more))
+    rows = compare(find_runs([tmp_path]), "ce")
+    found = [row.against for row in rows if row.method == "gce"]
+    assert [(d.seeds, d.unlike, d.mean) for d in found if d] == (
+        [((0, 1), (2,), 2.0)] if same else [((0, 1), (), 2.0), ((), (2,), None)]
+    )
+    text = to_markdown(rows)
+    left_out = "gce" if same else "gce (inputs other)"
+    assert f"Difference without seed 2 of {left_out}: noise or test set is unknown, or not that of ce." in text
+    assert "| +2.00 ± 12.71 (2 seeds) |" in text if same else "| +2.00 ± 12.71 |" in text
+
+
+def test_hashes_that_nobody_wrote_down_are_not_the_same(tmp_path: Path) -> None:
+    for method in ("ce", "gce"):
+        make(tmp_path / method, epochs_of([80.0]), spec_of(method))
+    rows = compare(find_runs([tmp_path]), "ce")
+    assert [row.against and row.against.unlike for row in rows] == [(0,), (0,)]
+    assert "Difference without seed 0 of gce:" in to_markdown(rows)
+
+
+def test_only_finished_runs_are_compared_and_a_diverged_one_leaves_no_difference(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make(tmp_path / f"ce{seed}", epochs_of([80.0]), spec_of("ce", seed), **shared(seed))
+        make(tmp_path / f"a{seed}", epochs_of([85.0]), spec_of("a", seed), done=not seed, **shared(seed))
+        make(tmp_path / f"b{seed}", epochs_of([85.0]), spec_of("b", seed), done=False, **shared(seed))
+        make(tmp_path / f"c{seed}", epochs_of([float("nan") if seed else 85.0]), spec_of("c", seed), **shared(seed))
+    a, b, c, _ = (row.against for row in compare(find_runs([tmp_path]), "ce"))
+    assert a == Difference("ce", (0,), (), 5.0, None)
+    assert b == Difference("ce", (), (), None, None)
+    assert c == Difference("ce", (0, 1), (), None, None)
+
+
+def test_a_row_is_named_by_its_label_or_by_its_method(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, spec in {
+        "a": spec_of("gce", changed={"q": 0.5}),
+        "b": spec_of("ce", recipe={"lr": 0.1}),
+        "c": spec_of("ce", recipe={"lr": 0.2}),
+    }.items():
+        make(tmp_path / name, epochs_of([80.0]), spec, **shared(0))
+    runs = find_runs([tmp_path])
+    for name, label in (("gce", "gce (q=0.5)"), ("gce (q=0.5)", "gce (q=0.5)"), ("ce (lr=0.2)", "ce (lr=0.2)")):
+        assert {row.against.label for row in compare(runs, name) if row.against} == {label}
+    with pytest.raises(UserError) as caught:
+        compare(runs, "ce")
+    assert str(caught.value) == (
+        "'ce' names 2 rows of digits, noise pair:0.4, mlp: 'ce (lr=0.1)', 'ce (lr=0.2)'; give one of these labels"
+    )
+    monkeypatch.setattr("warpi.details.details", lambda *_: pytest.fail("computed before the name was looked at"))
+    assert main(["report", str(tmp_path), "--against", "warpi", "--out", str(tmp_path / "out")]) == 2
+    allowed = "ce, ce (lr=0.1), ce (lr=0.2), gce, gce (q=0.5)"
+    assert capsys.readouterr().err == f"warpi: unknown method or label 'warpi'; allowed: {allowed}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_differences_are_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, out = pairs(tmp_path / "runs"), tmp_path / "out"
+    assert main(["report", str(tmp_path / "runs"), "--against", "ce", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    for words in ("difference", "reference", "+4.00 ± 12.71 (2 seeds)", "−0.50", "Student's t over seeds"):
+        assert words in shown
+    text = (out / "report.md").read_text()
+    assert text.splitlines()[2:8] == [
+        "| method | seeds | last | best on validation | best on test (oracle) | difference |",
+        "|:---|---:|---:|---:|---:|---:|",
+        "| *without trusted data* |  |  |  |  |  |",
+        "| ce | 3 | 81.00 ± 1.00 | – | 81.00 ± 1.00 | reference |",
+        "| elr | 1 | 80.50 | – | 80.50 | −0.50 |",
+        "| gce | 3 | **90.00 ± 7.81** | – | 90.00 ± 7.81 | +4.00 ± 12.71 (2 seeds) |",
+    ]
+    assert "| mae | 1 | 50.00 | – | 50.00 | – |" in text
+    assert "| gce | 1 | **70.00** | – | 70.00 |\n" in text  # no ce in that table, and no such column
+    tex = (out / "report.tex").read_text()
+    assert r"\begin{tabular}{lrrrrr}" in tex
+    assert r"\multicolumn{6}{l}" in tex
+    assert r"elr & 1 & 80.50 & -- & 80.50 & $-$0.50 \\" in tex
+    assert r"\begin{tabular}{lrrrr}" in tex
+    page = Page((out / "report.html").read_text())
+    assert all(words in page.words for words in ("difference", "+4.00 ± 12.71 (2 seeds)", "Student's t over seeds"))
+    entry = next(e for e in json.loads((out / "summary.json").read_text()) if e["label"] == "gce")
+    half = pytest.approx(12.7062047)
+    assert entry["against"] == {"label": "ce", "seeds": [1, 2], "unlike": [], "mean": 4.0, "ci95": half}
+    assert (entry["seeds"], entry["last_by_seed"]) == ([1, 2, 3], [85.0, 86.0, 99.0])
+    assert write_report(runs, against="ce") == compare(runs, "ce")
+
+
+def test_without_a_reference_nothing_is_said_of_differences(tmp_path: Path) -> None:
+    runs = pairs(tmp_path)
+    rows = summarise(runs)
+    assert not any("ifference" in text for text in (to_markdown(rows), to_latex(rows), to_html(rows, runs)))
+
+
+# -- lists -----------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_a_line_a_row_and_folded_only_where_there_is_no_room() -> None:
+    rows = [{"name": "ce", "year": "", "summary": "word " * 20}, {"name": "gce", "year": "2018", "summary": "short"}]
+    wide = in_columns(rows).splitlines()
+    assert wide == ["name  year  summary", f"ce          {('word ' * 20).rstrip()}", "gce   2018  short"]
+    assert in_columns(rows, max(map(len, wide))).splitlines() == wide
+    beside = in_columns(rows, 60).splitlines()
+    assert beside[1:4] == [
+        "ce          " + " ".join(["word"] * 9),
+        " " * 12 + " ".join(["word"] * 9),
+        " " * 12 + "word word",
+    ]
+    below = in_columns(rows, 45).splitlines()
+    assert below[:3] == ["name  year", "    summary", "ce"]
+    assert below[-2:] == ["gce   2018", "    short"]
+    assert max(map(len, beside + below)) <= 60
+    assert in_columns(rows, 8).splitlines()[-2:] == ["gce  2018", "    short"]
+
+
+def test_methods_are_a_line_each_in_a_pipe_and_cost_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "methods", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert main(["list", "methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line_.split()[0] for line_ in lines[1:-2]] == names
+    assert lines[-2].startswith("Cost: the time of an epoch relative to that of ce, ")
 
 
 # -- pictures --------------------------------------------------------------------------------------------------------

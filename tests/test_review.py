@@ -547,6 +547,26 @@ class TestExport:
         with pytest.raises(UserError, match=r"\.csv or \.json"):
             write_corrected(items, {}, tmp_path / "c.txt")
 
+    def test_corrected_labels_are_bound_to_their_rows(self, photos: Path, tmp_path: Path) -> None:
+        """A file that was renamed since used to move the labels of others to the wrong rows."""
+        here = Path(shutil.copytree(photos, tmp_path / "photos"))
+
+        def made() -> Items:
+            dataset, _ = load_dataset(str(here), image_size=8)
+            return of_data(dataset, dataset.y, None, None)
+
+        before, standing = made(), decided({0: "red", 1: "blue"})
+        path = write_corrected(before, standing, tmp_path / "c.csv")
+        read_manifest(path, load_dataset(str(here), image_size=16)[0])
+        assert before.dataset.files is not None
+        file = here / before.dataset.files.paths[0]
+        file.rename(file.with_stem("zzz"))
+        with pytest.raises(UserError, match=r"moved, renamed, added.*restore them.*warpi review --export"):
+            read_manifest(path, made().dataset)
+        content = path.read_bytes()
+        assert write_corrected(made(), standing, tmp_path / "c.csv") == tmp_path / "c-2.json"
+        assert path.read_bytes() == content  # a run may depend on it
+
     def test_trusted_digits(self, digits: Dataset, tmp_path: Path) -> None:
         made = of_data(digits, digits.y, None, None)
         rows = {row: digits.classes[int(digits.y[row])] for row in range(57)}

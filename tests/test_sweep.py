@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import warpi.sweep
 from warpi import UserError, checkpoint, fit, spec
 from warpi.cli import main
+from warpi.manifest import NoisyLabels, write_manifest
 from warpi.sweep import lanes, means, read_plan
 from warpi.sweep.crowd import Crowd, Meter
 from warpi.sweep.folders import KEPT, State
@@ -323,9 +324,21 @@ def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "0 done" in dry()
     file.write_text(file.read_text().replace(f'"{kept}"', f'["{kept}", "{kept}2"]'))
     assert "1 done, 0 begun, 3 missing" in dry(), "a run of two sweeps is done once"
-    results = tmp_path / "kept2" / "of_another_sweep" / "results.jsonl"
-    results.unlink()
+    (tmp_path / "kept2" / "of_another_sweep" / "results.jsonl").unlink()
     assert "0 done, 0 begun, 4 missing" in dry()
+
+
+def test_kept_results_are_sought_where_one_stands(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tiny(tmp_path, epochs=1, more='[sweep]\nkept = "results/flip"\n')
+    monkeypatch.chdir(tmp_path)
+    read_plan(file)
+    assert f"there is no results in {tmp_path}, so that no kept run counts as done" in caplog.text
+    caplog.clear()
+    (tmp_path / "results").mkdir()
+    read_plan(file)
+    assert not caplog.text, "nothing was kept yet"
 
 
 def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -757,14 +770,14 @@ def test_a_reader_of_ones_own_that_fails_is_told_once(
 
 def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = '[[runs]]\nmethod = "ce"\nseed = [0]\nlr = [1e30, 0.05]\n'
-    more += '[[runs]]\nmethod = "ce"\nseed = [0]\nnoise = "given:none"\n'
+    more += '[[runs]]\nmethod = "ce"\nseed = [0]\nnoise = "hierarchical:0.4"\n'
     file, out = tiny(tmp_path, more=more), tmp_path / "runs"
     for _ in range(2):  # again at the second call: it may have been mended
         assert sweep(file, out, "--jobs", "1") == 1
         said = capsys.readouterr()
         assert "warpi: ce_pair-0.4_lr-1e+30_seed0 failed: " in said.err
         assert "lower --lr" in said.err
-        assert "warpi: ce_given-none_seed0" in said.err
+        assert "warpi: ce_hierarchical-0.4_seed0 failed: " in said.err
         assert "1 of 3 runs done" in said.out
     assert (out / "ce_pair-0.4_lr-0.05_seed0" / "done").exists()
 
@@ -776,6 +789,13 @@ def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("2", 'data = "cifar10"', "cifar10 is not in {root}: download"),
         ("1", 'data = "none.csv"', "no file or folder 'none.csv'"),
         ("1", 'noise = "given:none.json"', "cannot read the noise manifest none.json"),
+        ("1", 'noise = "given:worst"', "data set 'digits' has no label sets; give a manifest *.json or plain 'given'"),
+        ("2", 'noise = "given:worst"', "data set 'digits' has no label sets; give a manifest *.json or plain 'given'"),
+        (
+            "1",
+            'noise = "given:{root}.json"',
+            "noise manifest {root}.json: data is 'other', but this data set has 'digi",
+        ),
         ("1", 'meta_data = "none.csv"', "no file or folder 'none.csv'"),
         ("1", 'noise = "open_set:0.2,from=cifar100"\ndata = "digits"', "cifar100 is not in {root}: download"),
     ],
@@ -790,7 +810,10 @@ def test_data_that_is_not_there_is_said_once_before_anything_is_begun(
 ) -> None:
     monkeypatch.setattr(warpi.sweep, "_workers", lambda *_: pytest.fail("a process was started"))
     more = f'[[runs]]\nmethod = ["ce"]\n[[runs]]\nmethod = ["mwnet", "warpi"]\n{extra}\n'
-    file, out, root = tiny(tmp_path, more=more), tmp_path / "runs", tmp_path / "no data"
+    out, root = tmp_path / "runs", tmp_path / "no data"
+    labels = NoisyLabels(torch.tensor([0, 1]), None)
+    write_manifest(f"{root}.json", data="other", noise="given", seed=0, n_classes=2, labels=labels)
+    file = tiny(tmp_path, more=more.replace("{root}", str(root)))
     assert sweep(file, out, "--jobs", jobs, "--root", str(root)) == 2
     said = capsys.readouterr()
     (line,) = said.err.splitlines()

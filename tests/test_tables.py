@@ -198,8 +198,11 @@ def test_given_classes(table: Callable[..., Path]) -> None:
         ("a;label\n1;p\n2;q\n", "seems to be separated by ';'; save it with ','"),
         ("a;label\n1,5;p\n2,5;q\n", "seems to be separated by ';'"),
         ("a\tlabel\n1\tp\n", "seems to be separated by"),
-        ("a,label\n-inf,p\n1,q\n", r"row 0 \(line 2\): column 'a' holds -inf"),
-        ("a,label\n1e39,p\n1,q\n", r"row 0 \(line 2\): column 'a' holds 1e39"),  # too large for float32
+        ("a,label\n-inf,p\n1,q\n", r"row 0 \(line 2\): column 'a' holds -inf, allowed are finite"),
+        (
+            "a,label\n1e39,p\n1,q\n",
+            r"row 0 \(line 2\): column 'a' holds 1e39, allowed are finite numbers up to 3\.4e38",
+        ),
         ("a,b,label\n1,x,p\n2,,q\n", r"missing in 'b' \(1 of 2, first row 1 \(line 3\)\)"),
         ('a,label\n"1\n",p\n\n1, \n', r"row 1 \(line 5\): column 'label' is empty"),
         ("a,label\n1,1\n1,nan\n2,\n", r"row 1 \(line 3\): column 'label' is empty, in 2 rows in all"),
@@ -333,6 +336,34 @@ def test_classes_that_are_almost_one(table: Callable[..., Path], caplog: pytest.
     caplog.clear()
     read_table(table(text, "again.csv"), like=first)
     read_table(table("a,label\n1,a\n2,A\n3,b\n", "letters.csv"))
+    read_table(table("a,label\n1,-1\n2,1\n3,1-0\n4,10\n", "signs.csv"))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("1", "01"), ("1", "+1"), ("0", "-0.0"), ("0.5", "0.50"), ("café", "cafe\u0301"), ("x", "x\u200b")],
+)
+def test_classes_that_look_alike(
+    table: Callable[..., Path], caplog: pytest.LogCaptureFixture, one: str, other: str
+) -> None:
+    read_table(table(f"a,label\n1,{one}\n2,{other}\n3,z\n", f"{one!a}.csv"))
+    (message,) = caplog.messages
+    assert "differ only in case, spaces, dashes or notation; if they are one class, write them alike" in message
+
+
+def test_numbers_that_are_written_with_signs(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    for k, cells in enumerate((["5%", "10 %", "12.5%"], ["$1", "−$2", "$3"], ["1 000", "20\u202f000", "−7"])):
+        caplog.clear()
+        read_table(table(column(cells * 10), f"{k}.csv"))
+        (message,) = caplog.messages
+        assert (
+            f"column 'a' holds numbers with signs in them ('{cells[0]}'), and each becomes a feature of its" in message
+        )
+        assert message.endswith("write plain numbers, such as 1000 or -0.5, or leave it out with --drop a")
+    caplog.clear()
+    read_table(table(column(["5%", "10%"] * 20), "code.csv"))
+    read_table(table(column(["Q1", "Q2", "3 rooms"] * 20), "words.csv"))
     assert not caplog.messages
 
 

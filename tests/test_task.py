@@ -423,6 +423,22 @@ def test_trusted_examples_in_the_test_set_are_refused() -> None:
         make_task(made([40, 40], test=own, meta=own))
 
 
+def test_trusted_examples_that_only_look_like_test_rows_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a few categorical columns."""
+    chance = torch.Generator().manual_seed(0)
+    x, y = torch.randint(4, (2600, 4), generator=chance).float(), torch.randint(3, (2600,), generator=chance)
+    one, names = Scale(torch.tensor(0.0), torch.tensor(1.0)), ("a", "b", "c")
+    noisy, test, checked = (
+        Dataset("x", TensorExamples(x[rows], one), y[rows], names)
+        for rows in (slice(2000), slice(2000, 2500), slice(2500, None))
+    )
+    task, truth = make_task(replace(noisy, test=split_of(test)), meta_data=checked)
+    assert sum("of 100 trusted examples are also in the test set, by chance some" in m for m in caplog.messages) == 1
+    assert task.meta is not None
+    assert truth.test is not None
+    assert (len(task.meta), len(truth.test)) == (100, 500)  # all are kept
+
+
 def test_examples_are_moved_once(tiny: tuple[Task, Truth]) -> None:
     from warpi.task import Moved
 

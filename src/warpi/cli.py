@@ -156,10 +156,11 @@ def sweep(argv: list[str]) -> None:
 def report(argv: list[str]) -> None:
     from rich.console import Console
 
-    from warpi.report import Detail, find_runs, to_rich, write_report
+    from warpi.report import Detail, compare, find_runs, to_rich, write_report
 
     parser = Parser(prog="warpi report", description="Show one run, or compare many: a table, and with --out a page.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
+    parser.add_argument("--against", metavar="NAME", help="a method or label: differences to it, paired by seed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table's rows as JSON")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write report.html (one file), .md, .tex and curves as PNG and SVG"
@@ -174,11 +175,13 @@ def report(argv: list[str]) -> None:
         raise UserError("; ".join(map(str, broken)))
     for error in broken:
         print(f"warpi: left out: {' '.join(str(error).split())}", file=sys.stderr)
+    if given["against"] is not None:  # a wrong name is said before anything is computed
+        compare(runs, given["against"])
     if given["out"]:
         from warpi.details import details
 
         found = details(runs, given["audit"], given["device"])
-    rows = write_report(runs, given["out"], given["json"], found)
+    rows = write_report(runs, given["out"], given["json"], found, given["against"])
     console = Console(highlight=False)
     console.print(to_rich(rows))
     if given["out"]:
@@ -244,7 +247,7 @@ def corrupt(argv: list[str]) -> None:
     noise = Noise.parse(spec.noise)
     other = load_dataset(noise.other_name, root=root, image_size=spec.image_size)[0] if noise.other_name else None
     labels = noise.apply(dataset, generator(seed, "noise"), other)
-    write_manifest(out, data=dataset.name, noise=str(noise), seed=seed, n_classes=dataset.n_classes, labels=labels)
+    write_manifest(out, data=dataset, noise=str(noise), seed=seed, labels=labels)
     hit = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0
     wrong, digest = float(hit.double().mean()), labels_hash(labels.y, labels.replaced)
     print(f"{out}: {len(labels.y)} labels of {dataset.name}, {100 * wrong:.2f} % changed, sha256 {digest}")
@@ -261,17 +264,17 @@ def list_names(argv: list[str]) -> None:
     if given["json"]:
         print(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
-    from rich.table import Table
+    from shutil import get_terminal_size
+
+    from warpi.report.table import in_columns
 
     shown = [name for name in rows[0] if name not in ("options", "docs") or given["what"] == "noises"]
-    table = Table(box=None)
-    for name in shown:
-        table.add_column(name, no_wrap=name == "name")  # what is copied into a command stays in one piece
-    for row in rows:
-        table.add_row(*(_cell(row[name]) for name in shown))
-    Console(highlight=False).print(table)
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    print(in_columns([{name: _cell(row[name]) for name in shown} for row in rows], width))
     if given["what"] == "methods":
+        print(
+            "Cost: the time of an epoch relative to that of ce, on digits and one CPU thread (docs/results/digits.md)."
+        )
         print("The page of each: docs/methods/NAME.md")
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from warpi.atomic import write_atomically
 from warpi.data.dataset import Dataset, check_labels
-from warpi.data.reading import reading
+from warpi.data.examples import TensorExamples
+from warpi.data.reading import few, reading
+from warpi.data.tables import Columns
 from warpi.errors import UserError
 
 FORMAT = "warpi-noise/1"
@@ -35,14 +38,54 @@ def labels_hash(y: Tensor, replaced: Tensor | None = None) -> str:
     return _hash(torch.arange(len(y)), y, replaced)
 
 
-def write_manifest(path: Path | str, *, data: str, noise: str, seed: int, n_classes: int, labels: NoisyLabels) -> None:
-    """Write the labels of all rows of a data set. The file appears whole or not at all."""
+def inputs_hashes(dataset: Dataset) -> dict[str, str]:
+    """By what a data set is known again, row by row in order: hashes that no option of reading it changes.
+
+    Of image files the paths below the folder that holds them all, of a table each column that was read (numbers as
+    float32, else the words), of anything else the inputs as they are held.
+    """
+    if dataset.files:
+        paths = dataset.files.paths
+        above = os.path.commonpath((min(paths), max(paths)))  # what these two share, all in between do
+        return {"path": _sha256("\0".join(path.removeprefix(above).lstrip("/") for path in paths))}
+    columns, examples = dataset.encoding, dataset.examples
+    if not isinstance(columns, Columns) or not isinstance(examples, TensorExamples):
+        return {"x": examples.digest()}
+    x, at, found = examples.x.cpu().numpy(), 0, dict[str, str]()
+    for name, words in columns.categories.items():
+        if words is None:
+            found[name] = _sha256(x[:, at].astype("<f4").tobytes())
+        else:
+            found[name] = _sha256("\0".join(words[k] for k in x[:, at : at + len(words)].argmax(1)))
+        at += 1 if words is None else len(words)
+    return found
+
+
+def write_manifest(
+    path: Path | str,
+    *,
+    data: Dataset | str,
+    noise: str,
+    seed: int,
+    n_classes: int | None = None,
+    labels: NoisyLabels,
+) -> None:
+    """Write the labels of all rows of a data set. The file appears whole or not at all.
+
+    Of a data set that is only named, `n_classes` must be said, and nothing binds the labels to its rows.
+    """
+    of: dict[str, Any] = {"data": data, "n_classes": n_classes}
+    if isinstance(data, str):
+        if n_classes is None:
+            raise UserError(f"noise manifest {path}: n_classes is missing; give it, or the data set itself as data")
+    else:
+        check_labels(labels.y, len(data.y), data.n_classes, f"labels for the noise manifest {path}")
+        of = {"data": data.name, "n_classes": data.n_classes, "classes": data.classes, "inputs": inputs_hashes(data)}
     content = {
         "format": FORMAT,
-        "data": data,
+        **of,
         "noise": noise,
         "seed": seed,
-        "n_classes": n_classes,
         "sha256": labels_hash(labels.y, labels.replaced),
         "T": None if labels.T is None else labels.T.tolist(),
         "rows": list(range(len(labels.y))),
@@ -60,6 +103,13 @@ def read_manifest(path: Path | str, dataset: Dataset) -> NoisyLabels:
     for key, expected in (("data", dataset.name), ("n_classes", dataset.n_classes)):
         if content.get(key) != expected:
             raise UserError(f"noise manifest {path}: {key} is {content.get(key)!r}, but this data set has {expected!r}")
+    if (was := content.get("classes", [*dataset.classes])) != [*dataset.classes]:
+        was, now = few(was if isinstance(was, list) else [was]), few(dataset.classes)
+        raise UserError(
+            f"noise manifest {path}: its classes are {was}, those of this data set {now}; make the manifest again"
+        )
+    if "inputs" in content:
+        _check_inputs(path, content["inputs"], dataset)
     rows, labels = _integers(path, content, "rows"), _integers(path, content, "labels")
     replaced = _integers(path, content, "replaced") if "replaced" in content else None
     if content.get("sha256") != _hash(rows, labels, replaced):
@@ -94,6 +144,23 @@ def _load(path: Path | str) -> dict[str, Any]:
     return content
 
 
+def _check_inputs(path: Path | str, stored: Any, dataset: Dataset) -> None:
+    """Refuse labels of other rows. Columns that only one of the two has may have been dropped in the other."""
+    if not isinstance(stored, dict):
+        raise UserError(f"noise manifest {path}: 'inputs' must be hashes by name, got {stored!r:.40}; leave it out")
+    found = inputs_hashes(dataset)
+    both = [name for name in found if name in stored]
+    changed = [name for name in both if stored[name] != found[name]]
+    if changed or not both:
+        was, now = (few(map(repr, names)) for names in (stored, found))
+        seen = f"seen in {few(map(repr, changed))}" if both else f"it knows {was}, the data has {now}"
+        raise UserError(
+            f"noise manifest {path} is not for the rows of {dataset.name} as they are: since it was made some were "
+            f"moved, renamed, added, removed or changed ({seen}); restore them and their order, or make the manifest "
+            "again (warpi corrupt, or warpi review --export)"
+        )
+
+
 def _integers(path: Path | str, content: Mapping[str, Any], key: str) -> Tensor:
     values = content.get(key)
     if not isinstance(values, list) or not all(type(v) is int and abs(v) < 2**63 for v in values):
@@ -120,3 +187,8 @@ def _hash(*parts: Tensor | None) -> str:
         if part is not None:
             digest.update(part.cpu().numpy().astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+def _sha256(content: str | bytes) -> str:
+    held = content.encode(errors="surrogateescape") if isinstance(content, str) else content
+    return hashlib.sha256(held).hexdigest()

@@ -58,6 +58,7 @@ class Method(ABC):
             )
             for i in range(self.n_nets)
         ]
+        self._check_twins()
         if recipe.sync_batchnorm and parallel.ranks() > 1:
             self.nets = [synchronised(net) for net in self.nets]
         self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
@@ -79,6 +80,16 @@ class Method(ABC):
             raise UserError(
                 f"{name} needs the noise rate, which is unknown for this data; set it by hand (`noise_rate` of "
                 "NoisyLabelClassifier; --help shows the flag), or take one that does without it (`warpi list methods`)"
+            )
+
+    def _check_twins(self) -> None:
+        """Networks that begin alike and see the same batches stay alike, and have nothing to tell each other."""
+        first, *others = ([*net.parameters()] for net in self.nets)
+        if any(other and all(map(torch.equal, first, other)) for other in others):
+            raise UserError(
+                f"{type(self).__name__} needs {self.n_nets} networks that begin differently, and a module of your own, "
+                "or weights of all layers from a file, makes them alike; give a function that makes a new one, such "
+                "as net=lambda shape, n_classes: Net(), and no weights"
             )
 
     def epoch(self, t: int) -> Iterator[Log]:

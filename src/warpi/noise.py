@@ -291,12 +291,20 @@ class Noise:
                 return open_set(*draw, _n_other(dataset, other))
         return _ALIKE[self.kind](*draw, **settings)
 
+    def check(self, dataset: Dataset, other: Dataset | None = None) -> None:
+        """Refuse given labels that are not there, or not those of this data set: nothing is drawn for that."""
+        if self.kind == "given":
+            self._given(dataset, other)
+
     def _given(self, dataset: Dataset, other: Dataset | None) -> NoisyLabels:
         if self.source is None:
             return given(dataset.y, dataset.n_classes, dataset.clean)
         if not self.source.endswith(".json"):
             if not dataset.label_sets:
-                raise UserError(f"data set {dataset.name!r} has no label sets; give a manifest *.json or plain 'given'")
+                beside = "put the files of CIFAR-N beside its own, or " if dataset.name.startswith("cifar") else ""
+                raise UserError(
+                    f"data set {dataset.name!r} has no label sets; {beside}give a manifest *.json or plain 'given'"
+                )
             if self.source not in dataset.label_sets:
                 raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
             return given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)

@@ -21,7 +21,7 @@ Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 class Recipe:
     """Network, length, batches, optimizer and learning rate. The flags of `warpi fit` are these fields."""
 
-    net: Net = "mlp"  # a name of `warpi list nets`, your own nn.Module, or a function (shape, n_classes) -> module
+    net: Net = "mlp"  # a name of `warpi list nets`; from Python also your own nn.Module, or a function that makes one
     weights: str | None = None  # pretrained weights: a local .safetensors or .pth file, or "torchvision"
     epochs: int = 30
     batch_size: int = 64

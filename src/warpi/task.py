@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
-from warpi.data.overlap import shared
+from warpi.data.overlap import check_apart, shared
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.manifest import labels_hash
@@ -106,8 +106,8 @@ def make_task(
             told = "%d of %d rows are also among the trusted examples; only there are they used"
             log.info(told, n_repeated, len(rows))
         rows = rows[~seen]
-        if dataset.test is not None and (count := int(shared(trusted, dataset.test).sum())):
-            raise UserError(f"{count} of {len(trusted)} trusted examples are also in the test set; take them out of it")
+        if dataset.test is not None:
+            check_apart(trusted, dataset.test, Split(dataset.examples, rows, dataset.y[rows]))
     test_rows = rows[:0]
     if dataset.test is None:  # rows that a person has checked are too precious to be tested on
         pool = rows if dataset.trusted is None else rows[~dataset.trusted[rows]]
@@ -196,7 +196,8 @@ def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, chance: Generat
     if not dataset.truth_is_known:
         raise UserError(
             f"--meta {n} holds trusted examples out of a data set whose true labels are known; those of {dataset.name} "
-            "are not: give a checked file with --meta-data, or mark checked rows in a 'verified' column"
+            "are not: give a checked file with --meta-data, mark checked rows in a 'verified' column, or, if all "
+            "labels are right, say so: an array 'clean' (.npz), a column 'clean_label' (tables, image lists)"
         )
     return _balanced(rows, dataset.truth, n, dataset.classes, chance)
 

@@ -18,6 +18,7 @@ from warpi.audit.table import Audit
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.method import Method
+from warpi.methods.plain import CE
 from warpi.run import Run
 from warpi.task import Task
 
@@ -100,7 +101,7 @@ def judge(
     }
     rates = scores.errors_by_class(found.wrong_probability, y, task.classes, doubt)
     audit = Audit(row[order], y, *found, spread[order], p, T, task.classes, rates, facts)
-    if method.family == "baseline" and not method.needs_meta:
+    if type(method) is CE:
         log.warning("%s takes wrong labels for right ones, so its audit overlooks them; audit warpi", facts["method"])
     if folds and len(trusted.y) and not checked:
         log.warning("a class has a single trusted row, which is never left out to show how far the rates are off")

@@ -4,6 +4,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset, Unseen
-from warpi.data.doubts import check_label
+from warpi.data.doubts import check_label, marks_of
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.features import ROUNDING, blurred, features
 from warpi.data.labels import in_order, marked, numbered, parsed, plain
 from warpi.data.reading import checked_suffix, few, reading
 from warpi.errors import UserError
 
+_KEYS = ("x", "clean", "verified", "trusted", "x_test", "y_test", "x_meta", "y_meta", "classes")  # and y, or --label
 # What damaged bytes make of numpy's reader and of those that it builds on.
 _BROKEN = (
     *(ValueError, EOFError, RuntimeError, SyntaxError, MemoryError),
@@ -34,8 +36,8 @@ def read_arrays(
 ) -> Dataset:
     """Arrays of inputs and labels: a .npz with x and y, or a .npy of inputs with another .npy of labels.
 
-    .npz: x [N, ...] and y [N] (or the key `label`); optional clean (-1, NaN or '' where unknown), verified [N],
-    x_test and y_test, x_meta and y_meta, classes (K names). Keys may be in capitals; other keys are not looked at.
+    .npz: x [N, ...] and y [N] (or the key `label`); optional clean (-1, NaN or '' where unknown), verified or trusted
+    [N], x_test and y_test, x_meta and y_meta, classes (K names). Keys may be in capitals; others are not looked at.
     .npy: the labels are in the file `label`, or beside NAME.npy in NAME_labels.npy or y.npy.
 
     x of two dimensions [N, D] is features, standardised later. uint8 of three is grey images [N, H, W]; of four it is
@@ -82,13 +84,16 @@ def read_arrays(
         raise UserError(f"{path} holds arrays, the first data set does not; give both in the same form")
     for part, tensor in x.items():
         _check_like(tensor, first, f"{path}: an input of {part}")
-    marks = _texts(arrays["verified"], f"{path}: verified", len(x["train"])) if "verified" in arrays else None
+    verified = None
+    if marks := marks_of(arrays.keys() - {"clean"}, path):
+        said = _texts(arrays[marks], f"{path}: {marks}", len(x["train"]))
+        verified = marked(said, lambda row: f"{path}, row {row}", marks)
     return Dataset.of_parts(
         path.stem,
         {part: (replace(first, x=x[part]), y[part]) for part in x},
         classes,
         clean=y.get("clean"),
-        verified=None if marks is None else marked(marks, lambda row: f"{path}, row {row}"),
+        verified=verified,
     )
 
 
@@ -135,7 +140,7 @@ def _texts(values: NDArray[Any], what: str, n: int | None = None) -> list[str]:
 
 def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dict[str, NDArray[Any]]:
     """The arrays under their names in small letters, the labels as y."""
-    held = load_arrays(path)
+    held = load_arrays(path, {*_KEYS, (label or "y").lower()})
     if not isinstance(held, dict):
         raise UserError(f"{path}: not a .npz file")
     label = label or next((key for key in ("y", "Y") if key in held), "y")
@@ -164,15 +169,29 @@ def _one(path: Path) -> NDArray[Any]:
     return held
 
 
-def load_arrays(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """What a .npy or .npz file holds, as long as it is plain numbers and text."""
+def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """What a .npy or .npz file holds, as long as it is plain numbers and text. Where it is said which keys (in small
+    letters) are `needed`, others are left out if they cannot be read."""
+    key, found = "", dict[str, NDArray[Any]]()
     try:
         with reading(path), path.open("rb") as file:  # numpy would leave a broken file open
+            if not file.read(6).startswith((b"PK", b"\x93NUMPY")):
+                raise UserError(f"{path}: not a readable file of plain arrays (no .npz or .npy, by its first bytes)")
+            file.seek(0)
             held = np.load(file, allow_pickle=False)
-            return held if isinstance(held, np.ndarray) else dict(held)
+            if isinstance(held, np.ndarray):
+                return held
+            for key in held:
+                try:
+                    found[key] = held[key]
+                except _BROKEN:
+                    if needed is None or key.lower() in needed:
+                        raise
+            return found
     except _BROKEN as e:
         reason = str(e).partition("\n")[0]
-        raise UserError(f"{path}: not a readable file of plain arrays, objects are refused ({reason})") from e
+        mend = f"; if {key!r} is text, save it as {key}.astype(str)" if key and reason.startswith("Object") else ""
+        raise UserError(f"{path}: not a readable file of plain arrays, objects are refused ({reason}){mend}") from e
 
 
 def _inputs(x: NDArray[Any], what: str, alike: Tensor | None) -> Tensor:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # What Pillow raises on damaged files; a Warning where one is turned into an error (an image of too many pixels).
 BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError)
 BROKEN += (EOFError, ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error, Warning)
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # not EPS and the like, which start other programs
 _LONGEST = 100  # times the shorter side: a strip of 1 x 100,000 pixels would fill the memory once it is enlarged
 
@@ -93,7 +94,7 @@ def decoded(
         try:
             image = decode(path, short)
         except BROKEN as error:
-            yield f"{type(error).__name__}: {error}", []
+            yield _reason(path, error), []
             continue
         crops = []
         for view in range(views):
@@ -106,6 +107,18 @@ def decoded(
             crop = image.crop((left, top, left + size, top + size))
             crops.append((crop.transpose(Transpose.FLIP_LEFT_RIGHT) if mirror else crop).tobytes())
         yield None, crops
+
+
+def _reason(path: str, error: Exception) -> str:
+    """Why a file could not be read."""
+    from PIL import UnidentifiedImageError
+
+    if not isinstance(error, UnidentifiedImageError):
+        return f"{type(error).__name__}: {error}"
+    with suppress(OSError):
+        if os.path.getsize(path) == 0:
+            return "the file is empty"
+    return f"not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:

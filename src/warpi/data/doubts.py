@@ -2,14 +2,16 @@
 
 import logging
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from warpi.data.decode import SUFFIXES
 from warpi.data.labels import MISSING, marked, parsed, plain
 from warpi.data.reading import drop_flag
 from warpi.errors import UserError
@@ -27,6 +29,7 @@ _DATE = re.compile(
     r"([T ]+\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[ap]m)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?",
     re.IGNORECASE,
 )
+_SIGNS = str.maketrans({"\N{MINUS SIGN}": "-", **dict.fromkeys("%$€£¥' \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}")})
 _NO_LABEL = MISSING - {"", "none"}  # nobody calls a class so; some call one 'none'
 
 
@@ -61,31 +64,55 @@ def _is_number(cell: str) -> bool:
     return "_" not in cell
 
 
+def marks_of(columns: Collection[str], where: object) -> str | None:
+    """The column that marks checked rows, where no column is a feature: `verified`, or else `trusted`. Others that seem
+    to do so are told."""
+    used = next((name for name in ("verified", "trusted") if name in columns), None)
+    for name in sorted(_MARKS.intersection(columns) - {used}):
+        tell(f"{where}: {name!r} is not used; if it marks what a person has checked, call it 'verified'")
+    return used
+
+
 def tell_id(values: NDArray[Any], name: str, path: object) -> None:
     """Say so where a feature numbers or names the rows, is a date, or marks the rows that were checked."""
     n = len(values)
     if name.lower() in _MARKS and _says_yes_or_no(values):
-        _tell(
+        tell(
             f"{path}: column {name!r} is learned from like any other; if it marks the rows that a person has checked, "
             f"call it 'verified', else leave it out with {drop_flag(name)}"
         )
+    words = set(values.tolist()) if values.dtype.kind == "O" else set[str]()
+    if names_images(words) and 10 * len(words) >= 9 * n:
+        tell(
+            f"{path}: column {name!r} names image files, and each name becomes a feature; to learn from the images, "
+            f"call it 'path' in a .csv or .tsv, else leave it out with {drop_flag(name)}"
+        )
+        return
     if n < _ENOUGH:
         return
     numbers = parsed(values) if values.dtype.kind == "O" else values.astype(np.float64)
-    if numbers is None:
-        words = set(values.tolist())
+    if numbers is None and len(words) > 2 and all(_is_number(word.translate(_SIGNS)) for word in words):
+        tell(
+            f"{path}: column {name!r} holds numbers with signs in them ({values[0]!r}), and each becomes a feature of "
+            f"its own; write plain numbers, such as 1000 or -0.5, or leave it out with {drop_flag(name)}"
+        )
+    elif numbers is None:
         dates = len(words) > 1 and 10 * sum(map(bool, map(_DATE.fullmatch, words))) >= 9 * len(words)
         if dates or 10 * len(words) >= 9 * n or len(words) > max(_MANY, n // 20):
             what = f"it seems to hold dates ({min(words)}):" if dates else "if it holds names, ids or dates,"
-            _tell(
+            tell(
                 f"{path}: column {name!r} has {len(words)} distinct words in {n} rows, each becomes a feature, and new "
                 f"rows with others are refused; {what} leave it out with {drop_flag(name)}"
             )
     elif bool((np.diff(np.sort(numbers)) == 1).all()):
-        _tell(
+        tell(
             f"{path}: column {name!r} counts the rows and is learned from; if it is an id, leave it out with "
             f"{drop_flag(name)}"
         )
+
+
+def names_images(words: Collection[str]) -> bool:
+    return bool(words) and all(word.lower().endswith(SUFFIXES) for word in words)
 
 
 def _says_yes_or_no(values: NDArray[Any]) -> bool:
@@ -97,7 +124,8 @@ def _says_yes_or_no(values: NDArray[Any]) -> bool:
 
 
 @cache  # a file may be read more than once
-def _tell(message: str) -> None:
+def tell(message: str) -> None:
+    """Warn once."""
     logger.warning(message)
 
 
@@ -112,7 +140,7 @@ def check_label(texts: Sequence[str], name: str, where: object, *, named: bool =
                 "rows or drop them, or give the class another name"
             )
     if not named:
-        _tell_alike(count, name, where)
+        tell_alike(count, name, where)
     if named or len(texts) < _ENOUGH or (numbers := parsed(count)) is None:
         return
     half = len(texts) // 2
@@ -124,16 +152,22 @@ def check_label(texts: Sequence[str], name: str, where: object, *, named: bool =
         )
 
 
-def _tell_alike(count: Counter[str], name: str, where: object) -> None:
+def tell_alike(count: Counter[str], name: str, where: object) -> None:
     """Say so where classes are written in almost the same way; single letters may well differ in case."""
     alike = dict[str, list[str]]()
     for text in sorted(count):
-        alike.setdefault("".join(re.split(r"[\s_-]+", text.casefold())), []).append(text)
-    groups = [texts for short, texts in alike.items() if len(texts) > 1 and len(short) > 1]
+        alike.setdefault(_bare(text), []).append(text)
+    groups = [texts for short, texts in alike.items() if short and len(texts) > 1 and not {*map(len, texts)} <= {1}]
     if groups:
         first = " and ".join(f"{text!r} ({count[text]} rows)" for text in groups[0])
         more = f", and so do {len(groups) - 1} more" if len(groups) > 1 else ""
-        _tell(
-            f"{where}: the classes {first} in {name!r} differ only in case, spaces or dashes{more}; if they are one "
-            "class, write them alike"
+        tell(
+            f"{where}: the classes {first} in {name!r} differ only in case, spaces, dashes or notation{more}; if "
+            "they are one class, write them alike"
         )
+
+
+def _bare(text: str) -> str:
+    """What is left of a name without case, spaces, dashes, and what cannot be seen; of a number its value."""
+    text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
+    return str(float(text) + 0.0) if _is_number(text) else "".join(re.split(r"[\s_-]+", text.casefold()))

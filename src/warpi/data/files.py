@@ -176,9 +176,10 @@ class FileExamples(Examples):
 
     def _note(self, paths: list[str], reasons: list[str | None]) -> None:
         if not self.bad and any(map(_is_absent, reasons)) and not self._any_there():
+            slashes = "; write / between folders, not \\" if "\\" in self.paths[0] else ""
             raise UserError(
                 f"none of {len(self)} listed images is there; the first, {self.paths[0]!r}, was looked for in "
-                f"{os.path.abspath(self.root)}; name the folder that the paths begin in with --root FOLDER"
+                f"{os.path.abspath(self.root)}; name the folder that the paths begin in with --root FOLDER{slashes}"
             )
         for path, reason in zip(paths, reasons, strict=True):
             if reason is not None and path not in self.bad:

@@ -3,6 +3,7 @@
 import csv
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,22 +12,24 @@ import torch
 from torch import Tensor
 
 from warpi.data.dataset import Dataset, Files, Unseen
-from warpi.data.doubts import check_label
+from warpi.data.decode import SUFFIXES
+from warpi.data.doubts import check_label, marks_of, tell, tell_alike
 from warpi.data.examples import Examples
 from warpi.data.files import PHOTO, FileExamples, load_tensor, stored_size, usual_size
-from warpi.data.labels import check_known, in_order, marked, numbered
-from warpi.data.reading import data_root, reading
+from warpi.data.labels import check_known, in_order, known, marked, numbered, written
+from warpi.data.reading import checked_names, data_root, few, read_cells, reading, separator
 from warpi.errors import UserError, unknown
 
 logger = logging.getLogger("warpi.data")
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 IN_MEMORY = 2**30  # bytes: decoded images up to this many are held in memory
 CLOTHING1M = (
     *("T-shirt", "Shirt", "Knitwear", "Chiffon", "Sweater", "Hoodie", "Windbreaker"),
     *("Jacket", "Down coat", "Suit", "Shawl", "Dress", "Vest", "Underwear"),
 )
 _PARTS = ("train", "test", "val", "meta")
+_LIKE_PARTS = {*_PARTS, "training", "testing", "valid", "validation", "dev", "eval", "evaluation", "trusted"}
+_CLUTTER = ("thumbs.db", "desktop.ini")  # of Windows
 
 
 class _Part(NamedTuple):
@@ -50,6 +53,8 @@ def read_folder(
         raise UserError(f"no folder {path}; give a folder that holds one folder of images a class")
     folders = _folders(path)
     present = [name for name in _PARTS if name in folders]
+    if folders and (loose := _loose(path)):
+        tell(f"{path}: {len(loose)} images beside the folders of the classes are not used, the first is {loose[0]}")
     if "train" not in folders or (len(folders) > 1 and present == ["train"]):  # a class may be called train
         classes = _classes(path, folders, classes)
         return _dataset(path.resolve().name, classes, size, in_memory, {"train": _scan(path, classes)})
@@ -71,10 +76,27 @@ def _folders(path: Path) -> list[str]:
         return sorted(e.name for e in found if not (e.is_symlink() and here.is_relative_to(e.resolve())))
 
 
+def _loose(path: Path) -> list[str]:
+    """Names of the images that lie in a folder itself."""
+    with reading(path):
+        return sorted(e.name for e in path.iterdir() if _is_image(e.name) and not e.is_dir())
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
 def _classes(path: Path, found: list[str], given: tuple[str, ...] | None) -> tuple[str, ...]:
     if not found:
         raise UserError(
             f"{path} holds no folders; make one folder a class and put its images there, or give a csv file"
+        )
+    if {name.lower() for name in found} <= _LIKE_PARTS and all(
+        _folders(path / name) and not _loose(path / name) for name in found
+    ):
+        raise UserError(
+            f"{path} holds {', '.join(found)}, with folders in each: these are parts and no classes; call them train, "
+            "test (or val) and meta, or give one of them"
         )
     if given is None and len(found) == 1:
         raise UserError(f"{path} holds one class only, {found[0]!r}; at least two are needed")
@@ -83,20 +105,25 @@ def _classes(path: Path, found: list[str], given: tuple[str, ...] | None) -> tup
 
 def _scan(path: Path, classes: tuple[str, ...]) -> _Part:
     number = {name: k for k, name in enumerate(classes)}
-    rows: list[tuple[str, int]] = []
+    rows, count, unread = list[tuple[str, int]](), Counter[str](), Counter[str]()
     for name in _folders(path):
         if name not in number:
             raise unknown(f"class (a folder of {path})", name, classes)
-        files = _images(path, name)
+        files = _images(path, name, unread)
         if not files:
             raise UserError(f"class folder {path / name} holds no images ({' '.join(SUFFIXES)}); fill or remove it")
         rows.extend((file, number[name]) for file in files)
+        count[name] = len(files)
+    tell_alike(count, "folder", path)
+    if unread:
+        listed = few(f"{n} {suffix or 'without a suffix'}" for suffix, n in sorted(unread.items()))
+        tell(f"{path}: not read: {listed}; images end in {', '.join(SUFFIXES)}")
     rows.sort()
     return _Part(path, [file for file, _ in rows], [k for _, k in rows])
 
 
-def _images(path: Path, name: str) -> list[str]:
-    """The images in the folder `name` of `path`, at any depth, as seen from `path`."""
+def _images(path: Path, name: str, unread: Counter[str]) -> list[str]:
+    """The images in the folder `name` of `path`, at any depth, as seen from `path`; other files go to `unread`."""
 
     def refuse(error: OSError) -> None:  # os.walk would pass over a folder that may not be read
         raise error
@@ -106,8 +133,9 @@ def _images(path: Path, name: str) -> list[str]:
         for folder, below, files in os.walk(path / name, onerror=refuse):
             below[:] = [entry for entry in below if not entry.startswith(".")]
             inside = os.path.relpath(folder, path)
-            images = (file for file in files if file.lower().endswith(SUFFIXES) and not file.startswith("."))
-            found.extend(os.path.join(inside, file) for file in images)
+            found.extend(os.path.join(inside, file) for file in files if _is_image(file))
+            others = (file for file in map(str.lower, files) if file[0] != "." and file not in _CLUTTER)
+            unread.update(os.path.splitext(file)[1] for file in others if not _is_image(file))
     return found
 
 
@@ -118,15 +146,8 @@ def is_manifest(path: Path) -> bool:
             line = file.readline(100_000)
     except (OSError, UnicodeDecodeError):
         return False
-    return "path" in _header(line)
-
-
-def _header(line: str) -> list[str]:
-    return [name.strip().lower() for name in next(csv.reader([line], delimiter=_delimiter(line)), [])]
-
-
-def _delimiter(line: str) -> str:
-    return "\t" if line.count("\t") > line.count(",") else ","
+    names = next(csv.reader([line], delimiter=separator(line), skipinitialspace=True), [])
+    return "path" in (name.strip().lower() for name in names)
 
 
 def read_manifest(
@@ -141,87 +162,65 @@ def read_manifest(
     """A csv or tsv with a row an image: `path`, `label`, and if known `clean_label`, `verified`, `split`.
 
     Paths are relative to `root`, by default the folder of the manifest, and stay below it. A blank clean label means
-    that the truth is unknown. `verified` (1/true/yes) marks rows that a person has checked; without that column the
-    rows with a clean label are taken as checked, where only some have one. `split` is train, test or meta, blank for
-    train; rows of test and meta take their clean label where there is one. Classes are numbered by name (whole
-    numbers by value), or as `classes` says.
+    that the truth is unknown. `verified` or `trusted` (1/true/yes) marks rows that a person has checked; without such a
+    column those with a clean label are taken as checked, where only some have one. `split` is train, test or meta,
+    blank for train; rows of test and meta take their clean label where there is one. Classes are numbered by name
+    (whole numbers by value), or as `classes` says.
     """
-    root = root or path.parent
-    below = os.path.join(os.path.abspath(root), "")
-    label = (label or "label").strip().lower()
-    lines, rows = dict[str, int](), list[_Row]()
-    for line, cells in _cells(path, required=("path", label)):
-        row = _row(f"{path} line {line}", cells, below, label)
-        if (first := lines.setdefault(row.path, line)) != line:
-            raise UserError(f"{path} line {line}: path {row.path!r} is also on line {first}; keep one of the two")
-        rows.append(row)
-    check_label([row.label for row in rows], label, path, named=classes is not None)
-    classes = classes or in_order({name for row in rows for name in (row.label, row.clean)} - {""})
+    root, label = root or path.parent, (label or "label").strip().lower()
+    below, listed = os.path.join(os.path.abspath(root), ""), _Listed.read(path, required=("path", label))
+    columns, at = listed.columns, listed.at
+    paths = [_below(at(i), cell, below) for i, cell in enumerate(columns["path"])]
+    first = dict[str, int]()
+    for i, file in enumerate(paths):
+        if (j := first.setdefault(file, i)) != i:
+            raise UserError(f"{at(i)}: path {file!r} is also on line {listed.lines[j]}; keep one of the two")
+    given = written(columns[label])
+    if "" in given:
+        raise UserError(
+            f"{at(given.index(''))}: the {label} is empty, in {given.count('')} rows in all; label or drop them"
+        )
+    check_label(given, label, path, named=classes is not None)
+    true = known(written(columns.get("clean_label", [""] * len(given))), given)
+    classes = classes or in_order({*given, *true} - {""})
     if len(classes) < 2:
-        raise UserError(f"{path} holds {len(classes)} class(es) in {len(rows)} rows; at least two are needed")
-
-    def at(i: int) -> str:
-        return f"{path} line {lines[rows[i].path]}"
-
-    y, clean = numbered([row.label for row in rows], classes, at), numbered([row.clean for row in rows], classes, at)
-    marks = [row.verified for row in rows if row.verified is not None]
-    of = {part: [i for i, row in enumerate(rows) if row.split == part] for part in ("train", "test", "meta")}
+        raise UserError(f"{path} holds {len(classes)} class(es) in {len(given)} rows; at least two are needed")
+    y, clean = numbered(given, classes, at), numbered(true, classes, at)
+    splits = [cell.lower() or "train" for cell in columns.get("split", [""] * len(given))]
+    check_known(splits, ("train", "test", "meta"), at, "split")
+    of = {part: [i for i, split in enumerate(splits) if split == part] for part in ("train", "test", "meta")}
     if not of["train"]:
         raise UserError(f"{path}: no row is for training; the column split is train, test or meta (blank: train)")
     truth = torch.where(clean >= 0, clean, y)
     parts = {
-        part: _Part(root, [rows[i].path for i in index], (y if part == "train" else truth)[index])
+        part: _Part(root, [paths[i] for i in index], (y if part == "train" else truth)[index])
         for part, index in of.items()
         if index
     }
-    verified = marked(marks, at)[of["train"]] if marks else None
-    test_is_clean = bool(of["test"]) and bool((clean[of["test"]] >= 0).all())
-    known = clean[of["train"]]
-    return _dataset(
-        path.stem, classes, size, in_memory, parts, clean=known, verified=verified, test_is_clean=test_is_clean
-    )
+    marks = marks_of(columns.keys() - {label}, path)
+    verified = marked(written(columns[marks]), at, marks)[of["train"]] if marks else None
+    tested, clean = bool(of["test"]) and bool((clean[of["test"]] >= 0).all()), clean[of["train"]]
+    return _dataset(path.stem, classes, size, in_memory, parts, clean=clean, verified=verified, test_is_clean=tested)
 
 
-class _Row(NamedTuple):
-    path: str
-    label: str
-    clean: str  # "": unknown
-    verified: str | None  # None: there is no such column
-    split: str
+class _Listed(NamedTuple):
+    """The cells of a manifest."""
 
+    path: Path
+    lines: list[int]
+    columns: dict[str, list[str]]  # by name, in small letters
 
-def _cells(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and cells by column name of each row that is not blank."""
-    end = 0
-    try:
-        with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            header = _header(first)
-            absent = [name for name in required if name not in header]
-            if absent:
-                raise UserError(f"{path} has no column {absent[0]!r}; its columns are: {', '.join(header) or 'none'}")
-            if len(set(header)) < len(header):
-                raise UserError(f"{path} names a column twice: {', '.join(header)}")
-            reader = csv.reader(file, delimiter=_delimiter(first))
-            end = 1
-            for cells in reader:
-                line, end = end + 1, reader.line_num + 1  # a quoted cell may go over several lines
-                if not any(cell.strip() for cell in cells):
-                    continue
-                if len(cells) != len(header):
-                    raise UserError(f"{path} line {line}: got {len(cells)} cells for {len(header)} columns")
-                yield line, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
-    except csv.Error as error:
-        raise UserError(f"{path} line {end + 1}: {error}") from None
+    def at(self, row: int) -> str:
+        return f"{self.path} line {self.lines[row]}"
 
-
-def _row(where: str, cells: dict[str, str], below: str, label: str) -> _Row:
-    path = _below(where, cells["path"], below)
-    if not cells[label]:
-        raise UserError(f"{where}: the {label} is empty")
-    split = cells.get("split", "").lower() or "train"
-    check_known([split], ("train", "test", "meta"), lambda _: where, "split")
-    return _Row(path, cells[label], cells.get("clean_label", ""), cells.get("verified"), split)
+    @classmethod
+    def read(cls, path: Path, required: tuple[str, ...]) -> "_Listed":
+        names, rows, lines = read_cells(path)
+        names = checked_names(path, map(str.lower, names))
+        absent = [name for name in required if name not in names]
+        if absent:
+            raise UserError(f"{path} has no column {absent[0]!r}; its columns are: {few(names)}")
+        return cls(path, lines, {name: [row[j] for row in rows] for j, name in enumerate(names)})
 
 
 def _below(where: str, cell: str, below: str) -> str:
@@ -241,16 +240,15 @@ def read_new_images(
     if not path.is_dir():
         return _new_manifest(path, root, size, classes, (label or "label").strip().lower())
     folders = _folders(path)
-    known = [name for name in folders if name in classes]
-    if not known and set(folders) & set(_PARTS):
+    named = [name for name in folders if name in classes]
+    if not named and set(folders) & set(_PARTS):
         raise UserError(f"{path} holds {', '.join(folders)}; give one of them, as {path / folders[0]}")
-    if known:
-        loose = sorted(e.name for e in path.iterdir() if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
-        if loose:
+    if named:
+        if loose := _loose(path):
             raise UserError(f"{path} holds images beside folders of classes, the first is {loose[0]}; move them")
         part = _scan(path, classes)
         return Unseen(_files(part, size), {"folder": torch.tensor(part.y)}, tuple(part.paths))
-    files = sorted(os.path.normpath(file) for file in _images(path, "."))
+    files = sorted(os.path.normpath(file) for file in _images(path, ".", Counter()))
     if not files:
         raise UserError(f"{path} holds no images ({' '.join(SUFFIXES)})")
     return Unseen(_files(_Part(path, files, []), size), {}, tuple(files))
@@ -258,18 +256,17 @@ def read_new_images(
 
 def _new_manifest(path: Path, root: Path | None, size: int, classes: tuple[str, ...], label: str) -> Unseen:
     """Paths may lead anywhere: relative ones begin in the folder of the manifest, or of the run if none is there."""
-    by_line = dict(_cells(path, required=("path",)))
-    lines, rows = list(by_line), list(by_line.values())
-    for line, row in by_line.items():
-        _below(f"{path} line {line}", row["path"], "")
-    if not rows:
-        raise UserError(f"{path} lists no images")
-    if root is None or any(os.path.exists(path.parent / row["path"]) for row in rows):
+    listed = _Listed.read(path, required=("path",))
+    paths = tuple(listed.columns["path"])
+    if "" in paths:
+        raise UserError(f"{listed.at(paths.index(''))}: the path is empty")
+    if root is None or any(os.path.exists(path.parent / file) for file in paths):
         root = path.parent
-    columns = [name for name in dict.fromkeys((label, "clean_label")) if name in rows[0]]
-    at = lambda i: f"{path} line {lines[i]}"
-    labels = {name: numbered([row[name] for row in rows], classes, at) for name in columns}
-    paths = tuple(row["path"] for row in rows)
+    labels = {
+        name: numbered(known(written(listed.columns[name]), classes), classes, listed.at)
+        for name in dict.fromkeys((label, "clean_label"))
+        if name in listed.columns
+    }
     return Unseen(_files(_Part(root, paths, []), size), labels, paths)
 
 

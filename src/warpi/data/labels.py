@@ -1,6 +1,7 @@
 """Labels as people write them: text and numbers to classes, words for a missing one, marks for a checked row."""
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,22 @@ def plain(values: NDArray[Any]) -> list[str]:
         return ["" if math.isnan(v) else str(int(v)) if v.is_integer() else repr(v) for v in values.tolist()]
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
-    return [str(v).strip() for v in values.tolist()]
+    return written(str(v).strip() for v in values.tolist())
+
+
+def written(cells: Iterable[str]) -> list[str]:
+    """Labels that were written as text, '' where missing. 1.0 is the class 1: a column of whole numbers with blanks is
+    often written so."""
+    cells = list(cells)
+    numbers = parsed(cells)
+    blank = [False] * len(cells) if numbers is None else np.isnan(numbers).tolist()
+    return ["" if b else re.sub(r"^([+-]?\d+)\.0*$", r"\1", cell) for cell, b in zip(cells, blank, strict=True)]
+
+
+def known(texts: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Labels of which some may be unknown: words for a missing one are '', unless a class is called so."""
+    blank = MISSING - {name.lower() for name in names}
+    return ["" if text.lower() in blank else text for text in texts]
 
 
 def in_order(names: Collection[str]) -> tuple[str, ...]:
@@ -41,10 +57,10 @@ def numbered(texts: Sequence[str], classes: tuple[str, ...], at: Callable[[int],
     return torch.tensor([index[text] for text in texts], dtype=torch.int64)
 
 
-def marked(texts: Iterable[str], at: Callable[[int], str]) -> Tensor:
-    """Which rows a column `verified` says were checked.  [N] bool"""
+def marked(texts: Iterable[str], at: Callable[[int], str], name: str = "verified") -> Tensor:
+    """Which rows a column says were checked.  [N] bool"""
     texts = [text.lower() for text in texts]
-    check_known(texts, _TRUE | _FALSE, at, "value of 'verified'")
+    check_known(texts, _TRUE | _FALSE, at, f"value of {name!r}")
     return torch.tensor([text in _TRUE for text in texts])
 
 

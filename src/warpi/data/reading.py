@@ -1,10 +1,13 @@
 """What can go wrong with any file that a user names."""
 
+import csv
+import io
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from warpi.errors import UserError
 from warpi.settings import join_names
@@ -37,6 +40,67 @@ def checked_suffix(path: Path, allowed: Sequence[str]) -> str:
         if not path.is_file():
             raise UserError(f"there is no file {path}")
     return path.suffix.lower()
+
+
+class Cells(NamedTuple):
+    """A table that is text."""
+
+    names: list[str]  # of the columns
+    rows: list[list[str]]  # as many cells each
+    lines: list[int]  # the line each row ends on
+
+
+def read_cells(path: Path, delimiter: str | None = None) -> Cells:
+    """A .csv or .tsv file whose first line names the columns.
+
+    Without a delimiter, it is what that line has most of, and rows of blank cells are left out as blank lines are.
+    """
+    with reading(path):
+        data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = data[: e.start].count(b"\n") + 1
+        raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
+    lenient, delimiter = delimiter is None, delimiter or separator(text.partition("\n")[0])
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    rows, lines = list[list[str]](), list[int]()
+    try:
+        for row in reader:
+            if not row or (lenient and not any(map(str.strip, row))):
+                continue
+            rows.append([cell.strip() for cell in row])
+            lines.append(reader.line_num)
+            if len(rows[0]) == 1 and (
+                other := next((mark for mark in ";\t,|" if mark != delimiter and mark in rows[0][0]), "")
+            ):
+                raise UserError(
+                    f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells"
+                )
+            if len(row) != len(rows[0]):
+                raise UserError(
+                    f"{path}: line {reader.line_num} has {len(row)} cells, the first has {len(rows[0])}; the first "
+                    "names the columns: put nothing before it, and quote cells that hold the separator"
+                )
+    except csv.Error as e:
+        raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
+    if len(rows) < 2:
+        raise UserError(f"{path}: a first line with the names of the columns and at least one row are needed")
+    return Cells(rows[0], rows[1:], lines[1:])
+
+
+def separator(line: str) -> str:
+    """What stands between the cells of a line."""
+    return "\t" if line.count("\t") > line.count(",") else ","
+
+
+def checked_names(path: Path, names: Iterable[object]) -> list[str]:
+    """Of all columns; one without a name is called as pandas calls it."""
+    texts = [str(name).strip() or f"Unnamed: {j}" for j, name in enumerate(names)]
+    for j, name in enumerate(texts):
+        if name in texts[:j]:
+            raise UserError(f"{path}: columns {texts.index(name) + 1} and {j + 1} are both called {name!r}; rename one")
+    return texts
 
 
 def few(names: Iterable[object]) -> str:

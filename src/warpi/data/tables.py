@@ -1,7 +1,5 @@
 """The user's own tables (.csv, .tsv, .parquet)."""
 
-import csv
-import io
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.data.dataset import Dataset, Unseen
-from warpi.data.doubts import check_label, check_words, tell_id
+from warpi.data.doubts import check_label, check_words, names_images, tell_id
 from warpi.data.features import blurred, features
-from warpi.data.labels import MISSING, check_known, in_order, marked, numbered, parsed, plain
-from warpi.data.reading import checked_suffix, drop_flag, few, reading
+from warpi.data.labels import MISSING, check_known, in_order, known, marked, numbered, parsed, plain, written
+from warpi.data.reading import checked_names, checked_suffix, drop_flag, few, read_cells, reading
 from warpi.errors import UserError, missing, nearest, unknown
 
 logger = logging.getLogger("warpi.data")
@@ -60,32 +58,29 @@ def read_table(
     A second file is read with `like`: the data set of the first, whose columns, categories and classes it then shares.
     It may lack the columns to drop.
     """
-    known = _columns_of(like, path)
-    label = label or (known.label if known else "label")
+    first = _columns_of(like, path)
+    label = label or (first.label if first else "label")
     _check_drop(path, drop, label)
-    table = _read(path, label, (*drop, *(known.drop if known else ())))
-    for name in () if known else drop:
+    table = _read(path, label, (*drop, *(first.drop if first else ())))
+    for name in () if first else drop:
         if name not in table.names:
             raise _no_column(name, table, "--drop takes some of these")
     if label not in table.columns:
         raise _no_column(label, table, "name the label with --label COLUMN")
-    columns = known or _fit(table, label, tuple(drop))
+    columns = first or _fit(table, label, tuple(drop))
     _check_columns(table, columns, [name for name in _feature_names(table, label) if name not in columns.categories])
-    x = torch.from_numpy(_encode(table, columns, known is None))  # [N, D]
-    if not known:
+    x = torch.from_numpy(_encode(table, columns, first is None))  # [N, D]
+    if not first:
         columns = replace(columns, double=x.dtype == torch.float64)
         for name in columns.categories:
             tell_id(table.columns[name], name, path)
 
     given = _labels(table.columns[label])
     if "" in given:
-        first, n = table.at(given.index("")), given.count("")
-        raise UserError(f"{first}: column {label!r} is empty, in {n} rows in all; label them or drop them")
+        at, n = table.at(given.index("")), given.count("")
+        raise UserError(f"{at}: column {label!r} is empty, in {n} rows in all; label them or drop them")
     check_label(given, label, path, named=like is not None)
-    true = [""] * len(given)
-    if "clean_label" in table.columns:
-        blank = MISSING - {text.lower() for text in given}  # a class may be called 'none'
-        true = ["" if text.lower() in blank else text for text in _labels(table.columns["clean_label"])]
+    true = known(_labels(table.columns["clean_label"]), given) if "clean_label" in table.columns else [""] * len(given)
     classes = classes or (like.classes if like else in_order({*given, *true} - {""}))
     y, clean = (numbered(texts, classes, table.at) for texts in (given, true))
     parts = _parts(table, len(y))
@@ -109,23 +104,17 @@ def read_new_table(path: Path, like: Dataset) -> Unseen:
     unused = [name for name in _feature_names(table, columns.label) if name not in columns.categories]
     if unused:
         logger.warning("%s: columns that the run does not know are not used: %s", path, few(map(repr, unused)))
-    blank = MISSING - {name.lower() for name in like.classes}
-    labels = {}
-    for name in dict.fromkeys((columns.label, "clean_label")):
-        if name in table.columns:
-            texts = ["" if text.lower() in blank else text for text in _labels(table.columns[name])]
-            labels[name] = numbered(texts, like.classes, table.at)
+    labels = {
+        name: numbered(known(_labels(table.columns[name]), like.classes), like.classes, table.at)
+        for name in dict.fromkeys((columns.label, "clean_label"))
+        if name in table.columns
+    }
     return Unseen(features(torch.from_numpy(_encode(table, columns))), labels)
 
 
 def _labels(values: NDArray[Any]) -> list[str]:
-    """Labels of a table column as text, '' where missing. 1.0 is the class 1: a column of whole numbers with blanks is
-    often written so."""
-    if values.dtype.kind != "O":
-        return plain(values)
-    numbers = parsed(values)
-    blank = np.zeros(len(values), bool) if numbers is None else np.isnan(numbers)
-    return ["" if b else re.sub(r"^([+-]?\d+)\.0*$", r"\1", text) for text, b in zip(values, blank, strict=True)]
+    """Labels of a table column as text, '' where missing."""
+    return written(values) if values.dtype.kind == "O" else plain(values)
 
 
 class _Table(NamedTuple):
@@ -156,7 +145,7 @@ def _read(path: Path, label: str, drop: Sequence[str], *, new: bool = False) -> 
     read = _read_parquet if checked_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
     with reading(path):
         names, cells, lines = read(path)
-    table = _Table(path, label, _checked_names(path, names), {}, lines, new)
+    table = _Table(path, label, checked_names(path, names), {}, lines, new)
     for j, name in enumerate(table.names):
         if name in drop:
             continue
@@ -170,39 +159,8 @@ def _read(path: Path, label: str, drop: Sequence[str], *, new: bool = False) -> 
 
 
 def _read_csv(path: Path) -> tuple[Iterable[object], _Cells, list[int] | None]:
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        line = data[: e.start].count(b"\n") + 1
-        raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    try:
-        for row in reader:
-            if not row:  # a blank line
-                continue
-            rows.append(row)
-            lines.append(reader.line_num)
-            if len(rows[0]) == 1 and (
-                other := next((mark for mark in ";\t,|" if mark != delimiter and mark in rows[0][0]), "")
-            ):
-                raise UserError(
-                    f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells"
-                )
-            if len(row) != len(rows[0]):
-                raise UserError(
-                    f"{path}: line {reader.line_num} has {len(row)} cells, the first has {len(rows[0])}; "
-                    "quote cells that hold the separator"
-                )
-    except csv.Error as e:
-        raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
-    if len(rows) < 2:
-        raise UserError(f"{path}: a first line with the names of the columns and at least one row are needed")
-    names = rows.pop(0)
-    return names, lambda _, j: np.array([row[j].strip() for row in rows], dtype=object), lines[1:]
+    names, rows, lines = read_cells(path, "\t" if path.suffix.lower() == ".tsv" else ",")
+    return names, lambda _, j: np.array([row[j] for row in rows], dtype=object), lines
 
 
 def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
@@ -235,15 +193,6 @@ def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
         return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
 
     return frame.columns, cells, None
-
-
-def _checked_names(path: Path, names: Iterable[object]) -> list[str]:
-    """Of all columns; one without a name is called as pandas calls it."""
-    texts = [str(name).strip() or f"Unnamed: {j}" for j, name in enumerate(names)]
-    for j, name in enumerate(texts):
-        if name in texts[:j]:
-            raise UserError(f"{path}: columns {texts.index(name) + 1} and {j + 1} are both called {name!r}; rename one")
-    return texts
 
 
 @overload
@@ -280,9 +229,12 @@ def _fit(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
             check_words(values.tolist(), name, table.at)
         distinct = set(values.tolist())
         if len(distinct) > _MAX_CATEGORIES:
+            mend = (
+                "if it names images, call it 'path' in a .csv or .tsv" if names_images(distinct) else "make it numeric"
+            )
             raise UserError(
                 f"{table.path}: column {name!r} is text with {len(distinct)} distinct values, at most "
-                f"{_MAX_CATEGORIES} can be encoded; make it numeric{table.or_drop(name)}"
+                f"{_MAX_CATEGORIES} can be encoded; {mend}{table.or_drop(name)}"
             )
         categories[name] = tuple(sorted(distinct - {""}))
     if not categories:
@@ -352,7 +304,7 @@ def _numbers(table: _Table, name: str) -> NDArray[np.float64]:
         bad = ~np.isfinite(numbers.astype(np.float32))
     if bad.any():
         row = int(bad.argmax())
-        cell = f"column {name!r} holds {values[row]}, not a finite number"
+        cell = f"column {name!r} holds {values[row]}, allowed are finite numbers up to 3.4e38"
         raise UserError(f"{table.at(row)}: {cell}; mend it or drop the row{table.or_drop(name)}")
     return numbers[:, None]
 

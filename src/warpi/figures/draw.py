@@ -240,16 +240,15 @@ def rectifier(m: Measured) -> "Figure | None":
 
 def sigma(rows: Sequence[Experiment]) -> "Figure | None":
     """The mean standard deviation of v's posterior over the epochs: does it collapse?"""
-    found = [(e, line(e.counted, "sigma"), line(e.counted, "sigma_geometric")) for e in rows]
+    found = [(e, line(e.counted, "sigma"), line(e.counted, "log_sigma")) for e in rows]
     if not (curves := [each for each in found if each[1].epochs]):
         return None
     figure, ((axes,),) = _panels(f"{rows[0].data}, {rows[0].net}", 1, 1, (7.5, 4.0))
-    for (e, mean, geometric), look in zip(curves, _looks([e for e, *_ in curves]), strict=True):
+    for (e, mean, logs), look in zip(curves, _looks([e for e, *_ in curves]), strict=True):
         _plot(axes, mean, look, f"{e.label}, {e.noise}")
-        if geometric.epochs:
-            axes.plot(
-                geometric.epochs, geometric.mean, ":", color=look[0], label=f"{e.label}, {e.noise}: geometric mean"
-            )
+        if logs.epochs:
+            label = f"{e.label}, {e.noise}: geometric mean"
+            axes.plot(logs.epochs, np.exp(logs.mean), ":", color=look[0], label=label)
     axes.set_title("σ of the posterior of s (v is a function of s), mean over examples and classes", loc="left")
     axes.set_ylim(0, 1.1 * max(max(mean.mean) for _, mean, _ in curves) or 1)
     epoch_axis(axes)

@@ -84,7 +84,7 @@ def _rectified(
     others = torch.ones_like(z).scatter_(1, y[:, None], 0).scatter_(1, predicted[:, None], 0)
     for name, value in {"v": v, "sigma": sigma}.items():
         columns = [value.gather(1, y[:, None]), value.gather(1, predicted[:, None])]
-        columns.append((value * others).sum(1, keepdim=True) / others.sum(1, keepdim=True))
+        columns.append((value * others).sum(1, keepdim=True) / others.sum(1, keepdim=True))  # nan: there are no others
         mean = _means(torch.cat(columns, dim=1), cell, k * k).view(k, k, 3)
         by_kind = _means(torch.cat(columns, dim=1), kind, len(KINDS))
         for i, where in enumerate(("given", "predicted", "other")):  # at which coordinate
@@ -121,10 +121,11 @@ def _one_hot(y: Tensor, k: int) -> Tensor:
 
 
 def _means(values: Tensor, group: Tensor, n: int) -> Tensor:
-    """Mean of the rows of `values` [N, D] in each of n groups; nan where a group is empty.  [n, D]"""
+    """Mean of the rows of `values` [N, D] in each of n groups, without nan; nan where nothing is left.  [n, D]"""
     sums = torch.zeros(n, values.shape[1], dtype=torch.double, device=values.device)
-    counts = torch.bincount(group, minlength=n)
-    return sums.index_add_(0, group, values.double()) / counts[:, None]
+    known = values.isfinite()
+    counts = torch.zeros_like(sums).index_add_(0, group, known.double())
+    return sums.index_add_(0, group, values.double().where(known, 0.0)) / counts
 
 
 def _histogram(loss: Tensor, kind: Tensor) -> Tensor:

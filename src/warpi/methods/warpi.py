@@ -124,6 +124,8 @@ class WarPI(Method):
         )
         if not self.samples:
             return log
-        with torch.no_grad():  # does the posterior collapse? A few large sigma make a mean, all of them a geometric one
+        with (
+            torch.no_grad()
+        ):  # does the posterior collapse? A few large sigma make their mean, not that of the logarithms
             q = self.V(logits[0], batch.y)
-            return {**log, "sigma": q.std.mean(), "sigma_geometric": torch.exp(0.5 * q.log_var.mean())}
+            return {**log, "sigma": q.std.mean(), "log_sigma": 0.5 * q.log_var.mean()}

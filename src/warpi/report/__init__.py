@@ -6,14 +6,17 @@ from pathlib import Path
 from warpi.report.curves import curves
 from warpi.report.detail import Detail
 from warpi.report.page import to_html
-from warpi.report.runs import Row, Run, command, find_runs, summarise
+from warpi.report.paired import compare
+from warpi.report.runs import Difference, Row, Run, command, find_runs, summarise
 from warpi.report.table import to_latex, to_markdown, to_rich, write, write_json
 
 __all__ = [
     "Detail",
+    "Difference",
     "Row",
     "Run",
     "command",
+    "compare",
     "curves",
     "find_runs",
     "summarise",
@@ -27,14 +30,19 @@ __all__ = [
 
 
 def write_report(
-    runs: Sequence[Run], out: Path | None = None, json: Path | None = None, details: Iterable[Detail] = ()
+    runs: Sequence[Run],
+    out: Path | None = None,
+    json: Path | None = None,
+    details: Iterable[Detail] = (),
+    against: str | None = None,
 ) -> list[Row]:
     """Compare runs (of `find_runs`); return the rows of the table.
 
     With `out`, a folder: report.html, report.md, report.tex, summary.json and curves-*.png and .svg. With `json`, a
-    file: the numbers. `details` are what report.html shows of runs beyond their results (`warpi.details`).
+    file: the numbers. `details` are what report.html shows of runs beyond their results (`warpi.details`). With
+    `against`, a method or a label: every row's difference to that one.
     """
-    rows = summarise(runs)
+    rows = summarise(runs) if against is None else compare(runs, against)
     if json is not None:
         write_json(rows, json)
     if out is not None:

@@ -16,7 +16,7 @@ from warpi.audit.scores import wilson
 from warpi.report.curves import line, lowest
 from warpi.report.detail import Audited, ClassRate, Detail, Suspect
 from warpi.report.runs import Experiment, Row, Run, best_epochs, command, group, number, say
-from warpi.report.table import HEADS, LEGEND, Block, blocks
+from warpi.report.table import HEADS, Block, blocks, legend
 
 esc = html.escape
 _TRAINING = ("epochs", "batch_size", "meta_batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule")
@@ -44,7 +44,7 @@ def to_html(rows: Sequence[Row], runs: Sequence[Run], details: Iterable[Detail] 
         for name, some in groupby(experiments, lambda g: f"{g.data}, noise {g.noise}, {g.net}"):
             mine = list(some)
             body += [f"<h2>{esc(name)}</h2>", _table(titled[name]), *_curves(mine, False)]
-        body.append(f'<p class="soft">{esc(LEGEND)}</p><h2>Each experiment</h2>')
+        body.append(f'<p class="soft">{esc(legend(rows))}</p><h2>Each experiment</h2>')
         for g in experiments:
             inside = "\n".join([_experiment(g, known), *_rest(g, known)])
             name = f"{g.label}: {g.data}, {g.noise}, {g.net}"
@@ -336,9 +336,9 @@ def _again(run: Run) -> str:
 
 def _table(block: Block) -> str:
     """The comparison of a block."""
-    body = ["<thead><tr>" + "".join(f'<th scope="col">{esc(h)}</th>' for h in HEADS) + "</tr></thead>"]
+    body = ["<thead><tr>" + "".join(f'<th scope="col">{esc(h)}</th>' for h in block.heads) + "</tr></thead>"]
     for name, rows in block.sections:
-        body.append(f'<tbody><tr><th scope="rowgroup" colspan="5">{esc(name)}</th></tr>')
+        body.append(f'<tbody><tr><th scope="rowgroup" colspan="{len(block.heads)}">{esc(name)}</th></tr>')
         for row in rows:
             cells = [esc(cell) for cell in row.cells]
             cells[2] = f"<strong>{cells[2]}</strong>" if row.bold else cells[2]

@@ -61,12 +61,23 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A row's last accuracy less that of another row, a seed at a time (`report.paired`)."""
+
+    label: str  # of the other row; the row itself is compared with itself
+    seeds: tuple[int, ...]  # compared: those that both rows have finished, on the same data
+    unlike: tuple[int, ...]  # left out: both have them, but not, or not provably, the same noise and test set
+    mean: float | None
+    ci95: float | None  # half of the interval of the mean
+
+
+@dataclass(frozen=True)
 class Row:
     """One experiment over its seeds. Accuracies are on the test set, in percent; None where there is nothing to say.
 
     `last` is the final epoch, `val` the epoch of the highest validation accuracy (the latest of equals), and `best` the
     epoch of the highest test accuracy: an ORACLE, for nobody may pick an epoch by the test set. Deviations are those of
-    a sample (ddof = 1).
+    a sample (ddof = 1). Values by seed are in the order of `seeds`.
     """
 
     method: str
@@ -88,10 +99,14 @@ class Row:
     val_std: float | None
     best_mean: float | None
     best_std: float | None
+    last_by_seed: tuple[float | None, ...]
+    val_by_seed: tuple[float | None, ...]
+    best_by_seed: tuple[float | None, ...]
     seconds_per_epoch: float | None
     test_labels: str
     machines: tuple[str, ...]
     versions: tuple[str, ...]
+    against: Difference | None = None  # where the row is compared with another
 
 
 def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) -> list[Run]:
@@ -339,9 +354,8 @@ def _results(run: Run) -> list[str]:
 def _row(g: Experiment) -> Row:
     runs, first = g.counted, g.first
     epochs = [best_epochs(run) for run in runs]
-    (last_mean, last_std), (val_mean, val_std), (best_mean, best_std) = (
-        _mean_std([number(each[i] or {}, "test_acc") for each in epochs]) for i in range(3)
-    )
+    values = [tuple(number(each[i] or {}, "test_acc") for each in epochs) for i in range(3)]
+    (last_mean, last_std), (val_mean, val_std), (best_mean, best_std) = map(_mean_std, values)
     seconds = [s for run in runs for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]
     return Row(
         method=first.spec["method"],
@@ -363,6 +377,9 @@ def _row(g: Experiment) -> Row:
         val_std=val_std,
         best_mean=best_mean,
         best_std=best_std,
+        last_by_seed=values[0],
+        val_by_seed=values[1],
+        best_by_seed=values[2],
         seconds_per_epoch=statistics.fmean(seconds) if seconds else None,
         test_labels=" and ".join(sorted({str(run.facts.get("test_labels") or "unknown") for run in runs or (first,)})),
         machines=tuple(sorted({_machine(run.environment) for run in runs or (first,)})),

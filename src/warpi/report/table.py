@@ -1,12 +1,13 @@
-"""The comparison as a table: for the terminal, as Markdown, LaTeX and JSON."""
+"""The comparison as a table: for the terminal, as Markdown, LaTeX and JSON; and lists of what there is."""
 
 import html
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 
 from rich import box
 from rich.console import Group
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from warpi.atomic import write_atomically
 from warpi.errors import UserError
-from warpi.report.runs import Row
+from warpi.report.runs import Difference, Row
 
 HEADS = ("method", "seeds", "last", "best on validation", "best on test (oracle)")
 LEGEND = (
@@ -24,6 +25,10 @@ LEGEND = (
     "Best on test: an oracle that picks the epoch by the test set, which no user could do. "
     "Bold: the highest last accuracy of finished runs."
 )
+PAIRED = (
+    "Difference: the last accuracy less that of the reference, seed by seed on the same noise and test set; "
+    "mean ± half of its 95 % interval (Student's t over seeds)."
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Block:
     """The rows of one (data, noise, net), as text."""
 
     title: str
+    heads: tuple[str, ...]
     sections: tuple[tuple[str, list["Line"]], ...]  # without trusted data, then with; those that have lines
     note: str
 
@@ -39,7 +45,7 @@ class Block:
 class Line:
     """A row of a table, as text."""
 
-    cells: tuple[str, ...]  # one for each of HEADS
+    cells: tuple[str, ...]  # one for each head
     bold: bool  # whether `last` is the best of its block
 
 
@@ -48,7 +54,9 @@ def to_rich(rows: Sequence[Row]) -> Group:
     shown, parts = blocks(rows), list[Table | Text]()
     for block in shown:
         table = Table(title=Text(block.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
-        for i, head in enumerate(HEADS):
+        if len(block.heads) > len(HEADS):
+            table.padding = 0, 1, 0, 0  # leaves room for the names
+        for i, head in enumerate(block.heads):
             narrow = Text(head.replace("best on ", "best on\n"))
             table.add_column(narrow, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
         for name, lines in block.sections:
@@ -61,37 +69,43 @@ def to_rich(rows: Sequence[Row]) -> Group:
             table.add_section()
         parts.append(table)
     notes = dict.fromkeys(block.note for block in shown)
-    return Group(*parts, Text("\n".join([*notes, LEGEND]), style="dim"))
+    return Group(*parts, Text("\n".join([*notes, legend(rows)]), style="dim"))
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """The table as Markdown (the dialect of GitHub)."""
     parts = []
     for block in blocks(rows):
-        out = [f"### {_markdown(block.title)}", "", _pipes(HEADS), "|:---|---:|---:|---:|---:|"]
+        out = [
+            f"### {_markdown(block.title)}",
+            "",
+            _pipes(block.heads),
+            "|:---" + "|---:" * (len(block.heads) - 1) + "|",
+        ]
         for name, lines in block.sections:
-            out.append(_pipes([f"*{name}*", "", "", "", ""]))
+            out.append(_pipes([f"*{name}*", *[""] * (len(block.heads) - 1)]))
             for line in lines:
                 cells = [_markdown(cell) for cell in line.cells]
                 cells[2] = f"**{cells[2]}**" if line.bold else cells[2]
                 out.append(_pipes(cells))
         parts.append("\n".join([*out, "", _markdown(block.note)]))
-    return "\n\n".join([*parts, LEGEND]) + "\n"
+    return "\n\n".join([*parts, legend(rows)]) + "\n"
 
 
 def to_latex(rows: Sequence[Row]) -> str:
     """The table as LaTeX, for the package booktabs."""
     parts = [r"% needs \usepackage{booktabs}"]
     for block in blocks(rows):
-        out = [r"\begin{table}[t]", r"\centering", rf"\caption{{{_latex(block.title)}}}", r"\begin{tabular}{lrrrr}"]
-        out += [r"\toprule", " & ".join(map(_latex, HEADS)) + r" \\"]
+        n = len(block.heads)
+        out = [r"\begin{table}[t]", r"\centering", rf"\caption{{{_latex(block.title)}}}"]
+        out += [rf"\begin{{tabular}}{{l{'r' * (n - 1)}}}", r"\toprule", " & ".join(map(_latex, block.heads)) + r" \\"]
         for name, lines in block.sections:
-            out += [r"\midrule", rf"\multicolumn{{5}}{{l}}{{\emph{{{_latex(name)}}}}} \\"]
+            out += [r"\midrule", rf"\multicolumn{{{n}}}{{l}}{{\emph{{{_latex(name)}}}}} \\"]
             for line in lines:
                 cells = [_latex(cell) for cell in line.cells]
                 cells[2] = rf"\textbf{{{cells[2]}}}" if line.bold else cells[2]
                 out.append(" & ".join(cells) + r" \\")
-        note = " ".join([block.note, LEGEND])
+        note = " ".join([block.note, legend(rows)])
         out += [
             r"\bottomrule",
             r"\end{tabular}",
@@ -108,6 +122,30 @@ def write_json(rows: Iterable[Row], path: Path) -> None:
     """All rows with all their fields, as a list of objects."""
     content = [asdict(row) | {"best_is_oracle": True} for row in rows]
     write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def in_columns(rows: Sequence[Mapping[str, str]], width: int | None = None) -> str:
+    """A line a row. Where that is wider than `width`, summaries are folded: beside the other columns, or below them."""
+    rows = [{name: name for name in rows[0]}, *rows]
+    wide = {name: max(len(row[name]) for row in rows) for name in rows[0]}
+    lines = ["  ".join(row[name].ljust(wide[name]) for name in wide).rstrip() for row in rows]
+    if width is None or max(map(len, lines)) <= width:
+        return "\n".join(lines)
+    short, lines = [name for name in wide if name != "summary"], []
+    lead = sum(wide[name] + 2 for name in short)
+    beside = lead + 40 <= width
+    room = " " * (lead if beside else 4)
+    for row in rows:
+        cells = [row[name].ljust(wide[name]) for name in short] if lead <= width else [row[name] for name in short]
+        first = "  ".join(filter(None, cells)).rstrip()
+        text = fill(row["summary"], max(width, 40), initial_indent=room, subsequent_indent=room, break_on_hyphens=False)
+        lines.append(first.ljust(lead) + text[lead:] if beside else f"{first}\n{text}")
+    return "\n".join(lines)
+
+
+def legend(rows: Iterable[Row]) -> str:
+    """What the columns mean."""
+    return " ".join([LEGEND, PAIRED]) if any(row.against for row in rows) else LEGEND
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -131,25 +169,36 @@ def blocks(rows: Iterable[Row]) -> list[Block]:
 def _block(data: str, noise: str, net: str, rows: list[Row]) -> Block:
     shown = [f"{row.last_mean:.2f}" for row in rows if row.finished and row.last_mean is not None]
     top = max(shown, key=float, default=None)  # as printed: two rows that read the same are both bold
-    sections = []
+    compared, sections = any(row.against for row in rows), []
     for needs_meta, name in ((False, "without trusted data"), (True, "with trusted data")):
-        lines = [_line(row, top) for row in rows if row.needs_meta == needs_meta]
+        lines = [_line(row, top, compared) for row in rows if row.needs_meta == needs_meta]
         if lines:
             sections.append((name, lines))
-    return Block(f"{data}, noise {noise}, {net}", tuple(sections), _note(rows))
+    heads = (*HEADS, *["difference"] * compared)
+    return Block(f"{data}, noise {noise}, {net}", heads, tuple(sections), _note(rows))
 
 
-def _line(row: Row, top: str | None) -> Line:
+def _line(row: Row, top: str | None, compared: bool) -> Line:
     pairs = ((row.last_mean, row.last_std), (row.val_mean, row.val_std), (row.best_mean, row.best_std))
     label = row.label + " †" * row.needs_noise_rate
     bold = row.finished and row.last_mean is not None and f"{row.last_mean:.2f}" == top
-    return Line((label, _seeds(row), *(_mean(*pair) for pair in pairs)), bold)
+    return Line((label, _seeds(row), *(_mean(*pair) for pair in pairs), *[_difference(row)] * compared), bold)
 
 
 def _mean(mean: float | None, std: float | None) -> str:
     if mean is None:
         return "–"
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _difference(row: Row) -> str:
+    d = row.against
+    if d is not None and d.label == row.label:
+        return "reference"
+    if d is None or d.mean is None:
+        return "–"
+    few = "" if len(d.seeds) == row.n_seeds else f" ({len(d.seeds)} seed{'s' * (len(d.seeds) > 1)})"
+    return f"{d.mean:+.2f}".replace("-", "−") + ("" if d.ci95 is None else f" ± {d.ci95:.2f}") + few
 
 
 def _seeds(row: Row) -> str:
@@ -169,12 +218,25 @@ def _note(rows: Sequence[Row]) -> str:
         if not row.finished:
             planned = "" if row.planned_epochs is None else f" of {row.planned_epochs}"
             parts.append(f"{row.label} has not ended: epoch {row.epochs}{planned}.")
+    parts += _unlike([(row.label, row.against) for row in rows if row.against])
     parts.append(f"Test labels: {_merge([row.test_labels] for row in rows)}.")
     if any(row.test_labels == "given" for row in rows):
         parts.append("Given labels may be wrong, and then so are these accuracies, the oracle's too.")
     parts.append(f"Machine: {_merge(row.machines for row in rows)}.")
     parts.append(f"Versions: {_merge(row.versions for row in rows)}.")
     return " ".join(parts)
+
+
+def _unlike(found: Iterable[tuple[str, Difference]]) -> list[str]:
+    """Which seeds are not compared, in a sentence for all rows that lack the same ones."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    for label, d in found:
+        if d.unlike and label != d.label:
+            labels.setdefault((", ".join(map(str, d.unlike)), d.label), []).append(label)
+    return [
+        f"Difference without seed {seeds} of {', '.join(names)}: noise or test set is unknown, or not that of {other}."
+        for (seeds, other), names in labels.items()
+    ]
 
 
 def _merge(lists: Iterable[Sequence[str]]) -> str:
@@ -205,6 +267,7 @@ _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
     "*": "{*}",
     "±": r"$\pm$",
     "–": "--",
+    "−": "$-$",
     "†": r"$^\dagger$",
 }
 

@@ -23,7 +23,7 @@ from warpi.data.overlap import shared
 from warpi.data.split import Split
 from warpi.data.tables import Columns
 from warpi.errors import UserError
-from warpi.manifest import NoisyLabels, labels_hash, write_manifest
+from warpi.manifest import NoisyLabels, read_manifest, write_manifest
 from warpi.report.runs import command
 from warpi.review.items import Items
 from warpi.review.pictures import cells, inside, pixels, png
@@ -63,11 +63,18 @@ def write_corrected(items: Items, standing: Mapping[int, Decision], path: Path) 
     y = torch.from_numpy(items.given.copy())
     for row, k in final(items, standing).items():
         y[row] = k
-    data, n_classes = items.dataset.name, len(items.classes)
-    if path.exists() and labels_hash(y) not in path.read_text():
+    if path.exists() and not _holds(path, items, y):
         raise _taken(path, "--export")
-    write_manifest(path, data=data, noise="given", seed=0, n_classes=n_classes, labels=NoisyLabels(y, None))
+    write_manifest(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
     return path
+
+
+def _holds(path: Path, items: Items, y: Tensor) -> bool:
+    """Whether a file gives these labels to these very rows."""
+    try:
+        return torch.equal(read_manifest(path, items.dataset).y, y)
+    except UserError:
+        return False
 
 
 def corrected_csv(items: Items, standing: Mapping[int, Decision]) -> str:

@@ -142,7 +142,8 @@ def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | No
 
 
 def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
-    """Read what these runs learn from: what is not there, or broken, is said once, before any of them is begun."""
+    """Read what these runs learn from, given labels too: what is not there, or broken, is said once, before any of them
+    is begun."""
     seen = set()
     for settings in (job.settings for job in jobs):
         data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
@@ -151,7 +152,8 @@ def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
         if (read := (*files, noise.source, dict(noise.options).get("from"))) not in seen:
             seen.add(read)
             try:
-                read_all(data)
+                _, dataset, _, _, other = read_all(data)
+                noise.check(dataset, other)
             except Exception as e:  # of a reader of the user's own, too
                 kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
                 where = f"data = {data.data!r}, root = {data.root!r}"

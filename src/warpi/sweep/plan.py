@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from warpi.recipe import Recipe
 from warpi.spec import DataSpec, plain
 
 Settings = dict[str, Any]
+log = logging.getLogger("warpi.sweep")
 
 _OWN = ("method", "threads")  # settings of a run that are fields of no dataclass
 _NAMED = ("method", "noise", "seed")  # in every folder name, wherever they were set
@@ -65,7 +67,11 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
     except UserError as e:
         raise UserError(f"{file}: {e}") from e
     kept = sections["sweep"].get("kept", [])
-    return Plan(file, out or Path(place), jobs, tuple(map(Path, [kept] if isinstance(kept, str) else kept)))
+    folders = tuple(map(Path, [kept] if isinstance(kept, str) else kept))
+    for folder in folders:
+        if not folder.parent.is_dir():  # before the first run is kept there is none
+            log.warning("%s: there is no %s in %s, so that no kept run counts as done", file, folder.parent, Path.cwd())
+    return Plan(file, out or Path(place), jobs, folders)
 
 
 # -- what the file holds ---------------------------------------------------------------------------------------------
