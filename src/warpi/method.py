@@ -83,7 +83,12 @@ class Method(ABC):
             )
 
     def _check_twins(self) -> None:
-        """Networks that begin alike and see the same batches stay alike, and have nothing to tell each other."""
+        """Networks that begin alike and see the same batches stay alike, and have nothing to tell each other.
+
+        Where not all of them predict they have different tasks, and may begin alike.
+        """
+        if type(self).predictors is not Method.predictors:
+            return
         first, *others = ([*net.parameters()] for net in self.nets)
         if any(other and all(map(torch.equal, first, other)) for other in others):
             raise UserError(
