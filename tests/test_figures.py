@@ -382,6 +382,7 @@ def test_numbers_in_a_matrix_stand_out(runs: Path) -> None:
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
         return float(np.dot((0.2126, 0.7152, 0.0722), linear))
 
+    draw._matrix(Figure().subplots(), np.full((2, 2), 0.1), np.array(["a", "b"]), "viridis", 0.1, 0.1, True)
     axes, x = Figure().subplots(), np.linspace(0, 1, 100).reshape(10, 10)
     image = draw._matrix(axes, x, np.array(list("abcdefghij")), "viridis", 0, 1)
     for text in axes.texts:

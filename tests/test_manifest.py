@@ -289,7 +289,7 @@ def test_a_table_is_known_by_the_columns_that_both_have(tmp_path: Path) -> None:
         for made in (path, fewer):
             with pytest.raises(UserError, match=MOVED):
                 read_manifest(made, table(tmp_path / "three", [0, 1, 5, 3, 4, 2], **read))
-    with pytest.raises(UserError, match=r"it knows 'id'.*, the data has 'x'.*make the manifest again"):
+    with pytest.raises(UserError, match=r"by 'id'.*, and the data has 'x' only.*make the manifest again"):
         read_manifest(path, replace(arrays(tmp_path / "four"), name="t"))
 
 

@@ -203,20 +203,34 @@ def test_the_rate_may_be_set_by_hand(method: Any, tiny: TaskAndTruth) -> None:
         replace(method, forget_rate=1.5)
 
 
-@pytest.mark.parametrize("name", ["co_teaching", "co_teaching_plus", "decoupling", "jocor", "dividemix", "elr_plus"])
-def test_networks_that_begin_alike_are_refused(name: str, tiny: TaskAndTruth, tmp_path: Path) -> None:
-    """Given a module, all networks are copies of it; on the same batches most methods would never tell them apart."""
-    task, _ = tiny
+@pytest.mark.parametrize("name", ["co_teaching", "co_teaching_plus", "decoupling", "jocor"])
+def test_networks_that_would_stay_alike_are_refused(name: str, tiny: TaskAndTruth, tmp_path: Path) -> None:
+    """Given a module, all networks are copies of it, and these methods would never tell them apart."""
+    task, truth = tiny
     net = plain(task)
-    with pytest.raises(UserError, match=r"needs 2 networks that begin differently.*give a function"):
-        make_method(name).start(task, replace(RECIPE, net=net))
     save_file(net.state_dict(), tmp_path / "all.safetensors")
-    with pytest.raises(UserError, match="needs 2 networks that begin differently"):
-        make_method(name).start(task, replace(RECIPE, weights=str(tmp_path / "all.safetensors")))
-    make_method("ce").start(task, replace(RECIPE, net=net))
-    make_method(name).start(
-        task, replace(RECIPE, net=lambda shape, k: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), k)))
-    )
+    for given in ({"net": net}, {"weights": str(tmp_path / "all.safetensors")}):
+        method = started(make_method(name), task, replace(RECIPE, **given))
+        with pytest.raises(UserError, match=r"needs 2 networks that begin differently.*give a function"):
+            method.check_twins()
+        _ = [None for _ in train(method, task, truth)]
+        alike(*method.nets)  # which is why
+    for other in (
+        replace(RECIPE),
+        replace(RECIPE, net=lambda shape, k: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), k))),
+        replace(RECIPE, net=nn.Sequential(nn.Flatten(), nn.Dropout(0.1), net)),  # whose chance is not the same
+    ):
+        started(make_method(name), task, other).check_twins()
+
+
+@pytest.mark.parametrize("name", ["dividemix", "elr_plus", "limit"])
+def test_networks_that_grow_apart_may_begin_alike(name: str, tiny: TaskAndTruth) -> None:
+    task, truth = tiny
+    method = started(make_method(name), task, replace(RECIPE, net=plain(task)))
+    method.check_twins()
+    _ = [None for _ in train(method, task, truth)]
+    with pytest.raises(AssertionError):
+        alike(*method.nets)
 
 
 def test_the_share_left_out_grows(tiny: TaskAndTruth) -> None:

@@ -637,7 +637,7 @@ def test_mean_interval_by_a_naive_loop() -> None:
 
 def shared(seed: int, **more: Any) -> dict[str, Any]:
     """Facts of a run: what those of one seed have in common."""
-    return {"inputs_sha256": "aa", "noise_sha256": f"n{seed}", "n_test": 100} | more
+    return {"inputs_sha256": "aa", "noise_sha256": f"n{seed}", "n_test": 100, "test_sha256": "rows"} | more
 
 
 def pairs(tmp_path: Path) -> list[Any]:
@@ -681,6 +681,7 @@ def test_a_block_is_compared_with_its_own_row(tmp_path: Path) -> None:
         {"noise_sha256": "other"},
         {"inputs_sha256": "other"},
         {"n_test": 99},
+        {"test_sha256": "other rows"},
         {"noise_sha256": None},
     ],
 )

@@ -29,7 +29,7 @@ import warpi.sweep
 from warpi import UserError, checkpoint, fit, spec
 from warpi.cli import main
 from warpi.manifest import NoisyLabels, write_manifest
-from warpi.sweep import lanes, means, read_plan
+from warpi.sweep import folders, lanes, means, read_plan
 from warpi.sweep.crowd import Crowd, Meter
 from warpi.sweep.folders import KEPT, State
 from warpi.sweep.lanes import Claim, Event, drive
@@ -326,6 +326,24 @@ def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "1 done, 0 begun, 3 missing" in dry(), "a run of two sweeps is done once"
     (tmp_path / "kept2" / "of_another_sweep" / "results.jsonl").unlink()
     assert "0 done, 0 begun, 4 missing" in dry()
+
+
+def test_kept_runs_of_other_data_or_broken_ones_are_none(tmp_path: Path) -> None:
+    """Under another name a run is known by its settings: those of files of one's own, by where they lie, too."""
+    for root in ("raw", "cropped"):
+        for name in KEPT:
+            write_bytes(tmp_path / "kept" / root / name, b"{}")
+    settings = {"data": "list.csv", "noise": "given", "seed": 0, "method": "ce"}
+    for root in ("raw", "cropped"):
+        (tmp_path / "kept" / root / "sweep.json").write_text(json.dumps(settings | {"root": root}))
+    write_bytes(tmp_path / "kept" / "broken" / "sweep.json", b"{")
+    found = {
+        root: folders._asked(tmp_path / "kept")[folders._key(settings | {"root": root})] for root in ("raw", "cropped")
+    }
+    assert found == {root: [tmp_path / "kept" / root] for root in found}
+    named = settings | {"data": "digits"}
+    assert folders._key(named | {"root": "/here"}) == folders._key(named | {"root": "/there"})
+    assert folders.kept([tmp_path / "kept"], Job("other", settings | {"root": "third"})) is None
 
 
 def test_kept_results_are_sought_where_one_stands(

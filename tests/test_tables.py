@@ -337,6 +337,7 @@ def test_classes_that_are_almost_one(table: Callable[..., Path], caplog: pytest.
     read_table(table(text, "again.csv"), like=first)
     read_table(table("a,label\n1,a\n2,A\n3,b\n", "letters.csv"))
     read_table(table("a,label\n1,-1\n2,1\n3,1-0\n4,10\n", "signs.csv"))
+    read_table(table("a,label\n1,A\n2,A-\n3,B+\n4,B\n", "grades.csv"))
     assert not caplog.messages
 
 

@@ -272,9 +272,7 @@ def list_names(argv: list[str]) -> None:
     width = get_terminal_size().columns if sys.stdout.isatty() else None
     print(in_columns([{name: _cell(row[name]) for name in shown} for row in rows], width))
     if given["what"] == "methods":
-        print(
-            "Cost: the time of an epoch relative to that of ce, on digits and one CPU thread (docs/results/digits.md)."
-        )
+        print("Cost: the time of an epoch relative to that of ce, on digits and one CPU thread (recipes/digits.toml).")
         print("The page of each: docs/methods/NAME.md")
 
 

@@ -311,9 +311,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             recipe, options, _ = suited(base, defaults, {**own, **settings, "net": net, "seed": seed})
             learner = replace(base, **options)
             learner.start(task, recipe)
+            learner.check_twins()
             nonlocal is_own
-            if is_own:
-                is_own = _tell_probabilities(learner)
+            is_own = is_own and _tell_probabilities(learner)
             check_batches(learner)
             return learner, [record for record in train(learner, task) if record]
 

@@ -1,5 +1,6 @@
 """What a run folder holds of a run: its description, and whether a run that goes on in it is still the same."""
 
+import hashlib
 import json
 import os
 import platform
@@ -103,6 +104,7 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
             "n_meta": len(task.meta) if task.meta else 0,
             "n_val": len(task.val) if task.val else 0,
             "n_test": len(truth.test) if truth.test else 0,
+            "test_sha256": hashlib.sha256(truth.test.rows.cpu().numpy().tobytes()).hexdigest() if truth.test else None,
             "n_classes": task.n_classes,
             "n_parameters": sum(p.numel() for p in learner.net.parameters()),
             "inputs_sha256": spec.inputs_sha256,

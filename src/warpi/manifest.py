@@ -151,13 +151,17 @@ def _check_inputs(path: Path | str, stored: Any, dataset: Dataset) -> None:
     found = inputs_hashes(dataset)
     both = [name for name in found if name in stored]
     changed = [name for name in both if stored[name] != found[name]]
-    if changed or not both:
-        was, now = (few(map(repr, names)) for names in (stored, found))
-        seen = f"seen in {few(map(repr, changed))}" if both else f"it knows {was}, the data has {now}"
+    was, now, seen = (few(map(repr, names)) for names in (stored, found, changed))
+    if not both:
+        raise UserError(
+            f"noise manifest {path} knows the rows of {dataset.name} by {was}, and the data has {now} only; read the "
+            "data with some of the same columns, or make the manifest again"
+        )
+    if changed:
         raise UserError(
             f"noise manifest {path} is not for the rows of {dataset.name} as they are: since it was made some were "
-            f"moved, renamed, added, removed or changed ({seen}); restore them and their order, or make the manifest "
-            "again (warpi corrupt, or warpi review --export)"
+            f"moved, renamed, added, removed or changed (seen in {seen}); restore them and their order, or make the "
+            "manifest again (warpi corrupt, or warpi review --export)"
         )
 
 

@@ -20,6 +20,7 @@ from warpi.settings import check_types
 from warpi.task import Task
 from warpi.types import Batch, Log
 
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
 """What methods do about wrong labels, in the order of the lists."""
 
@@ -37,6 +38,7 @@ class Method(ABC):
     family: ClassVar[str] = "baseline"  # a name of FAMILIES
     year: ClassVar[int | None] = None  # of the paper
     n_nets: ClassVar[int] = 1
+    stay_alike: ClassVar[bool] = False  # its networks learn alike from the same batches: they must begin differently
     n_views: ClassVar[int] = 1  # augmented views of each training example
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; marked in reports
@@ -58,7 +60,6 @@ class Method(ABC):
             )
             for i in range(self.n_nets)
         ]
-        self._check_twins()
         if recipe.sync_batchnorm and parallel.ranks() > 1:
             self.nets = [synchronised(net) for net in self.nets]
         self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
@@ -82,19 +83,16 @@ class Method(ABC):
                 "NoisyLabelClassifier; --help shows the flag), or take one that does without it (`warpi list methods`)"
             )
 
-    def _check_twins(self) -> None:
-        """Networks that begin alike and see the same batches stay alike, and have nothing to tell each other.
-
-        Where not all of them predict they have different tasks, and may begin alike.
-        """
-        if type(self).predictors is not Method.predictors:
+    def check_twins(self) -> None:
+        """At the beginning of a training: networks that would stay alike have nothing to tell each other."""
+        if not self.stay_alike or any(isinstance(m, _DROPOUT) and m.p > 0 for m in self.net.modules()):
             return
         first, *others = ([*net.parameters()] for net in self.nets)
         if any(other and all(map(torch.equal, first, other)) for other in others):
             raise UserError(
                 f"{type(self).__name__} needs {self.n_nets} networks that begin differently, and a module of your own, "
-                "or weights of all layers from a file, makes them alike; give a function that makes a new one, such "
-                "as net=lambda shape, n_classes: Net(), and no weights"
+                "or weights of all layers from a file, makes them alike, and so they would stay; give a function that "
+                "makes a new one, such as net=lambda shape, n_classes: Net(), and no weights"
             )
 
     def epoch(self, t: int) -> Iterator[Log]:

@@ -135,6 +135,8 @@ def fitting(
             learner = replace(spec.base, **spec.options)
             learner.start(task, spec.recipe)
             check_batches(learner)
+            if not checkpoint.exists(file):
+                learner.check_twins()
             description = describe(spec, learner, truth, where)
             if stored is not None:
                 same_task(stored, json.loads(json.dumps(description)), path)

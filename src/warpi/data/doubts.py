@@ -170,4 +170,4 @@ def tell_alike(count: Counter[str], name: str, where: object) -> None:
 def _bare(text: str) -> str:
     """What is left of a name without case, spaces, dashes, and what cannot be seen; of a number its value."""
     text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
-    return str(float(text) + 0.0) if _is_number(text) else "".join(re.split(r"[\s_-]+", text.casefold()))
+    return str(float(text) + 0.0) if _is_number(text) else "".join(re.split(r"[\s_]+|(?<=\w)-+(?=\w)", text.casefold()))

@@ -91,12 +91,11 @@ def _classes(path: Path, found: list[str], given: tuple[str, ...] | None) -> tup
         raise UserError(
             f"{path} holds no folders; make one folder a class and put its images there, or give a csv file"
         )
-    if {name.lower() for name in found} <= _LIKE_PARTS and all(
-        _folders(path / name) and not _loose(path / name) for name in found
-    ):
+    like = [name for name in found if name.lower() in _LIKE_PARTS and _folders(path / name) and not _loose(path / name)]
+    if len(like) > 1 or like == found:
         raise UserError(
-            f"{path} holds {', '.join(found)}, with folders in each: these are parts and no classes; call them train, "
-            "test (or val) and meta, or give one of them"
+            f"{path} holds {', '.join(like)}, with folders in each: these are parts and no classes; call them train, "
+            "test (or val) and meta, or give one of them; classes of these names can be listed in a csv file"
         )
     if given is None and len(found) == 1:
         raise UserError(f"{path} holds one class only, {found[0]!r}; at least two are needed")
@@ -143,7 +142,7 @@ def is_manifest(path: Path) -> bool:
     """Whether the file is a csv or tsv whose first line names a column `path`: a list of images, not a table."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            line = file.readline(100_000)
+            line = next((line for line in iter(lambda: file.readline(100_000), "") if line.strip()), "")
     except (OSError, UnicodeDecodeError):
         return False
     names = next(csv.reader([line], delimiter=separator(line), skipinitialspace=True), [])

@@ -62,7 +62,7 @@ def read_cells(path: Path, delimiter: str | None = None) -> Cells:
     except UnicodeDecodeError as e:
         line = data[: e.start].count(b"\n") + 1
         raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
-    lenient, delimiter = delimiter is None, delimiter or separator(text.partition("\n")[0])
+    lenient, delimiter = delimiter is None, delimiter or separator(text.lstrip("\r\n").partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     rows, lines = list[list[str]](), list[int]()
     try:

@@ -273,7 +273,7 @@ def load(
     if not checkpoint.exists(file):
         raise UserError(f"{path} has no {file.name} yet; the run has not come to its first validation")
     spec = Spec.from_json(stored["spec"])
-    if root is not None and spec.data != "sines":
+    if root is not None and spec.data != "sines" and not spec.own:
         spec = replace(spec, root=str(root))
     data, digest = _data_of(spec, path, data, stored, where)
     learner = spec.make()

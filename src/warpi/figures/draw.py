@@ -363,7 +363,7 @@ def _matrix(
         axes.set_yticks(range(len(x)), names, fontsize=8)
         for i, j in zip(*np.nonzero(np.isfinite(x)), strict=True):
             if (value := float(x[i, j])) >= 0.005 or low < 0 or low > 0.005:
-                light = np.dot((0.2126, 0.7152, 0.0722), np.asarray(image.to_rgba(np.asarray(value)))[:3] ** 2.2)
+                light = np.dot((0.2126, 0.7152, 0.0722), np.asarray(image.to_rgba(np.asarray([value])))[0, :3] ** 2.2)
                 dark = light < 0.18  # where white and black stand out equally
                 text = axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=6, color="w" if dark else "k")
                 text.set_in_layout(False)  # it lies inside: measuring it takes time

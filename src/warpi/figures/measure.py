@@ -123,7 +123,7 @@ def _one_hot(y: Tensor, k: int) -> Tensor:
 def _means(values: Tensor, group: Tensor, n: int) -> Tensor:
     """Mean of the rows of `values` [N, D] in each of n groups, without nan; nan where nothing is left.  [n, D]"""
     sums = torch.zeros(n, values.shape[1], dtype=torch.double, device=values.device)
-    known = values.isfinite()
+    known = ~values.isnan()
     counts = torch.zeros_like(sums).index_add_(0, group, known.double())
     return sums.index_add_(0, group, values.double().where(known, 0.0)) / counts
 

@@ -36,6 +36,7 @@ class CoTeachingPlus(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2019
     n_nets: ClassVar[int] = 2
+    stay_alike: ClassVar[bool] = True
     needs_noise_rate: ClassVar[bool] = True
     forget_rate: float | None = None  # tau; default: the true noise rate
     gradual: float = 10.0  # T_k: epochs in which R(t) grows to tau, at most half of them

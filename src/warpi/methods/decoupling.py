@@ -31,6 +31,7 @@ class Decoupling(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2017
     n_nets: ClassVar[int] = 2
+    stay_alike: ClassVar[bool] = True
     warm_up: float = 0.1  # share of the epochs in which all examples count
     least: float = 0.1  # the smallest denominator, as a share of the batch
 

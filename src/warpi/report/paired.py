@@ -79,7 +79,8 @@ def _difference(g: Experiment, other: Experiment) -> Difference:
 
 def _alike(a: Run, b: Run) -> bool:
     known = all(a.facts.get(name) for name in ("inputs_sha256", "noise_sha256"))
-    return known and all(a.facts.get(name) == b.facts.get(name) for name in _SHARED)
+    tests = {run.facts.get("test_sha256") for run in (a, b)} - {None}  # which rows; runs of before do not say it
+    return known and len(tests) < 2 and all(a.facts.get(name) == b.facts.get(name) for name in _SHARED)
 
 
 def _gap(run: Run, other: Run) -> float | None:

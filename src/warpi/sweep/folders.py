@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,28 @@ def kept(folders: Sequence[Path], job: Job) -> Path | None:
     """Where the results, all of them, of a run with these settings are kept: under its name, or under that of another
     sweep which has the same run."""
     named = (folder / job.name for folder in folders)
-    others = (file.parent for folder in folders for file in sorted(folder.glob("*/sweep.json")))
+    others = (path for folder in folders for path in _asked(folder).get(_key(job.settings), ()))
     return next((path for path in chain(named, others) if why_not_kept(path, job.settings) is None), None)
+
+
+def _asked(folder: Path) -> dict[str, list[Path]]:
+    """The folders in this one by the settings of their runs; read again only where one came or went."""
+    return _index(folder, folder.stat().st_mtime_ns) if folder.is_dir() else {}
+
+
+@lru_cache(maxsize=64)
+def _index(folder: Path, _: int) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for file in sorted(folder.glob("*/sweep.json")):
+        with suppress(UserError):  # a broken one is told where it is asked for by its name
+            found.setdefault(_key(_read(file) or {}), []).append(file.parent)
+    return found
+
+
+def _key(settings: Settings) -> str:
+    """Settings as text. Where a named data set lies is no part of what it is; where files of the user's own do, is."""
+    named = settings.get("data", DataSpec.data) in DATASETS
+    return json.dumps({k: v for k, v in settings.items() if k != "root" or not named}, sort_keys=True)
 
 
 def why_not_kept(path: Path, settings: Settings) -> str | None:
