@@ -57,8 +57,7 @@ pack() {
         done
     fi
     if [ ${#wanted[@]} -gt 0 ]; then ${PYTHON:-python3} -m warpi figures "${wanted[@]}" --arrays || echo "gpu.sh: no arrays this time"; fi
-    ${PYTHON:-python3} benchmarks/keep.py "${tables[@]}" --tar "$OUT/kept.tar.gz"
-    ${PYTHON:-python3} benchmarks/keep.py "${tables[@]}" --begun "$OUT"
+    ${PYTHON:-python3} benchmarks/keep.py "${tables[@]}" --tar "$OUT/kept.tar.gz" --begun "$OUT"
     ls -l "$OUT"
 }
 

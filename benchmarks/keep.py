@@ -5,6 +5,7 @@
     python benchmarks/keep.py kept.tar.gz                              from an archive to docs/results
     python benchmarks/keep.py runs/* --begun FOLDER                    runs that have not ended, with their weights, as
                                                                        FOLDER/begun-0.tar, ... of at most 15 MiB each
+    python benchmarks/keep.py runs/* --tar kept.tar.gz --begun FOLDER  both
     python benchmarks/keep.py begun-*.tar --to runs                    so that they go on on another machine
 
 A table is a folder of run folders as `warpi sweep` makes them. Runs that have not ended are left out unless asked for.
@@ -19,7 +20,7 @@ import re
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from warpi.atomic import write_atomically
@@ -137,30 +138,44 @@ def main(argv: list[str] | None = None) -> None:
     given = parser.parse_args(argv)
     if gone := [str(path) for path in given.sources if not path.exists()]:
         parser.error(f"there is no {', '.join(gone)}; give folders of tables, such as runs/asymmetric, or archives")
-    read = begun if given.begun else finished
-    runs = [run for path in given.sources for run in (read(path) if path.is_dir() else archived(path))]
-    if given.begun:
-        parts: list[list[Entry]] = [[]]
-        for run in runs:
-            if sum(len(data) for _, data in run) > MOST:
-                print(f"{run[0][0].rpartition('/')[0]} is too large to be carried: left out")
-                continue
-            if sum(len(data) for _, data in (*parts[-1], *run)) > MOST:
-                parts.append([])
-            parts[-1] += run
-        runs = parts
-        for i, part in enumerate(part for part in parts if part):
-            pack(given.begun / f"begun-{i}.tar", part)
-    elif given.tar:
+    if given.tar:
+        runs = gather(given.sources, finished)
         pack(given.tar, [entry for run in runs for entry in run])
-    else:
+        tell(runs, "finished", given.tar)
+    if given.begun:
+        parts = portions(gather(given.sources, begun))
+        for i, part in enumerate(parts):
+            pack(given.begun / f"begun-{i}.tar", part)
+        tell(parts, "begun", given.begun / "begun-*.tar")
+    if not given.tar and not given.begun:
         asked = asked_for()
-        runs = [wanted(run, given.to, asked) for run in together(runs)]
+        runs = [wanted(run, given.to, asked) for run in together(gather(given.sources, finished))]
         for run in runs:
             write(run, given.to)
+        tell(runs, "finished", given.to)
+
+
+def gather(sources: Sequence[Path], read: Callable[[Path], Iterator[list[Entry]]]) -> list[list[Entry]]:
+    """The files of all runs, of tables by `read`."""
+    return [run for path in sources for run in (read(path) if path.is_dir() else archived(path))]
+
+
+def portions(runs: Sequence[list[Entry]]) -> list[list[Entry]]:
+    """Files of runs together as long as they can be carried."""
+    parts: list[list[Entry]] = [[]]
+    for run in runs:
+        if sum(len(data) for _, data in run) > MOST:
+            print(f"{run[0][0].rpartition('/')[0]} is too large to be carried: left out")
+            continue
+        if sum(len(data) for _, data in (*parts[-1], *run)) > MOST:
+            parts.append([])
+        parts[-1] += run
+    return [part for part in parts if part]
+
+
+def tell(runs: Sequence[list[Entry]], what: str, where: Path) -> None:
     names = {name.rpartition("/")[0] for run in runs for name, _ in run}
-    where = f"in {given.begun}/begun-*.tar" if given.begun else f"in {given.tar or given.to}"
-    print(f"{len(names)} {'begun' if given.begun else 'finished'} runs kept {where}")
+    print(f"{len(names)} {what} runs kept in {where}")
 
 
 if __name__ == "__main__":
