@@ -64,7 +64,7 @@ TABLES = {
 PICTURES = {
     "losses": ("asymmetric/warpi_*_data-cifar10_seed0",),
     "confusion": ("asymmetric/warpi_*_data-cifar10_seed0",),
-    "samples": ("samples/*", "samples-time/*", "asymmetric/warpi_flip-0.4_data-cifar10_seed0"),
+    "samples": ("samples/*", "samples-time/*", "asymmetric/warpi_flip-0.4_data-cifar10_seed*"),
     "stability": ("curves/*",),
     "rectifier": ("asymmetric/warpi_flip-0.4_data-cifar10_seed0", "v-output/*_meta_lr-0.0003_output-tanh_seed0"),
     "sigma": ("asymmetric/warpi_*_data-cifar10_seed*", "curves/warpi_*"),
@@ -76,7 +76,8 @@ CAPTIONS = {
     "confusion": """The transition matrix of the labels; what the rectified predictions make of it, by true class as in
 the paper (fig:confusion_matrix); and what needs no truth: the given labels of the examples that the classifier puts
 into a class. Error: the mean over the rows of half the sum of absolute differences.""",
-    "samples": "Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell).",
+    "samples": """Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell). Small dots: the seeds, where
+there are several. Time: the fastest run with that number; those of 80 epochs had two others beside them on the GPU.""",
     "stability": "Test accuracy and loss on the trusted examples over the epochs (fig:stable).",
     "rectifier": """What V has learned: mean v, and mean σ of the sample s that v is a function of, by given label and
 predicted class. Grey: no example; blank: below 0.005.""",

@@ -162,7 +162,7 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
         left.plot(list(points), [fmean(v) for v in points.values()], "o-", color=COLOURS[i], label=name)
         for n, values in points.items():
             if len(values) > 1:
-                left.plot([n, n], [min(values), max(values)], color=COLOURS[i], linewidth=1)
+                left.plot([n] * len(values), values, "o", color=COLOURS[i], markersize=3, alpha=0.6)
     left.set_title("test accuracy (%)", loc="left")
     left.legend()
     right.plot(list(timed), list(timed.values()), "s-", color=COLOURS[2])
