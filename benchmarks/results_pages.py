@@ -65,7 +65,7 @@ PICTURES = {
     "losses": ("asymmetric/warpi_*_data-cifar10_seed0",),
     "confusion": ("asymmetric/warpi_*_data-cifar10_seed0",),
     "samples": ("samples/*", "samples-time/*", "asymmetric/warpi_flip-0.4_data-cifar10_seed*"),
-    "stability": ("curves/*",),
+    "stability": ("asymmetric/*_flip-0.4_data-cifar10_seed*", "curves/*"),
     "rectifier": ("asymmetric/warpi_flip-0.4_data-cifar10_seed0", "v-output/*_meta_lr-0.0003_output-tanh_seed0"),
     "sigma": ("asymmetric/warpi_*_data-cifar10_seed*", "curves/warpi_*"),
     "calibration": ("asymmetric/*_flip-0.4_data-cifar10_seed0",),
@@ -78,7 +78,8 @@ the paper (fig:confusion_matrix); and what needs no truth: the given labels of t
 into a class. Error: the mean over the rows of half the sum of absolute differences.""",
     "samples": """Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell). Small dots: the seeds, where
 there are several. Time: the fastest run with that number; those of 80 epochs had two others beside them on the GPU.""",
-    "stability": "Test accuracy and loss on the trusted examples over the epochs (fig:stable).",
+    "stability": """Test accuracy and loss on the trusted examples over the epochs: of the tables, mean and standard
+deviation over seeds, and over 200 epochs, as the paper has it (fig:stable), of `recipes/curves.toml`.""",
     "rectifier": """What V has learned: mean v, and mean σ of the sample s that v is a function of, by given label and
 predicted class. Grey: no example; blank: below 0.005.""",
     "sigma": """The standard deviation σ of the posterior of s (v is a function of s) over the epochs; mean over
@@ -386,7 +387,7 @@ def pictures(root: Path) -> str:
         shown = [path for path in drawn if path.suffix == ".png"]
         lines += [f"![{path.stem}](figures/{path.name})" for path in shown] or ["Not yet: the runs are missing."]
         lines.append("")
-        if kind in ("confusion", "rectifier"):
+        if kind in ("confusion", "rectifier", "calibration"):
             numbers |= found
     for path in others:
         print(f"{path} is no run that the recipe of its table asks for: not drawn", file=sys.stderr)

@@ -89,6 +89,11 @@ def test_calibration_is_that_of_the_results(runs: Path) -> None:
         numbers = draw.numbers(draw.Measured(experiment, a))
         assert numbers["ece_percent"] == pytest.approx(run.epochs[-1]["test_ece"], abs=0.01)
         assert ("rectified" in numbers["estimation_error_percent"]) == (name == "warpi4")
+        errors, n = numbers["test_errors"], run.facts["n_test"]
+        assert 100 * (1 - errors["all"] / n) == pytest.approx(run.epochs[-1]["test_acc"], abs=1e-3)
+        to = [max((j for j in range(10) if j != i), key=lambda j: float(a["T_given"][i, j])) for i in range(10)]
+        along = sum(int(a["confusion_test"][i, j]) for i, j in enumerate(to))
+        assert errors["as_the_noise_has_it"] == along < errors["all"], "flip noise: one other class for each"
 
 
 def test_means_leave_out_what_is_not_there() -> None:

@@ -68,6 +68,10 @@ def numbers(m: Measured) -> dict[str, Any]:
     if "bin_count" in a:
         share = a["bin_count"] / a["bin_count"].sum()
         found["ece_percent"] = round(100 * float(np.nansum(share * np.abs(a["bin_accuracy"] - a["bin_confidence"]))), 3)
+    if "confusion_test" in a and "T" in a:
+        wrong = ~np.eye(len(a["T"]), dtype=bool)
+        counts = {"all": wrong, "as_the_noise_has_it": wrong & (a["T"] > 0)}
+        found["test_errors"] = {name: int(a["confusion_test"][cells].sum()) for name, cells in counts.items()}
     return {"seed": m.seed, **found}
 
 
