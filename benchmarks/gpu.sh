@@ -12,8 +12,10 @@
 #   bash benchmarks/gpu.sh memory SECONDS              ResNet-50 at 224 pixels: peak memory, fused as far as the time goes, and not
 #   bash benchmarks/gpu.sh time                        L = 1 .. 50, one run at a time; a step of ResNet-50, L = 1 and 4
 #
-#   bash benchmarks/gpu.sh start NAME VERB ...         any of these in the background, from a copy of the repository: it goes on
-#                                                      while other calls bring data; its log is $WORK/NAME.log
+#   bash benchmarks/gpu.sh start NAME [--after OTHER] VERB ...
+#                                                      any of these in the background, from a copy of the repository: it goes on
+#                                                      while other calls bring data; its log is $WORK/NAME.log. --after: when
+#                                                      the one started as OTHER has ended, so that the GPU never waits for us
 #   bash benchmarks/gpu.sh wait SECONDS                until all of that has ended, at most that long; then packs everything
 #
 # The machine goes back half a minute after a call, with all that was not packed: let `wait` follow `wait` without a pause.
@@ -23,7 +25,7 @@ set -euo pipefail
 shopt -s nullglob
 declare -A LEAST=([data]=2 [restore]=2 [sweep]=3 [fewshot]=3 [tests]=2 [memory]=2 [time]=1 [start]=3 [wait]=2)
 if [ $# -eq 0 ] || [ $# -lt "${LEAST[$1]:-99}" ]; then
-    sed -n '2,21p' "$0" | sed 's/^# \{0,1\}//'
+    sed -n '2,23p' "$0" | sed 's/^# \{0,1\}//'
     exit 2
 fi
 cd "$(dirname "$0")/.."
@@ -114,17 +116,26 @@ fewshot)
     pack
     ;;
 start)
-    name=$2 repo=$WORK/repo-$2
+    name=$2 repo=$WORK/repo-$2 other=
     shift 2
+    if [ "$1" = --after ]; then
+        other=$2
+        shift 2
+        if [ ! -e "$WORK/pids/$other" ]; then
+            echo "gpu.sh: nothing was started as $other; give the NAME of an earlier start" >&2
+            exit 2
+        fi
+    fi
     if [ -e "$WORK/pids/$name" ] && [ ! -e "$repo/ended" ]; then
         echo "gpu.sh: $name is under way; choose another name" >&2
         exit 2
     fi
     rm -rf "$repo"
     mkdir -p "$repo"
-    tar cf - --exclude='./.*' . | tar xf - -C "$repo"
+    tar cf - --exclude='./.*' --exclude=./ended . | tar xf - -C "$repo"
     OUT=$WORK/out-$name TORCHINDUCTOR_COMPILE_THREADS=3 OMP_NUM_THREADS=2 \
-        setsid nohup bash -c 'bash "$0" "${@:2}"; touch "$1/ended"' "$repo/benchmarks/gpu.sh" "$repo" "$@" \
+        setsid nohup bash -c 'while [ "$2" ] && [ ! -e "$2/ended" ] && kill -0 "$3"; do sleep 1; done; bash "$0" "${@:4}"; touch "$1/ended"' \
+        "$repo/benchmarks/gpu.sh" "$repo" "${other:+$WORK/repo-$other}" "${other:+$(cat "$WORK/pids/$other")}" "$@" \
         > "$WORK/$name.log" 2>&1 < /dev/null &
     echo $! > "$WORK/pids/$name"
     ;;

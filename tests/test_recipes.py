@@ -391,9 +391,12 @@ def test_what_runs_in_the_background_is_waited_for_and_packed(tmp_path: Path) ->
     (tmp_path / "work" / "out-it").mkdir()
     (tmp_path / "work" / "out-it" / "tests.log").write_text("3 passed")
     assert gpu_sh(tmp_path, "start", "it", "restore", "no.tar").returncode == 0
+    assert gpu_sh(tmp_path, "start", "next", "--after", "it", "restore", "later.tar").returncode == 0
+    assert "nothing was started as x" in gpu_sh(tmp_path, "start", "more", "--after", "x", "wait", "1").stderr
     done = gpu_sh(tmp_path, "wait", "60")
     assert done.returncode == 0, done.stderr
     assert "no.tar is left alone" in done.stdout  # what the log of the background says
+    assert "later.tar is left alone" in done.stdout
     assert (tmp_path / "out" / "tests.log").read_text() == "3 passed"
     with tarfile.open(tmp_path / "out" / "kept.tar.gz") as tar:
         assert {Path(name).name for name in tar.getnames()} == set(KEPT)
