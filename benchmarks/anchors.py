@@ -6,6 +6,7 @@ cleanlab (>= 2.8) is optional: without it its column is left out. The validation
 method and are not used here, so all train on the same rows.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -79,6 +80,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if not CLEANLAB:
         print("cleanlab >= 2.8 is not installed: going on without it (pip install 'cleanlab>=2.8')")
     began = time.perf_counter()

@@ -199,25 +199,30 @@ def tables(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def stamp() -> dict[str, Any]:
+    """Where and when runs are made."""
+    versions = {"warpi": warpi.__version__, "python": platform.python_version()}
+    versions |= {p: version(p) for p in ("torch", "numpy", "scikit-learn", "cleanlab")}
+    machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), one thread"
+    return {"machine": machine, "versions": versions, "date": str(date.today())}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     record: dict[str, Any] = {"runs": []}
     if OUT.exists():
         record = json.loads(OUT.read_text())
-    packages = ("torch", "numpy", "scikit-learn", "cleanlab")
-    record["machine"] = f"{os.cpu_count()} CPU cores ({platform.machine()}), one thread"
-    record["versions"] = {"warpi": warpi.__version__, "python": platform.python_version()}
-    record["versions"] |= {p: version(p) for p in packages}
-    record["date"] = str(date.today())
     for noise in NOISES if "--tables" not in sys.argv else ():
         for seed in SEEDS:
             if not any(r["noise"] == noise and r["seed"] == seed for r in record["runs"]):
                 record["runs"].append(run(noise, seed))
+                record |= stamp()
                 OUT.write_text(json.dumps(record, indent=1) + "\n")
                 print(noise, seed, json.dumps(record["runs"][-1]), flush=True)
     for r in record["runs"] if "--tables" not in sys.argv else ():
         if "trusted" not in r:
             r["trusted"] = more_trusted(r["noise"], r["seed"])
+            record |= stamp()
             OUT.write_text(json.dumps(record, indent=1) + "\n")
             print(r["noise"], r["seed"], r["trusted"], flush=True)
     page, begin, end = PAGE.read_text(), "<!-- audit_digits begins -->\n", "<!-- audit_digits ends -->"

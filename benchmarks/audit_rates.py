@@ -115,14 +115,20 @@ def main() -> None:
         for method in METHODS:
             if (name, method, 70 + k) not in done:
                 record["runs"].append(run(name, method, 70 + k))
+                versions = f"warpi {warpi.__version__}, python {platform.python_version()}, torch {torch.__version__}"
+                machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), one thread"
+                record["where"] = f"{machine}; {versions}; {date.today().isoformat()}."
                 OUT.write_text(json.dumps(record, indent=1) + "\n")
                 print(json.dumps(record["runs"][-1]), flush=True)
-    versions = f"warpi {warpi.__version__}, python {platform.python_version()}, torch {torch.__version__}"
-    where = f"{os.cpu_count()} CPU cores ({platform.machine()}), one thread; {versions}; {date.today().isoformat()}."
     page, begin, end = PAGE.read_text(), "<!-- audit_rates begins -->\n", "<!-- audit_rates ends -->"
     head, rest = page.split(begin)
     PAGE.write_text(
-        head + begin + "\n" + "\n".join([*lines(record["runs"]), "", where, "", ""]) + end + rest.split(end)[1]
+        head
+        + begin
+        + "\n"
+        + "\n".join([*lines(record["runs"]), "", record["where"], "", ""])
+        + end
+        + rest.split(end)[1]
     )
 
 

@@ -67,25 +67,29 @@ PICTURES = {
     "samples": ("samples/*", "samples-time/*", "asymmetric/warpi_flip-0.4_data-cifar10_seed*"),
     "stability": ("asymmetric/*_flip-0.4_data-cifar10_seed*", "curves/*"),
     "rectifier": ("asymmetric/warpi_flip-0.4_data-cifar10_seed0", "v-output/*_meta_lr-0.0003_output-tanh_seed0"),
-    "sigma": ("asymmetric/warpi_*_data-cifar10_seed*", "curves/warpi_*"),
+    "sigma": ("asymmetric/warpi_*_data-cifar10_seed*", "samples/*", "curves/warpi_*"),
     "calibration": ("asymmetric/*_flip-0.4_data-cifar10_seed0",),
 }
 CAPTIONS = {
     "losses": """How many training examples have which loss, with the logits as they are and multiplied by v
-(fig:dist).""",
+(fig:dist). The last bar holds all that is above.""",
     "confusion": """The transition matrix of the labels; what the rectified predictions make of it, by true class as in
 the paper (fig:confusion_matrix); and what needs no truth: the given labels of the examples that the classifier puts
 into a class. Error: the mean over the rows of half the sum of absolute differences.""",
     "samples": """Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell). Small dots: the seeds, where
-there are several. Time: the fastest run with that number; those of 80 epochs had two others beside them on the GPU.""",
+there are several, and the line goes through their mean. Time: the fastest run with that number; those of 80 epochs
+had two others beside them on the GPU.""",
     "stability": """Test accuracy and loss on the trusted examples over the epochs: of the tables, mean and standard
-deviation over seeds, and over 200 epochs, as the paper has it (fig:stable), of `recipes/curves.toml`.""",
+deviation over seeds; where it is run, over 200 epochs, as the paper has it (`recipes/curves.toml`; fig:stable).""",
     "rectifier": """What V has learned: mean v, and mean σ of the sample s that v is a function of, by given label and
 predicted class. Grey: no example; blank: below 0.005.""",
     "sigma": """The standard deviation σ of the posterior of s (v is a function of s) over the epochs; mean over
-examples, classes and seeds. A collapse would be a fall to 0, unless a few large σ hide it: the picture above tells.""",
+examples, classes and seeds. A collapse would be a fall to 0, which a few large σ hide in the mean, not in
+the geometric mean.""",
     "calibration": "How often a prediction is right, against how sure the method is of it.",
 }
+
+AFTER = "Losses, confusion, rectifier and calibration: seed 0, after the last epoch."
 
 
 class Results:
@@ -319,17 +323,22 @@ def _missing(results: Results) -> list[str]:
     return [*lines, ""]
 
 
-def _evidence(results: Results) -> list[str]:
-    """On what, when, and with which labels."""
-    runs = results.runs
-    if not runs:
-        return []
+def _made(runs: Sequence[Run]) -> str:
+    """On what, and when."""
     machines = _each(run.environment.get("gpu") or run.environment.get("device") for run in runs)
     versions = _each(
         f"warpi {r.version}, torch {r.environment.get('torch')}, python {r.environment.get('python')}" for r in runs
     )
     dates = _each(run.environment.get("date", "unknown") for run in runs)
-    lines = ["## Where it comes from", "", f"Machine: {machines}. Versions: {versions}. Runs begun on: {dates}.", ""]
+    return f"Machine: {machines}. Versions: {versions}. Runs begun on: {dates}."
+
+
+def _evidence(results: Results) -> list[str]:
+    """On what, when, and with which labels."""
+    runs = results.runs
+    if not runs:
+        return []
+    lines = ["## Where it comes from", "", _made(runs), ""]
     lines += [
         "| data | noise | seed | wrong labels | trained on | SHA-256 of the noisy labels |",
         "|:---|:---|---:|---:|---:|:---|",
@@ -370,19 +379,22 @@ def _pipes(cells: Iterable[str]) -> str:
 def pictures(root: Path) -> str:
     """Draw what the kept runs allow; return the page that shows it."""
     results, out = root / "docs" / "results", root / "docs" / "results" / "figures"
-    lines = ["# Figures", "", "Made by `make results` from what is kept of the runs; as SVG beside the PNG.", ""]
+    lines = ["# Figures", "", "Made by `make results` from what is kept of the runs; as SVG beside the PNG.", AFTER, ""]
     known = {run.path for table in TABLES.values() for run in Results(table, root).runs}
     others = dict[Path, None]()
     for old in out.glob("*.[ps][nv]g"):
         old.unlink()
     numbers: dict[str, Any] = {}
+    used: dict[Path, Run] = {}
     for kind, patterns in PICTURES.items():
         folders = [
             path for pattern in patterns for path in sorted(results.glob(pattern)) if (path / "spec.json").exists()
         ]
         others |= dict.fromkeys(path for path in folders if path not in known)
         folders = [path for path in folders if path in known]
-        drawn, found = figures(find_runs(folders), out, [kind]) if folders else ([], {})
+        runs = find_runs(folders) if folders else []
+        used |= {run.path: run for run in runs}
+        drawn, found = figures(runs, out, [kind]) if runs else ([], {})
         lines += [f"## {kind}", "", CAPTIONS[kind], ""]
         shown = [path for path in drawn if path.suffix == ".png"]
         lines += [f"![{path.stem}](figures/{path.name})" for path in shown] or ["Not yet: the runs are missing."]
@@ -394,6 +406,8 @@ def pictures(root: Path) -> str:
     if numbers:
         write(out / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
         lines += ["Numbers of these pictures: [figures.json](figures/figures.json).", ""]
+    if used:
+        lines += [_made(list(used.values())), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

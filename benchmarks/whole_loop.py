@@ -7,6 +7,7 @@ Digits as image files, 40 % of them in the folder of the next class. Every comma
 is gone through in a real browser by somebody who knows digits and never errs.
 """
 
+import argparse
 import csv
 import json
 import os
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,7 @@ def review(truth: list[str], n: int, picture: Path, *argv: str) -> Path:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     pictures, found = ROOT / "docs/pictures", {}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -127,7 +130,7 @@ def main() -> None:
         with Path("corrected.csv").open() as file:
             found["right_after_review"] = right([(int(r["row"]), r["label"]) for r in csv.DictReader(file)])
     machine = f"{os.cpu_count()} CPU cores, python {platform.python_version()}, torch {torch.__version__}"
-    found |= {"machine": machine, "seed": 0}
+    found |= {"machine": machine, "date": f"{date.today()}", "seed": 0}
     (ROOT / "benchmarks/results/whole_loop.json").write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

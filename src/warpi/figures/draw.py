@@ -185,8 +185,6 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
 
 def stability(rows: Sequence[Experiment]) -> "Figure | None":
     """Test accuracy over the epochs, and meta loss of the methods that have one: several of them, others beside."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     meta = [e for e in rows if line(e.counted, "meta_loss").epochs]
     if len({e.first.spec["method"] for e in meta}) < 2:
         return None
@@ -206,10 +204,7 @@ def stability(rows: Sequence[Experiment]) -> "Figure | None":
         room = 0.05 * (top - bottom) + 0.5
         left.set_ylim(max(0, bottom - room), top + room)
     right.set_title("loss on the trusted examples after the virtual step", loc="left")
-    right.set_yscale("log")
-    right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    right.yaxis.set_minor_locator(NullLocator())
-    right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    _log_axis(right)
     for axes in (left, right):
         epoch_axis(axes)
     figure.legend(fontsize=9, loc="outside lower center", ncols=4)
@@ -254,7 +249,7 @@ def sigma(rows: Sequence[Experiment]) -> "Figure | None":
             label = f"{e.label}, {e.noise}: geometric mean"
             axes.plot(logs.epochs, np.exp(logs.mean), ":", color=look[0], label=label)
     axes.set_title("σ of the posterior of s (v is a function of s), mean over examples and classes", loc="left")
-    axes.set_ylim(0, 1.1 * max(max(mean.mean) for _, mean, _ in curves) or 1)
+    _log_axis(axes)
     epoch_axis(axes)
     figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     return figure
@@ -389,6 +384,15 @@ def _together(items: Iterable[Any], key: Any) -> list[list[Any]]:
 
 def _block(e: Experiment) -> tuple[str, str, str]:
     return e.data, e.noise, e.net
+
+
+def _log_axis(axes: "Axes") -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _length(e: Experiment) -> int:
