@@ -46,6 +46,7 @@ from warpi.fewshot import run as runs
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.learner import Problem
 from warpi.fewshot.rows import judged, versatility
+from warpi.fewshot.spec import Spec, read_spec, specify
 from warpi.fewshot.train import Position, Step, Training
 from warpi.rng import generator
 from warpi.run import Stopped
@@ -180,12 +181,12 @@ def put_aside(out: Path, settings: dict[str, Any]) -> None:
 def other_settings(out: Path, settings: dict[str, Any]) -> str:
     """What of a run folder is not as wanted; nothing where all is, or no run is there."""
     try:
-        stored = runs.read_spec(out)
+        stored = read_spec(out)
     except UserError as e:  # of another version
         return str(e)
     if stored is None:
         return ""
-    was, now = runs.Spec.from_json(stored["spec"]).settings, runs.specify(**settings).settings
+    was, now = Spec.from_json(stored["spec"]).settings, specify(**settings).settings
     names = [name for name in {**was, **now} if name != "root" and was.get(name) != now.get(name)]
     return ", ".join(f"{name} = {was.get(name)}, not {now.get(name)}" for name in names)
 

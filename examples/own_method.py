@@ -1,6 +1,7 @@
 """Your own method in thirty lines: generalised cross-entropy (Zhang & Sabuncu, NeurIPS 2018) beside plain training.
 
 python examples/own_method.py
+warpi --use examples/own_method.py fit --data digits --noise symmetric:0.4 --method my_gce --q 0.9 --out runs/mine
 """
 
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ from warpi.method import descend
 class GCE(Method):
     """Between cross-entropy (q -> 0) and absolute error (q = 1): L = (1 - p_y^q) / q."""
 
-    q: float = 0.7
+    q: float = 0.7  # the larger, the less a wrong label weighs
 
     def step(self, batch: Batch) -> Log:
         p = self.net(batch.x).softmax(dim=1).gather(1, batch.y[:, None]).squeeze(1)  # [B]
         loss = ((1 - p**self.q) / self.q).mean()
         descend(loss, self.optimizer)
         return {"loss": loss.detach()}
+
+
+METHODS = {"my_gce": GCE(), "my_gce_q05": GCE(q=0.5)}  # what `warpi --use` knows it by
 
 
 def accuracy(method: Method, epochs: int = 30) -> float:

@@ -23,7 +23,8 @@ from warpi.fewshot.episodes import Kind, bent, cropped, make_tasks
 from warpi.fewshot.evaluate import Scores, evaluate
 from warpi.fewshot.learner import Learner, Problem
 from warpi.fewshot.rows import judged
-from warpi.fewshot.run import fit, load, specify
+from warpi.fewshot.run import fit, load
+from warpi.fewshot.spec import specify
 from warpi.fewshot.train import Step, Training, train
 from warpi.rng import generator
 from warpi.run import Stopped

@@ -23,7 +23,8 @@ from warpi.fewshot.evaluate import Scores, evaluate, judge
 from warpi.fewshot.learner import Episode, Output, Problem
 from warpi.fewshot.plot import plot_bases, plot_versatility
 from warpi.fewshot.rows import judged, versatility
-from warpi.fewshot.run import fit, load, specify
+from warpi.fewshot.run import fit, load
+from warpi.fewshot.spec import specify
 from warpi.fewshot.train import Position, Step, Training, train
 from warpi.rng import generator
 from warpi.run import Stopped

@@ -8,7 +8,7 @@ from hypothesis import given as examples_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from warpi import noise
+from warpi import noise_kinds as noise
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.errors import UserError
@@ -355,7 +355,7 @@ def test_given_counts_the_table() -> None:
 # Noise: from text to labels ------------------------------------------------------------------------------------------
 
 names = st.text("abcdefghij0123456789_-./", min_size=1, max_size=12)
-simple = sorted(set(NOISES) - {"flip", "flip2", "instance", "open_set", "given"})
+simple = sorted(set(NOISES) - {"flip", "flip2", "instance", "open_set", "matrix", "given"})
 noises = st.one_of(
     st.builds(Noise, st.sampled_from(simple), rates),
     st.builds(
@@ -370,6 +370,9 @@ noises = st.one_of(
         st.sampled_from(noise.SCALES),
     ),
     st.builds(lambda rate, name: Noise("open_set", rate, options=(("from", name),)), rates, names),
+    st.builds(
+        lambda name, end: Noise("matrix", source=f"{name}T{end}"), names, st.sampled_from([".npy", ".csv", ".JSON"])
+    ),
     st.builds(lambda source: Noise("given", source=source), st.none() | names | st.just("C:/a, b=c.json")),
 )
 
@@ -394,6 +397,7 @@ def test_parse_is_the_inverse_of_str(wanted: Noise) -> None:
         ("given", "given"),
         ("given:random1", "given:random1"),
         ("given:my,path/noise.json", "given:my,path/noise.json"),
+        (" matrix : my,path/T.csv ", "matrix:my,path/T.csv"),
     ],
 )
 def test_canonical_text(text: str, canonical: str) -> None:
@@ -424,6 +428,9 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("instance:0.4,scale=unity", "did you mean 'unit'"),
         ("open_set:0.2", "needs the option 'from'"),
         ("given:", "after the colon"),
+        ("matrix", r"a transition matrix \(\.npy, \.csv, \.json\), got ''; write e\.g\. matrix:T\.csv"),
+        ("matrix:0.4", "got '0.4'"),
+        ("matrix:T.csv,map_seed=3", "got 'T.csv,map_seed=3'"),
     ],
 )
 def test_parse_errors(text: str, message: str) -> None:
@@ -432,12 +439,14 @@ def test_parse_errors(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_every_kind_applies_to_a_data_set() -> None:
+def test_every_kind_applies_to_a_data_set(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "T.json").write_text(str(torch.eye(4).tolist()))
     made = data(superclass=torch.tensor([0, 0, 1, 1]))
     other = data(name="other")
     for kind, entry in NOISES.items():
         needs = "".join(f",{name}=other" for name, default in entry.options.items() if default is None)
-        wanted = Noise.parse(kind if kind == "given" else f"{kind}:0.3{needs}")
+        text = {"given": "given", "matrix": f"matrix:{tmp_path}/T.json"}.get(kind, f"{kind}:0.3{needs}")
+        wanted = Noise.parse(text)
         labels = wanted.apply(made, seeded(), other)
         assert isinstance(labels, NoisyLabels)
         assert labels.y.shape == made.y.shape

@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from warpi.data.dataset import Dataset
+from warpi.data.dataset import Dataset, Unseen
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
 from warpi.data.tables import Columns, read_new_table, read_table
@@ -677,6 +677,11 @@ def test_a_reserved_column_in_another_spelling(tmp_path: Path) -> None:
 # -- columns that are left out ----------------------------------------------------------------------------------------
 
 
+def read_like(path: Path, first: Dataset) -> Unseen:
+    assert isinstance(first.encoding, Columns)
+    return read_new_table(path, first.encoding, first.classes)
+
+
 def undropped(data: Dataset) -> Dataset:
     assert isinstance(data.encoding, Columns)
     return replace(data, encoding=replace(data.encoding, drop=()))
@@ -710,7 +715,7 @@ def test_dropped_columns_change_nothing_wherever_they_are(tmp_path: Path, frame:
         assert dropped.encoding == Columns("label", plain.encoding.categories, tuple(names))  # type: ignore[attr-defined]
         assert alike(read_table(bare, like=dropped), read_table(full, like=dropped, drop=names))
         for file in (bare, full):
-            new = read_new_table(file, dropped)
+            new = read_like(file, dropped)
             assert isinstance(new.examples, TensorExamples)
             assert new.examples.x.tolist() == np.concatenate(_in_order(frame, dropped)).tolist()
 
@@ -724,7 +729,7 @@ def _in_order(frame: Any, data: Dataset) -> list[np.ndarray]:
 
 def test_a_dropped_column_is_not_used_and_not_named(table: Callable[..., Path], caplog: Any) -> None:
     first = read_table(table("id,a,label\n1,5,p\n2,6,q\n"), drop=["id"])
-    new = read_new_table(table("a,more,id\n7,1,x\n", "new.csv"), first)
+    new = read_like(table("a,more,id\n7,1,x\n", "new.csv"), first)
     assert isinstance(new.examples, TensorExamples)
     assert new.examples.x.tolist() == [[7]]
     assert len(caplog.messages) == 1
@@ -738,7 +743,7 @@ def test_a_column_without_a_name(table: Callable[..., Path]) -> None:
     assert x_of(first).tolist() == [[5], [6]]
     assert alike(read_table(file, like=first), first)
     with pytest.raises(UserError, match=r"column 1 has no name; name or delete it$"):
-        read_new_table(file, read_table(table("a,label\n5,p\n6,q\n", "bare.csv")))
+        read_like(file, read_table(table("a,label\n5,p\n6,q\n", "bare.csv")))
 
 
 @pytest.mark.parametrize(
@@ -781,18 +786,18 @@ def test_the_way_out_is_said_where_there_is_one(table: Callable[..., Path]) -> N
     with pytest.raises(UserError, match=r"'w'; .* drop them, .*, or leave the column out with --drop 'the name'$"):
         read_table(new, like=first)
     with pytest.raises(UserError, match=r"'w'; .* mend them, drop them, or train with rows that have it$"):
-        read_new_table(new, first)
+        read_like(new, first)
     with pytest.raises(UserError, match=r"it lacks 'the name'; .*--drop 'the name'$"):
         read_table(table("a,label\n1,p\n", "s.csv"), like=first)
     with pytest.raises(UserError, match=r"it lacks 'the name'$"):
-        read_new_table(table("a,label\n1,p\n", "s.csv"), first)
+        read_like(table("a,label\n1,p\n", "s.csv"), first)
     gaps = table("a,the name,label\n1,u,p\n,,q\n", "s.csv")
     with pytest.raises(
         UserError, match=r"fill them or drop the rows, or leave the columns out with --drop 'a,the name': nothing"
     ):
         read_table(gaps)
     with pytest.raises(UserError, match=r"fill them or drop the rows: nothing"):
-        read_new_table(gaps, first)
+        read_like(gaps, first)
     with pytest.raises(
         UserError, match=r"'Split' looks like 'split', .*; rename it, or leave the column out with --drop Split$"
     ):

@@ -15,6 +15,7 @@ from warpi.errors import UserError, unknown
 from warpi.flags import Parser, add_fields
 
 USAGE = """usage: warpi COMMAND ...
+       warpi --use FILE.py COMMAND ...
 
 Learn from data whose labels are partly wrong, when a few hundred examples can be trusted.
 
@@ -32,12 +33,13 @@ commands:
   corrupt   write label noise to a file that others can use
   list      methods, datasets, noises, nets or few-shot learners
 
-`warpi COMMAND --help` shows the flags of a command.
+`warpi COMMAND --help` shows the flags of a command. With `--use FILE.py` a command knows the methods and networks of a
+file of your own by name: METHODS = {"mine": Mine()}, NETS = {"tiny": build}.
 """
 
 
 def fit(argv: list[str]) -> None:
-    from warpi import parallel
+    from warpi import own, parallel
     from warpi.run import Stopped, pick_device
     from warpi.run import fit as run_fit
 
@@ -50,7 +52,7 @@ def fit(argv: list[str]) -> None:
         parallel.check_devices(peek.devices, where)
         if peek.devices > 1:
             _, given = _fit_flags(argv)  # mistakes are said once, before anything is started
-            raise SystemExit(parallel.launch(peek.devices, ["fit", *argv], given["out"]))
+            raise SystemExit(parallel.launch(peek.devices, [*own.flags(), "fit", *argv], given["out"]))
     try:
         with parallel.joined(where):
             with parallel.together():
@@ -279,10 +281,7 @@ def list_names(argv: list[str]) -> None:
 def _methods() -> list[dict[str, Any]]:
     from warpi.method import Method
     from warpi.methods import METHODS
-
-    def summary(method: Method) -> str:
-        changed = [f"{k}={v}" for k, v in asdict(method).items() if v != getattr(type(method)(), k)]
-        return (type(method).__doc__ or "").splitlines()[0] + (f" Here {', '.join(changed)}." if changed else "")
+    from warpi.own import METHOD_FILES, family
 
     def needs(method: Method) -> list[str]:
         wants = {"trusted data": method.needs_meta, "noise rate": method.needs_noise_rate}
@@ -293,13 +292,13 @@ def _methods() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "family": m.family,
+            "family": family(name),
             "year": m.year,
             "needs": needs(m),
             "cost": costs.get(name),  # relative to plain training
-            "summary": summary(m),
+            "summary": _summary(m, type(m).__doc__),
             "options": asdict(m),
-            "docs": f"docs/methods/{name}.md",
+            "docs": METHOD_FILES.get(name) or f"docs/methods/{name}.md",
         }
         for name, m in METHODS.items()
     ]
@@ -329,17 +328,19 @@ def _nets() -> list[dict[str, Any]]:
 
 def _learners() -> list[dict[str, Any]]:
     from warpi.fewshot import LEARNERS
-    from warpi.fewshot.learner import Learner
 
-    def summary(learner: Learner) -> str:
-        changed = [f"{k}={v}" for k, v in asdict(learner).items() if v != getattr(type(learner)(), k)]
-        first = (sys.modules[type(learner).__module__].__doc__ or "").splitlines()[0]
-        return first + (f" Here {', '.join(changed)}." if changed else "")
-
+    docs = {name: sys.modules[type(m).__module__].__doc__ for name, m in LEARNERS.items()}
     return [
-        {"name": name, "year": m.year, "for": list(m.solves), "summary": summary(m), "options": asdict(m)}
+        {"name": name, "year": m.year, "for": list(m.solves), "summary": _summary(m, docs[name]), "options": asdict(m)}
         for name, m in LEARNERS.items()
     ]
+
+
+def _summary(entry: Any, docs: str | None) -> str:
+    """The first line of its documentation, and how it differs from others of its class."""
+    changed = [f"{k}={v}" for k, v in asdict(entry).items() if v != getattr(type(entry)(), k)]
+    first, *_ = (docs or "").strip().splitlines() or [""]
+    return first + (f" Here {', '.join(changed)}." if changed else "")
 
 
 def _cell(value: object) -> str:
@@ -388,16 +389,25 @@ def _command(name: str) -> Callable[[list[str]], None]:
     return command
 
 
+def _run(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+    elif argv[0] == "--version":
+        print(f"warpi {warpi.__version__}")
+    elif argv[0].partition("=")[0] == "--use":
+        from warpi.own import run_with
+
+        run_with(argv, _run)
+    elif any(word.partition("=")[0] == "--use" for word in argv):
+        raise UserError(f"--use FILE.py goes before the command: warpi --use FILE.py {argv[0]} ...")
+    else:
+        _command(argv[0])(argv[1:])
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; a user's mistake is one line on standard error and exit code 2."""
-    argv = sys.argv[1:] if argv is None else argv
     try:
-        if not argv or argv[0] in ("-h", "--help", "help"):
-            print(USAGE, end="")
-        elif argv[0] == "--version":
-            print(f"warpi {warpi.__version__}")
-        else:
-            _command(argv[0])(argv[1:])
+        _run(sys.argv[1:] if argv is None else argv)
     except UserError as e:
         print(f"warpi: {' '.join(str(e).split())}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import warpi
-from warpi import checkpoint, parallel
+from warpi import checkpoint, own, parallel
 from warpi.atomic import write_atomically
 from warpi.data import DATASETS, has_images
 from warpi.data.files import PHOTO
@@ -139,18 +139,23 @@ def same_settings(
         settings = {**settings, "noise": str(Noise.parse(settings["noise"]))}
     data = {f.name: spec.get(f.name, f.default) for f in fields(DataSpec)}
     flat = plain({**spec["options"], **spec["recipe"], "seed": spec["seed"], **data})
+    if isinstance(flat.get("net"), str):
+        flat["net"] = own.stored_net(flat["net"])
     for name, value in {"method": method, **settings}.items():
         if name not in {**flat, "method": 0}:
             raise unknown("setting", name, flat)
         was = spec["method"] if name == "method" else flat[name]
         if isinstance(value, str | int | float | tuple) and was != value:
-            raise UserError(f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it")
+            use = "" if name != "method" or was in METHODS else ", or name its file as `warpi --use` or `own.using` do"
+            raise UserError(
+                f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it{use}"
+            )
     check_own(path, again or spec["method"], settings.get("net") or flat.get("net"))
     _check_paths(flat, stored["environment"].get("folder"), path)
     if flat.get("image_size") is None and flat["data"] not in DATASETS and has_images(flat["data"], flat["drop"]):
         flat["image_size"] = PHOTO  # what None stands for where it is stored
-    own = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
-    return {**flat, **own}, again if isinstance(again, Method) else spec["method"]
+    mine = {name: value for name, value in settings.items() if not isinstance(value, str | int | float | tuple | None)}
+    return {**flat, **mine}, again if isinstance(again, Method) else spec["method"]
 
 
 def check_own(path: Path, method: object, net: object) -> None:
@@ -160,10 +165,20 @@ def check_own(path: Path, method: object, net: object) -> None:
         "net": isinstance(net, str) and net not in NETS,
     }
     if any(is_own.values()):
-        what = " and ".join(f"a {'network' if part == 'net' else part}" for part, own in is_own.items() if own)
-        again = ", ".join(f"{part}=My{part.capitalize()}()" for part, own in is_own.items() if own)
+        stored = {"method": method, "net": net}
+        names = {part: str(stored[part]).rpartition(".")[2] for part, mine in is_own.items() if mine}
+        what = " and ".join(f"a {'network' if part == 'net' else part}" for part in names)
+        again = ", ".join(f"{part}=My{part.capitalize()}()" for part in names)
+        shell = ""
+        if all(name.isidentifier() for name in names.values()):  # a lambda has no name
+            tables = " and ".join(f"{part.upper()}S = {{{name!r}: ...}}" for part, name in names.items())
+            use, here = "warpi --use FILE.py", shlex.quote(str(path))
+            shell = (
+                f"in the shell, where FILE.py has {tables}: {use} audit {here}, {use} predict {here} ..., and to go "
+                f"on: {use} fit --out {here} --resume; "
+            )
         raise UserError(
-            f"the run in {path} was made with {what} of your own, which the shell cannot make; from Python: "
+            f"the run in {path} was made with {what} of your own, which must be given again; {shell}from Python: "
             f"warpi.audit.audit({str(path)!r}, {again}), warpi.predict({str(path)!r}, data, {again}), and to go on: "
             f"warpi.fit({str(path)!r}, resume=True, {again})"
         )
@@ -171,9 +186,8 @@ def check_own(path: Path, method: object, net: object) -> None:
 
 def _check_paths(flat: Mapping[str, Any], folder: str | None, path: Path) -> None:
     """Relative paths of a run begin in the folder that it was begun in."""
-    source = Noise.parse(flat.get("noise", "given")).source or ""
     files = {name: flat.get(name) for name in ("data", "root", "meta_data", "weights")}
-    files["noise"] = source if source.endswith(".json") else None
+    files["noise"] = Noise.parse(flat.get("noise", "given")).file
     if folder == _here():
         return
     for name, value in files.items():
@@ -215,12 +229,25 @@ def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
     """What the stored settings lead to now must be what they led to then."""
     if _settled(stored["spec"]) != _settled(now["spec"]):
         raise UserError(f"{path} was made by other defaults (version {stored.get('version')}); choose another --out")
+    _same_file(stored["spec"], now["spec"], path)
     for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"):
         was, got = stored["facts"].get(name), now["facts"][name]
         if was != got:
             raise UserError(
                 f"the data or the network of {path} has changed: {name} was {was}, is {got}; put it back as it was, or "
                 "train again with another --out"
+            )
+
+
+def _same_file(stored: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """What was taken from a method of a file of the user's own must stand there still; what was set, need not."""
+    method = now["method"]
+    for name, was in now["changed"].items():
+        if method in own.METHOD_FILES and name not in stored.get("changed", {}):
+            got, file = getattr(METHODS[method], name), own.METHOD_FILES[method]
+            raise UserError(
+                f"{path} was begun with {name} = {was!r}, and {method!r} of {file} has {got!r} now; put it back as it "
+                "was, or choose another --out"
             )
 
 

@@ -1,213 +1,20 @@
-"""Label noise. The same word means different things in different papers: each docstring says exactly what is done.
+"""Label noise as one writes it, `KIND[:ARG][,option=value...]`, to the labels it makes of a data set's."""
 
-Every function takes labels y [N], the number of classes K, a rate r in 0..1 and a generator, changes nothing in place
-and corrupts each row independently of the others (open_set takes an exact share of the rows). Chance comes from a CPU
-generator wherever label hashes are to agree between machines.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
+from warpi import noise_kinds as kinds
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
 from warpi.errors import UserError, unknown
 from warpi.manifest import NoisyLabels as NoisyLabels  # its home is there; users look for it here
 from warpi.manifest import noise_of, read_manifest
-
-SCALES = ("raw", "unit", "standard")
-CIFAR10_CONFUSIONS = {"truck": "automobile", "bird": "airplane", "deer": "horse", "cat": "dog", "dog": "cat"}
-
-
-def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
-    """T = (1 - r) I + r/K 11': with probability r a label is drawn anew from all classes, the true one included.
-
-    Real share of wrong labels: r (1 - 1/K). GLC, L2RW, MW-Net and WarPI call this "uniform"; DivideMix's "sym" is the
-    same on average.
-    """
-    _check("uniform", n_classes, rate)
-    return _corrupt(y, (1 - rate) * _eye(n_classes) + rate / n_classes, generator)
-
-
-def symmetric(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
-    """T_ii = 1 - r, T_ij = r / (K - 1): with probability r a label becomes one of the other classes.
-
-    Excludes the true class, so the real share of wrong labels is r. Co-teaching, JoCoR and PLC call this "symmetric".
-    """
-    _check("symmetric", n_classes, rate, least=2)
-    off = rate / (n_classes - 1)
-    return _corrupt(y, (1 - rate - off) * _eye(n_classes) + off, generator)
-
-
-def flip(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed: int = 1) -> NoisyLabels:
-    """With probability r class i becomes j(i), one other class; several classes may share a j.
-
-    Excludes the true class, real share r. The map is that of the code of GLC, MW-Net and WarPI: numpy's legacy
-    generator with seed 1 and, class by class, one choice among the others in ascending order; for K = 10 it is
-    6 9 6 0 0 1 8 6 2 4. The "asymmetric" noise of WarPI's paper.
-    """
-    _check("flip", n_classes, rate, least=2)
-    return _corrupt(y, _to_targets(_class_map(n_classes, 1, map_seed), rate), generator)
-
-
-def flip2(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed: int = 1) -> NoisyLabels:
-    """With probability r/2 each, class i becomes one of two other classes, which the map names.
-
-    Excludes the true class, real share r. The map is drawn as for `flip`, two classes at once without replacement.
-    The flip noise of MW-Net; easier than `flip` at the same rate.
-    """
-    _check("flip2", n_classes, rate, least=3)
-    return _corrupt(y, _to_targets(_class_map(n_classes, 2, map_seed), rate), generator)
-
-
-def pair(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
-    """With probability r class i becomes i + 1 mod K. Excludes the true class, real share r. Co-teaching."""
-    _check("pair", n_classes, rate, least=2)
-    return _corrupt(y, _to_targets((torch.arange(n_classes) + 1)[:, None] % n_classes, rate), generator)
-
-
-def asymmetric(
-    y: Tensor,
-    n_classes: int,
-    rate: float,
-    generator: Generator,
-    classes: Sequence[str] = (),
-    superclass: Tensor | None = None,
-) -> NoisyLabels:
-    """With probability r a class becomes one that looks like it. Excludes the true class.
-
-    CIFAR-10 (known by its class names): truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog, the other
-    five stay, so the real share is r/2 when classes are balanced. With `superclass` [K], as in CIFAR-100: the next
-    class of the same superclass, in order of class number, circular; real share r, but a class alone in its
-    superclass stays. Forward (Patrini et al.), DivideMix, ELR.
-    """
-    _check("asymmetric", n_classes, rate)
-    target = torch.arange(n_classes)
-    if {*CIFAR10_CONFUSIONS, *CIFAR10_CONFUSIONS.values()} <= set(classes):
-        for source, looks_like in CIFAR10_CONFUSIONS.items():
-            target[classes.index(source)] = classes.index(looks_like)
-    elif superclass is not None:
-        for group in set(superclass.tolist()):
-            members = (superclass.cpu() == group).nonzero()[:, 0]
-            target[members] = members.roll(-1)
-    else:
-        raise UserError(
-            "asymmetric noise is defined for CIFAR-10 and for data with superclasses; use flip, flip2 or pair instead"
-        )
-    return _corrupt(y, _to_targets(target[:, None], rate), generator)
-
-
-def hierarchical(
-    y: Tensor, n_classes: int, rate: float, generator: Generator, superclass: Tensor | None = None
-) -> NoisyLabels:
-    """With probability r a label becomes one of the other classes of its superclass, all alike.
-
-    Excludes the true class, as the code of GLC and MW-Net does: T_ij = r / (n - 1) for the n classes of a superclass.
-    Real share r, but a class alone in its superclass stays.
-    """
-    _check("hierarchical", n_classes, rate)
-    if superclass is None:
-        raise UserError("hierarchical noise needs data with superclasses (CIFAR-100); use symmetric or flip instead")
-    same = (superclass[:, None] == superclass).cpu().double()  # [K, K]
-    others = same - _eye(n_classes)
-    n_others = others.sum(1, keepdim=True)
-    T = torch.where(n_others > 0, (1 - rate) * _eye(n_classes) + rate * others / n_others.clamp(min=1), same)
-    return _corrupt(y, T, generator)
-
-
-def instance(
-    y: Tensor,
-    n_classes: int,
-    rate: float,
-    generator: Generator,
-    flat: Callable[[Tensor], Tensor],
-    scale: str = "raw",
-    top: float | None = None,
-    chunk: int | None = None,
-) -> NoisyLabels:
-    """Instance-dependent noise of PTD (Xia et al. 2020, Algorithm 2); `flat` maps rows [n] to their inputs [n, D].
-
-    q_i ~ N(r, 0.1^2) truncated to [0, 1]; one W_c ~ N(0, 1) [D, K] a class; row i becomes j != y_i with probability
-    q_i softmax_j(x_i W_{y_i}) over the other classes. Excludes the true class; the real share is the mean of q: r for
-    r between 0.2 and 0.8, but 0.13 for r = 0.1 and 0.92 for r = 1. Differs: r = 0 leaves the labels as they are.
-
-    The scale of x decides how sharp the softmax is, and papers differ without saying so:
-    "raw" as stored, pixels 0..255 (PTD, VRI, InstanceGM): nearly one target a row;
-    "unit" divided by `top`, the largest possible value (255 for images), or where None by the largest magnitude found;
-    "standard" each feature to mean 0 and deviation 1 over all rows: spreads over many targets.
-    """
-    _check("instance", n_classes, rate, least=2)
-    if scale not in SCALES:
-        raise unknown("scale of instance noise", scale, SCALES)
-    q, u = truncated_normal(len(y), rate, generator).to(y.device), _uniforms(len(y), generator).to(y.device)
-
-    def read(rows: Tensor) -> Tensor:
-        return flat(rows).to(y.device, torch.float64)  # double: label hashes must not hang on the order of a sum
-
-    everything = torch.arange(len(y))
-    n_features = read(everything[:1]).shape[1]
-    size = chunk or max(1, 2**22 // n_features)  # 32 MB at a time
-    shift, width = _scaling(map(read, torch.split(everything, size)), scale, top)
-    noisy, T = y.clone(), _eye(n_classes).to(y.device)
-    for c in range(n_classes):
-        W = torch.randn(n_features, n_classes, generator=generator, device=generator.device, dtype=torch.float64)
-        W = W.to(y.device)
-        of_class = (y == c).nonzero()[:, 0]
-        if not len(of_class):
-            continue
-        T[c] = 0
-        for rows in torch.split(of_class, size):
-            p = instance_probabilities((read(rows.cpu()) - shift) / width, c, q[rows], W)  # [n, K]
-            noisy[rows] = _sample(p.cumsum(1), u[rows])
-            T[c] += p.sum(0) / len(of_class)
-    return NoisyLabels(noisy, T)
-
-
-def instance_probabilities(x: Tensor, c: int, q: Tensor, W: Tensor) -> Tensor:
-    """What rows x [n, D] of class c become, given their flip rates q [n] and the class's W [D, K].  [n, K]"""
-    a = x @ W
-    if not bool(a.isfinite().all()):
-        raise UserError("instance noise needs finite inputs, got NaN or infinity; clean the inputs first")
-    a[:, c] = -torch.inf
-    p = q[:, None] * a.softmax(1)
-    p[:, c] = 1 - q
-    return p
-
-
-def truncated_normal(n: int, mean: float, generator: Generator, std: float = 0.1) -> Tensor:
-    """n draws of N(mean, std^2) truncated to [0, 1] by the inverse of its distribution; mean 0 gives zeros.  [n]"""
-    low, high = torch.special.ndtr((torch.tensor([0.0, 1.0], dtype=torch.float64) - mean) / std).tolist()
-    q = mean + std * torch.special.ndtri(low + (high - low) * _uniforms(n, generator))
-    return q.clamp(0, 1) if mean > 0 else torch.zeros_like(q)
-
-
-def open_set(y: Tensor, n_classes: int, rate: float, generator: Generator, n_other: int) -> NoisyLabels:
-    """round(r N) rows drawn at random get the inputs of as many different random rows of another data set of `n_other`.
-
-    Labels stay and T = I; the real share of rows whose label cannot be right is r (the other set must hold none of
-    the classes). The count is exact, as in the papers that mix CIFAR with SVHN or ImageNet32.
-    """
-    _check("open_set", n_classes, rate)
-    count = round(rate * len(y))
-    if count > n_other:
-        raise UserError(f"open_set noise at rate {rate} needs {count} other inputs, the other set has {n_other}")
-    here, there = (torch.randperm(n, generator=generator, device=generator.device)[:count] for n in (len(y), n_other))
-    replaced = torch.full_like(y, -1)
-    replaced[here.to(y.device)] = there.to(y.device)
-    return NoisyLabels(y.clone(), _eye(n_classes).to(y.device), replaced)
-
-
-def given(y: Tensor, n_classes: int, clean: Tensor | None) -> NoisyLabels:
-    """Labels as they are. T is counted against the true labels where these are known (>= 0) for all rows, else None."""
-    if clean is None or bool((clean < 0).any()):
-        return NoisyLabels(y.clone(), None)
-    counts = torch.bincount(clean * n_classes + y, minlength=n_classes**2).view(n_classes, n_classes).double()
-    totals = counts.sum(1, keepdim=True)
-    return NoisyLabels(y.clone(), torch.where(totals > 0, counts / totals.clamp(min=1), _eye(n_classes).to(y.device)))
+from warpi.matrix import SUFFIXES, read_matrix
 
 
 @dataclass(frozen=True)
@@ -228,12 +35,13 @@ NOISES: dict[str, NoiseEntry] = {
     "hierarchical": NoiseEntry("any other class of the same superclass (GLC)"),
     "instance": NoiseEntry("depends on the input (PTD); scale: raw, unit or standard", {"scale": "raw"}),
     "open_set": NoiseEntry("inputs of another data set under labels of this one", {"from": None}),
+    "matrix": NoiseEntry("by your own transition matrix: matrix:FILE, .npy, .csv or .json (rows: true class)"),
     "given": NoiseEntry("labels as they are, or given:NAME (a label set), or given:FILE.json (a manifest)"),
 }
 # The kinds that ask for nothing but labels and their own options.
 _ALIKE: dict[str, Callable[..., NoisyLabels]] = {
-    "uniform": uniform, "symmetric": symmetric, "flip": flip, "flip2": flip2, "pair": pair
-}  # fmt: skip
+    kind.__name__: kind for kind in (kinds.uniform, kinds.symmetric, kinds.flip, kinds.flip2, kinds.pair)
+}
 
 
 @dataclass(frozen=True)
@@ -241,8 +49,8 @@ class Noise:
     """Which noise, as one writes it: `KIND[:ARG][,option=value...]`. `Noise.parse` makes one and checks it."""
 
     kind: str
-    rate: float | None = None  # all kinds but `given`
-    source: str | None = None  # `given`: a label set, or a manifest *.json; None: the data set's own labels
+    rate: float | None = None  # all kinds but those with a source
+    source: str | None = None  # `given`: a label set, a manifest *.json, or None, the data's own labels; `matrix`: T
     options: tuple[tuple[str, int | str], ...] = ()  # sorted, without those at their defaults
 
     @classmethod
@@ -253,6 +61,13 @@ class Noise:
             if colon and not source:
                 raise UserError("noise 'given:' needs a label set or a manifest after the colon; or write: given")
             return cls(kind, source=source or None)
+        if kind == "matrix":
+            if Path(source).suffix.lower() not in SUFFIXES:
+                raise UserError(
+                    f"noise 'matrix' takes a file with a transition matrix ({', '.join(SUFFIXES)}), got {source!r}; "
+                    "write e.g. matrix:T.csv"
+                )
+            return cls(kind, source=source)
         head, *settings = text.split(",")
         kind, _, rate = (part.strip() for part in head.partition(":"))
         if kind not in NOISES:
@@ -261,15 +76,21 @@ class Noise:
         return cls(kind, _parse_rate(kind, rate), options=options)
 
     def __str__(self) -> str:
-        if self.kind == "given":
+        if self.rate is None:
             return self.kind if self.source is None else f"{self.kind}:{self.source}"
         return ",".join([f"{self.kind}:{self.rate}", *(f"{name}={value}" for name, value in self.options)])
 
     @property
+    def file(self) -> str | None:
+        """The file that the labels come from or are drawn by; None: there is none."""
+        is_manifest = self.source is not None and self.source.endswith(".json")
+        return self.source if self.kind == "matrix" or is_manifest else None
+
+    @property
     def other_name(self) -> str | None:
         """The data set whose inputs open-set noise puts in, to be loaded by the caller; None: no other is needed."""
-        if self.source and self.source.endswith(".json"):
-            made_with = noise_of(self.source)
+        if self.kind == "given" and self.file:
+            made_with = noise_of(self.file)
             return Noise.parse(made_with).other_name if made_with.startswith("open_set") else None
         name = dict(self.options).get("from")
         return None if name is None else str(name)
@@ -278,28 +99,32 @@ class Noise:
         """Corrupt the labels of all N rows; `other` is the data set called `other_name`."""
         if self.kind == "given":
             return self._given(dataset, other)
+        if self.kind == "matrix":
+            return kinds.matrix(dataset.y, read_matrix(cast(str, self.source), dataset.classes), generator)
         settings: dict[str, Any] = {**NOISES[self.kind].options, **dict(self.options)}
         draw = (dataset.y, dataset.n_classes, cast(float, self.rate), generator)
         match self.kind:
             case "asymmetric":
-                return asymmetric(*draw, dataset.classes, dataset.superclass)
+                return kinds.asymmetric(*draw, dataset.classes, dataset.superclass)
             case "hierarchical":
-                return hierarchical(*draw, dataset.superclass)
+                return kinds.hierarchical(*draw, dataset.superclass)
             case "instance":
-                return instance(*draw, dataset.examples.flat, top=_largest_possible(dataset.examples), **settings)
+                return kinds.instance(*draw, dataset.examples.flat, top=_largest_possible(dataset.examples), **settings)
             case "open_set":
-                return open_set(*draw, _n_other(dataset, other))
+                return kinds.open_set(*draw, _n_other(dataset, other))
         return _ALIKE[self.kind](*draw, **settings)
 
     def check(self, dataset: Dataset, other: Dataset | None = None) -> None:
-        """Refuse given labels that are not there, or not those of this data set: nothing is drawn for that."""
+        """Refuse a file, or given labels, not there or not for this data set: nothing is drawn for that."""
         if self.kind == "given":
             self._given(dataset, other)
+        elif self.kind == "matrix":
+            read_matrix(cast(str, self.source), dataset.classes)
 
     def _given(self, dataset: Dataset, other: Dataset | None) -> NoisyLabels:
         if self.source is None:
-            return given(dataset.y, dataset.n_classes, dataset.clean)
-        if not self.source.endswith(".json"):
+            return kinds.given(dataset.y, dataset.n_classes, dataset.clean)
+        if self.file is None:
             if not dataset.label_sets:
                 beside = "put the files of CIFAR-N beside its own, or " if dataset.name.startswith("cifar") else ""
                 raise UserError(
@@ -307,7 +132,7 @@ class Noise:
                 )
             if self.source not in dataset.label_sets:
                 raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
-            return given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)
+            return kinds.given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)
         labels = read_manifest(self.source, dataset)
         if labels.replaced is not None and int(labels.replaced.max()) >= (n := _n_other(dataset, other)):
             raise UserError(f"noise manifest {self.source}: row {int(labels.replaced.max())} of {n} in the other set")
@@ -319,7 +144,7 @@ def _parse_rate(kind: str, text: str) -> float:
         rate = float(text)
     except ValueError:
         raise UserError(f"noise {kind!r} needs a rate, {text!r} is not a number; write e.g. {kind}:0.4") from None
-    _check(kind, n_classes=2**31, rate=rate)
+    kinds.check_rate(kind, n_classes=2**31, rate=rate)
     return rate + 0.0  # -0.0 is 0.0
 
 
@@ -334,8 +159,8 @@ def _parse_options(kind: str, settings: Iterable[str]) -> tuple[tuple[str, int |
             raise unknown(f"option of noise {kind!r}", name, defaults)
         if name in found or not text:
             raise UserError(f"noise {kind!r}: give option {name!r} once and with a value, as {name}=VALUE")
-        if name == "scale" and text not in SCALES:
-            raise unknown("scale of instance noise", text, SCALES)
+        if name == "scale" and text not in kinds.SCALES:
+            raise unknown("scale of instance noise", text, kinds.SCALES)
         if name == "map_seed" and not (text.isascii() and text.isdigit() and int(text) < 2**32):
             raise UserError(f"noise {kind!r}: map_seed is {text!r}, must be a whole number in 0..2**32-1")
         found[name] = int(text) if name == "map_seed" else text
@@ -357,60 +182,3 @@ def _largest_possible(examples: Examples) -> float | None:
     """255 for images stored as bytes or in files; None where features have no bound."""
     stored = examples.x.dtype == torch.uint8 if isinstance(examples, TensorExamples) else len(examples.shape) == 3
     return 255.0 if stored else None
-
-
-def _check(kind: str, n_classes: int, rate: float, least: int = 1) -> None:
-    if not 0 <= rate <= 1:
-        raise UserError(f"noise {kind!r}: the rate must lie in 0..1, got {rate}")
-    if n_classes < least:
-        raise UserError(f"noise {kind!r} needs at least {least} classes, the data has {n_classes}")
-
-
-def _eye(n_classes: int) -> Tensor:
-    return torch.eye(n_classes, dtype=torch.float64)
-
-
-def _class_map(n_classes: int, n_targets: int, seed: int) -> Tensor:
-    """The other classes that each class becomes, by the procedure of the published code.  [K, n_targets]"""
-    legacy, classes = np.random.RandomState(seed), np.arange(n_classes)
-    # `replace=False` permutes all candidates, even for one target: the published map of `flip` comes without it.
-    draws = [legacy.choice(np.delete(classes, i), n_targets, replace=n_targets == 1) for i in classes]
-    return torch.tensor(np.array(draws))
-
-
-def _to_targets(targets: Tensor, rate: float) -> Tensor:
-    """T that gives each class's targets [K, m] an equal part of the rate; a class that is its own target stays."""
-    T = (1 - rate) * _eye(len(targets))
-    return T.scatter_add(1, targets, torch.full(targets.shape, rate / targets.shape[1], dtype=torch.float64))
-
-
-def _uniforms(n: int, generator: Generator) -> Tensor:
-    return torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64)
-
-
-def _corrupt(y: Tensor, T: Tensor, generator: Generator) -> NoisyLabels:
-    """Draw row n from T[y_n]."""
-    T = T.to(y.device)
-    cdf, u = T.cumsum(1), _uniforms(len(y), generator).to(y.device)
-    chunks = zip(torch.split(y, 2**16), torch.split(u, 2**16), strict=True)  # keeps [rows, K] small
-    return NoisyLabels(torch.cat([_sample(cdf[labels], draws) for labels, draws in chunks]), T)
-
-
-def _sample(cdf: Tensor, u: Tensor) -> Tensor:
-    """The class in which u [n] falls: the first with cdf [n, K] > u, so that never one of probability 0.  [n]"""
-    return torch.searchsorted(cdf / cdf[:, -1:], u[:, None], right=True)[:, 0]  # the last is exactly 1 > u
-
-
-def _scaling(inputs: Iterable[Tensor], scale: str, top: float | None) -> tuple[Tensor | float, Tensor | float]:
-    """(shift, width) so that (x - shift) / width is x on the scale asked for."""
-    if scale == "raw":
-        return 0.0, 1.0
-    if scale == "unit":
-        width = top if top is not None else max(float(x.abs().max()) for x in inputs)
-        return 0.0, width or 1.0
-    n, origin, total, squares = 0, torch.tensor(0.0), torch.tensor(0.0), torch.tensor(0.0)
-    for x in inputs:
-        origin = x.mean(0) if n == 0 else origin  # sums around it do not cancel
-        n, total, squares = n + len(x), total + (x - origin).sum(0), squares + (x - origin).square().sum(0)
-    std = (squares / n - (total / n) ** 2).clamp(min=0).sqrt()
-    return origin + total / n, torch.where(std > 1e-12, std, 1.0)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,10 @@ from warpi.errors import UserError
 from warpi.flags import Parser
 
 if TYPE_CHECKING:
+    from warpi.method import Method
     from warpi.run import Run
+
+log = logging.getLogger("warpi.predictions")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,29 +68,47 @@ def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", 
 
     `run` is a finished run folder, or what `fit` returned. `data` is of the kind that the run was trained on: a table
     with the same feature columns, an array of inputs, images in a folder or a manifest. It is encoded and standardised
-    as the training rows were; so the data of the run must be where it was, unchanged. Labels may be absent. `own` are a
-    method or a net of your own that the run was made with, as for `fit(resume=True)`.
-    """
-    import torch
+    as the training rows were, which the checkpoint says; the data of the run is not needed. Labels may be absent. `own`
+    are a method or a net of your own that the run was made with, as for `fit(resume=True)`.
 
-    from warpi.audit.reopen import reopen
-    from warpi.data import read_unseen
-    from warpi.data.split import Split
-    from warpi.folder import read_spec
+    Where a checkpoint does not say it (of an older version), or a method of your own looks at inputs that it was
+    trained on, the data of the run is read again: it must be where it was, unchanged. The numbers are the same.
+    """
+    from warpi.audit.reopen import reopen, without_data
+    from warpi.data.hollow import Absent
     from warpi.run import Run
 
     if not Path(data).exists():
         raise UserError(f"no file or folder {str(data)!r}; give the new rows")
-    folder = run.path if isinstance(run, Run) else Path(run)
-    stored = read_spec(folder)
-    if not isinstance(run, Run):
-        run = reopen(folder, device, own)
-    if stored is None:
+    if isinstance(run, Run):
+        return _said(run.method, data, run.path)
+    try:
+        return _said(without_data(run, device, own), data, Path(run))
+    except Absent as why:
+        log.info("the data of the run is read again: %s", why)
+        try:
+            method = reopen(run, device, own).method
+        except UserError as e:
+            raise UserError(f"{e}; {why}") from e
+    return _said(method, data, Path(run))
+
+
+def _said(method: "Method", data: Path | str, folder: Path) -> Predictions:
+    """What the trained method of a run says about new data, read as that of the run was."""
+    import torch
+
+    from warpi.data import read_unseen
+    from warpi.data.split import Split
+    from warpi.folder import read_spec
+
+    if (stored := read_spec(folder)) is None:
         raise UserError(f"there is no run in {folder} any more; give the folder that `warpi fit --out` made")
-    method, task = run.method, run.task
-    new = read_unseen(str(data), stored["spec"], task.train.examples, task.classes)
-    n = len(new.examples)
-    where = task.train.examples.device
+    task, first = method.task, dict(stored["spec"])
+    begun = stored["environment"].get("folder")
+    if first["root"] and begun and not Path(first["root"]).exists():
+        first["root"] = str(Path(begun, first["root"]))
+    new = read_unseen(str(data), first, task.train.examples, task.classes)
+    n, where = len(new.examples), task.train.examples.device
     split = Split(new.examples.to(where), torch.arange(n), torch.zeros(n, dtype=torch.int64, device=where))
     size = 1000 if len(task.shape) == 1 else method.recipe.batch_size
     rows, p = zip(

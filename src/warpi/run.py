@@ -1,7 +1,7 @@
 """A training run on disk: its folder, and the way back into it after a crash.
 
 A run folder holds `spec.json` (settings, facts about the task, versions), `results.jsonl` (a line an epoch),
-`checkpoint.safetensors` (all state) and, when the run is complete, `done`.
+`checkpoint.safetensors` (all state, and what of the data new rows are read by) and, when the run is complete, `done`.
 """
 
 import json
@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from warpi import checkpoint, parallel
+from warpi import checkpoint, own, parallel
 from warpi.atomic import append_line, one_writer, write_atomically
+from warpi.carried import carried
 from warpi.data.files import SMALL
 from warpi.engine import Diverged, Position, Record, check_logs, check_weights, settle, train
 from warpi.errors import UserError, missing
@@ -147,7 +148,7 @@ def fitting(
             parallel.check_same(checkpoint.digest(state).encode(), "the run (settings, data, initial weights)")
         results = path / "results.jsonl"
         history = json.loads(parallel.from_first(lambda: json.dumps(cut_results(results, at.epoch)).encode()))
-        steps, saved_at = len(learner.loader), time.monotonic()
+        steps, saved_at, taken = len(learner.loader), time.monotonic(), carried(task, description["facts"])
 
         def save(record: Record | None) -> None:
             settle(learner, at)
@@ -157,8 +158,8 @@ def fitting(
                 if first:
                     if record is not None:
                         append_line(results, json.dumps(record))
-                    rng = checkpoint.global_rng()
-                    checkpoint.save(file, {"method": checkpoint.state_of(learner), "position": vars(at), "rng": rng})
+                    state = {"method": checkpoint.state_of(learner), "position": vars(at)}
+                    checkpoint.save(file, {**state, "rng": checkpoint.global_rng(), "data": taken})
 
         done = at.epoch * steps + at.step
         progress = Progress(spec.recipe.epochs, steps, done, quiet or not first, _names(task, truth))
@@ -217,7 +218,7 @@ def _in_step(
 
 
 def _again(path: Path, where: torch.device) -> str:
-    command = ["warpi", "fit", "--out", str(path), "--resume"]
+    command = ["warpi", *own.flags(), "fit", "--out", str(path), "--resume"]
     if (n := parallel.ranks()) > 1:
         if os.environ.get("LOCAL_WORLD_SIZE") != str(n):
             return "go on with the same command and --resume"

@@ -145,7 +145,8 @@ def suited(
     """Recipe, hyper-parameters of the method, and which of these were changed: as set, else as suits the data."""
     recipe = Recipe(**{k: v for k, v in {**defaults, **settings}.items() if k in {f.name for f in fields(Recipe)}})
     prefix = type(base).__name__ + "."
-    suits = asdict(base) | {k.removeprefix(prefix): v for k, v in defaults.items() if k.startswith(prefix)}
+    suits = asdict(base)  # a class of the user's own may have the name of one of ours, and other fields
+    suits |= {name: v for k, v in defaults.items() if (name := k.removeprefix(prefix)) != k and name in suits}
     changed = {k: v for k, v in settings.items() if k in suits and v != suits[k]}
     return recipe, suits | changed, changed
 

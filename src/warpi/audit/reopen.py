@@ -1,17 +1,27 @@
-"""A finished run, as it was when it ended: its data read again, its networks from the checkpoint."""
+"""A finished run, as it was when it ended: its networks from the checkpoint, with its data or without."""
 
 import json
+import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Generator
+
 from warpi import checkpoint
+from warpi.carried import readable, task_of
+from warpi.data.hollow import Absent
 from warpi.errors import UserError
 from warpi.folder import describe, read_spec, same_settings, same_task
+from warpi.method import Method
+from warpi.own import flags
+from warpi.recipe import Recipe
 from warpi.rng import derive, seeded
 from warpi.run import Run, pick_device
-from warpi.spec import prepare
+from warpi.spec import DataSpec, RunSpec, named, prepare
 from warpi.task import Moved
 
 
@@ -22,14 +32,7 @@ def reopen(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None
     changed since is refused.
     """
     path, settings = Path(path), dict(own or {})
-    stored, where = read_spec(path), pick_device(device)
-    if stored is None:
-        raise UserError(f"there is no run in {path}; give the folder that `warpi fit --out` made")
-    if not (path / "done").exists():
-        results = path / "results.jsonl"
-        done = len(results.read_text().splitlines()) if results.exists() else 0
-        at = f"{done} of {stored['spec']['recipe'].get('epochs')} epochs are done"
-        raise UserError(f"the run in {path} is not finished, {at}; go on with: warpi fit --out {path} --resume")
+    stored, where = _finished(path), pick_device(device)
     again = settings.pop("method", None)
     settings, method = same_settings(stored, settings, again, path)
     spec, task, truth = prepare(method, **settings)
@@ -42,3 +45,58 @@ def reopen(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None
     checkpoint.restore(learner, checkpoint.load(path / "checkpoint.safetensors", where)["method"])
     lines = (path / "results.jsonl").read_text().splitlines()
     return Run(path, learner, task, truth, [json.loads(line) for line in lines])
+
+
+def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None = None) -> Method:
+    """The trained method of the run in a folder, made without a look at its data, which may be gone.
+
+    Its task has everything but inputs. `Absent` where there is no other way than to read them (`reopen`): the
+    checkpoint was made before it held such a task, or a method of the user's own looks at inputs, now or in `predict`.
+    """
+    path, settings = Path(path), dict(own or {})
+    stored, where = _finished(path), pick_device(device)
+    again, cwd = settings.pop("method", None), None
+    with suppress(OSError):
+        cwd = os.getcwd()
+    here = {**stored, "environment": {**stored["environment"], "folder": cwd}}  # paths of data are not followed
+    settings, method = same_settings(here, settings, again, path)
+    file = path / "checkpoint.safetensors"
+    with readable(file):
+        state = checkpoint.load(file, where)
+        data, held = state.get("data"), dict(state["method"])
+    if data is None:
+        raise Absent(
+            f"the run in {path} is of a version that did not store how its data was read, so this must be there, "
+            "unchanged"
+        )
+    task, (name, base) = task_of(data, stored["facts"], where, file), named(method)
+    of_data, of_method, of_recipe = (
+        {f.name: settings[f.name] for f in fields(cls) if f.name in settings} for cls in (DataSpec, base, Recipe)
+    )
+    learner, recipe = replace(base, **of_method), Recipe(**of_recipe)
+    with seeded(derive(recipe.seed, "training")):
+        learner.start(task, replace(recipe, weights=None))  # the weights that it began with are not needed
+    options = {f.name: getattr(learner, f.name) for f in fields(learner)}
+    spec = RunSpec(DataSpec(**of_data), name, base, options, {}, recipe, stored["facts"].get("inputs_sha256", ""))
+    facts = {"n_test": None, **stored["facts"], "n_parameters": sum(p.numel() for p in learner.net.parameters())}
+    same_task(stored, json.loads(json.dumps({"spec": spec.to_json(), "facts": facts})), path)
+    with readable(file):
+        for part, value in checkpoint.state_of(learner).items():
+            if isinstance(value, Generator) and part in held and len(held[part]) != len(value.get_state()):
+                held[part] = value.get_state()  # of another kind of device; training is over, and draws no more
+        checkpoint.restore(learner, held)
+    return learner
+
+
+def _finished(path: Path) -> dict[str, Any]:
+    """The specification of a run that has ended."""
+    stored = read_spec(path)
+    if stored is None:
+        raise UserError(f"there is no run in {path}; give the folder that `warpi fit --out` made")
+    if not (path / "done").exists():
+        results = path / "results.jsonl"
+        done = len(results.read_text().splitlines()) if results.exists() else 0
+        at = f"{done} of {stored['spec']['recipe'].get('epochs')} epochs are done"
+        again = shlex.join(["warpi", *flags(), "fit", "--out", str(path), "--resume"])
+        raise UserError(f"the run in {path} is not finished, {at}; go on with: {again}")
+    return stored

@@ -10,8 +10,10 @@ from warpi.data.arrays import read_arrays, read_new_arrays
 from warpi.data.cifar import cifar10, cifar100
 from warpi.data.dataset import Dataset, Unseen
 from warpi.data.examples import Examples, TensorExamples
+from warpi.data.features import Features
 from warpi.data.files import SMALL, FileExamples
 from warpi.data.folders import clothing1m, food101n, is_manifest, read_folder, read_manifest, read_new_images
+from warpi.data.hollow import Hollow, is_files
 from warpi.data.reading import reading
 from warpi.data.tables import read_new_table, read_table
 from warpi.data.toy import digits
@@ -120,24 +122,24 @@ def load_dataset(
 def read_unseen(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> Unseen:
     """Inputs to be predicted, read as those of a run were.
 
-    `first` are the settings of the run's data (data, root, label, drop), `examples` its inputs, which say the scale.
+    `first` are the settings of the run's data (data, root, label, drop), `examples` its inputs, of which only the form
+    is looked at.
     """
-    path, label, drop = Path(data), first["label"], first.get("drop", ())
-    kind, got = _kind(first["data"], drop), _kind(os.path.abspath(data), drop)  # no name of DATASETS
+    like = examples.like if isinstance(examples, Hollow) else examples
+    path, label = Path(data), first["label"]
+    columns = like.columns if isinstance(like, Features) else None
+    kind = _IMAGES if is_files(like) else _TABLE if columns else _ARRAYS
+    got = _kind(os.path.abspath(data), first.get("drop", ()))  # no name of DATASETS
     if kind != got:
         raise UserError(f"{data}: got {got}, the run was trained on {kind}; give the same kind")
-    if kind == _TABLE:
-        new = read_new_table(path, load_dataset(first["data"], label=label, drop=drop)[0])
-        return new._replace(examples=new.examples.scaled(_in_memory(examples).scale))
-    if kind == _IMAGES:
+    if is_files(like):
         root = Path(first["root"]) if first["root"] and first["data"] not in DATASETS else None
-        return read_new_images(path, examples.shape[-1], classes, root=root, label=label)
-    return read_new_arrays(path, None if str(label).endswith(".npy") else label, _in_memory(examples), classes)
-
-
-def _in_memory(examples: Examples) -> TensorExamples:
-    assert isinstance(examples, TensorExamples)
-    return examples
+        return read_new_images(path, like.shape[-1], classes, root=root, label=label)
+    assert isinstance(like, TensorExamples)
+    if columns:
+        new = read_new_table(path, columns, classes)
+        return new._replace(examples=new.examples.scaled(like.scale))
+    return read_new_arrays(path, None if str(label).endswith(".npy") else label, like, classes)
 
 
 _TABLE, _IMAGES, _ARRAYS = "a table", "image files", "arrays (.npz, .npy)"

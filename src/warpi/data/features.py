@@ -1,5 +1,6 @@
 """Columns of numbers: held in as many digits as they need, standardised by the training rows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,16 @@ _BLUR = 1e-4  # by how much of the deviation of its column float32 may move a nu
 _AT_ONCE = 10**7  # numbers that are looked at together
 
 
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of a table became features. Kept with the data set, so that a second table is read alike."""
+
+    label: str
+    categories: Mapping[str, tuple[str, ...] | None]  # feature column, in order -> its categories; None: a number
+    drop: tuple[str, ...] = ()  # columns that were left out
+    double: bool = False  # float32 is too coarse for the numbers
+
+
 @dataclass(frozen=True, eq=False)
 class Features(TensorExamples):
     """Numbers whose scale is learned from the training rows: [N, D], or whatever a network of the user's own takes.
@@ -24,6 +35,7 @@ class Features(TensorExamples):
     """
 
     standardise: bool = True
+    columns: Columns | None = None  # of the table they came from
 
     def standardised(self, rows: Tensor) -> Scale:
         x = self.x[rows].double()
@@ -35,9 +47,9 @@ class Features(TensorExamples):
         return super()._normal(x).to(torch.get_default_dtype())
 
 
-def features(x: Tensor) -> Features:
+def features(x: Tensor, columns: Columns | None = None) -> Features:
     kind = torch.promote_types(x.dtype, torch.get_default_dtype())
-    return Features(x, Scale(torch.tensor(0.0, dtype=kind), torch.tensor(1.0, dtype=kind)))
+    return Features(x, Scale(torch.tensor(0.0, dtype=kind), torch.tensor(1.0, dtype=kind)), columns=columns)
 
 
 def blurred(x: NDArray[Any]) -> bool:

@@ -279,6 +279,11 @@ def _end(threads: ThreadPoolExecutor, processes: "list[subprocess.Popen[bytes]]"
                 cast("IO[bytes]", pipe).close()
 
 
+@dataclass(frozen=True, eq=False)
+class Decoded(TensorExamples):
+    """Image files that were read at once and are held in memory."""
+
+
 def usual_size(examples: FileExamples) -> int:
     """The side at which files are read where nobody says: their own where they are small, else that of photos.
 
@@ -290,7 +295,7 @@ def usual_size(examples: FileExamples) -> int:
     return side if side <= SMALL else PHOTO
 
 
-def load_tensor(examples: FileExamples) -> tuple[TensorExamples, Tensor]:
+def load_tensor(examples: FileExamples) -> tuple[Decoded, Tensor]:
     """All images decoded once and held in memory, and which rows they are [N]: unreadable files have none.
 
     Kept is the middle square of `stored_size(size)` pixels as uint8. Outside training this gives the very crops of
@@ -307,5 +312,5 @@ def load_tensor(examples: FileExamples) -> tuple[TensorExamples, Tensor]:
             x[done : done + len(readable)] = readable
             kept[start : start + len(good)] = good
             start, done = start + len(good), done + len(readable)
-    tensor = TensorExamples(x[:done], examples.scale, Crop(examples.size))
+    tensor = Decoded(x[:done], examples.scale, Crop(examples.size))
     return tensor.to(examples.device), kept

@@ -2,10 +2,10 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from warpi.data.dataset import Dataset, Unseen
 from warpi.data.doubts import check_label, check_words, names_images, tell_id
+from warpi.data.features import Columns as Columns
 from warpi.data.features import blurred, features
 from warpi.data.labels import MISSING, check_known, in_order, known, marked, numbered, parsed, plain, written
 from warpi.data.reading import checked_names, checked_suffix, drop_flag, few, read_cells, reading
@@ -24,16 +25,6 @@ logger = logging.getLogger("warpi.data")
 _RESERVED = ("clean_label", "verified", "split")
 _MAX_CATEGORIES = 1000
 _KINDS = ("integer", "floating", "mixed-integer-float", "decimal", "string", "boolean", "empty")  # of parquet columns
-
-
-@dataclass(frozen=True)
-class Columns:
-    """How the columns of a table became features. Kept with the data set, so that a second table is read alike."""
-
-    label: str
-    categories: Mapping[str, tuple[str, ...] | None]  # feature column, in order -> its categories; None: a number
-    drop: tuple[str, ...] = ()  # columns that were left out
-    double: bool = False  # float32 is too coarse for the numbers
 
 
 def read_table(
@@ -87,7 +78,7 @@ def read_table(
     train, truth = parts["train"], torch.where(clean >= 0, clean, y)
     return Dataset.of_parts(
         path.stem,
-        {part: (features(x[rows]), (y if part == "train" else truth)[rows]) for part, rows in parts.items()},
+        {part: (features(x[rows], columns), (y if part == "train" else truth)[rows]) for part, rows in parts.items()},
         classes,
         clean=clean[train],
         verified=marked(_labels(table.columns["verified"]), table.at)[train] if "verified" in table.columns else None,
@@ -96,20 +87,19 @@ def read_table(
     )
 
 
-def read_new_table(path: Path, like: Dataset) -> Unseen:
+def read_new_table(path: Path, columns: Columns, classes: tuple[str, ...]) -> Unseen:
     """Rows to be predicted: the feature columns of the first table, with or without labels; others are not used."""
-    columns = _columns_of(like, path)
     table = _read(path, columns.label, columns.drop, new=True)
     _check_columns(table, columns, [])
     unused = [name for name in _feature_names(table, columns.label) if name not in columns.categories]
     if unused:
         logger.warning("%s: columns that the run does not know are not used: %s", path, few(map(repr, unused)))
     labels = {
-        name: numbered(known(_labels(table.columns[name]), like.classes), like.classes, table.at)
+        name: numbered(known(_labels(table.columns[name]), classes), classes, table.at)
         for name in dict.fromkeys((columns.label, "clean_label"))
         if name in table.columns
     }
-    return Unseen(features(torch.from_numpy(_encode(table, columns))), labels)
+    return Unseen(features(torch.from_numpy(_encode(table, columns)), columns), labels)
 
 
 def _labels(values: NDArray[Any]) -> list[str]:
@@ -195,10 +185,6 @@ def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
     return frame.columns, cells, None
 
 
-@overload
-def _columns_of(like: Dataset, path: Path) -> Columns: ...
-@overload
-def _columns_of(like: Dataset | None, path: Path) -> Columns | None: ...
 def _columns_of(like: Dataset | None, path: Path) -> Columns | None:
     if like is None:
         return None

@@ -47,8 +47,8 @@ def fewshot(argv: list[str]) -> None:
 def fit(argv: list[str]) -> None:
     from warpi.data.fewshot import FEWSHOT
     from warpi.fewshot import LEARNERS
-    from warpi.fewshot.run import DEFAULTS, label, read_spec
     from warpi.fewshot.run import fit as run_fit
+    from warpi.fewshot.spec import DEFAULTS, read_spec
     from warpi.fewshot.train import Training
     from warpi.run import Stopped
 
@@ -97,7 +97,7 @@ def fit(argv: list[str]) -> None:
     if not given["quiet"]:
         best = (min if done.data.regression else max)(record["val_mean"] for record in done.history)
         what = "mean squared error" if done.data.regression else "accuracy"
-        print(f"{label(done.spec)}: best validation {what} {best:.4g}; run folder {done.path}")
+        print(f"{done.spec.label()}: best validation {what} {best:.4g}; run folder {done.path}")
 
 
 def evaluate(argv: list[str]) -> None:
@@ -260,6 +260,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from warpi.fewshot.episodes import task_name
     from warpi.fewshot.plot import apart
 
     tasks = ("label", "data", "ways", "shots")
@@ -272,7 +273,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
             (
                 name(row),
                 row["data"],
-                f"{row['ways']}-way {row['shots']}-shot" if row["ways"] else f"{row['shots']}-shot",
+                task_name(row["ways"], row["shots"]),
                 "transd." if row["transductive"] else "inductive",
                 f"{row['mean']:.{digits}f}{_spread(row['ci95'], digits)}{unit}",
                 f"{row['median']:.{digits}f}",

@@ -27,6 +27,11 @@ class Kind(NamedTuple):
     queries: int  # others to be judged by, likewise; regression is judged on a grid outside training
 
 
+def task_name(ways: int, shots: int) -> str:
+    """What tasks are called: 5-way 1-shot; of regression 5-shot."""
+    return f"{ways}-way {shots}-shot" if ways else f"{shots}-shot"
+
+
 Plan = tuple[Tensor, ...]
 """What T tasks consist of, T first in each tensor: everything about them that was left to chance."""
 
@@ -36,6 +41,10 @@ class Tasks(ABC):
     """All tasks of one kind. The device of the generator draws, the device of the data reads: no step waits."""
 
     kind: Kind
+
+    def __post_init__(self) -> None:
+        if self.kind.shots < 1 or self.kind.queries < 1:
+            raise UserError(f"shots and queries must be at least 1, got {self.kind.shots} and {self.kind.queries}")
 
     @abstractmethod
     def plan(self, n: int, generator: Generator) -> Plan: ...
@@ -69,8 +78,7 @@ class ImageTasks(Tasks):
         if not 2 <= ways <= len(self.source):
             what = f"{self.part} classes" if self.part else "classes here"
             raise UserError(f"ways must be between 2 and {len(self.source)}, the number of {what}; got {ways}")
-        if shots < 1 or queries < 1:
-            raise UserError(f"shots and queries must be at least 1, got {shots} and {queries}")
+        super().__post_init__()
         if shots + queries > has:
             raise UserError(f"{shots} shots and {queries} queries of a class that has {has} images; lower --queries")
 
@@ -148,8 +156,7 @@ class SineTasks(Tasks):
     def __post_init__(self) -> None:
         if self.kind.ways:
             raise UserError(f"sines are regression, which has no classes: leave out --ways {self.kind.ways}")
-        if self.kind.shots < 1 or self.kind.queries < 1:
-            raise UserError(f"shots and queries must be at least 1, got {self.kind.shots} and {self.kind.queries}")
+        super().__post_init__()
 
     def plan(self, n: int, generator: Generator) -> Plan:
         """Functions [T, 3], inputs of the support [T, S, 1] and of the queries [T, Q, 1]."""

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,21 +98,6 @@ def _own_chance(learner: Learner, seed: int, name: str, kind: Kind) -> Iterator[
         yield
     finally:
         learner.generator = before
-
-
-def row(scores: Scores, kind: Kind, transductive: bool, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores as a line of a table: what was judged, under which protocol, and how."""
-    numbers = scores._asdict()
-    del numbers["each"]
-    return {
-        **facts,
-        "metric": "accuracy" if kind.ways else "mse",
-        "ways": kind.ways,
-        "shots": kind.shots,
-        "queries": kind.queries,
-        "transductive": transductive,
-        **numbers,
-    }
 
 
 def paired(scores: Sequence[float], first: Sequence[float]) -> dict[str, float | None]:

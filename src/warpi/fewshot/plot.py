@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warpi.errors import UserError
+from warpi.fewshot.episodes import task_name
 from warpi.report.pictures import COLOURS, GREY, drawing
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def plot_versatility(rows: Sequence[Row], kind: str) -> bytes:
     if regression := sorted({row["data"] for row in rows if not row["ways"]}):
         raise UserError(f"{regression[0]} is regression, which has no ways; plot --kind curves, or --kind bases")
     name = _name(rows, lambda r: r["data"])
-    groups = _lines(rows, lambda r: f"{name(r)}, trained on {r['train_ways']}-way {r['train_shots']}-shot", "bases")
+    groups = _lines(rows, lambda r: f"{name(r)}, trained on {task_name(r['train_ways'], r['train_shots'])}", "bases")
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -223,7 +224,7 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _task(row: Row) -> str:
-    return f"{row['data']} " + f"{row['ways']}-way {row['shots']}-shot".removeprefix("0-way ")
+    return f"{row['data']} {task_name(row['ways'], row['shots'])}"
 
 
 def _finish(ax: "Axes", rows: Sequence[Row]) -> None:
@@ -239,7 +240,7 @@ def _finish(ax: "Axes", rows: Sequence[Row]) -> None:
 def _about(rows: Sequence[Row], kinds: bool) -> str:
     """What the rows have in common."""
     data = "/".join(sorted({row["data"] for row in rows}))
-    names = {f"{row['ways']}-way {row['shots']}-shot".removeprefix("0-way ") for row in rows}
+    names = {task_name(row["ways"], row["shots"]) for row in rows}
     tasks = "/".join(sorted(names)) if kinds else ""
     protocol = "/".join(sorted({"transductive" if row["transductive"] else "inductive" for row in rows}))
     numbers = "/".join(sorted({str(row["tasks"]) for row in rows}))

@@ -10,10 +10,10 @@ import torch
 from warpi.data.fewshot import Classes
 from warpi.errors import UserError
 from warpi.fewshot.episodes import Kind, make_tasks
-from warpi.fewshot.evaluate import evaluate, judge, predictions, row
+from warpi.fewshot.evaluate import evaluate, judge, predictions
 from warpi.fewshot.learner import Learner
 from warpi.fewshot.plot import Curve, apart
-from warpi.fewshot.run import Run, label
+from warpi.fewshot.run import Run
 from warpi.fewshot.train import validation_kind
 
 
@@ -40,7 +40,9 @@ def judged(
     tasks = make_tasks(run.data.part(part), kind, device, training=False, augment=False, part=part)
     scores = evaluate(run.learner, tasks, n, seed=seed, name=part, timed=True)
     speeds = [record["episodes_per_s"] for record in run.history if record["episodes_per_s"]]
-    about = {
+    numbers = scores._asdict()
+    each = numbers.pop("each")
+    found = {
         **_about(run),
         "part": part,
         "episodes_seed": seed,
@@ -48,9 +50,13 @@ def judged(
         "train_episodes_per_s": statistics.median(speeds) if speeds else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
+        **(facts or {}),
+        "metric": "accuracy" if kind.ways else "mse",
+        **kind._asdict(),
+        "transductive": run.learner.transductive,
+        **numbers,
     }
-    found = row(scores, kind, run.learner.transductive, {**about, **(facts or {})})
-    return found | {"scores": scores.each} if by_task else found
+    return found | {"scores": each} if by_task else found
 
 
 def _about(run: Run) -> dict[str, Any]:
@@ -58,7 +64,7 @@ def _about(run: Run) -> dict[str, Any]:
     spec, own = run.spec, ("seed", "train_ways")  # which have a place of their own
     return {
         "learner": spec.learner,
-        "label": label(spec),
+        "label": spec.label(),
         "data": spec.data,
         "task_ways": spec.ways,
         "train_ways": spec.train_ways,

@@ -121,8 +121,8 @@ def _own(run: "Run") -> str:
         return ""
     again = ", ".join(f"{part}=My{part.capitalize()}()" for part in parts)
     return (
-        f"it was made with a {' and a '.join(parts)} of your own, which the shell cannot make; once, from Python: "
-        f"from warpi.figures.measure import measure; measure({str(run.path)!r}, {again})"
+        f"it was made with a {' and a '.join(parts)} of your own; give its file, warpi --use FILE.py figures ..., or "
+        f"once, from Python: from warpi.figures.measure import measure; measure({str(run.path)!r}, {again})"
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from warpi import own
 from warpi.errors import UserError
 from warpi.noise import Noise
 from warpi.report import find_runs, to_rich, write_report
@@ -135,7 +136,7 @@ def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | No
             for line in died:
                 board.say(line)
     if caught:
-        again = shlex.join(["warpi", "sweep", *command])
+        again = shlex.join(["warpi", *own.flags(), "sweep", *command])
         print(f"warpi: stopped by {signal.Signals(caught[0]).name}; go on with: {again}", file=sys.stderr)
         return 128 + caught[0]
     return _report(plan, board.failed, time.monotonic() - began, json_file)
@@ -149,7 +150,7 @@ def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
         data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
         noise = Noise.parse(data.noise)
         files = (data.data, data.root, data.label, data.drop, data.image_size, data.meta_data)
-        if (read := (*files, noise.source, dict(noise.options).get("from"))) not in seen:
+        if (read := (*files, noise.source and str(noise), dict(noise.options).get("from"))) not in seen:
             seen.add(read)
             try:
                 _, dataset, _, _, other = read_all(data)
@@ -202,7 +203,8 @@ def _workers(
     """A process for each device or CPU job; what they say goes to the board. Returns how those ended that died."""
     told: queue.Queue[Event] = queue.Queue()
     how = ["--jobs", str(means.jobs)] if means.cpu else ["--per-gpu", str(means.per_gpu or "auto")]
-    base = [sys.executable, "-m", "warpi", "sweep", *_without(command, "--device", "--jobs", "--per-gpu", "--json")]
+    kept = _without(command, "--device", "--jobs", "--per-gpu", "--json")
+    base = [sys.executable, "-m", "warpi", *own.flags(), "sweep", *kept]
     with ExitStack() as held:
         workers, listeners = [], []
         for device in processes:

@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from warpi import checkpoint
+from warpi import checkpoint, own
 from warpi.atomic import Busy, one_writer, write_atomically
-from warpi.data import DATASETS
+from warpi.data import DATASETS, SUITED
 from warpi.errors import UserError
 from warpi.methods import METHODS
 from warpi.run import read_spec
@@ -78,7 +78,8 @@ def why_not_kept(path: Path, settings: Settings) -> str | None:
     """Why a folder is none with the results, all of them, of a run that was done with these settings; None: it is."""
     if absent := [name for name in KEPT if not (path / name).exists()]:
         return f"there is no {absent[0]}"
-    if changed := _difference(_read(path / "sweep.json") or {}, settings) or _other_defaults(path, settings):
+    changed = _difference(_read(path / "sweep.json") or {}, settings) or _other_defaults(path, settings)
+    if changed := changed or _other_file(path, settings):
         return f"it was run with {changed[0]}, not with {changed[1]}"
     return None if _whole(path) else "its results.jsonl does not hold every epoch"
 
@@ -97,6 +98,19 @@ def _other_defaults(path: Path, settings: Settings) -> tuple[str, str] | None:
         for key, value in now[part].items():
             if (was := stored["spec"][part].get(key, value)) != value:
                 return f"{key} = {was!r}", f"{key} = {value!r}"
+    return None
+
+
+def _other_file(path: Path, settings: Settings) -> tuple[str, str] | None:
+    """The first hyper-parameter that a method of the user's own (`own`) had another value of, and no setting asks for:
+    as it was, and as it is."""
+    method = METHODS[settings["method"]]
+    if settings["method"] not in own.METHOD_FILES or (stored := read_spec(path)) is None:
+        return None
+    for key, value in json.loads(json.dumps(asdict(method))).items():
+        said = key in settings or f"{type(method).__name__}.{key}" in SUITED
+        if not said and (was := stored["spec"]["options"].get(key, value)) != value:
+            return f"{key} = {was!r}", f"{key} = {value!r}"
     return None
 
 
@@ -123,7 +137,7 @@ def _look(path: Path, settings: Settings) -> State:
     epoch, epochs = _length(path)
     known, done = _read(path / "sweep.json"), (path / "done").exists()
     begun = done or checkpoint.exists(path / "checkpoint.safetensors")
-    if begun and known is not None and (changed := _difference(known, settings)):
+    if begun and known is not None and (changed := _difference(known, settings) or _other_file(path, settings)):
         before, after = changed
         raise UserError(f"{path} was begun with {before}, not with {after}; choose another --out to change it")
     if done and not _whole(path):

@@ -145,17 +145,22 @@ def _read_changes(changes: Iterable[str], methods: dict[str, Settings]) -> Setti
     return made
 
 
-@cache
 def _known() -> set[str]:
     """Every setting that some run may have."""
-    return {*_OWN, *(f.name for cls in (DataSpec, Recipe, *map(type, METHODS.values())) for f in fields(cls))}
+    return _of(tuple(map(type, METHODS.values())))[0]
 
 
-@cache
 def _lists() -> set[str]:
     """Settings that are lists themselves."""
-    hints = [get_type_hints(cls) for cls in (DataSpec, Recipe, *map(type, METHODS.values()))]
-    return {name for each in hints for name, hint in each.items() if get_origin(hint) is tuple}
+    return _of(tuple(map(type, METHODS.values())))[1]
+
+
+@cache  # by the methods, which those of a file of the user's own may join
+def _of(methods: tuple[type, ...]) -> tuple[set[str], set[str]]:
+    classes = (DataSpec, Recipe, *methods)
+    hints = [get_type_hints(cls) for cls in classes]
+    lists = {name for each in hints for name, hint in each.items() if get_origin(hint) is tuple}
+    return {*_OWN, *(f.name for cls in classes for f in fields(cls))}, lists
 
 
 def _is_axis(key: str, value: object) -> bool:
