@@ -20,6 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of whole processes come first: each takes long, and at the end one worker would wait for another's."""
+    slow = ("test_faults.py", "test_parallel.py", "test_review_browser.py", "test_sweep.py")
+    items.sort(key=lambda item: item.path.name not in slow)
+
+
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return read_digits()

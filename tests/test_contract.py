@@ -7,10 +7,11 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from itertools import combinations, islice
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -55,6 +56,32 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)
+
+
+class Whole(NamedTuple):
+    """A run without interruption."""
+
+    records: list[Record]
+    state: dict[str, Any]  # what its last checkpoint holds
+    n: int  # items that `train` yields in an epoch: a step each, and the record
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tiny: MethodTask, pictures: MethodTask, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str, Recipe], Whole]:
+    """A method trained on some data, once for all tests that compare with it."""
+
+    @cache
+    def found(name: str, data: str, recipe: Recipe) -> Whole:
+        with seeded(1):
+            method, task = make_method(name), {"tiny": tiny, "pictures": pictures}[data]
+            method.start(task[0], recipe)
+            items = list(train(method, *task))
+            records = [item for item in items if item is not None]
+            return Whole(records, stored(method, tmp_path_factory.mktemp("whole") / name), items.index(records[0]) + 1)
+
+    return found
 
 
 def untimed(records: list[Record]) -> list[Record]:
@@ -166,18 +193,18 @@ def test_logs_cost_no_graph(name: str, tiny: MethodTask) -> None:
             assert isinstance(value, float) or (value.ndim == 0 and not value.requires_grad), key
 
 
-def test_the_same_seed_gives_the_same_run(name: str, tiny: MethodTask, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run(name: str, tiny: MethodTask, whole: Any, tmp_path: Path) -> None:
     """Whatever was drawn from the global generators before: methods have their own."""
-    first, records = trained(name, tiny)
+    records, state, _ = whole(name, "tiny", RECIPE)
     with seeded(12345):
         again, same_records = trained(name, tiny)
         torch.rand(1)
     assert untimed(records) == untimed(same_records)
-    assert same(stored(first, tmp_path / "a")["method"], stored(again, tmp_path / "b")["method"])
+    assert same(state["method"], stored(again, tmp_path / "again")["method"])
 
     other, other_records = trained(name, tiny, replace(RECIPE, seed=8))
     assert untimed(records) != untimed(other_records)
-    for a, b in zip(first.nets, other.nets, strict=True):
+    for a, b in zip(again.nets, other.nets, strict=True):
         assert not any(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True) if p.ndim > 1)
 
 
@@ -203,13 +230,6 @@ def test_a_run_leaves_the_global_generators_alone(name: str, tmp_path: Path) -> 
     )
     assert global_states() == before
     assert (done.path / "done").exists()
-
-
-def steps_of(name: str, task: MethodTask) -> int:
-    """Items that `train` yields in one epoch: a step each, and the record."""
-    method = make_method(name)
-    method.start(task[0], RECIPE)
-    return 1 + sum(1 for _ in method.epoch(0))
 
 
 CUTS: dict[str, Callable[[int], int]] = {
@@ -244,19 +264,16 @@ RECIPES = {
 @pytest.mark.parametrize("data", RECIPES)
 @pytest.mark.parametrize("cut", CUTS)
 def test_goes_on_as_if_never_interrupted(
-    name: str, cut: str, data: str, request: pytest.FixtureRequest, tmp_path: Path
+    name: str, cut: str, data: str, whole: Any, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     task, recipe = request.getfixturevalue(data), RECIPES[data]
     if cut != "at the end of an epoch" and not METHODS[name].resumes_mid_epoch:
         pytest.skip(f"{name} says that it cannot")
-    with seeded(1):
-        whole, records = trained(name, task, recipe)
-        wanted = stored(whole, tmp_path / "whole")
-
+    records, wanted, n = whole(name, data, recipe)
     with seeded(1):
         broken, at = make_method(name), Position()
         broken.start(task[0], recipe)
-        seen = [r for r in islice(train(broken, *task, at), CUTS[cut](steps_of(name, task))) if r is not None]
+        seen = [r for r in islice(train(broken, *task, at), CUTS[cut](n)) if r is not None]
         stored(broken, tmp_path / "broken", at)
     with seeded(2):
         state = checkpoint.load(tmp_path / "broken")
@@ -270,15 +287,14 @@ def test_goes_on_as_if_never_interrupted(
     assert untimed(seen + rest) == untimed(records)
 
 
-def test_checkpoints_what_it_holds(name: str, tiny: MethodTask, tmp_path: Path) -> None:
+def test_checkpoints_what_it_holds(name: str, tiny: MethodTask, whole: Any, tmp_path: Path) -> None:
     """A started method is unlike a trained one, and becomes it by `restore`."""
-    method, _ = trained(name, tiny)
+    state = whole(name, "tiny", RECIPE).state["method"]
     fresh = make_method(name)
     fresh.start(tiny[0], RECIPE)
-    state = stored(method, tmp_path / "a")["method"]
-    assert not same(state, stored(fresh, tmp_path / "b")["method"])
+    assert not same(state, stored(fresh, tmp_path / "a")["method"])
     checkpoint.restore(fresh, copy.deepcopy(state))
-    assert same(state, stored(fresh, tmp_path / "c")["method"])
+    assert same(state, stored(fresh, tmp_path / "b")["method"])
 
 
 # --- what it asks for -----------------------------------------------------------------------------------------------
@@ -297,11 +313,11 @@ def test_says_what_it_lacks(name: str, tiny: MethodTask) -> None:
             make_method(name).start(replace(task, noise_rate=None), RECIPE)
 
 
-def test_does_not_look_at_what_it_says_it_does_not_need(name: str, tiny: MethodTask) -> None:
+def test_does_not_look_at_what_it_says_it_does_not_need(name: str, tiny: MethodTask, whole: Any) -> None:
     """Without `needs_noise_rate` a method gives the same numbers whatever the oracle says; nobody looks at val."""
     task, truth = tiny
-    _, records = trained(name, tiny)
     blind = replace(task, val=None, noise_rate=task.noise_rate if METHODS[name].needs_noise_rate else None)
     _, blind_records = trained(name, (blind, truth))
-    without_val = [{k: v for k, v in r.items() if not k.startswith("val_")} for r in untimed(records)]
+    records = untimed(whole(name, "tiny", RECIPE).records)
+    without_val = [{k: v for k, v in r.items() if not k.startswith("val_")} for r in records]
     assert without_val == untimed(blind_records)

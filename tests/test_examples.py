@@ -79,6 +79,11 @@ def test_own_method() -> None:
     assert module["accuracy"](module["GCE"](), 8) > module["accuracy"](module["CE"](), 8)
 
 
+def test_own_meta_method() -> None:
+    module = runpy.run_path(str(ROOT / "examples" / "own_meta_method.py"))
+    assert module["accuracy"](module["METHODS"]["entropy_weight"], 12) > module["accuracy"](module["CE"](), 12)
+
+
 def test_scikit_learn_grid_search() -> None:
     """Worker processes included: the classifier and the trusted rows travel there and back."""
     main = runpy.run_path(str(ROOT / "examples" / "sklearn_grid_search.py"))["main"]

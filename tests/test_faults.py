@@ -1,6 +1,6 @@
 """Processes that die: whatever moment it is, the run goes on from its last checkpoint and ends as if nothing had been.
 
-Processes are forked from a server that has imported everything, since torch alone takes seconds; some are started from
+Processes are forked from a server that has imported everything, since torch alone takes seconds; one is started from
 nothing, as a user's are. Moments of death are drawn in units of the time that a step takes on this machine.
 """
 
@@ -49,6 +49,9 @@ with TemporaryDirectory() as folder:  # what torch imports late is imported now
 print("ready", flush=True)
 for line in sys.stdin:
     job = json.loads(line)
+    if "wait" in job:
+        print("code", os.waitstatus_to_exitcode(os.waitpid(job["wait"], 0)[1]), flush=True)
+        continue
     pid = os.fork()
     if pid == 0:
         code = 99
@@ -64,7 +67,6 @@ for line in sys.stdin:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(code)
     print("pid", pid, flush=True)
-    print("code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
@@ -103,34 +105,39 @@ class Child:
 
 
 class Server:
-    """Forks one process at a time."""
+    """Forks processes."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", SERVER, json.dumps(FIT)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
         )
-        self.child: Child | None = None
+        self.children: list[Child] = []
         self._read("ready")
 
-    def _read(self, word: str) -> str:
-        """The rest of the next line, which must begin with `word`: an exit code is never taken for a process."""
+    def _read(self, word: str) -> int:
+        """The number in the next line, which must begin with `word`: an exit code is never taken for a process."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith(word), line
-        return line.removeprefix(word)
+        return int(line.removeprefix(word).strip() or 0)
 
-    def start(self, **job: Any) -> Child:
-        self.clear()
+    def _ask(self, word: str, **job: Any) -> int:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
-        self.child = Child(int(self._read("pid")), lambda: int(self._read("code")))
-        return self.child
+        return self._read(word)
+
+    def start(self, **job: Any) -> Child:
+        pid = self._ask("pid", **job)
+        self.children.append(Child(pid, lambda: self._ask("code", wait=pid)))
+        return self.children[-1]
 
     def clear(self) -> None:
-        if self.child is not None and self.child.code is None:  # a test has failed and left it
-            self.child.send(signal.SIGKILL)
+        for child in self.children:
+            if child.code is None:  # a test has failed and left it
+                child.send(signal.SIGKILL)
+        self.children.clear()
 
     def stop(self) -> None:
         self.clear()
@@ -235,6 +242,7 @@ def step(undisturbed: Lab) -> float:
 def lab(server: Server, tmp_path: Path) -> Iterator[Lab]:
     made = Lab(server, tmp_path)
     yield made
+    server.clear()
     for process in made.fresh:  # still there where a test has failed
         process.kill()
         process.wait()
@@ -246,7 +254,7 @@ def test_killed_again_and_again(undisturbed: Lab, lab: Lab, step: float, seed: i
     chance = random.Random(seed)
     deaths: list[tuple[int, int]] = []
     for attempt in range(100):
-        child = lab.start(seconds=chance.choice([0, 3, 6]) * step, fresh=(seed, attempt) == (0, 4))
+        child = lab.start(seconds=chance.choice([0, 3, 6]) * step)
         if len(deaths) < 12:
             if attempt == 0:  # before there is any checkpoint
                 wait_for(child, lab.out / "spec.json", 1)
@@ -306,7 +314,7 @@ def test_killed_while_it_writes(server: Server, tmp_path: Path) -> None:
     a_write = (time.perf_counter() - began) / 10
     assert first.send(signal.SIGKILL) == -signal.SIGKILL
     n, n_halves = 10, 0
-    for k in range(200):
+    for k in range(100):
         child = server.start(file=str(file), n=n + 1, log=str(log))
         wait_for(child, file, chance.randint(0, 1))  # a process needs a while before its first write
         if k % 2:
@@ -323,12 +331,12 @@ def test_killed_while_it_writes(server: Server, tmp_path: Path) -> None:
         assert state["n"] >= n, "what was stored is stored"
         assert (state["x"] == state["n"]).all()
         n = state["n"]
-    assert n > 80
-    assert n_halves > 20, "some of these moments lay within a write"
+    assert n > 40
+    assert n_halves > 10, "some of these moments lay within a write"
 
 
 def test_two_processes_in_one_folder(undisturbed: Lab, lab: Lab) -> None:
-    first = lab.start(seconds=0.0, fresh=True)
+    first = lab.start(seconds=0.0)
     wait_for(first, lab.file, 2)
     os.kill(first.pid, signal.SIGSTOP)  # it must not come to its end meanwhile
     assert not (lab.out / "done").exists()

@@ -22,6 +22,7 @@ from warpi.errors import UserError
 from warpi.manifest import labels_hash
 from warpi.matrix import read_matrix
 from warpi.noise import Noise
+from warpi.report.runs import find_runs, group
 from warpi.task import make_task
 
 FIXED = settings(max_examples=25, deadline=None, derandomize=True)
@@ -343,6 +344,11 @@ def test_a_run_goes_on_only_with_the_same_matrix(tmp_path: Path, capsys: pytest.
     np.save(file, some_matrix(10, 4).numpy())
     assert main(again) == 2
     assert "has changed: noise_sha256 was" in capsys.readouterr().err
+    other = str(tmp_path / "other")
+    assert main(["fit", *few, "--noise", f"matrix:{file}", "--seed", "1", "--out", other]) == 0
+    labels = [e.label for e in group(find_runs([Path(run), Path(other)]))]
+    assert len(labels) == 2, "two states of one file are not two seeds of one experiment"
+    assert all(label.startswith("ce (labels ") for label in labels)
     file.unlink()
     assert main(again) == 2
     assert f"there is no file {file}" in capsys.readouterr().err

@@ -392,6 +392,7 @@ MISTAKES = {
     "arguments, or not from its fields (A.__init__() missing 1 required positional argument: 'q'); make it a",
     f"@dataclass\nclass A(Method):\n    q: int = field(default=1, init=False)\n{STEP}METHODS = {{'a': A()}}": "A "
     "cannot be made without arguments, or not from its fields (",
+    "class A(CE):\n    q: float = 1.0\nMETHODS = {'a': A()}": "'q' of A is no field; write @dataclass above the class",
     "@dataclass\nclass A(CE):\n    lr: float = 1.0\nMETHODS = {'a': A()}": "A has a field 'lr', which every run has",
     "@dataclass\nclass A(CE):\n    device: str = 'x'\nMETHODS = {'a': A()}": "A has a field 'device', which every run",
     "@dataclass\nclass A(CE):\n    ok: int = 1\n    q: dict = field(default_factory=dict)\nMETHODS = {'a': A()}": "the "

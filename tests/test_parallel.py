@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -270,12 +271,27 @@ def do_fit_and_fail(out: str, how: str) -> None:
         raise SystemExit(2) from e
 
 
+RANK = """#!/bin/sh
+exec 2> /dev/null
+trap 'sleep 0.2; touch "$0.stored$RANK"; exit 143' TERM
+touch "$0.begun$RANK"
+while :; do sleep 0.02; done
+"""
+
+
+def do_launch(rank: str) -> None:
+    """The launcher with ranks that are a script in the place of python."""
+    sys.executable = rank
+    raise SystemExit(parallel.launch(2, ["fit"], Path("run")))
+
+
 # --- the server that forks ranks --------------------------------------------------------------------------------------
 
 
 def serve() -> None:
     with doubles():
         trained("warpi", Normed)  # what torch imports late is imported now
+    import_module("torch.distributed.launcher.api")
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -549,12 +565,6 @@ class Run:
         at = checkpoint.load(self.file)["position"]
         return at["epoch"], at["step"]
 
-    def beyond(self, known: tuple[int, int]) -> bool:
-        """Whether there is a later checkpoint; while one takes the place of another, there is none to read."""
-        with contextlib.suppress(UserError):
-            return self.position() > known
-        return False
-
     def assert_like(self, other: "Run") -> None:
         """The same up to rounding in float32."""
         assert (self.out / "done").exists()
@@ -605,12 +615,13 @@ def test_a_run_of_two_ranks(alone: Run, undisturbed: Run) -> None:
 def test_a_run_goes_on_with_other_ranks(
     server: Server, alone: Run, undisturbed: Run, tmp_path: Path, before: int, after: int
 ) -> None:
-    """One rank alone is asked to stop, in the middle of an epoch: all store and stop."""
+    """One rank alone, or each of them, as a launcher does, is asked to stop within an epoch: all store and stop."""
     run = Run(tmp_path / "run")
     argv = [*FIT, "--threads", "1", "--out", str(run.out), "--resume"]
     ranks = server.start(before, [*argv, "--checkpoint-seconds", "0"])
     wait_until(run.file.exists, ranks.log)
-    os.kill(ranks.pids[-1], signal.SIGTERM)
+    for pid in ranks.pids if before == after else ranks.pids[-1:]:
+        os.kill(pid, signal.SIGTERM)
     assert ranks.codes() == [143] * before
     again = ["warpi", "fit", "--out", str(run.out), "--resume"] + ["--devices", "2", "--device", "cpu"] * (before == 2)
     assert ranks.log() == f"warpi: stopped by SIGTERM; go on with: {shlex.join(again)}\n", "said once"
@@ -666,7 +677,7 @@ def children(pid: int) -> dict[str, int]:
 
 @pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="watches processes through /proc")
 def test_devices_starts_ranks_that_may_die(server: Server, tmp_path: Path) -> None:
-    """`warpi fit --devices 2` starts ranks from nothing: one is killed, all are asked to stop, all come to an end."""
+    """`warpi fit --devices 2` starts ranks from nothing: one is killed, and the next come to an end."""
     run, alone = Run(tmp_path / "run"), Run(tmp_path / "alone")
     quick = [*FIT, "--method", "ce", "--epochs", "8", "--lr", "0.01"]  # its steps wait for no late import
     server.run(1, [*quick, "--out", str(alone.out)])
@@ -679,18 +690,24 @@ def test_devices_starts_ranks_that_may_die(server: Server, tmp_path: Path) -> No
     again = shlex.join(["warpi", *argv, "--resume"])
     line = f"warpi: rank 1 was killed by SIGKILL; go on from the last checkpoint in {run.out} with: {again}\n"
     assert launcher.log() == line
-    known = run.position()
-
-    launcher = server.start(1, [*argv, "--resume"])
-    wait_until(lambda: run.beyond(known), launcher.log)
-    os.kill(launcher.pids[0], signal.SIGTERM)
-    assert launcher.codes(20.0) == [143]
-    again = shlex.join(["warpi", "fit", "--out", str(run.out), "--resume", "--devices", "2", "--device", "cpu"])
-    assert launcher.log() == f"warpi: stopped by SIGTERM; go on with: {again}\n"
+    assert not (run.out / "done").exists()
 
     launcher = server.run(1, [*argv, "--resume"])
     assert launcher.log() == ""
     run.assert_like(alone)
+
+
+def test_devices_asked_to_stop_waits_for_its_ranks(server: Server, tmp_path: Path) -> None:
+    """They may be storing. What ranks do that all are asked at once is shown above; these take their time."""
+    rank = tmp_path / "rank"
+    rank.write_text(RANK)
+    rank.chmod(0o755)
+    launcher = server.start(1, "do_launch", rank=str(rank))
+    wait_until(lambda: len(list(tmp_path.glob("rank.begun?"))) == 2, launcher.log)
+    os.kill(launcher.pids[0], signal.SIGTERM)
+    assert launcher.codes(20.0) == [143], launcher.log()
+    assert {path.name for path in tmp_path.glob("rank.stored?")} == {"rank.stored0", "rank.stored1"}
+    assert launcher.log() == "", "a rank says it"
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from warpi.errors import UserError
 from warpi.losses import cross_entropy
 from warpi.method import Method, descend
 from warpi.methods import METHODS, WarPI
+from warpi.methods.mwnet import MWNet
 from warpi.methods.plain import CE
 from warpi.recipe import Recipe
 from warpi.run import Stopped, fit, pick_device, prepare
@@ -965,6 +966,21 @@ class Wide(CE):
         return {"loss": batch.y.float()}
 
 
+class Loud(CE):
+    def step(self, batch: Batch) -> Log:
+        return {**super().step(batch), "test_acc": torch.tensor(99.0)}
+
+
+class Raw(CE):
+    def predict(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+class Quiet(MWNet):
+    needs_meta: ClassVar[bool] = False
+
+
 class Sized(nn.Module):
     def __init__(self, n: int = 64, k: int = 10) -> None:
         super().__init__()
@@ -973,6 +989,13 @@ class Sized(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc(x)
         return out
+
+
+def test_logits_are_no_probabilities(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Raw.predict gave rows that are no probabilities; end it with .softmax"):
+        fit(tmp_path / "run", **{**QUICK, "method": Raw()})
+    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*take the Softmax off"):
+        fit(tmp_path / "soft", **{**QUICK, "method": "ce", "net": nn.Sequential(Sized(), nn.Softmax(1))})
 
 
 @pytest.mark.parametrize(
@@ -986,6 +1009,8 @@ class Sized(nn.Module):
             {"method": Silent()},
             r'Silent.step gave None, a dict of numbers is needed; end it with return \{"loss": loss',
         ),
+        ({"method": Loud()}, "Loud.step gave 'test_acc', which is what the engine writes itself; choose another name"),
+        ({"method": Quiet()}, "Quiet takes a meta step and does not say so; give the class `needs_meta"),
         ({"method": Wide()}, r"Wide.step gave a tensor of shape \(\d+,\) as 'loss', one number is needed"),
         (
             {"method": "ce", "net": Sized},

@@ -866,20 +866,30 @@ def until(happened: Callable[[], object], process: "subprocess.Popen[str] | None
         time.sleep(0.002)
 
 
-def test_stopped_and_killed_and_taken_up_again(tmp_path: Path, undisturbed: Path) -> None:
+def test_stopped_and_killed_and_taken_up_again(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """SIGTERM in the first run, kill -9 in the third: the end is as if nothing had been."""
     file, out = tiny(tmp_path, 4, 8, LONGER), tmp_path / "runs"
-    first = start(file, out, "--jobs", "1")
-    until((out / "ce_pair-0.4_seed0" / "spec.json").exists, first)
-    first.send_signal(signal.SIGTERM)
-    _, errors = first.communicate()
-    assert first.returncode == 143, errors
-    assert errors == f"warpi: stopped by SIGTERM; go on with: warpi sweep {file} --out {out} --device cpu --jobs 1\n"
-    assert list(out.glob("*/checkpoint.safetensors")), "stored at once"
-    second = start(file, out, "--jobs", "1")
-    until((out / "warpi_pair-0.4_seed0" / "checkpoint.safetensors").exists, second)
-    second.kill()
-    second.communicate()
+    tell = Board.tell
+
+    def hear(board: Board, event: Event) -> None:
+        tell(board, event)
+        if event.what == "begun":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "tell", hear)
+        assert sweep(file, out, "--jobs", "1") == 143
+    again = f"warpi sweep {file} --out {out} --device cpu --jobs 1"
+    assert capsys.readouterr().err == f"warpi: stopped by SIGTERM; go on with: {again}\n"
+    (stored,) = out.glob("*/checkpoint.safetensors")
+    assert stored.parent.name == "ce_pair-0.4_seed0"
+    assert checkpoint.load(stored)["position"]["epoch"] == 0, "stored at once"
+    process = start(file, out, "--jobs", "1")
+    until((out / "warpi_pair-0.4_seed0" / "checkpoint.safetensors").exists, process)
+    process.kill()
+    process.communicate()
     assert not (out / "warpi_pair-0.4_seed1" / "done").exists(), "it was in the middle of its work"
     assert sweep(file, out, "--jobs", "1") == 0
     for path in (out / name for name in names(read_plan(file))):

@@ -66,4 +66,6 @@ def __getattr__(name: str) -> Any:
     for module, names in _HOME.items():
         if name in names:
             return getattr(import_module(module), name)
+    if name in ("audit", "fewshot", "own"):
+        return import_module(f"warpi.{name}")
     raise AttributeError(f"module 'warpi' has no attribute {name!r}")

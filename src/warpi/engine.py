@@ -93,6 +93,9 @@ def score(method: Method, task: Task, truth: Truth | None, at: Position | None =
     def predict(x: Tensor) -> Tensor:
         p = method.predict(x)
         _check_finite({"a prediction": p}, method, at or Position())
+        if not bool(((p >= -1e-4).all(1) & ((p.sum(1) - 1).abs() < 0.01)).all()):
+            name = type(method).__name__
+            raise UserError(f"{name}.predict gave rows that are no probabilities; end it with .softmax(dim=1)")
         return p
 
     record: Record = {}
@@ -123,6 +126,8 @@ def check_log(log: Log, method: Method) -> None:
         got = "None" if log is None else type(log).__name__
         raise UserError(f'{name}.step gave {got}, a dict of numbers is needed; end it with return {{"loss": loss}}')
     for key, value in log.items():
+        if key in ("epoch", "lr", "seconds") or str(key).startswith(("val_", "test_")):
+            raise UserError(f"{name}.step gave {key!r}, which is what the engine writes itself; choose another name")
         if not isinstance(value, SupportsFloat) or (isinstance(value, Tensor) and value.numel() != 1):
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UserError(f"{name}.step gave {got} as {key!r}, one number is needed; average it, or leave it out")

@@ -31,7 +31,7 @@ from warpi.data.reading import few
 from warpi.engine import Record, train
 from warpi.errors import UserError, unknown
 from warpi.export import Classifier, write_onnx
-from warpi.method import Method, evaluating
+from warpi.method import Method
 from warpi.methods import METHODS
 from warpi.nets import NETS, Build, make_net
 from warpi.recipe import Recipe
@@ -303,7 +303,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
         settings = plain({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
         defaults = defaults_for((1,) if self.net == "mlp" else task.shape)
-        net, is_own = _usable(self.net), not isinstance(self.net, str)
+        net = _usable(self.net)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
             _, base = named(method)
@@ -312,8 +312,6 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             learner = replace(base, **options)
             learner.start(task, recipe)
             learner.check_twins()
-            nonlocal is_own
-            is_own = is_own and _tell_probabilities(learner)
             check_batches(learner)
             return learner, [record for record in train(learner, task) if record]
 
@@ -394,20 +392,6 @@ def _trainable(net: Any) -> Any:
             f"the network {type(net).__name__} has no parameters that are trained; requires_grad_(True) on some of them"
         )
     return net
-
-
-def _tell_probabilities(learner: Method) -> bool:
-    """Warn where the network gives probabilities. False: once is enough."""
-    net = learner.net
-    with seeded(0), torch.no_grad(), evaluating([net]):
-        z = net(next(learner.task.train.batches(8)).x)
-    if bool((z >= 0).all()) and bool(((z.sum(1) - 1).abs() < 1e-3).all()):
-        warnings.warn(
-            f"the outputs of {type(net).__name__} are probabilities (a Softmax at its end?), logits are expected: it "
-            "will learn badly; take the Softmax off",
-            stacklevel=5,
-        )
-    return False
 
 
 def _scale(task: Task) -> Scale:

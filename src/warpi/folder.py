@@ -109,6 +109,7 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
             "n_parameters": sum(p.numel() for p in learner.net.parameters()),
             "inputs_sha256": spec.inputs_sha256,
             "noise_sha256": truth.noise_hash,
+            "noise_file_sha256": _digest(Noise.parse(spec.data.noise).file),
             "wrong_share": task.noise_rate,
             "test_labels": "clean" if truth.test_is_clean else "given",
             "needs_meta": spec.base.needs_meta,
@@ -128,12 +129,17 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
     }
 
 
+def _digest(file: str | None) -> str | None:
+    """Of the file that labels come from, or are drawn by: runs of two states of it are two experiments."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+
+
 def same_settings(
     stored: dict[str, Any], settings: Mapping[str, Any], method: str | Method | None, path: Path
 ) -> tuple[dict[str, Any], str | Method]:
     """The settings of the stored run; those given again must be the same."""
     spec, again = stored["spec"], method
-    if isinstance(method, Method):
+    if method is not None and not isinstance(method, str):
         settings, (method, _) = {**plain(asdict(method)), **settings}, named(method)
     if isinstance(settings.get("noise"), str):
         settings = {**settings, "noise": str(Noise.parse(settings["noise"]))}
@@ -227,8 +233,16 @@ def _settled(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
     """What the stored settings lead to now must be what they led to then."""
-    if _settled(stored["spec"]) != _settled(now["spec"]):
-        raise UserError(f"{path} was made by other defaults (version {stored.get('version')}); choose another --out")
+    before, after = _settled(stored["spec"]), _settled(now["spec"])
+    if before != after:
+        absent, flat = "absent", ({**spec, **spec["options"], **spec["recipe"]} for spec in (before, after))
+        was, got = ({k: v for k, v in each.items() if k not in ("options", "recipe")} for each in flat)
+        name = next(k for k in {**was, **got} if was.get(k, absent) != got.get(k, absent))
+        raise UserError(
+            f"{path} was made by other defaults (version {stored.get('version')}): {name} was "
+            f"{was.get(name, absent)!r}, is {got.get(name, absent)!r}; put it back as it was, or train again with "
+            "another --out"
+        )
     _same_file(stored["spec"], now["spec"], path)
     for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"):
         was, got = stored["facts"].get(name), now["facts"][name]

@@ -47,6 +47,7 @@ def bilevel_step(
     `trusted` or the next of the loader. What phi should minimise besides is its `own_loss`. The recipe may ask for a
     meta step now and then only, or for the real step in the place of the virtual one.
     """
+    _check_trusted(method)
     phi, real_first = list(phi), method.recipe.meta_order == "real"
     alpha = method.lr if alpha is None or real_first else alpha
     noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step)
@@ -79,6 +80,15 @@ def bilevel_step(
     return {"loss": value.detach(), "meta_loss": judged}
 
 
+def _check_trusted(method: Method) -> None:
+    """A method that does not say it would be listed among those that need no trusted data."""
+    if not method.needs_meta:
+        name = type(method).__name__
+        raise UserError(
+            f"{name} takes a meta step and does not say so; give the class `needs_meta = True` (a ClassVar)"
+        )
+
+
 def batch_gradient(
     method: Method, noisy: Forward, loss: LogitLoss, phi: Tensor, alpha: float | Tensor, *, shared: bool
 ) -> tuple[Tensor, Tensor]:
@@ -86,6 +96,7 @@ def batch_gradient(
 
     It belongs to the examples of the batch, of which every rank has its own, or is `shared` by all of them.
     """
+    _check_trusted(method)
     if method.recipe.meta_every > 1 or method.recipe.meta_order == "real":
         raise UserError(
             f"{type(method).__name__} learns its weights anew for every batch, before its step; "

@@ -182,6 +182,10 @@ def _method(method: object, place: str) -> Method:
             "whose fields, its hyper-parameters, all have defaults"
         ) from e
     names = [f.name for f in fields(method)]
+    for cls in type(method).__mro__:
+        for name, hint in inspect.get_annotations(cls).items() if issubclass(cls, Method) and cls is not Method else ():
+            if name not in names and "ClassVar" not in str(hint):
+                raise UserError(f"{place}: {name!r} of {cls.__name__} is no field; write @dataclass above the class")
     for name in names:
         if name in _TAKEN:
             raise UserError(f"{place}: {kind} has a field {name!r}, which every run has; call it something else")

@@ -111,6 +111,12 @@ def _check_output(net: nn.Module, shape: tuple[int, ...], n_classes: int) -> Non
     finally:
         for module, mode in modes:
             module.training = mode
+    if isinstance(z, Tensor) and bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all()):
+        warnings.warn(
+            f"the outputs of {name} are probabilities (a Softmax at its end?), logits are expected: it will learn "
+            "badly; take the Softmax off",
+            stacklevel=2,
+        )
     if not isinstance(z, Tensor) or tuple(z.shape) != (2, n_classes):
         got = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         raise UserError(

@@ -15,6 +15,7 @@ from warpi.settings import join_names
 
 _FORMAT = "warpi-run/1"
 _FACTS = {"n_classes": "{} classes", "inputs_sha256": "inputs {:.8}", "n_parameters": "{} parameters"}
+_FACTS["noise_file_sha256"] = "labels {:.8}"  # the file that --noise names
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
 
 

@@ -1,0 +1,61 @@
+"""Your own meta method: a small network weighs examples by loss and entropy, and learns from trusted ones how.
+
+python examples/own_meta_method.py
+warpi --use examples/own_meta_method.py fit --data digits --noise pair:0.4 --method entropy_weight --out runs/own
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi import CE, Batch, Log, Method, Recipe, Task, load_dataset, make_task, train
+from warpi.lookahead import bilevel_step
+from warpi.losses import cross_entropy
+from warpi.recipe import adam
+from warpi.rng import derive, seeded
+
+
+@dataclass
+class EntropyWeight(Method):
+    """w = V(loss, entropy): V is trained so that the classifier's next step does well on the trusted examples."""
+
+    needs_meta: ClassVar[bool] = True  # without trusted examples it cannot be trained, and tables say so
+    hidden: int = 32
+    meta_lr: float = 1e-3
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)  # the classifier `net`, its `optimizer`, the loaders
+        with seeded(derive(recipe.seed, "meta-network")):  # the same weights whenever this seed is run
+            V = nn.Sequential(nn.Linear(2, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid())
+        self.V = V.to(task.train.y.device)  # what start makes is stored, and goes on after a stop
+        self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
+
+    def step(self, batch: Batch) -> Log:
+        def weighted_loss(z: Tensor) -> Tensor:  # of the logits of the noisy batch, a function of V
+            losses, p = cross_entropy(z, batch.y), z.softmax(dim=1)  # [B], [B, K]
+            entropy = -(p * p.clamp_min(1e-9).log()).sum(1)  # [B]
+            w: Tensor = self.V(torch.stack([losses, entropy], dim=1).detach())[:, 0]  # [B]
+            return (w * losses).mean()
+
+        def meta_loss(z: Tensor, y: Tensor) -> Tensor:  # of the trusted batch, after the virtual step
+            return cross_entropy(z, y).mean()
+
+        return bilevel_step(self, batch, weighted_loss, meta_loss, self.V.parameters(), self.meta_optimizer)
+
+
+METHODS = {"entropy_weight": EntropyWeight()}
+
+
+def accuracy(method: Method, epochs: int = 30) -> float:
+    dataset, _ = load_dataset("digits")
+    task, truth = make_task(dataset, "uniform:0.4", meta=50, seed=0)
+    method.start(task, Recipe(net="mlp", epochs=epochs))
+    *_, last = (record for record in train(method, task, truth) if record)
+    return last["test_acc"]
+
+
+if __name__ == "__main__":
+    print(f"CE             {accuracy(CE()):.1f} %")
+    print(f"EntropyWeight  {accuracy(EntropyWeight()):.1f} %")
