@@ -398,6 +398,7 @@ class TestCorrupt:
         assert main([*FIT, "--noise", kind, "--seed", "7", "--out", str(tmp_path / "a")]) == 0
         assert main([*FIT, "--noise", f"given:{manifest}", "--seed", "7", "--out", str(tmp_path / "b")]) == 0
         facts = [json.loads((tmp_path / run / "spec.json").read_text())["facts"] for run in "ab"]
+        assert [each.pop("noise_file_sha256") is None for each in facts] == [True, False]
         assert facts[0] == facts[1]
         assert facts[0]["noise_sha256"] == said == json.loads(manifest.read_text())["sha256"]
         results = [(tmp_path / run / "results.jsonl").read_text().split('"seconds"')[0] for run in "ab"]

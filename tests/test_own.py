@@ -259,18 +259,6 @@ def test_a_sweep_in_two_processes_that_is_stopped_and_goes_on(mine: str, capsys:
     assert losses("alone") == losses("runs/cmp/mine_q05_given_seed0"), "the stop has left no trace"
 
 
-def test_a_run_goes_on_after_kill_9(mine: str) -> None:
-    argv = ["--use", mine, "fit", *FLAGS, *shlex.split("--epochs 6 --method mine --net small --q 0.9 --quiet")]
-    run = started(*argv, "--out", "runs/a")
-    run.kill()
-    run.communicate(timeout=60)
-    assert run.returncode == -signal.SIGKILL
-    assert main(["--use", mine, "fit", "--out", "runs/a", "--resume", "--quiet"]) == 0
-    assert main([*argv, "--out", "b"]) == 0
-    assert losses("runs/a") == losses("b")
-    assert len(losses("b")) == 6
-
-
 def test_a_run_without_its_file(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The message names what the file must have, and the commands that it names work."""
     assert main(["--use", mine, "fit", *FLAGS, "--method", "mine", "--net", "tiny", "--out", "a b"]) == 0
