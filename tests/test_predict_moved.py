@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import warpi
 from warpi import checkpoint
+from warpi.audit.reopen import reopen
 from warpi.carried import carried, task_of
 from warpi.cli import main
 from warpi.data import DATASETS
@@ -500,6 +501,21 @@ def test_a_run_of_an_older_version_that_goes_on(tmp_path: Path, monkeypatch: pyt
     assert checkpoint.digest(checkpoint.load(path / FILE)["method"]) == end
     forbid(monkeypatch)
     same(warpi.predict(path, new), before)
+
+
+def test_weights_of_an_earlier_epoch_are_not_the_end_of_a_run(tmp_path: Path) -> None:
+    path, new = tmp_path / "run", digits_file(tmp_path / "new.npz")
+    fit(path, **{**DIGITS, "epochs": 2}, method="ce")
+    (path / FILE).unlink()  # what is left is that of the first epoch
+    for look in (lambda: warpi.predict(path, new), lambda: reopen(path)):
+        with pytest.raises(UserError, match="is of epoch 1 of 2"):
+            look()
+
+
+def test_three_files_are_enough_of_an_older_run_too(runs: Path, tmp_path: Path) -> None:
+    old = older(runs / "digits", tmp_path / "old")
+    (old / "results.jsonl").unlink()
+    same(warpi.predict(old, runs / "new.npz"), warpi.predict(runs / "digits", runs / "new.npz"))
 
 
 def test_a_run_of_another_kind_of_device(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

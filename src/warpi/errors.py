@@ -14,7 +14,7 @@ def unknown(kind: str, got: str, allowed: Iterable[str]) -> UserError:
     near = nearest(got, names)
     listed = ", ".join(names[:60]) + (f", ... ({len(names)} in all)" if len(names) > 60 else "")
     own = f"; one of your own: warpi --use FILE.py ..., or warpi.fit({kind}=...)" if kind in ("method", "net") else ""
-    hint = f"did you mean {near!r}?" if near else f"allowed: {listed}{own}"
+    hint = (f"did you mean {near!r}?" if near else f"allowed: {listed}") + own
     return UserError(f"unknown {kind} {got!r}; {hint}")
 
 

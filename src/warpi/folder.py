@@ -243,25 +243,12 @@ def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
             f"{was.get(name, absent)!r}, is {got.get(name, absent)!r}; put it back as it was, or train again with "
             "another --out"
         )
-    _same_file(stored["spec"], now["spec"], path)
     for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"):
         was, got = stored["facts"].get(name), now["facts"][name]
         if was != got:
             raise UserError(
                 f"the data or the network of {path} has changed: {name} was {was}, is {got}; put it back as it was, or "
                 "train again with another --out"
-            )
-
-
-def _same_file(stored: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """What was taken from a method of a file of the user's own must stand there still; what was set, need not."""
-    method = now["method"]
-    for name, was in now["changed"].items():
-        if method in own.METHOD_FILES and name not in stored.get("changed", {}):
-            got, file = getattr(METHODS[method], name), own.METHOD_FILES[method]
-            raise UserError(
-                f"{path} was begun with {name} = {was!r}, and {method!r} of {file} has {got!r} now; put it back as it "
-                "was, or choose another --out"
             )
 
 

@@ -34,9 +34,6 @@ def read_matrix(file: Path | str, classes: Sequence[str]) -> Tensor:
     .json: a list of lists, or {"classes": [...], "T": [[...]]} as `warpi audit --json` and `warpi corrupt` write it.
     """
     path, K = Path(file), len(classes)
-    with reading(path):
-        if not path.is_file():
-            raise UserError(f"there is no file {path} with a transition matrix; check the path and where it begins")
     held = {".npy": _npy, ".csv": _csv, ".json": _json}[checked_suffix(path, SUFFIXES)](path)
     rows, columns = (_order(path, names, classes) for names in (held.true, held.given))
     if held.T.shape != (K, K):
@@ -86,6 +83,9 @@ def _are_one(sums: Tensor) -> Tensor:
 
 
 def _npy(path: Path) -> _Held:
+    with reading(path), path.open("rb") as file:
+        if file.read(2) == b"PK":  # a .npz, which could be of any size
+            raise UserError(f"{path}: holds several arrays, must hold one array [K, K]; save it with numpy.save")
     held = load_arrays(path)
     if isinstance(held, dict) or held.dtype.kind not in "biuf" or held.ndim != 2:
         got = "several arrays" if isinstance(held, dict) else f"{held.dtype} {list(held.shape)}"

@@ -42,7 +42,7 @@ _TAKEN = {*_RUN, *(f.name for cls in (DataSpec, Recipe) for f in fields(cls))}  
 def using(files: Iterable[Path | str]) -> Iterator[None]:
     """Inside, METHODS and NETS hold what these files define, too. Each file is executed once, here."""
     tables: list[dict[Any, Any]] = [METHODS, NETS, METHOD_FILES, NET_FILES, _USED]
-    before = [dict(table) for table in tables]
+    before, paths = [dict(table) for table in tables], list(sys.path)
     try:
         for file in files:
             _use(str(file))
@@ -51,6 +51,7 @@ def using(files: Iterable[Path | str]) -> Iterator[None]:
         for table, content in zip(tables, before, strict=True):
             table.clear()
             table.update(content)
+        sys.path[:] = paths
 
 
 def run_with(argv: list[str], run: Callable[[list[str]], None]) -> None:
@@ -81,7 +82,7 @@ def family(method: str) -> str | None:
 def stored_net(name: str) -> str:
     """A run from Python stores a network as MODULE.NAME: that of a file in use, where one has the name."""
     last = name.rpartition(".")[2]
-    return last if name not in NETS and last in NET_FILES else name
+    return last if last in NET_FILES else name
 
 
 # -- one file --------------------------------------------------------------------------------------------------------
@@ -93,6 +94,7 @@ def _use(file: str) -> None:
         return
     module = _load(file, path)
     _USED[path] = file
+    sys.path.append(str(path.parent))  # for what it imports later
     methods, nets = _table(module, "METHODS", METHODS, file), _table(module, "NETS", NETS, file)
     if methods is None and nets is None:
         raise UserError(f"{file} defines neither METHODS nor NETS; end it with METHODS = {{'mine': Mine()}}")

@@ -145,8 +145,11 @@ def suited(
     """Recipe, hyper-parameters of the method, and which of these were changed: as set, else as suits the data."""
     recipe = Recipe(**{k: v for k, v in {**defaults, **settings}.items() if k in {f.name for f in fields(Recipe)}})
     prefix = type(base).__name__ + "."
-    suits = asdict(base)  # a class of the user's own may have the name of one of ours, and other fields
-    suits |= {name: v for k, v in defaults.items() if (name := k.removeprefix(prefix)) != k and name in suits}
+    suits = asdict(base)
+    if type(base).__module__.startswith("warpi."):  # a class of the user's own may have the name of one of ours
+        usual = asdict(type(base)())  # what a variant of it sets, it keeps
+        found = {k.removeprefix(prefix): v for k, v in defaults.items() if k.startswith(prefix)}
+        suits |= {name: v for name, v in found.items() if suits[name] == usual[name]}
     changed = {k: v for k, v in settings.items() if k in suits and v != suits[k]}
     return recipe, suits | changed, changed
 

@@ -13,6 +13,7 @@ from torch import Generator
 
 from warpi import checkpoint
 from warpi.carried import readable, task_of
+from warpi.data.files import PHOTO
 from warpi.data.hollow import Absent
 from warpi.errors import UserError
 from warpi.folder import describe, read_spec, same_settings, same_task
@@ -42,8 +43,9 @@ def reopen(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None
         learner = replace(spec.base, **spec.options)
         learner.start(task, spec.recipe)
     same_task(stored, json.loads(json.dumps(describe(spec, learner, truth, where))), path)
-    checkpoint.restore(learner, checkpoint.load(path / "checkpoint.safetensors", where)["method"])
-    lines = (path / "results.jsonl").read_text().splitlines()
+    file, results = path / "checkpoint.safetensors", path / "results.jsonl"
+    checkpoint.restore(learner, _last(checkpoint.load(file, where), spec.recipe.epochs, file)["method"])
+    lines = results.read_text().splitlines() if results.exists() else ()  # prediction does without
     return Run(path, learner, task, truth, [json.loads(line) for line in lines])
 
 
@@ -58,11 +60,12 @@ def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] 
     again, cwd = settings.pop("method", None), None
     with suppress(OSError):
         cwd = os.getcwd()
-    here = {**stored, "environment": {**stored["environment"], "folder": cwd}}  # paths of data are not followed
-    settings, method = same_settings(here, settings, again, path)
+    size = stored["spec"].get("image_size") or PHOTO  # which None stands for; nor is the data looked at for it
+    here = {"spec": {**stored["spec"], "image_size": size}, "environment": {**stored["environment"], "folder": cwd}}
+    settings, method = same_settings({**stored, **here}, settings, again, path)  # paths of data are not followed
     file = path / "checkpoint.safetensors"
     with readable(file):
-        state = checkpoint.load(file, where)
+        state = _last(checkpoint.load(file, where), settings.get("epochs"), file)
         data, held = state.get("data"), dict(state["method"])
     if data is None:
         raise Absent(
@@ -86,6 +89,15 @@ def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] 
                 held[part] = value.get_state()  # of another kind of device; training is over, and draws no more
         checkpoint.restore(learner, held)
     return learner
+
+
+def _last(state: dict[str, Any], epochs: Any, file: Path) -> dict[str, Any]:
+    """The state after the last epoch. Another, such as a copy made on the way, is not what the run came to."""
+    if (at := state["position"]["epoch"]) != epochs:
+        raise UserError(
+            f"{file} is of epoch {at} of {epochs}, which are done; put the last checkpoint of the run there"
+        )
+    return state
 
 
 def _finished(path: Path) -> dict[str, Any]:

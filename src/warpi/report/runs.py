@@ -15,7 +15,8 @@ from warpi.settings import join_names
 
 _FORMAT = "warpi-run/1"
 _FACTS = {"n_classes": "{} classes", "inputs_sha256": "inputs {:.8}", "n_parameters": "{} parameters"}
-_FACTS["noise_file_sha256"] = "labels {:.8}"  # the file that --noise names
+_NEW = "noise_file_sha256"  # of the file that --noise names; before 2026-11-16 it was not stored
+_FACTS[_NEW] = "labels {:.8}"
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
 
 
@@ -148,9 +149,10 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
     unique within a table: where the method and its changed options do not tell two experiments apart, the fields that
     do are added, and where there are none, the facts. A folder that holds the same run once more is left out.
     """
-    found: dict[str, dict[str, list[Run]]] = {}  # by spec, then by facts
+    runs, found = list(runs), dict[str, dict[str, list[Run]]]()  # by spec, then by facts
+    names = [name for name in _FACTS if name != _NEW or all(name in run.facts for run in runs)]
     for run in runs:
-        facts = json.dumps([run.facts.get(name) for name in _FACTS])
+        facts = json.dumps([run.facts.get(name) for name in names])
         found.setdefault(json.dumps(_fields(run.spec), sort_keys=True), {}).setdefault(facts, []).append(run)
     same: dict[tuple[tuple[str, str, str], str], list[list[list[Run]]]] = {}
     for by_facts in found.values():
