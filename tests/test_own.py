@@ -402,6 +402,7 @@ MISTAKES = {
     f"@dataclass\nclass A(Method):\n    q: int = field(default=1, init=False)\n{STEP}METHODS = {{'a': A()}}": "A "
     "cannot be made without arguments, or not from its fields (",
     "class A(CE):\n    q: float = 1.0\nMETHODS = {'a': A()}": "'q' of A is no field; write @dataclass above the class",
+    "@dataclass\nclass A(CE):\n    no_compile: bool = True\nMETHODS = {'a': A()}": "two fields of a run would be",
     "@dataclass\nclass A(CE):\n    lr: float = 1.0\nMETHODS = {'a': A()}": "A has a field 'lr', which every run has",
     "@dataclass\nclass A(CE):\n    device: str = 'x'\nMETHODS = {'a': A()}": "A has a field 'device', which every run",
     "@dataclass\nclass A(CE):\n    ok: int = 1\n    q: dict = field(default_factory=dict)\nMETHODS = {'a': A()}": "the "

@@ -11,6 +11,7 @@ import inspect
 import shlex
 import sys
 import traceback
+from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -198,6 +199,12 @@ def _method(method: object, place: str) -> Method:
                 f"{place}: the field {name!r} of {kind} cannot be a flag ({type(e).__name__}: {e}); it may be int, "
                 "float, str, bool, a Literal of texts, a tuple of one of these, or one of these or None"
             ) from e
+    parser = Parser("warpi fit")
+    try:
+        for each in (DataSpec(), Recipe(), method):
+            add_fields(parser, "", each)
+    except ArgumentError as e:  # such as `no_x` beside a bool `x`, whose flags are --x and --no-x
+        raise UserError(f"{place}: two fields of a run would be one flag ({e}); call yours something else") from e
     return method
 
 
