@@ -149,10 +149,13 @@ def main(argv: list[str] | None = None) -> None:
         tell(parts, "begun", given.begun / "begun-*.tar")
     if not given.tar and not given.begun:
         asked = asked_for()
-        runs = [wanted(run, given.to, asked) for run in together(gather(given.sources, finished))]
+        runs = [run for some in together(gather(given.sources, finished)) if (run := wanted(some, given.to, asked))]
         for run in runs:
             write(run, given.to)
-        tell(runs, "finished", given.to)
+        begun_ones = [run for run in runs if not any(name.endswith("/done") for name, _ in run)]
+        tell([run for run in runs if run not in begun_ones], "finished", given.to)
+        if begun_ones:
+            tell(begun_ones, "begun", given.to)
 
 
 def gather(sources: Sequence[Path], read: Callable[[Path], Iterator[list[Entry]]]) -> list[list[Entry]]:

@@ -77,8 +77,8 @@ CAPTIONS = {
 the paper (fig:confusion_matrix); and what needs no truth: the given labels of the examples that the classifier puts
 into a class. Error: the mean over the rows of half the sum of absolute differences.""",
     "samples": """Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell). Small dots: the seeds, where
-there are several, and the line goes through their mean. Time: the fastest run with that number; those of 80 epochs
-had two others beside them on the GPU.""",
+there are several, and the line goes through their mean. Time: the median epoch of the fastest run with that number;
+those of 80 epochs had two others beside them on the GPU.""",
     "stability": """Test accuracy and loss on the trusted examples over the epochs: of the tables, mean and standard
 deviation over seeds; where it is run, over 200 epochs, as the paper has it (`recipes/curves.toml`; fig:stable).""",
     "rectifier": """What V has learned: mean v, and mean σ of the sample s that v is a function of, by given label and
@@ -102,7 +102,8 @@ class Results:
             plan = read_plan(root / "recipes" / f"{recipe}.toml")
             self.outs[str(plan.out)] = None
             for job in plan.jobs:
-                path = kept([root / folder for folder in plan.kept or (f"docs/results/{recipe}",)], job)
+                folders = [root / folder for folder in plan.kept or (f"docs/results/{recipe}",)]
+                path = kept(folders, job) or (_begun(folders, job) if table.kind == "curves" else None)
                 self.all.append((job, None if path is None else find_runs([path])[0]))
 
     @property
@@ -120,6 +121,12 @@ class Results:
 
     def values(self, key: str) -> list[Any]:
         return list(dict.fromkeys(job.settings.get(key) for job in self.jobs))
+
+
+def _begun(folders: Sequence[Path], job: Job) -> Path | None:
+    """What is kept of a run that has not ended: a curve says something before its end, a table's number does not."""
+    paths = (folder / job.name for folder in folders)
+    return next((path for path in paths if (path / "results.jsonl").exists() and not (path / "done").exists()), None)
 
 
 def page(name: str, table: Table, root: Path) -> str:
@@ -272,7 +279,8 @@ def _curves(_: str, results: Results) -> list[str]:
                 best = [max(run.epochs, key=lambda e: number(e, "test_acc") or 0.0) for run in runs]
                 fall = [b["test_acc"] - run.epochs[-1]["test_acc"] for b, run in zip(best, runs, strict=True)]
                 meta = [[m for e in run.epochs if (m := number(e, "meta_loss")) is not None] for run in runs]
-                cells = [str(row.n_seeds), _mean(row.last_mean, row.last_std), _mean(row.best_mean, row.best_std)]
+                seeds = str(row.n_seeds) + ("" if row.finished else f", to epoch {row.epochs}")
+                cells = [seeds, _mean(row.last_mean, row.last_std), _mean(row.best_mean, row.best_std)]
                 cells += [", ".join(str(int(b["epoch"])) for b in best), f"{statistics.fmean(fall):.2f}"]
                 known = [m for m in meta if m]
                 cells += [
@@ -307,7 +315,7 @@ def _row(runs: Sequence[Run]) -> Row:
 
 def _missing(results: Results) -> list[str]:
     """By data and noise: which methods with which seeds, or how many runs where there is one method only."""
-    left = [job for job, run in results.all if run is None]
+    left = [job for job, run in results.all if run is None or not run.done]
     lines = ["## What has not been run", ""]
     if not left:
         return [*lines, "Nothing: all runs of the recipe are here.", ""]
@@ -398,7 +406,10 @@ def pictures(root: Path) -> str:
         lines += [f"## {kind}", "", CAPTIONS[kind], ""]
         shown = [path for path in drawn if path.suffix == ".png"]
         lines += [f"![{path.stem}](figures/{path.name})" for path in shown] or ["Not yet: the runs are missing."]
-        lines.append("")
+        begun = [
+            f"`{r.spec['method']}` to epoch {len(r.epochs)} of {r.spec['recipe']['epochs']}" for r in runs if not r.done
+        ]
+        lines += ["", *([f"Not ended yet: {', '.join(begun)}.", ""] if begun else [])]
         if kind in ("confusion", "rectifier", "calibration"):
             numbers |= found
     for path in others:

@@ -220,6 +220,7 @@ def test_a_page_has_our_figures_beside_the_printed_ones(pages: ModuleType, tmp_p
             forge(kept / "asymmetric", job, [85.0, 90.0 + seed, 88.0 + seed] if method == "warpi" else [60.0, 50.0])
     for job in read_plan(ROOT / "recipes" / "curves.toml").jobs[:4]:
         forge(kept / "curves", job, [70.0, 80.0, 75.5])
+    (kept / "curves" / "warpi_flip-0.4_seed0" / "done").unlink()  # it goes on
     for name in ("samples", "samples-time"):
         for job in read_plan(ROOT / "recipes" / f"{name}.toml").jobs[:2]:
             forge(kept / name, job, [70.0, 80.0, 79.0] + [78.0] * (name == "samples"))
@@ -236,13 +237,16 @@ def test_a_page_has_our_figures_beside_the_printed_ones(pages: ModuleType, tmp_p
     assert "Machine: A GPU. Versions: warpi 0, torch 2.0, python 3. Runs begun on: 2026-01-02." in text
     assert "| cifar10 | flip:0.4 | 1 | 40.00 % | 44100 | `0000000000000000` |" in text
     assert "| `mwnet` | 1 | 75.50 | 80.00 | 199 | 4.50 | 0.250 | 0.250 |" in (kept / "curves.md").read_text()
+    assert "| `warpi` | 1, to epoch 200 | 75.50 |" in (kept / "curves.md").read_text()
+    assert "- cifar10 flip:0.4: warpi (0)\n" in (kept / "curves.md").read_text()
     assert "| 1 | 1 | 78.00 | 70.00 | 80.00 | 2.00 | 0.0045 |" in (kept / "samples.md").read_text()
     pictures = (kept / "figures.md").read_text()
     for epochs in (80, 200):
         assert f"![stability-cifar10-flip-0.4-resnet32-{epochs}-epochs](figures/stability-" in pictures
+    assert "Not ended yet: `warpi` to epoch 200 of 200." in pictures
     assert pictures.count("Not yet") == 4
     before = {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()}
-    assert len([path for path in before if path.suffix == ".png"]) == 4
+    assert len([path for path in before if path.suffix == ".png"]) == 5
     pages.main(["--root", str(tmp_path)])
     assert {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()} == before, "the same bytes"
 
@@ -297,7 +301,9 @@ def test_keep(keep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[st
     went = tmp_path / "next" / "curves" / third.name
     assert (went / "checkpoint.safetensors").read_bytes() == (runs / third.name / "checkpoint.safetensors").read_bytes()
     assert not (went / "done").exists()
-    assert "1 finished runs kept in" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 finished runs kept in" in said
+    assert f"0 finished runs kept in {tmp_path / 'next'}\n2 begun runs kept in {tmp_path / 'next'}\n" in said
     (went / "results.jsonl").write_text("it went on\n")
     (went / "done").touch()
     keep.main([*map(str, parts), "--to", str(tmp_path / "next")])

@@ -245,9 +245,8 @@ def sigma(rows: Sequence[Experiment]) -> "Figure | None":
     figure, ((axes,),) = _panels(f"{rows[0].data}, {rows[0].net}", 1, 1, (7.5, 4.0))
     for (e, mean, logs), look in zip(curves, _looks([e for e, *_ in curves]), strict=True):
         _plot(axes, mean, look, f"{e.label}, {e.noise}")
-        if logs.epochs:
-            label = f"{e.label}, {e.noise}: geometric mean"
-            axes.plot(logs.epochs, np.exp(logs.mean), ":", color=look[0], label=label)
+        axes.plot(logs.epochs, np.exp(logs.mean), ":", color=look[0])
+    axes.plot([], [], ":", color=GREY, label="dotted: geometric mean")
     axes.set_title("σ of the posterior of s (v is a function of s), mean over examples and classes", loc="left")
     _log_axis(axes)
     epoch_axis(axes)
@@ -305,7 +304,9 @@ def _calibrations(_: Sequence[Experiment], measured: Sequence[Measured]) -> list
 def _over(
     key: Callable[[Experiment], tuple[str, ...]], draw: Callable[[Sequence[Experiment]], "Figure | None"]
 ) -> "Maker":
-    return lambda experiments, _: [(key(some[0]), partial(draw, some)) for some in _together(experiments, key)]
+    """A picture for each key, in which an experiment is called by what tells it from the others that are in it."""
+    named: Callable[[Sequence[Experiment]], list[Experiment]] = lambda es: group(run for e in es for run in e.counted)
+    return lambda experiments, _: [(key(some[0]), partial(draw, named(some))) for some in _together(experiments, key)]
 
 
 Maker = Callable[[Sequence[Experiment], Sequence[Measured]], list[Drawing]]
@@ -315,7 +316,7 @@ FIGURES: dict[str, Maker] = {
     "samples": _over(lambda e: _block(e), samples),
     "stability": _over(lambda e: (*_block(e), f"{_length(e)} epochs"), stability),
     "rectifier": _rectifiers,
-    "sigma": _over(lambda e: (e.data, e.net), sigma),
+    "sigma": _over(lambda e: (e.data, e.net, f"{_length(e)} epochs"), sigma),
     "calibration": _calibrations,
 }
 FROM_ARRAYS = ("losses", "confusion", "rectifier", "calibration")
