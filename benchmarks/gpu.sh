@@ -2,6 +2,8 @@
 # The runs of docs/results on a GPU machine that is lent for minutes, and starts bare: each call is one command there, in the
 # repository. Runs go on where the last call stopped them; what is kept in docs/results is not run again.
 #
+#   bash benchmarks/gpu.sh carry FOLDER FILES...       before it starts, on the machine at home: FILES (the packed data, begun-*.tar)
+#                                                      into FOLDER/0, FOLDER/1, ..., each of which fits into a call
 #   bash benchmarks/gpu.sh data CARRIED                copy packed data aside; unpack it once all of it has come
 #   bash benchmarks/gpu.sh restore CARRIED/*           go on with runs that an earlier machine did not finish: begun-*.tar,
 #                                                      fewshot.tar.gz
@@ -23,9 +25,9 @@
 # begun-*.tar (weights of the others, for `restore`; those of WRN-28-10 and ResNet-18 are too large), fewshot.tar.gz (rows).
 set -euo pipefail
 shopt -s nullglob
-declare -A LEAST=([data]=2 [restore]=2 [sweep]=3 [fewshot]=3 [tests]=2 [memory]=2 [time]=1 [start]=3 [wait]=2)
+declare -A LEAST=([carry]=3 [data]=2 [restore]=2 [sweep]=3 [fewshot]=3 [tests]=2 [memory]=2 [time]=1 [start]=3 [wait]=2)
 if [ $# -eq 0 ] || [ $# -lt "${LEAST[$1]:-99}" ]; then
-    sed -n '2,23p' "$0" | sed 's/^# \{0,1\}//'
+    sed -n '2,25p' "$0" | sed 's/^# \{0,1\}//'
     exit 2
 fi
 cd "$(dirname "$0")/.."
@@ -64,6 +66,24 @@ pack() {
 }
 
 case ${1:-} in
+carry)
+    # 64 MiB go along at a time, the repository's own files among them
+    folder=$2 room=$((63 * 2 ** 20 - $(git ls-files -coz --exclude-standard | du --files0-from=- -cbD | tail -n 1 | cut -f 1)))
+    part=0 used=0
+    for file in "${@:3}"; do
+        size=$(stat -Lc %s "$file") name=${file##*/}
+        if [ "$size" -gt "$room" ]; then
+            echo "gpu.sh: $file has $size bytes, and $room fit into a call" >&2
+            exit 2
+        fi
+        if [ $((used + size)) -gt "$room" ]; then part=$((part + 1)) used=0; fi
+        used=$((used + size))
+        case $name in *.webp.zip | frames.*) name=$(basename "$(dirname "$file")")/$name ;; esac
+        mkdir -p "$(dirname "$folder/$part/$name")"
+        cp -f --no-preserve=mode "$file" "$folder/$part/$name"
+    done
+    du -sb "$folder"/*
+    ;;
 data)
     cp -r "$2"/. "$WORK/packed/"
     for name in cifar10 cifar100; do

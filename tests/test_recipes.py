@@ -389,6 +389,23 @@ def test_the_script_for_a_gpu_machine_can_be_read(tmp_path: Path) -> None:
     assert "set -euo" not in done.stdout
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="counts the files of a checkout")
+def test_what_is_carried_fits_into_a_call(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    files = [
+        tmp_path / name for name in ("unpack.py", "cifar10/train0.webp.zip", "cifar10/train1.webp.zip", "begun-0.tar")
+    ]
+    for file, size in zip(files, (100, 40 * 2**20, 39 * 2**20, 1000), strict=True):
+        file.touch()
+        os.truncate(file, size)  # sparse
+    done = gpu_sh(tmp_path, "carry", str(tmp_path / "to"), *map(str, files))
+    assert done.returncode == 0, done.stderr
+    found = {str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*") if path.is_file()}
+    assert found == {"0/unpack.py", "0/cifar10/train0.webp.zip", "1/cifar10/train1.webp.zip", "1/begun-0.tar"}
+    os.truncate(files[0], 64 * 2**20)
+    assert "fit into a call" in gpu_sh(tmp_path, "carry", str(tmp_path / "to"), str(files[0])).stderr
+
+
 def test_what_runs_in_the_background_is_waited_for_and_packed(tmp_path: Path) -> None:
     """Of a machine that goes back when nobody calls it: one call starts, another waits and takes all there is."""
     run = tmp_path / "work" / "runs" / "table" / "ce_seed0"
