@@ -1,5 +1,6 @@
 """Many runs from one file: what is asked for, in which order and folder, several at once, through every kind of end."""
 
+import hashlib
 import json
 import os
 import queue
@@ -225,7 +226,9 @@ BAD = {
     "[defaults]\nlr = 'fast'": "lr must be float, got 'fast'",
     "[defaults]\nepochs = 0": "epochs must be at least 1, got 0",
     "[defaults]\nlimit = -3": "limit must be at least 1, got -3",
-    "[defaults]\nprecision = 32": "precision must be one of '32', 'bf16', got 32",
+    "[defaults]\nprecision = 32": "precision in [defaults] must be text, got 32; write it in quotes",
+    "[grid]\nprecision = ['bf16', 32]": "precision in [grid] must be text, got 32; write it in quotes",
+    "[[runs]]\ndata = 1979-05-27": "data in [[runs]] 1 must be text, got 1979-05-27; write it in quotes",
     "[defaults]\nnet = 'resnet33'": "unknown net 'resnet33'; did you mean 'resnet32'?",
     "[defaults]\nnoise = 'pairs:0.4'": "unknown noise 'pairs'; did you mean 'pair'?",
     "[defaults]\nthreads = 0": "threads must be at least 1",
@@ -268,6 +271,52 @@ def test_set_by_hand(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(UserError, match=said):
             read_plan(file, changes=[text])
+
+
+def test_text_that_looks_like_a_number_needs_no_quotes_by_hand(tmp_path: Path) -> None:
+    file = tiny(tmp_path)
+    changes = ["precision=32", "data=2024-01-01", "label=true", "weights=1e3", 'root="7"', "method=ce", "epochs=3"]
+    (settings, _) = (job.settings for job in read_plan(file, changes=changes).jobs)
+    wanted = {"precision": "32", "data": "2024-01-01", "label": "true", "weights": "1e3", "root": "7", "epochs": 3}
+    assert {key: settings[key] for key in wanted} == wanted
+    both = read_plan(file, changes=['precision=["32", "bf16"]', "warpi.output=tanh"]).jobs
+    assert [job.settings["precision"] for job in both] == ["32", "bf16"] * 4
+    for text, said in {
+        'precision=[32, "bf16"]': "precision in --set must be text, got 32; write it in quotes",
+        "precision=16": "unknown precision '16'",
+        "warpi.output=3": "unknown output '3'",
+        "method=3": "unknown method '3'",
+        "epochs=two": "epochs must be int, got 'two'",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(said)):
+            read_plan(file, changes=[text])
+
+
+def test_a_setting_that_is_a_list_for_one_method_alone(tmp_path: Path) -> None:
+    """`hidden` is a number for warpi and mwnet, and a list for vri."""
+
+    def asked(text: str, *changes: str) -> list[str]:
+        plan = read_plan(write(tmp_path, text), changes=changes)
+        return [f"{job.settings['method']} {job.settings['hidden']}" for job in plan.jobs]
+
+    two = ["warpi 50", "warpi 80"]
+    assert asked("[grid]\nhidden = [50, 80]") == asked("[method.warpi]\nhidden = [50, 80]") == two
+    assert asked("[[runs]]\nhidden = [50, 80]") == asked("", "hidden=[50, 80]") == two
+    assert asked("", "warpi.hidden=[50, 80]") == two
+    assert asked('[[runs]]\nmethod = "vri"\nhidden = [50, 80]') == asked("", "method=vri", "hidden=[50, 80]")
+    assert asked("[method.vri]\nhidden = [[50, 80], [9]]", "method=vri") == ["vri (50, 80)", "vri (9,)"]
+
+
+def test_a_change_for_a_method_that_would_be_lost_is_refused(tmp_path: Path) -> None:
+    text = '[[runs]]\nmethod = "warpi"\nsamples = [1, 5]\n[[runs]]\nmethod = ["ce", "mwnet"]\n'
+    said = r"warpi\.samples would change nothing: .* write --set method=warpi --set samples"
+    with pytest.raises(UserError, match=said):
+        read_plan(write(tmp_path, text), changes=["warpi.samples=1"])
+    assert names(read_plan(tmp_path / "sweep.toml", changes=["method=warpi", "samples=1"])) == [
+        "warpi_given_samples-1_seed0"
+    ]
+    found = read_plan(tmp_path / "sweep.toml", changes=["mwnet.hidden=7"]).jobs
+    assert [job.settings.get("hidden") for job in found] == [None, None, None, 7]
 
 
 def test_every_recipe_of_this_repository_can_be_read() -> None:
@@ -375,6 +424,88 @@ def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys
     assert ended.value.code == 1
     assert f"{spec_file} is not JSON" in (said := capsys.readouterr()).err
     assert re.search(r"ce +1 ", said.out), "the other one is"
+
+
+def finished(plan: Plan, job: Job, **facts: Any) -> Path:
+    """The folder of a run that is done, without a training."""
+    settings = {key: value for key, value in job.settings.items() if key != "threads"}
+    of = spec.prepare(**settings)[0]
+    known = {"format": "warpi-run/1", "version": "0", "spec": of.to_json(), "facts": facts, "environment": {}}
+    content = {"spec.json": known, "sweep.json": job.settings, "done": {}}
+    for name, each in content.items():
+        write_bytes(plan.out / job.name / name, json.dumps(each).encode())
+    write_bytes(plan.out / job.name / "results.jsonl", b"{}\n" * of.recipe.epochs)
+    return plan.out / job.name
+
+
+def test_what_was_made_from_another_version_of_the_noise_is_not_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("T.npy", np.eye(10))
+    file = write(tmp_path, "[defaults]\nmethod = 'ce'\nepochs = 1\nnoise = 'matrix:T.npy'\n[grid]\nseed = [0, 1, 2]")
+    plan = read_plan(file)
+    made, old = plan.jobs[0], plan.jobs[1]
+    path = finished(plan, made, noise_file_sha256=hashlib.sha256(Path("T.npy").read_bytes()).hexdigest())
+    finished(plan, old)
+    assert folders.look(plan, made).done
+    np.save("T.npy", np.eye(10) * 0.5 + 0.05)
+    assert main(["sweep", str(file), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "1 done, 0 begun, 1 missing, 1 refused" in said, "of one that has stored no hash nothing is known"
+    with pytest.raises(UserError, match=r"was made from another version of T\.npy: its sha256 .* or delete the folder"):
+        folders.look(plan, made)
+    assert (folders.why_not_kept(path, made.settings) or "").startswith("it was made from another version of T.npy")
+    assert folders.why_not_kept(plan.out / old.name, old.settings) is None
+    refused = list[Event]()
+    queue = warpi.sweep.Queue(plan, "a session", refused.append)
+    claim = queue.take()
+    assert claim is not None
+    assert (claim.job, [event.run for event in refused]) == (plan.jobs[2], [made.name])
+    claim.held.close()
+    assert (path / "done").exists(), "it is left alone"
+    Path("T.npy").unlink()
+    assert folders.look(plan, made).done, "what is gone is not needed"
+
+
+def test_what_was_made_from_another_version_of_the_data_is_not_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "a,label\n" + "".join(f"{i % 7}.5,{'pq'[i % 2]}\n" for i in range(60))
+    data = write(tmp_path, rows, "x.csv")
+    text = f"[defaults]\nmethod = 'ce'\nepochs = 1\ndata = '{data}'\nlabel = 'label'"
+    plan = read_plan(write(tmp_path, text), tmp_path / "runs")
+    (job,) = plan.jobs
+    facts = folders._facts(spec.DataSpec(str(data), label="label"), 0, 0)
+    path = finished(plan, job, **facts)
+    reads = folders._facts.cache_info().misses
+    assert folders.look(plan, job).done
+    assert folders._facts.cache_info().misses == reads, "it was not touched, and is not read"
+    os.utime(data)
+    assert folders.look(plan, job).done, "touched, and the same"
+    for changed, what in {rows.replace("p", "q", 1): "noise", rows.replace("3.5", "3.6", 1): "inputs"}.items():
+        (tmp_path / "new").write_text(changed)
+        os.utime(tmp_path / "new", ns=(0, 0))  # an older file that is put in its place
+        os.replace(tmp_path / "new", data)
+        with pytest.raises(UserError, match=rf"{path} was made from another version of {data}: {what}_sha256 was"):
+            folders.look(plan, job)
+    assert not caplog.text
+    data.write_text("nothing")
+    assert folders.look(plan, job).done, "what cannot be compared is told"
+    assert f"{data} was touched since runs were made from it, and cannot be compared with theirs" in caplog.text
+    data.write_text(rows)
+    assert folders.look(plan, job).done
+
+
+def test_a_run_of_fit_with_another_setting_that_the_sweep_does_not_name_is_refused(tmp_path: Path) -> None:
+    plan = read_plan(tiny(tmp_path), tmp_path / "runs", changes=["method=ce", "seed=0"])
+    (job,) = plan.jobs
+    other = Job(job.name, {**job.settings, "momentum": 0.5})
+    (finished(plan, other) / "sweep.json").unlink()
+    events = list[Event]()
+    assert warpi.sweep.Queue(plan, "a session", events.append).take() is None
+    (event,) = events
+    assert "was begun with momentum = 0.5, not with momentum = 0.9; choose another --out" in event.reason
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -937,6 +1068,23 @@ def test_what_a_library_prints_in_a_worker_is_no_event(capsys: pytest.CaptureFix
     warpi.sweep._end(worker)
     assert [event.what for event in told.queue] == ["alive", "done"]
     assert capsys.readouterr().err == 'hello\n7\n{"other": 1}\n'
+
+
+def test_workers_that_swallow_a_ctrl_c_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the import of a library may, while they start."""
+    code = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
+    begin, began = subprocess.Popen, list["subprocess.Popen[bytes]"]()
+
+    def start(_: list[str], **how: Any) -> "subprocess.Popen[bytes]":
+        began.append(begin([sys.executable, "-c", code], **how))
+        assert began[-1].stdout is not None
+        began[-1].stdout.readline()
+        return began[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    board: Any = SimpleNamespace(tell=lambda _: None)
+    assert warpi.sweep._workers(means("cpu", "auto", 1), [CPU], "", [signal.SIGINT], board, []) == []
+    assert began[0].returncode == -signal.SIGTERM
 
 
 def test_a_worker_whose_sweep_has_died_stores_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,11 +91,12 @@ def means(device: str, per_gpu: str, jobs: int | None) -> Means:
 def states(plan: Plan) -> dict[str, State | str]:
     """How far each run has come, or why it cannot be done."""
     found: dict[str, State | str] = {}
-    for job in plan.jobs:
-        try:
-            found[job.name] = look(plan, job)
-        except UserError as e:
-            found[job.name] = str(e)
+    with read_once():
+        for job in plan.jobs:
+            try:
+                found[job.name] = look(plan, job)
+            except UserError as e:
+                found[job.name] = str(e)
     return found
 
 
@@ -105,7 +106,9 @@ def dry_run(plan: Plan) -> None:
     console.print(grid(plan, found))
     n_done = sum(isinstance(state, State) and state.done for state in found.values())
     n_begun = sum(isinstance(state, State) and state.begun and not state.done for state in found.values())
-    left = f"{n_done} done, {n_begun} begun, {len(found) - n_done - n_begun} missing"
+    n_refused = sum(isinstance(state, str) for state in found.values())
+    left = f"{n_done} done, {n_begun} begun, {len(found) - n_done - n_begun - n_refused} missing"
+    left += f", {n_refused} refused" if n_refused else ""
     console.print(f"{len(found)} runs in {plan.out}: {left}", markup=False, emoji=False, soft_wrap=True)
 
 
@@ -221,14 +224,14 @@ def _workers(
                 handed_on = True
                 for worker in workers:
                     if worker.poll() is None:
-                        worker.send_signal(caught[0])
+                        worker.terminate()  # not by SIGINT: an import under way may swallow a KeyboardInterrupt
             try:
                 board.tell(told.get(timeout=0.2))
             except queue.Empty:
                 board.tell(Event("alive"))
         codes = [worker.wait() for worker in workers]
-    ended = [128 + number for number in caught]
-    return [f"a process of the sweep ended with code {code}" for code in codes if code not in (0, *ended)]
+    stopped = (128 + signal.SIGTERM, -signal.SIGTERM) if caught else ()  # the latter: before it had begun
+    return [f"a process of the sweep ended with code {code}" for code in codes if code not in (0, *stopped)]
 
 
 def _listen(worker: "subprocess.Popen[bytes]", told: "queue.Queue[Event]") -> None:
@@ -266,7 +269,8 @@ def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Pa
     console = Console(highlight=False)
     now = states(plan)
     ours = [job for job in plan.jobs if isinstance(now[job.name], State)]  # not those that had other settings
-    begun = [path for job in ours if ((path := place(plan, job)) / "spec.json").exists()]
+    paths = [place(plan, job) for job in ours]
+    begun = [path for path in paths if (path / "spec.json").exists() and (path / "sweep.json").exists()]
     broken = list[UserError]()
     if begun and (runs := find_runs(begun, broken)):
         console.print(to_rich(write_report(runs, None, json_file)))

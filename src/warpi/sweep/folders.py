@@ -1,9 +1,12 @@
 """The run folders of a sweep: what is done, what is begun, and which process does what is left."""
 
+import hashlib
 import json
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -12,12 +15,16 @@ from typing import Any
 from warpi import checkpoint, own
 from warpi.atomic import Busy, one_writer, write_atomically
 from warpi.data import DATASETS, SUITED
+from warpi.data.files import PHOTO
 from warpi.errors import UserError
 from warpi.methods import METHODS
+from warpi.noise import Noise
 from warpi.run import read_spec
-from warpi.spec import DataSpec, suited
+from warpi.spec import DataSpec, prepare, suited
 from warpi.sweep.lanes import Claim, Event
 from warpi.sweep.plan import Job, Plan, Settings
+
+log = logging.getLogger("warpi.sweep")
 
 KEPT = ("spec.json", "sweep.json", "results.jsonl", "done")
 """What is left of a run that was done elsewhere: all that its numbers are made from, and no weights."""
@@ -81,6 +88,8 @@ def why_not_kept(path: Path, settings: Settings) -> str | None:
     changed = _difference(_read(path / "sweep.json") or {}, settings) or _other_defaults(path, settings)
     if changed := changed or _other_file(path, settings):
         return f"it was run with {changed[0]}, not with {changed[1]}"
+    if files := _other_content(path, settings):
+        return f"it was made from another version of {files}"
     return None if _whole(path) else "its results.jsonl does not hold every epoch"
 
 
@@ -114,6 +123,85 @@ def _other_file(path: Path, settings: Settings) -> tuple[str, str] | None:
     return None
 
 
+def _other_content(path: Path, settings: Settings) -> str | None:
+    """Which files a run was made from in another version than today's, and what tells; None: none, as far as is known.
+
+    The file of the noise is known by its hash. Data of the user's own is read again, and compared with what is stored
+    of it, where it was touched since. A file that is gone is not needed by a run that is done.
+    """
+    if (stored := read_spec(path)) is None:
+        return None
+    data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
+    noise, was = Noise.parse(data.noise).file, stored["facts"].get("noise_file_sha256")
+    if noise and was and (now := _digest(noise)) not in (None, was):
+        return f"{noise}: its sha256 was {was:.12}, is {now:.12}"
+    if data.data in DATASETS or not os.path.exists(data.data):
+        return None
+    last = {file: _touched(file) for file in (data.data, data.label, data.meta_data) if file}
+    touched = [file for file in last if last[file] > (path / "spec.json").stat().st_mtime_ns]
+    for key, value in (_facts(data, settings["seed"], max(last.values())) if touched else {}).items():
+        if (before := stored["facts"].get(key, value)) != value:
+            return f"{' or '.join(touched)}: {key} was {before!s:.12}, is {value!s:.12}"
+    return None
+
+
+def _digest(file: str) -> str | None:
+    with suppress(OSError):
+        return _sha256(file, os.stat(file).st_mtime_ns, os.stat(file).st_size)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _sha256(file: str, *_: int) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _touched(file: str) -> int:
+    """When a file, the labels beside it, or a folder of classes was written, put there or renamed; 0: it is gone."""
+    path = Path(file)
+    beside = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("y.npy")] if path.suffix == ".npy" else []
+    times = [0]
+    for place in (path, *beside, *path.glob("*/"), *path.glob("train/*/")):
+        with suppress(OSError):
+            times += [t for found in (place.stat(), place.lstat()) for t in (found.st_mtime_ns, found.st_ctime_ns)]
+    return max(times)
+
+
+@lru_cache(maxsize=64)
+def _facts(data: DataSpec, seed: int, _: int) -> dict[str, Any]:
+    """What a run would store of its data today, whatever its method; nothing where that cannot be read."""
+    try:
+        spec, task, truth = prepare("ce", seed=seed, **asdict(data))
+    except UserError as e:
+        log.warning("%s was touched since runs were made from it, and cannot be compared with theirs: %s", data.data, e)
+        return {}
+    parts = {"n_train": task.train, "n_meta": task.meta, "n_val": task.val, "n_test": truth.test}
+    found = {name: len(part) if part else 0 for name, part in parts.items()}
+    hashes = {"inputs_sha256": spec.inputs_sha256, "noise_sha256": truth.noise_hash}
+    return {**hashes, **found, "n_classes": task.n_classes, "wrong_share": task.noise_rate}
+
+
+def _check_fit(path: Path, settings: Settings) -> None:
+    """A run that `warpi fit` has begun is that of a sweep if what the sweep does not say is the same, too."""
+    if (stored := read_spec(path)) is None:
+        return
+
+    def flat(spec: Mapping[str, Any]) -> dict[str, Any]:
+        size = spec.get("image_size") or PHOTO
+        found = {**spec, **spec["options"], **spec["recipe"], "image_size": size}
+        return {key: v for key, v in found.items() if key not in ("options", "recipe", "changed", "root")}
+
+    asked = prepare(**{key: value for key, value in settings.items() if key != "threads"})[0].to_json()
+    was, now = flat(stored["spec"]), flat(json.loads(json.dumps(asked)))
+    for key in now:
+        if (before := was.get(key, now[key])) != now[key]:
+            raise _begun_as_another(path, f"{key} = {before!r}", f"{key} = {now[key]!r}")
+
+
+def _begun_as_another(path: Path, before: str, after: str) -> UserError:
+    return UserError(f"{path} was begun with {before}, not with {after}; choose another --out to change it")
+
+
 def _length(path: Path) -> tuple[int, int | None]:
     """Epochs on disk, and of how many."""
     spec = read_spec(path)
@@ -138,11 +226,15 @@ def _look(path: Path, settings: Settings) -> State:
     known, done = _read(path / "sweep.json"), (path / "done").exists()
     begun = done or checkpoint.exists(path / "checkpoint.safetensors")
     if begun and known is not None and (changed := _difference(known, settings) or _other_file(path, settings)):
-        before, after = changed
-        raise UserError(f"{path} was begun with {before}, not with {after}; choose another --out to change it")
+        raise _begun_as_another(path, *changed)
     if done and not _whole(path):
         raise UserError(
             f"{path} is done, but its results.jsonl does not hold every epoch; delete the folder to run it anew"
+        )
+    if begun and known is not None and (files := _other_content(path, settings)):
+        raise UserError(
+            f"{path} was made from another version of {files}; put that back, choose another --out, or delete the "
+            "folder to run it anew"
         )
     done = done and known is not None  # a run of `warpi fit` in this folder: going on with it will compare all of it
     return State(done, begun, epoch if begun else 0, epochs)
@@ -210,6 +302,8 @@ class Queue:
                     if not state.begun:
                         path.mkdir(parents=True, exist_ok=True)
                         _write(path / "sweep.json", job.settings)
+                    elif not (path / "sweep.json").exists():
+                        _check_fit(path, job.settings)
                 except (UserError, OSError) as e:
                     self.failed(job, str(e))
                     self.tell(Event("failed", job.name, reason=str(e)))
@@ -224,7 +318,7 @@ class Queue:
 
     def done(self, claim: Claim) -> None:
         self.over.add(claim.job.name)
-        if not (claim.path / "sweep.json").exists():  # begun by `warpi fit`, which has compared the settings
+        if not (claim.path / "sweep.json").exists():  # begun by `warpi fit`: the settings were compared
             _write(claim.path / "sweep.json", claim.job.settings)
 
     def failed(self, job: Job, reason: str, details: str = "") -> None:

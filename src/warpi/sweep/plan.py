@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from warpi.errors import UserError, unknown
 from warpi.methods import METHODS
@@ -55,12 +55,13 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
         raise UserError(f"{file} is not TOML: {e}") from e
     try:
         sections = _sections(tables)
-        set_by_hand = _read_changes(changes, sections["method"])
+        set_by_hand = _read_changes(changes)
         if root is not None:
             set_by_hand["root"] = str(root)
         jobs = tuple(_jobs(sections, set_by_hand))
         if not jobs:
-            shown = " ".join(f"--set {key}={value}" for key, value in set_by_hand.items() if key != "root")
+            chosen = {key: value for key, value in set_by_hand.items() if key != "root" and "." not in key}
+            shown = " ".join(f"--set {key}={value}" for key, value in chosen.items())
             raise UserError(f"no run is left: none of its [[runs]] has {shown}; --dry-run lists what there is")
         _check_once(jobs)
         place = sections["sweep"].get("out") or f"runs/{sections['sweep'].get('name') or file.stem}"
@@ -93,7 +94,7 @@ def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
             or_list = " or a list of texts" if key == "kept" else ""
             raise UserError(f"{key} in [sweep] must be text{or_list}, got {value!r}")
     for key, value in found["grid"].items():
-        if not isinstance(value, list) or (key in _lists() and not all(isinstance(v, list) for v in value)):
+        if not isinstance(value, list) or (_is_list(key, always=True) and not all(isinstance(v, list) for v in value)):
             raise UserError(f"{key} in [grid] must be a list of values, got {value!r}; one value goes into [defaults]")
     for key, value in found["defaults"].items():
         if _is_axis(key, value):
@@ -117,11 +118,12 @@ def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
                 raise unknown(f"setting in {place}", key, _known())
             if _is_axis(key, value) and not value:
                 raise UserError(f"{key} in {place} is an empty list; give it a value, or leave it out")
+            _check_text(key, value, place)
     return found
 
 
-def _read_changes(changes: Iterable[str], methods: dict[str, Settings]) -> Settings:
-    """`key=value` pairs; those of the form `METHOD.key=value` go into the table of that method."""
+def _read_changes(changes: Iterable[str]) -> Settings:
+    """`key=value` pairs, by key; one of the form `METHOD.key` is for the runs of that method."""
     made: Settings = {}
     for text in changes:
         key, equals, written = (part.strip() for part in text.partition("="))
@@ -138,34 +140,59 @@ def _read_changes(changes: Iterable[str], methods: dict[str, Settings]) -> Setti
             raise unknown("setting in --set", option, _known())
         if _is_axis(option, value) and not value:
             raise UserError(f"--set {key}: an empty list; give it a value")
-        if dot:
-            methods[name] = {**methods.get(name, {}), option: value}
-        else:
-            made[option] = value
+        if _is_text(option) and not isinstance(value, list):
+            value = value if isinstance(value, str) else written  # nor if it looks like a number or a date
+        _check_text(option, value, "--set")
+        made[key] = value
     return made
 
 
 def _known() -> set[str]:
     """Every setting that some run may have."""
-    return _of(tuple(map(type, METHODS.values())))[0]
-
-
-def _lists() -> set[str]:
-    """Settings that are lists themselves."""
-    return _of(tuple(map(type, METHODS.values())))[1]
+    return {*_OWN, *_hints(tuple(map(type, METHODS.values())))}
 
 
 @cache  # by the methods, which those of a file of the user's own may join
-def _of(methods: tuple[type, ...]) -> tuple[set[str], set[str]]:
-    classes = (DataSpec, Recipe, *methods)
-    hints = [get_type_hints(cls) for cls in classes]
-    lists = {name for each in hints for name, hint in each.items() if get_origin(hint) is tuple}
-    return {*_OWN, *(f.name for cls in classes for f in fields(cls))}, lists
+def _hints(methods: tuple[type, ...]) -> dict[str, list[Any]]:
+    """The types of every setting that is a field: it may be of one type for one method and of another for the next."""
+    found: dict[str, list[Any]] = {}
+    for cls in (DataSpec, Recipe, *methods):
+        hints = get_type_hints(cls)
+        for f in fields(cls):
+            found.setdefault(f.name, []).append(hints[f.name])
+    return found
 
 
-def _is_axis(key: str, value: object) -> bool:
+def _is_list(key: str, methods: Iterable[str] | None = None, always: bool = False) -> bool:
+    """Whether a setting is a list itself, for any (or all) of some methods, else of all there are."""
+    names = METHODS if methods is None else [name for name in METHODS if name in methods]
+    hints = _hints(tuple(type(METHODS[name]) for name in names)).get(key, ())
+    return bool(hints) and (all if always else any)(get_origin(hint) is tuple for hint in hints)
+
+
+def _is_axis(key: str, value: object, methods: Iterable[str] | None = None) -> bool:
     """Whether a value stands for several: a list, or for a setting that is a list itself, a list of lists."""
-    return isinstance(value, list) and (key not in _lists() or (bool(value) and isinstance(value[0], list)))
+    return isinstance(value, list) and (not _is_list(key, methods) or (bool(value) and isinstance(value[0], list)))
+
+
+def _is_text(key: str) -> bool:
+    """Whether a setting is text and never a number."""
+
+    def text(hint: Any) -> bool:
+        args = get_args(hint)
+        if get_origin(hint) is Literal:
+            return all(isinstance(choice, str) for choice in args)
+        return hint is str or (str in args and get_origin(hint) is not tuple and not {int, float, bool} & {*args})
+
+    hints = _hints(tuple(map(type, METHODS.values()))).get(key, ())
+    return key == "method" or (bool(hints) and all(map(text, hints)))
+
+
+def _check_text(key: str, value: object, place: str) -> None:
+    """What is text stands in quotes: 32 is a number."""
+    for each in value if isinstance(value, list) else [value]:
+        if _is_text(key) and not isinstance(each, str):
+            raise UserError(f"{key} in {place} must be text, got {each}; write it in quotes")
 
 
 # -- the runs --------------------------------------------------------------------------------------------------------
@@ -174,28 +201,45 @@ def _is_axis(key: str, value: object) -> bool:
 def _jobs(sections: Mapping[str, Any], set_by_hand: Settings) -> Iterator[Job]:
     """Each [[runs]] table is a block: the grid with what the table says instead. Without any the grid is the block."""
     for table in sections["runs"] or [{}]:
+        method = {"method": "warpi", **sections["defaults"], **sections["grid"], **set_by_hand, **table}["method"]
+        methods = method if isinstance(method, list) else [method]
         axes = {key: values if isinstance(values, list) else [values] for key, values in sections["grid"].items()}
-        axes |= {key: value if _is_axis(key, value) else [value] for key, value in table.items()}
-        fixed = _change(axes, table, set_by_hand)
+        axes |= {key: value if _is_axis(key, value, methods) else [value] for key, value in table.items()}
+        fixed = _change(axes, table, set_by_hand, methods)
         for point in _points(axes):
             given = {**sections["defaults"], **point, **fixed}
             method = given.setdefault("method", "warpi")
             if not isinstance(method, str) or method not in METHODS:
                 raise unknown("method", str(method), METHODS)
-            own = {key: v for key, v in sections["method"].get(method, {}).items() if key not in {**axes, **fixed}}
-            inner = {key: value for key, value in own.items() if _is_axis(key, value)}
+            nearer = {**axes, **fixed}
+            own = {key: v for key, v in sections["method"].get(method, {}).items() if key not in nearer}
+            own |= _of_method(method, set_by_hand, nearer)
+            inner = {key: value for key, value in own.items() if _is_axis(key, value, [method])}
             for options in _points(inner):
                 yield _job({**given, **own, **options}, {*axes, *inner})
 
 
-def _change(axes: dict[str, list[Any]], table: Settings, set_by_hand: Settings) -> Settings:
+def _of_method(method: str, set_by_hand: Settings, nearer: Settings) -> Settings:
+    """What was set by hand for one method, where nothing nearer to its runs says it, too."""
+    found = {key.removeprefix(f"{method}."): v for key, v in set_by_hand.items() if key.startswith(f"{method}.")}
+    if both := sorted(found.keys() & nearer.keys()):
+        raise UserError(
+            f"--set {method}.{both[0]} would change nothing: [grid], [[runs]] or --set says {both[0]} of its runs; "
+            f"write --set method={method} --set {both[0]}=..."
+        )
+    return found
+
+
+def _change(axes: dict[str, list[Any]], table: Settings, set_by_hand: Settings, methods: Sequence[str]) -> Settings:
     """Put values set by hand in the place of axes, so that folders keep their names; return those that are of none.
 
     What a block says itself belongs to its experiment: there they choose among its values, perhaps none of them.
     """
     fixed = {}
     for key, value in set_by_hand.items():
-        values = value if _is_axis(key, value) else [value]
+        values = value if _is_axis(key, value, methods) else [value]
+        if "." in key:  # for one method: `_of_method`
+            continue
         if key in table:
             axes[key] = [own for own in axes[key] if own in values]
         elif key in axes or values is value:
