@@ -204,6 +204,9 @@ def test_fresh_noise_is_the_same_for_the_same_seed() -> None:
     before, own = learner.generator.get_state(), learner.generator
     first = evaluate(learner, tasks, 7, seed=1)
     assert evaluate(learner, tasks, 7, seed=1, timed=True)[:3] == first[:3]
+    assert evaluate(learner, tasks, 7, seed=1, batch=2).each == pytest.approx(first.each, rel=1e-4), (
+        "however many at once"
+    )
     assert learner.generator is own
     assert torch.equal(own.get_state(), before)  # training goes on as if nothing had been judged
     assert not torch.equal(*(learner.predict(*(numbers(1, 5, 1),) * 3, 0).value for _ in range(2)))

@@ -170,7 +170,9 @@ def test_every_figure_from_small_files(runs: Path, tmp_path: Path, capsys: pytes
     again = tmp_path / "again"
     assert main(["figures", str(tmp_path / "kept"), "--out", str(again), "--only", "sigma"]) == 0
     for kind in ("png", "svg"):
-        assert (again / f"sigma-digits-mlp-3-epochs.{kind}").read_bytes() == (out / f"sigma-digits-mlp-3-epochs.{kind}").read_bytes()
+        assert (again / f"sigma-digits-mlp-3-epochs.{kind}").read_bytes() == (
+            out / f"sigma-digits-mlp-3-epochs.{kind}"
+        ).read_bytes()
     assert len(list(again.glob("*.png"))) == 1
 
 

@@ -15,9 +15,10 @@ from warpi.data.dataset import Dataset
 from warpi.engine import Position, settle, train
 from warpi.errors import UserError
 from warpi.features import feature_size, features, last_layer
+from warpi.lookahead import bilevel_step
 from warpi.losses import one_hot
 from warpi.method import Method, evaluating
-from warpi.methods import METHODS, make_method
+from warpi.methods import METHODS, make_method, mslc
 from warpi.methods.emlc import EMLC, tempted
 from warpi.methods.gdw import GDW, balanced
 from warpi.methods.l2rw import L2RW, normalised
@@ -312,7 +313,7 @@ def test_without_class_weights_gdw_is_mwnet(tiny: TaskAndTruth) -> None:
         torch.testing.assert_close(p, q)
 
 
-def test_mslc_mixes_labels(tiny: TaskAndTruth) -> None:
+def test_mslc_mixes_labels(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
     method = MSLC()
     method.start(tiny[0], RECIPE)
     given = one_hot(tiny[0].train.y, 10)
@@ -327,8 +328,11 @@ def test_mslc_mixes_labels(tiny: TaskAndTruth) -> None:
             a = method.V(F.cross_entropy(z[i : i + 1], y[i : i + 1])[None])
             b = method.W(F.cross_entropy(z[i : i + 1], before[i].argmax()[None])[None])
             torch.testing.assert_close(got[i], a * given[i] + (1 - a) * (b * before[i] + (1 - b) * z[i].softmax(0)))
+    steps: list[Any] = []
+    monkeypatch.setattr(mslc, "bilevel_step", lambda *a: steps.append(a[6]) or bilevel_step(*a))
     list(method.epoch(1))
     assert method.correcting
+    assert steps == [10 * method.lr] * len(steps) != [], "the published virtual step"
     torch.testing.assert_close(method.soft.sum(1), torch.ones(len(given)))
 
 
@@ -439,6 +443,17 @@ def test_features_of_tuned_networks(how: How) -> None:
         z = last_layer(net, features(net, x))
     assert z.dtype == torch.float32
     torch.testing.assert_close(z, forward(net, x).z.detach())
+
+
+def test_features_see_the_parts_that_logits_see() -> None:
+    """BatchNorm's sets are the parts: unequal ones must be cut alike."""
+    torch.manual_seed(0)
+    net, x = tuned(resnet20((3, 8, 8), 4, width=4), How(accumulate=8)), torch.randn(50, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(last_layer(net, features(net, x)), forward(net, x).z)
+        with pytest.raises(UserError, match="a batch of 15 cannot be cut into 8 parts"):
+            features(net, x[:15])
+    assert feature_size(net, (3, 8, 8)) == 16
 
 
 @pytest.mark.parametrize("name", ["mlc", "vri", "emlc", "mlnt"])

@@ -295,13 +295,17 @@ class _Eager(Pass):
         return jg
 
 
+def too_few(x: Tensor, n: int) -> UserError:
+    return UserError(f"a batch of {len(x)} cannot be cut into {n} parts of 2 or more; lower --accumulate")
+
+
 class _InParts(Pass):
     """Part after part, keeping no activations: each is done again where it is gone through. BatchNorm sees parts."""
 
     def __init__(self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> None:
         self.net, self.theta = net, detached(net, snapshot) if theta is None else theta
         if len(x) < 2 * (n := how_of(net).accumulate):
-            raise UserError(f"a batch of {len(x)} cannot be cut into {n} parts of 2 or more; lower --accumulate")
+            raise too_few(x, n)
         self.parts: list[tuple[Tensor, Tensor | None]] = []
         self.logits: list[Tensor] = []
         for part in x.tensor_split(n):

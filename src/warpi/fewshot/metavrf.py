@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -221,13 +222,17 @@ class MetaVRF(Learner):
         return torch.cat([keys, Y / size], -1)
 
     def _noise(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """eps and phases: the same for all tasks, or [T, 1, D, d] and [T, 1, D] anew."""
+        """eps and phases: the same for all tasks, or [T, 1, D, d] and [T, 1, D] anew.
+
+        Task after task, so that what a task is given does not depend on how many are judged at once."""
         eps, phase = self.net.eps, self.net.phase
         if self.noise == "fixed":
             return eps, phase
-        shape = (len(f), 1, *eps.shape)
-        eps = torch.randn(shape, generator=self.generator, device=f.device, dtype=f.dtype)
-        return eps, 2 * math.pi * torch.rand(shape[:3], generator=self.generator, device=f.device, dtype=f.dtype)
+        normal = partial(torch.randn, 1, *eps.shape, generator=self.generator, device=f.device, dtype=f.dtype)
+        uniform = partial(torch.rand, 1, len(eps), generator=self.generator, device=f.device, dtype=f.dtype)
+        drawn = [(normal(), uniform()) for _ in f]
+        fresh, turn = (torch.stack(each) for each in zip(*drawn, strict=True))
+        return fresh, 2 * math.pi * turn
 
     def _solve(self, points: Tensor, Y: Tensor, lam: Tensor, q: DiagGaussian) -> Fit:
         """The ridge, in double precision where its matrix may be close to singular."""

@@ -38,7 +38,8 @@ class MSLC(Method):
         phi, psi <- a step down d L_meta(theta_hat(phi, psi)),   theta <- a step down 1/B sum_i l_i
         soft_i <- a_i y_i + (1 - a_i) [b_i soft_i + (1 - b_i) softmax(z_i)]
 
-    The first `warm_up` of the epochs are cross-entropy, and soft is the softmax. V and W are 1-100-1.
+    The first `warm_up` of the epochs are cross-entropy, and soft is the softmax. V and W are 1-100-1. theta_hat is
+    `virtual` times a step of theta away.
 
     Differs from the paper: in the loss labels are hard, as in the published code (with its own softmax for a target the
     network would not move); what is remembered is soft. Network and learning rates are the recipe's.
@@ -49,6 +50,7 @@ class MSLC(Method):
     year: ClassVar[int | None] = 2021
     needs_meta: ClassVar[bool] = True
     warm_up: float = 2 / 3  # of the epochs: 80 of 120
+    virtual: float = 10.0  # the published code lowers the rate of the virtual step 20 epochs later
     hidden: int = 100
     meta_lr: float = 1e-3
     meta_weight_decay: float = 1e-4
@@ -56,7 +58,7 @@ class MSLC(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, warm_up=(0, 1))
-        at_least(self, hidden=1, meta_lr=0, meta_weight_decay=0)
+        at_least(self, virtual=0, hidden=1, meta_lr=0, meta_weight_decay=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -94,7 +96,7 @@ class MSLC(Method):
             return cross_entropy(z, y).mean()
 
         phi = [*self.V.parameters(), *self.W.parameters()]
-        log = bilevel_step(self, batch, corrected_loss, meta_loss, phi, self.meta_optimizer)
+        log = bilevel_step(self, batch, corrected_loss, meta_loss, phi, self.meta_optimizer, self.virtual * self.lr)
         self.soft[batch.rows] = self.corrected(z.detach(), batch.y, before)
         return log
 
