@@ -41,6 +41,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "metavrf_lstm": ("metavrf_lstm", {}),
     "metavrf_bilstm": ("metavrf_bilstm", {}),
     "metavrf": ("metavrf", {}),
+    "metavrf, fresh noise": ("metavrf", {"noise": "fresh"}),
+    "metavrf_bilstm, fresh noise": ("metavrf_bilstm", {"noise": "fresh"}),
     "exact": ("metavrf", {"exact": True}),
     "exact, ridge 1e-4": ("metavrf", PLAIN),
     "exact, ridge 1e-4, inputs": ("metavrf", PLAIN | INPUTS),

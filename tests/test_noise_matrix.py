@@ -1,6 +1,7 @@
 """Label noise by a transition matrix from a file: `--noise matrix:FILE`."""
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from warpi.manifest import labels_hash
 from warpi.matrix import read_matrix
 from warpi.noise import Noise
 from warpi.report.runs import find_runs, group
+from warpi.sweep.folders import _other_content
 from warpi.task import make_task
 
 FIXED = settings(max_examples=25, deadline=None, derandomize=True)
@@ -352,6 +354,38 @@ def test_a_run_goes_on_only_with_the_same_matrix(tmp_path: Path, capsys: pytest.
     file.unlink()
     assert main(again) == 2
     assert f"there is no file {file}" in capsys.readouterr().err
+
+
+def test_a_method_takes_a_matrix_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same run as from the numbers; known by its hash; needed no more where nothing is trained."""
+    monkeypatch.chdir(tmp_path)
+    T = some_matrix(10, 3)
+    np.save("T.npy", T.numpy())
+    few = ["--data", "digits", "--limit", "200", "--meta", "20", "--method", "forward", "--epochs", "1", "--quiet"]
+    numbers = ",".join(map(repr, T.flatten().tolist()))
+    for run, matrix in (("file", "T.npy"), ("numbers", numbers)):
+        assert main(["fit", *few, "--matrix", matrix, "--out", run]) == 0
+    kept = [json.loads(Path(run, "results.jsonl").read_text()) | {"seconds": 0} for run in ("file", "numbers")]
+    assert kept[0] == kept[1]
+    stored = json.loads(Path("file/spec.json").read_text())
+    assert stored["spec"]["changed"] == {"matrix": "T.npy"}
+    assert stored["facts"]["matrix_file_sha256"] == hashlib.sha256(Path("T.npy").read_bytes()).hexdigest()
+    settings = {"method": "forward", "matrix": "T.npy", "seed": 0}
+    assert _other_content(Path("file"), settings) is None
+    np.save("T.npy", some_matrix(10, 4).numpy())
+    assert str(_other_content(Path("file"), settings)).startswith("T.npy: its sha256 was ")
+    for argv in (["audit", "file"], ["fit", "--out", "file", "--resume"]):
+        assert main(argv) == 2
+        assert "has changed: matrix_file_sha256 was" in capsys.readouterr().err
+    Path("T.npy").unlink()
+    assert main(["audit", "file"]) == 2
+    assert "there is no file T.npy" in capsys.readouterr().err
+    np.savez("new.npz", x=np.zeros((5, 64), np.float32))
+    assert main(["predict", "file", "--data", "new.npz", "--csv", "new.csv"]) == 0
+    assert main(["fit", *few, "--matrix", "0.9,x", "--out", "x"]) == 2
+    assert "matrix takes the numbers of T row after row, as in 0.9,0.1,0.2,0.8, or a file" in capsys.readouterr().err
 
 
 def test_what_an_audit_measures_can_be_drawn_from(tmp_path: Path, digits: Dataset) -> None:

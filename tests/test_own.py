@@ -86,14 +86,14 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    """No command leaves anything of a file behind; another test's neighbour is not this one's."""
+    """No command leaves anything of a file behind."""
     before = [*METHODS], [*NETS], [*sys.path]
     yield
     assert ([*METHODS], [*NETS], [*sys.path]) == before
     assert not own.flags()
     assert not own.METHOD_FILES
     assert not own.NET_FILES
-    sys.modules.pop("beside", None)
+    assert "beside" not in sys.modules, "neither are its neighbours"
 
 
 def stored(folder: Path | str) -> dict[str, Any]:
@@ -136,6 +136,12 @@ def test_every_command_knows_the_file(mine: str, tmp_path: Path, capsys: pytest.
     assert main([*use, "predict", "runs/a", "--data", "new.npz", "--csv", "new.csv"]) == 0
     assert len(Path("new.csv").read_text().splitlines()) == 6
     assert main([*use, "report", "runs/a", "--audit", "--out", "page"]) == 0
+    page = Path("page/report.html").read_text()
+    assert "<pre>warpi --use mine.py fit " in page
+    assert (
+        "mine.py: of your own, with METHODS = {&#x27;mine&#x27;: ...} and NETS = {&#x27;small&#x27;: ...} as it was"
+        in page
+    )
     assert main([*use, "figures", "runs/a", "--out", "figures"]) == 0
     assert main([*use, "review", "runs/a", "--out", "checked", "--export", "corrected.csv"]) == 0
     wish = ["--net", "small", "--variants", "sgd,warpi", "--repeats", "1", "--batch", "4", "--image-size", "4"]
@@ -317,6 +323,17 @@ def test_another_value_in_the_file(mine: str, tmp_path: Path, capsys: pytest.Cap
     assert stored("runs/cmp/mine_q05_given_seed0")["options"] == {"q": 0.5}
 
 
+def test_a_field_that_is_gone(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    use = ["--use", mine]
+    assert main([*use, "fit", *FLAGS, "--method", "mine", "--q", "0.9", "--out", "a"]) == 0
+    (tmp_path / mine).write_text(
+        MINE.replace("    q: float = 0.7  # how gentle\n", "    q = 0.7\n").replace("q=0.5", "")
+    )
+    wanted = "made with q = 0.9, and the method 'mine' of mine.py no longer has a field 'q'; put it back, or train"
+    for argv in (["audit"], ["fit", "--resume", "--out"]):
+        assert wanted in said(capsys, *use, *argv, "a")
+
+
 def test_kept_results_of_another_value_are_not_those_of_the_run(mine: str, tmp_path: Path) -> None:
     from warpi.sweep.folders import why_not_kept
 
@@ -367,6 +384,24 @@ def test_a_neighbour_is_imported_when_it_is_needed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BEGINNING + late)
     with using([tmp_path / "mine.py"]):
         assert tuple(make_net("late", (16,), 3).weight.shape) == (3, 16)  # type: ignore[arg-type]
+
+
+def test_neighbours_of_one_name_in_two_folders(tmp_path: Path) -> None:
+    """Python has one module of a name: the second file would get what the first one has imported."""
+    for folder, width in (("a", 3), ("b", 4)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "beside.py").write_text(f"WIDTH = {width}\n")
+        text = f"{BEGINNING}from beside import WIDTH\nNETS = {{'n{folder}': lambda shape, n: nn.Linear(WIDTH, n)}}\n"
+        (tmp_path / folder / "mine.py").write_text(text)
+    files = [tmp_path / folder / "mine.py" for folder in "ab"]
+    with (
+        pytest.raises(UserError, match=r"b/mine\.py has a neighbour 'beside', and .*a/beside\.py is in use; rename"),
+        using(files),
+    ):
+        pass
+    for file, width in zip(files, (3, 4), strict=True):  # one after the other each has its own
+        with using([file]):
+            assert make_net(f"n{file.parent.name}", (width,), 2).weight.shape[1] == width  # type: ignore[union-attr, index]
 
 
 def test_a_variant_of_ours_is_what_it_says(tmp_path: Path) -> None:

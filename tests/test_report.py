@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import statistics
 import sys
 from dataclasses import replace
@@ -21,6 +22,8 @@ from rich.console import Console
 import warpi.report
 from warpi.cli import main
 from warpi.errors import UserError
+from warpi.methods import METHODS
+from warpi.nets import NETS
 from warpi.report import (
     Difference,
     command,
@@ -35,6 +38,7 @@ from warpi.report import (
     write_json,
     write_report,
 )
+from warpi.report.again import _ours
 from warpi.report.curves import line
 from warpi.report.paired import mean_interval, student
 from warpi.report.runs import group
@@ -373,12 +377,36 @@ def test_one_name_in_recipe_and_options_keeps_labels_apart(tmp_path: Path) -> No
     assert len({row.label for row in table(tmp_path)}) == 3
 
 
+def test_a_default_that_was_changed_between_runs(tmp_path: Path) -> None:
+    """Of three runs two had q = 0.7: by the default of then, and said when it was another. What else differs is shown;
+    where nothing does, they are seeds of one experiment."""
+    for name, q, said, seed, lr in (
+        ("then", 0.7, {}, 0, 0.1),
+        ("now", 0.5, {}, 0, 0.1),
+        ("said", 0.7, {"q": 0.7}, 0, 0.02),
+        ("seed", 0.7, {"q": 0.7}, 1, 0.1),
+    ):
+        spec = spec_of("gce", seed, changed=said, recipe={"lr": lr}) | {"options": {"q": q}}
+        make(tmp_path / name, epochs_of([80.0]), spec)
+    assert [(row.label, row.seeds) for row in table(tmp_path)] == [
+        ("gce", (0,)),
+        ("gce (q=0.7, lr=0.02)", (0,)),
+        ("gce (q=0.7, lr=0.1)", (0, 1)),
+    ]
+    make(tmp_path / "long", epochs_of([80.0]), spec_of("ce", changed={"a": 2 / 3, "b": [1 / 3, 20]}))
+    assert table(tmp_path)[0].label == "ce (a=0.666667, b=0.333333,20)"
+    shutil.rmtree(tmp_path / "long")
+    shutil.rmtree(tmp_path / "seed")
+    assert [row.label for row in table(tmp_path)] == ["gce (q=0.5)", "gce (q=0.7, lr=0.02)", "gce (q=0.7, lr=0.1)"]
+
+
 @pytest.mark.parametrize(
     ("name", "values", "labels"),
     [
         ("inputs_sha256", ("1a2b3c4d5e", "1a2b3c4f5e"), ["ce (inputs 1a2b3c4d)", "ce (inputs 1a2b3c4f)"]),
-        ("n_parameters", (650, 1290), ["ce (1290 parameters)", "ce (650 parameters)"]),
-        ("n_classes", (10, 3), ["ce (10 classes)", "ce (3 classes)"]),
+        ("n_parameters", (650, 1290), ["ce (650 parameters)", "ce (1290 parameters)"]),
+        ("n_classes", (10, 3), ["ce (3 classes)", "ce (10 classes)"]),
+        ("matrix_file_sha256", ("1a2b3c4d5e", None), ["ce (matrix 1a2b3c4d)", "ce (matrix unknown)"]),
     ],
 )
 def test_runs_on_other_data_or_nets_of_one_name_are_not_seeds_of_each_other(
@@ -485,6 +513,41 @@ def test_rich_shows_the_same_rows(tmp_path: Path) -> None:
     for words in ("digits, noise pair:0.4, mlp", "with trusted data", "96.50 ± 0.71", "(oracle)", "Test labels: clean"):
         assert words in text
     assert text.index("zeta †") < text.index("warpi ")
+
+
+@pytest.mark.parametrize(
+    ("method", "unlike", "wanted"),
+    [
+        ("elr", None, ["elr 4 81.50 ± 1.29 80.00 ± 0.00 81.50 ± 1.29 +1.50 ± 2.05", "(beta=0.5)"]),
+        ("elr", 3, ["elr 4 81.50 ± 1.29 80.00 ± 0.00 81.50 ± 1.29 +1.00 ± 2.48", "(beta=0.5) (3 seeds)"]),
+        (
+            "co_teaching_plus",
+            3,
+            ["co_teaching_plus (beta=0.5)", "4 81.50 ± 1.29 80.00 ± 0.00 81.50 ± 1.29 +1.00 ± 2.48 (3 seeds)"],
+        ),
+    ],
+)
+def test_no_name_is_broken_at_80_columns(tmp_path: Path, method: str, unlike: int | None, wanted: list[str]) -> None:
+    """Remarks go below numbers, then names above them."""
+    for seed in range(4):
+        known = shared(seed, noise_sha256="other") if seed == unlike else shared(seed)
+        make(tmp_path / f"ce{seed}", epochs_of([80.0, 80.0], [50.0, 40.0]), spec_of("ce", seed), **shared(seed))
+        kind = spec_of(method, seed, changed={"beta": 0.5})
+        make(tmp_path / f"{method}{seed}", epochs_of([80.0, 80.0 + seed], [50.0, 40.0]), kind, **known)
+    out = io.StringIO()
+    Console(file=out, width=80).print(to_rich(compare(find_runs([tmp_path]), "ce")))
+    lines = [" ".join(line_.split()) for line_ in out.getvalue().splitlines()]
+    at = next(i for i, line_ in enumerate(lines) if line_.startswith(method))
+    assert lines[at : at + 2] == wanted
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+
+
+def test_in_a_pipe_nothing_is_folded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "a", epochs_of([80.0]), spec_of(changed={"word": 100 * "x", "other": "y"}))
+    assert main(["report", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(f"ce (word={100 * 'x'}, other=y)" in line_ and "80.00" in line_ for line_ in lines)
+    assert any(warpi.report.table.LEGEND in line_ for line_ in lines)
 
 
 def test_machines_are_named(tmp_path: Path) -> None:
@@ -599,6 +662,19 @@ def test_command_of_a_bare_spec() -> None:
     spec = {"data": "digits", "method": "ce", "seed": 0}
     assert command(spec) == "warpi fit --data digits --method ce --seed 0"
     assert command(spec, "x y") == "warpi fit --data digits --method ce --seed 0 --out 'x y'"
+
+
+def test_what_is_not_ours_is_of_a_file_of_the_users_own() -> None:
+    assert (_ours("METHODS"), _ours("NETS")) == (METHODS.keys(), NETS.keys())
+    for method, net, use, shown in (
+        ("ce", "mlp", "", "mlp"),
+        ("mine", "mlp", "--use FILE.py ", "mlp"),
+        ("ce", "some.module.Tiny", "--use FILE.py ", "Tiny"),
+        ("mine", "notebook.<lambda>", "--use FILE.py ", "mine"),
+    ):
+        text = command(spec_of(method, recipe={"net": net}))
+        assert text.startswith(f"warpi {use}fit ")
+        assert f"--method {method} --net {shown} " in text
 
 
 # -- differences -----------------------------------------------------------------------------------------------------

@@ -156,9 +156,7 @@ def sweep(argv: list[str]) -> None:
 
 
 def report(argv: list[str]) -> None:
-    from rich.console import Console
-
-    from warpi.report import Detail, compare, find_runs, to_rich, write_report
+    from warpi.report import Detail, compare, find_runs, screen, to_rich, write_report
 
     parser = Parser(prog="warpi report", description="Show one run, or compare many: a table, and with --out a page.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
@@ -184,7 +182,7 @@ def report(argv: list[str]) -> None:
 
         found = details(runs, given["audit"], given["device"])
     rows = write_report(runs, given["out"], given["json"], found, given["against"])
-    console = Console(highlight=False)
+    console = screen()
     console.print(to_rich(rows))
     if given["out"]:
         console.print(f"report: {given['out'] / 'report.html'}", markup=False, emoji=False, soft_wrap=True)

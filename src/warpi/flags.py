@@ -98,6 +98,9 @@ def _reading(hint: Any, name: str) -> dict[str, Any]:
     """How argparse reads a value of this type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):  # X | None, or a union in which text stands for the rest
+        several = next((a for a in args if get_origin(a) is tuple), None)
+        if several is not None and str in args:
+            return {"type": _tuple_or_text(get_args(several)[0]), "metavar": "A,B,...|FILE"}
         hint = str if str in args else next(a for a in args if a is not NoneType)
         origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
@@ -123,6 +126,19 @@ def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
         return tuple(map(kind, split_names(text)))
 
     return tuple_of_numbers
+
+
+def _tuple_or_text(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...] | str]:
+    """Numbers, or what is none: the name of a file that has them."""
+    many = _tuple_of(kind)
+
+    def tuple_or_text(text: str) -> tuple[Any, ...] | str:
+        try:
+            return many(text)
+        except ValueError:
+            return text
+
+    return tuple_or_text
 
 
 def _show(value: object) -> str:

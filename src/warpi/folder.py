@@ -110,6 +110,7 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
             "inputs_sha256": spec.inputs_sha256,
             "noise_sha256": truth.noise_hash,
             "noise_file_sha256": _digest(Noise.parse(spec.data.noise).file),
+            "matrix_file_sha256": _digest(matrix_file(spec.options)),
             "wrong_share": task.noise_rate,
             "test_labels": "clean" if truth.test_is_clean else "given",
             "needs_meta": spec.base.needs_meta,
@@ -130,8 +131,13 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
 
 
 def _digest(file: str | None) -> str | None:
-    """Of the file that labels come from, or are drawn by: runs of two states of it are two experiments."""
+    """Of the file that labels come from, or are drawn or corrected by: runs of two states of it are two experiments."""
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+
+
+def matrix_file(options: Mapping[str, Any]) -> str | None:
+    """The file that `--matrix` names; None where there is none, or the numbers themselves."""
+    return matrix if isinstance(matrix := options.get("matrix"), str) else None
 
 
 def same_settings(
@@ -157,6 +163,7 @@ def same_settings(
                 f"{path} was begun with {name} = {was!r}, not {value!r}; choose another --out to change it{use}"
             )
     check_own(path, again or spec["method"], settings.get("net") or flat.get("net"))
+    own.check_fields(path, again or spec["method"], spec["options"])
     _check_paths(flat, stored["environment"].get("folder"), path)
     if flat.get("image_size") is None and flat["data"] not in DATASETS and has_images(flat["data"], flat["drop"]):
         flat["image_size"] = PHOTO  # what None stands for where it is stored
@@ -193,7 +200,7 @@ def check_own(path: Path, method: object, net: object) -> None:
 def _check_paths(flat: Mapping[str, Any], folder: str | None, path: Path) -> None:
     """Relative paths of a run begin in the folder that it was begun in."""
     files = {name: flat.get(name) for name in ("data", "root", "meta_data", "weights")}
-    files["noise"] = Noise.parse(flat.get("noise", "given")).file
+    files |= {"noise": Noise.parse(flat.get("noise", "given")).file, "matrix": matrix_file(flat)}
     if folder == _here():
         return
     for name, value in files.items():
@@ -243,8 +250,9 @@ def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
             f"{was.get(name, absent)!r}, is {got.get(name, absent)!r}; put it back as it was, or train again with "
             "another --out"
         )
-    for name in ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"):
-        was, got = stored["facts"].get(name), now["facts"][name]
+    names = ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256")
+    for name in (*names, "matrix_file_sha256"):
+        was, got = stored["facts"].get(name), now["facts"].get(name)
         if was != got:
             raise UserError(
                 f"the data or the network of {path} has changed: {name} was {was}, is {got}; put it back as it was, or "

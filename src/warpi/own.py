@@ -27,7 +27,7 @@ from warpi.method import Method
 from warpi.methods import METHODS
 from warpi.nets import NETS, Build, NetEntry, make_net
 from warpi.recipe import Recipe
-from warpi.spec import DataSpec
+from warpi.spec import DataSpec, named
 
 METHOD_FILES: dict[str, str] = {}
 """Which of METHODS come from files in use, and from which."""
@@ -43,12 +43,15 @@ _TAKEN = {*_RUN, *(f.name for cls in (DataSpec, Recipe) for f in fields(cls))}  
 def using(files: Iterable[Path | str]) -> Iterator[None]:
     """Inside, METHODS and NETS hold what these files define, too. Each file is executed once, here."""
     tables: list[dict[Any, Any]] = [METHODS, NETS, METHOD_FILES, NET_FILES, _USED]
-    before, paths = [dict(table) for table in tables], list(sys.path)
+    before, paths, modules = [dict(table) for table in tables], list(sys.path), set(sys.modules)
     try:
         for file in files:
             _use(str(file))
         yield
     finally:
+        for name in _neighbours({path.parent for path in _USED}):
+            if name not in modules:
+                del sys.modules[name]  # next time it is read again, or it is another folder's
         for table, content in zip(tables, before, strict=True):
             table.clear()
             table.update(content)
@@ -86,6 +89,19 @@ def stored_net(name: str) -> str:
     return last if last in NET_FILES else name
 
 
+def check_fields(path: Path, method: str | Method, options: Mapping[str, object]) -> None:
+    """A stored run can be made again only by a method that still has every field that it had."""
+    name, now = named(method)
+    for field in options:
+        if field not in {f.name for f in fields(now)}:
+            own = name in METHOD_FILES or name not in METHODS
+            whose = f"of {METHOD_FILES.get(name, 'your own')}" if own else "of this version of warpi"
+            raise UserError(
+                f"the run in {path} was made with {field} = {options[field]!r}, and the method {name!r} {whose} no "
+                f"longer has a field {field!r}; {'put it back, or ' * own}train again with another --out"
+            )
+
+
 # -- one file --------------------------------------------------------------------------------------------------------
 
 
@@ -94,6 +110,9 @@ def _use(file: str) -> None:
     if path in _USED:
         return
     module = _load(file, path)
+    for name, known in _neighbours({used.parent for used in _USED} - {path.parent}).items():
+        if (path.parent / f"{name}.py").exists() or (path.parent / name / "__init__.py").exists():
+            raise UserError(f"{file} has a neighbour {name!r}, and {known} is in use; rename one of them")
     _USED[path] = file
     sys.path.append(str(path.parent))  # for what it imports later
     methods, nets = _table(module, "METHODS", METHODS, file), _table(module, "NETS", NETS, file)
@@ -130,6 +149,13 @@ def _load(file: str, path: Path) -> ModuleType:
         if folder in sys.path:
             sys.path.remove(folder)
     return module
+
+
+def _neighbours(folders: set[Path]) -> dict[str, Path]:
+    """The modules that were imported from these folders, by name."""
+    files = {name: Path(file) for name, m in sys.modules.items() if (file := getattr(m, "__file__", None))}
+    homes = {name: file.parent.parent if file.name == "__init__.py" else file.parent for name, file in files.items()}
+    return {name: file for name, file in files.items() if homes[name] in folders and not name.startswith("own_")}
 
 
 def _said(error: BaseException, file: str, path: Path) -> str:

@@ -1,13 +1,16 @@
 """Forward and backward loss correction by an estimated or given transition matrix."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from warpi.data.hollow import Hollow
 from warpi.errors import UserError
+from warpi.matrix import SUFFIXES, read_matrix
 from warpi.method import Method, descend
 from warpi.phases import border, restart
 from warpi.recipe import Recipe
@@ -41,18 +44,24 @@ class LossCorrection(Method):
     direction: Literal["forward", "backward"] = "forward"
     warmup: float = 0.3  # share of the epochs spent on the network that T is estimated from
     quantile: float = 0.97  # of the anchors: 1 is the argmax, less leaves outliers out
-    matrix: tuple[float, ...] | None = None  # T, row after row, where it is known; default: estimated
+    matrix: tuple[float, ...] | str | None = None  # T where it is known: row after row, or a file; default: estimated
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, warmup=(0, 1), quantile=(0, 1))
+        if isinstance(self.matrix, str) and Path(self.matrix).suffix.lower() not in SUFFIXES:
+            raise UserError(
+                f"matrix takes the numbers of T row after row, as in 0.9,0.1,0.2,0.8, or a file of it "
+                f"({', '.join(SUFFIXES)}), got {self.matrix!r}"
+            )
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         K, device = task.n_classes, task.train.y.device
         self.switch, self.corrected = border(self.warmup, recipe.epochs), self.matrix is not None
         self.beginnings = [0] if self.corrected else [0, self.switch]
-        self.T = torch.eye(K, device=device) if self.matrix is None else _given(self.matrix, K).to(device)
+        over = isinstance(task.train.examples, Hollow)  # such a run has its T in the checkpoint; the file may be gone
+        self.T = (torch.eye(K) if over or self.matrix is None else _given(self.matrix, task.classes)).to(device)
         self.T_inverse = torch.linalg.inv(well_conditioned(self.T))
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -74,7 +83,10 @@ class LossCorrection(Method):
         return {"loss": loss.detach()}
 
 
-def _given(matrix: tuple[float, ...], K: int) -> Tensor:
+def _given(matrix: tuple[float, ...] | str, classes: Sequence[str]) -> Tensor:
+    if isinstance(matrix, str):
+        return read_matrix(matrix, classes).float()
+    K = len(classes)
     if len(matrix) != K * K:
         raise UserError(
             f"matrix has {len(matrix)} numbers, {K} classes need {K * K}: T row after row, rows = true class"

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from warpi.report.again import command
 from warpi.report.curves import curves
 from warpi.report.detail import Detail
 from warpi.report.page import to_html
 from warpi.report.paired import compare
-from warpi.report.runs import Difference, Row, Run, command, find_runs, summarise
-from warpi.report.table import to_latex, to_markdown, to_rich, write, write_json
+from warpi.report.runs import Difference, Row, Run, find_runs, summarise
+from warpi.report.table import screen, to_latex, to_markdown, to_rich, write, write_json
 
 __all__ = [
     "Detail",
@@ -19,6 +20,7 @@ __all__ = [
     "compare",
     "curves",
     "find_runs",
+    "screen",
     "summarise",
     "to_html",
     "to_latex",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import warpi.report.charts as charts
 from warpi.audit.scores import wilson
+from warpi.report.again import own_files, own_names
 from warpi.report.curves import line, lowest
 from warpi.report.detail import Audited, ClassRate, Detail, Suspect
 from warpi.report.runs import Experiment, Row, Run, best_epochs, command, group, number, say
@@ -325,9 +326,12 @@ def _again(run: Run) -> str:
     """The command of a run, and what tells that the data is the same."""
     state = "" if run.done else " (unfinished)"
     again = command(run.spec, f"again/{run.path.name}", run.environment.get("threads"))
-    hashes = [f"{n} {run.facts[f'{n}_sha256']}" for n in ("inputs", "noise") if run.facts.get(f"{n}_sha256")]
+    known = ("inputs", "noise", "matrix_file")
+    hashes = [f"{n} {run.facts[f'{n}_sha256']}" for n in known if run.facts.get(f"{n}_sha256")]
     same = f" The same data has the SHA-256 {' and '.join(hashes)} (spec.json)." if hashes else ""
-    where = f"Seed {run.spec['seed']}{state}: {run.path}.{same}"
+    tables = " and ".join(f"{table} = {{{name!r}: ...}}" for table, name in own_names(run.spec).items())
+    own = f" {' and '.join(own_files(run.spec))}: of your own, with {tables} as it was; a run holds names alone."
+    where = f"Seed {run.spec['seed']}{state}: {run.path}.{same}{own if tables else ''}"
     return f'<pre>{esc(again)}</pre><p class="soft">{esc(where)}</p>'
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-import shlex
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
-from warpi.settings import join_names
+from warpi.report.again import command as command  # their home is there; others look for them here
+from warpi.report.again import flag as flag
+from warpi.report.again import say as say
 
 _FORMAT = "warpi-run/1"
 _FACTS = {"n_classes": "{} classes", "inputs_sha256": "inputs {:.8}", "n_parameters": "{} parameters"}
+_FACTS["matrix_file_sha256"] = "matrix {:.8}"  # of the file that --matrix names
 _NEW = "noise_file_sha256"  # of the file that --noise names; before 2026-11-16 it was not stored
 _FACTS[_NEW] = "labels {:.8}"
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
@@ -146,64 +149,29 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
     """Runs that differ in nothing but the seed (and where the data lies), those of a table beside each other.
 
     Neither a path nor the name of a network says what is behind it, so that facts about both count too. Labels are
-    unique within a table: where the method and its changed options do not tell two experiments apart, the fields that
-    do are added, and where there are none, the facts. A folder that holds the same run once more is left out.
+    unique within a table (`_labels`). A folder that holds the same run once more is left out.
     """
-    runs, found = list(runs), dict[str, dict[str, list[Run]]]()  # by spec, then by facts
+    runs, found = list(runs), dict[str, list[Run]]()
     names = [name for name in _FACTS if name != _NEW or all(name in run.facts for run in runs)]
     for run in runs:
-        facts = json.dumps([run.facts.get(name) for name in names])
-        found.setdefault(json.dumps(_fields(run.spec), sort_keys=True), {}).setdefault(facts, []).append(run)
-    same: dict[tuple[tuple[str, str, str], str], list[list[list[Run]]]] = {}
-    for by_facts in found.values():
-        spec = next(iter(by_facts.values()))[0].spec
-        same.setdefault((_block(spec), _label(spec)), []).append(list(by_facts.values()))
-    experiments = []
-    for (block, _), rivals in same.items():
-        specs = [_fields(twins[0][0].spec) for twins in rivals]
-        names = sorted({name for spec in specs for name in spec})
-        differ = [name for name in names if len({json.dumps(spec.get(name)) for spec in specs}) > 1]
-        tails = [name.split(".")[-1] for name in differ]  # `lr` may be a field of the recipe and of the method
-        for twins, spec in zip(rivals, specs, strict=True):
-            extra = {t if tails.count(t) == 1 else n: spec.get(n) for n, t in zip(differ, tails, strict=True)}
-            for members, words in zip(twins, _tell_apart([members[0].facts for members in twins]), strict=True):
-                experiments.append(Experiment(_label(members[0].spec, extra, words), *block, _once(members)))
-    return sorted(experiments, key=lambda g: (g.data, g.noise, g.net, g.needs_meta, g.label))
+        known = [_fields(run.spec), [run.facts.get(name) for name in names]]
+        found.setdefault(json.dumps(known, sort_keys=True), []).append(run)
+    members = list(found.values())
+    experiments = [
+        Experiment(label, *_block(mine[0].spec), _once(mine))
+        for label, mine in zip(_labels(members), members, strict=True)
+    ]
+    return sorted(experiments, key=lambda g: (g.data, g.noise, g.net, g.needs_meta, _in_order(g.label)))
+
+
+def _in_order(label: str) -> list[tuple[str, float]]:
+    """A key to sort by: 5 comes before 20."""
+    return [(text, float(number or 0)) for text, number in re.findall(r"(\D*)(\d*\.?\d*)", label)]
 
 
 def summarise(runs: Iterable[Run]) -> list[Row]:
     """A row for each experiment. Unfinished runs count only where an experiment has no others."""
     return [_row(g) for g in group(runs)]
-
-
-def command(spec: Mapping[str, Any], out: str | None = None, threads: int | None = None) -> str:
-    """The command line that makes this run again, in the folder `out`: a flag for every field that has a value.
-
-    Of the options of the method only those that differ from its defaults; recipe fields are flags like any other.
-    """
-    parts: dict[str, Any] = {part: spec.get(part) or {} for part in ("recipe", "options", "changed")}
-    flags = {name: value for name, value in spec.items() if name not in (*parts, "seed")}
-    flags |= parts["recipe"] | {"seed": spec.get("seed")} | parts["changed"] | {"threads": threads, "out": out}
-    return shlex.join(["warpi", "fit", *(word for name, value in flags.items() for word in flag(name, value))])
-
-
-def flag(name: str, value: object) -> list[str]:
-    """A setting in the words of the command line; none where it has no value."""
-    name, text = name.replace("_", "-"), say(value)
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    if value is None:
-        return []
-    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
-
-
-def say(value: object) -> str:
-    """A value of a spec as a user would write it."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return ",".join(join_names([each]) if isinstance(each, str) else say(each) for each in value)
-    return str(value)
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:
@@ -293,9 +261,12 @@ def _is_number(value: object) -> bool:
 
 
 def _fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """All that makes an experiment, flat. A field that is absent and one that is null are the same."""
-    parts = ("options", "changed", "recipe")
-    flat = {name: value for name, value in spec.items() if name not in (*parts, "seed", "root")}
+    """All that makes an experiment, flat. A field that is absent and one that is null are the same.
+
+    Which options were said to differ from the defaults of the day is no part of it: the options are.
+    """
+    parts = ("options", "recipe")
+    flat = {name: value for name, value in spec.items() if name not in (*parts, "changed", "seed", "root")}
     flat |= {f"{part}.{name}": value for part in parts for name, value in (spec.get(part) or {}).items()}
     flat.pop("recipe.seed", None)
     return {name: value for name, value in flat.items() if value is not None}
@@ -305,17 +276,42 @@ def _block(spec: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(spec["data"]), say(spec.get("noise")), say(spec["recipe"].get("net"))
 
 
-def _label(spec: Mapping[str, Any], extra: Mapping[str, Any] | None = None, facts: Iterable[str] = ()) -> str:
-    fields = [f"{name}={_short(value)}" for name, value in {**spec["changed"], **(extra or {})}.items()]
-    shown = ", ".join([*fields, *facts])
-    return f"{spec['method']} ({shown})" if shown else str(spec["method"])
+def _labels(experiments: Sequence[Sequence[Run]]) -> list[str]:
+    """The method of each, with its changed options, and where others of its table would have the same label, with the
+    settings in which these differ; where there are none, with the facts."""
+    specs, labels = [_fields(runs[0].spec) for runs in experiments], list[str]()
+    shown = [{name: value for run in runs for name, value in run.spec["changed"].items()} for runs in experiments]
+    words = [list[str]() for _ in experiments]
+    while labels != (labels := [_label(*each) for each in zip(specs, shown, words, strict=True)]):
+        same: dict[tuple[str, ...], list[int]] = {}
+        for i, label in enumerate(labels):
+            same.setdefault((*_block(experiments[i][0].spec), label), []).append(i)
+        for rivals in (mine for mine in same.values() if len(mine) > 1):
+            names = sorted({name for i in rivals for name in specs[i]})
+            differ = [name for name in names if len({json.dumps(specs[i].get(name)) for i in rivals}) > 1]
+            tails = [name.split(".")[-1] for name in differ]  # `lr` may be a field of the recipe and of the method
+            for i in rivals:
+                for name, tail in zip(differ, tails, strict=True):
+                    alone = tails.count(tail) == 1 and tail not in shown[i]
+                    shown[i][tail if alone else name] = specs[i].get(name)
+            if not differ:
+                for i, facts in zip(rivals, _tell_apart([experiments[i][0].facts for i in rivals]), strict=True):
+                    words[i] = facts
+    return labels
+
+
+def _label(spec: Mapping[str, Any], shown: Mapping[str, Any], facts: Iterable[str]) -> str:
+    text = ", ".join([*(f"{name}={_short(value)}" for name, value in shown.items()), *facts])
+    return f"{spec['method']} ({text})" if text else str(spec["method"])
 
 
 def _short(value: object) -> str:
-    """A value in a label: a matrix by how it begins, and by a digest that tells it from others."""
-    text = say(value)
-    if not isinstance(value, list | tuple) or len(value) <= 9:
-        return text
+    """A value in a label: 2/3 with six digits; a matrix by how it begins, and by a digest that tells it from others."""
+    text, few = say(value), lambda v: f"{v:.6g}" if isinstance(v, float) else v
+    if not isinstance(value, list | tuple):
+        return say(few(value))
+    if len(value) <= 9:
+        return say([few(each) for each in value])
     return f"{say(value[:3])},… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

@@ -3,14 +3,15 @@
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
+from typing import NamedTuple
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, ConsoleRenderable
 from rich.table import Table
 from rich.text import Text
 
@@ -49,27 +50,17 @@ class Line:
     bold: bool  # whether `last` is the best of its block
 
 
-def to_rich(rows: Sequence[Row]) -> Group:
-    """The tables for a terminal, one a block, narrow enough for 80 columns."""
-    shown, parts = blocks(rows), list[Table | Text]()
-    for block in shown:
-        table = Table(title=Text(block.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
-        if len(block.heads) > len(HEADS):
-            table.padding = 0, 1, 0, 0  # leaves room for the names
-        for i, head in enumerate(block.heads):
-            narrow = Text(head.replace("best on ", "best on\n"))
-            table.add_column(narrow, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
-        for name, lines in block.sections:
-            table.add_row(Text(name, style="italic"))
-            for line in lines:
-                cells = [Text(cell) for cell in line.cells]
-                if line.bold:
-                    cells[2].stylize("bold")
-                table.add_row(*cells)
-            table.add_section()
-        parts.append(table)
-    notes = dict.fromkeys(block.note for block in shown)
-    return Group(*parts, Text("\n".join([*notes, legend(rows)]), style="dim"))
+def to_rich(rows: Sequence[Row]) -> ConsoleRenderable:
+    """The tables for a terminal, one a block, and no name broken where it has 80 columns."""
+    return _Shown(rows)
+
+
+def screen() -> Console:
+    """Standard output: a terminal is as wide as it is, a file or a pipe as wide as need be."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 10_000
+    return console
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
@@ -155,6 +146,96 @@ def write(path: Path, content: str | bytes) -> None:
     except OSError as error:
         raise UserError(f"cannot make the folder {path.parent}: {error.strerror}; choose another") from error
     write_atomically(path, content.encode() if isinstance(content, str) else content)
+
+
+# -- for a terminal --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Tables that look how wide the terminal is: names stand beside their numbers, or if they had to be broken for
+    that, above them. Before that, remarks such as (2 seeds) go below the numbers that they are about."""
+
+    rows: Sequence[Row]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[ConsoleRenderable]:
+        shown, room = blocks(self.rows), options.max_width
+        for block in shown:
+            ways = [make(cells) for make in (_beside, _above) for cells in (block, _remarks_below(block))]
+            yield next((way for way in ways if way.needs <= room), ways[-1]).shown
+        notes = dict.fromkeys(block.note for block in shown)
+        yield Text("\n".join([*notes, legend(self.rows)]), style="dim")
+
+
+class _Way(NamedTuple):
+    """One of the ways to show a table."""
+
+    needs: int  # columns of the terminal
+    shown: ConsoleRenderable
+
+
+def _beside(block: Block) -> _Way:
+    table = Table(title=Text(block.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    if compared := len(block.heads) > len(HEADS):
+        table.padding = 0, 1, 0, 0  # leaves room for the names
+    widths = _widths(block)
+    for i, head in enumerate(block.heads):
+        table.add_column(Text(_narrow(head)), justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
+    for name, lines in block.sections:
+        table.add_row(Text(name, style="italic"))
+        for line in lines:
+            cells = [Text(cell) for cell in line.cells]
+            if line.bold:
+                cells[2].stylize("bold")
+            table.add_row(*cells)
+        table.add_section()
+    words = [word for _, lines in block.sections for line in lines for word in line.cells[0].split()]
+    return _Way(max(map(len, words)) + sum(widths) + (2 if compared else 3) * len(block.heads) + 1, table)
+
+
+def _above(block: Block) -> _Way:
+    widths = [2 + width for width in _widths(block)]
+    parts = [
+        Text(f"{block.title}\n", style="bold"),
+        *_stacked(map(_narrow, block.heads[1:]), widths, "bold", top=False),
+    ]
+    parts.append(Text("─" * sum(widths)))
+    for name, lines in block.sections:
+        parts.append(Text(name, style="italic"))
+        for line in lines:
+            parts += [Text(line.cells[0]), *_stacked(line.cells[1:], widths, "bold" if line.bold else "")]
+        parts.append(Text())
+    return _Way(sum(widths), Text("\n").join(parts))
+
+
+def _remarks_below(block: Block) -> Block:
+    def below(line: Line) -> Line:
+        return replace(line, cells=(line.cells[0], *(cell.replace(" (", "\n(") for cell in line.cells[1:])))
+
+    return replace(block, sections=tuple((name, [below(line) for line in lines]) for name, lines in block.sections))
+
+
+def _stacked(cells: Iterable[str], widths: Sequence[int], style: str, top: bool = True) -> list[Text]:
+    """Cells of one line or two, side by side at their tops, `last` in a style; or all in it, at their feet."""
+    split = [cell.split("\n") for cell in cells]
+    high = max(map(len, split))
+    full = [part + [""] * (high - len(part)) if top else [""] * (high - len(part)) + part for part in split]
+    return [
+        Text.assemble(*((part[k].rjust(widths[i]), style if i == 1 or not top else "") for i, part in enumerate(full)))
+        for k in range(high)
+    ]
+
+
+def _widths(block: Block) -> list[int]:
+    """Of the columns with numbers."""
+    rows = [tuple(map(_narrow, block.heads)), *(line.cells for _, lines in block.sections for line in lines)]
+    return [
+        max(len(part) for cell in column for part in cell.split("\n")) for column in list(zip(*rows, strict=True))[1:]
+    ]
+
+
+def _narrow(head: str) -> str:
+    return head.replace("best on ", "best on\n")
 
 
 # -- rows as text ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from rich.console import Console
 from warpi import own
 from warpi.errors import UserError
 from warpi.noise import Noise
-from warpi.report import find_runs, to_rich, write_report
+from warpi.report import find_runs, screen, to_rich, write_report
 from warpi.run import pick_device, signals
 from warpi.spec import DataSpec, read_all, read_once
 from warpi.sweep.crowd import Crowd
@@ -266,7 +266,7 @@ def _without(argv: Sequence[str], *flags: str) -> list[str]:
 
 def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Path | None) -> int:
     """The table of all runs, where they lie, and what went wrong."""
-    console = Console(highlight=False)
+    console = screen()
     now = states(plan)
     ours = [job for job in plan.jobs if isinstance(now[job.name], State)]  # not those that had other settings
     paths = [place(plan, job) for job in ours]

@@ -17,6 +17,7 @@ from warpi.atomic import Busy, one_writer, write_atomically
 from warpi.data import DATASETS, SUITED
 from warpi.data.files import PHOTO
 from warpi.errors import UserError
+from warpi.folder import matrix_file
 from warpi.methods import METHODS
 from warpi.noise import Noise
 from warpi.run import read_spec
@@ -126,15 +127,18 @@ def _other_file(path: Path, settings: Settings) -> tuple[str, str] | None:
 def _other_content(path: Path, settings: Settings) -> str | None:
     """Which files a run was made from in another version than today's, and what tells; None: none, as far as is known.
 
-    The file of the noise is known by its hash. Data of the user's own is read again, and compared with what is stored
-    of it, where it was touched since. A file that is gone is not needed by a run that is done.
+    The files of the noise and of `--matrix` are known by their hashes. Data of the user's own is read again, and
+    compared with what is stored of it, where it was touched since. A file that is gone is not needed by a run that is
+    done.
     """
     if (stored := read_spec(path)) is None:
         return None
     data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
-    noise, was = Noise.parse(data.noise).file, stored["facts"].get("noise_file_sha256")
-    if noise and was and (now := _digest(noise)) not in (None, was):
-        return f"{noise}: its sha256 was {was:.12}, is {now:.12}"
+    files = {"noise_file_sha256": Noise.parse(data.noise).file, "matrix_file_sha256": matrix_file(settings)}
+    for fact, file in files.items():
+        was = stored["facts"].get(fact)
+        if file and was and (now := _digest(file)) not in (None, was):
+            return f"{file}: its sha256 was {was:.12}, is {now:.12}"
     if data.data in DATASETS or not os.path.exists(data.data):
         return None
     last = {file: _touched(file) for file in (data.data, data.label, data.meta_data) if file}

@@ -182,7 +182,9 @@ def _is_text(key: str) -> bool:
         args = get_args(hint)
         if get_origin(hint) is Literal:
             return all(isinstance(choice, str) for choice in args)
-        return hint is str or (str in args and get_origin(hint) is not tuple and not {int, float, bool} & {*args})
+        if tuple in [get_origin(each) for each in (hint, *args)]:  # or its numbers
+            return False
+        return hint is str or (str in args and not {int, float, bool} & {*args})
 
     hints = _hints(tuple(map(type, METHODS.values()))).get(key, ())
     return key == "method" or (bool(hints) and all(map(text, hints)))
