@@ -60,7 +60,8 @@ def table(
 
 def run(name: str, method: str, seed: int) -> dict[str, Any]:
     if name in TABLES:
-        (task, clean), defaults = table(**TABLES[name], seed=seed), defaults_for((1,))
+        task, clean = table(**TABLES[name], seed=seed)
+        defaults = defaults_for((1,), task.n_classes)
     else:
         dataset, defaults = warpi.load_dataset("digits")
         task, truth = warpi.make_task(dataset, name, meta=50, seed=seed)

@@ -84,12 +84,24 @@ def test_exact_posteriors_give_the_matrix_back() -> None:
 
 def test_anchors_by_sorting() -> None:
     p = torch.rand(50, 3, generator=chance(), dtype=torch.float64)
+    p[:, 2] /= 20  # a rare class
     found = anchors(p, [1.0, 0.97, 0.9])
     for k in range(3):
         order = sorted(range(50), key=lambda n: -float(p[n, k]))
-        assert found[:, k].tolist() == [order[0], order[2], order[5]]
+        rows = min(50, 10 * sum(float(p[n, k]) for n in range(50)))
+        assert found[:, k].tolist() == [order[math.ceil(out * rows)] for out in (0.0, 0.03, 0.1)]
+    assert rows < 20
     assert torch.equal(anchors(p, [1.0])[0], p.argmax(0))
     assert anchors(p[:1], [0.5]).tolist() == [[0, 0, 0]]  # no more rows than there are
+
+
+def test_anchors_of_many_classes_are_of_their_class() -> None:
+    """3 % of all rows are more than a class of fifty has."""
+    K = 50
+    T = 0.6 * torch.eye(K).double() + 0.4 / K
+    clean = torch.eye(K).double().repeat_interleave(20, 0).lerp(torch.full((20 * K, K), 1 / K).double(), 0.02)
+    for quantile in (1.0, 0.97):
+        assert float((from_anchors(clean @ T, quantile) - T).abs().max()) < 0.02
 
 
 def test_confusions_by_loops() -> None:

@@ -302,7 +302,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """The method after its last epoch, and what happened on the way."""
         chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
         settings = plain({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
-        defaults = defaults_for((1,) if self.net == "mlp" else task.shape)
+        defaults = defaults_for((1,) if self.net == "mlp" else task.shape, task.n_classes)
         net = _usable(self.net)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:

@@ -57,6 +57,7 @@ _SMALL = {
     "DivideMix.warm_up": 1.0,
     "DivideMix.ramp_up": 1.6,
 }
+_OF_FEW_CLASSES = ("TruncatedGCE.start_prune",)  # many are learned too late for that
 _FEW = 10_000  # small images from which on a network with convolutions pays: docs/data.md
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
@@ -116,7 +117,7 @@ def load_dataset(
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
     shape, few = dataset.examples.shape, len(dataset.y) < _FEW
-    return dataset, _SMALL if few and len(shape) == 3 and shape[-1] <= SMALL else defaults_for(shape)
+    return dataset, defaults_for((1,) if few and len(shape) == 3 and shape[-1] <= SMALL else shape, dataset.n_classes)
 
 
 def read_unseen(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> Unseen:
@@ -174,10 +175,10 @@ def _unreadable(path: Path) -> UserError:
     return UserError(f"cannot read {path}: allowed are .npz, .npy, .csv, .tsv, .parquet and folders of images")
 
 
-def defaults_for(shape: tuple[int, ...]) -> Mapping[str, Any]:
-    """The settings that suit inputs of a shape, where nothing more is known of them."""
+def defaults_for(shape: tuple[int, ...], n_classes: int) -> Mapping[str, Any]:
+    """The settings that suit inputs of a shape, where nothing more is known of them but how many classes there are."""
     if len(shape) == 1:
-        return _SMALL
+        return {key: value for key, value in _SMALL.items() if n_classes <= 20 or key not in _OF_FEW_CLASSES}
     return _PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}
 
 

@@ -74,6 +74,7 @@ class CAL(Method):
         super().start(task, recipe)
         K, y = task.n_classes, task.train.y
         self.P = one_hot(y, K).mean(0)  # [K] of the given labels
+        self.peers = max(1.0, K / 10)  # of 100 classes the published code has the peer term ten times
         self.cluster = y.clone()  # [N] y^
         self.T, self.prior = torch.eye(K, device=y.device), self.P.clone()
         self.mean = torch.zeros(K, K, device=y.device)  # of the losses, [cluster, label]
@@ -114,7 +115,7 @@ class CAL(Method):
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)
         losses = floored(z)  # [B, K]
-        loss = cross_entropy(z, batch.y).mean() - self.weight * (losses @ self.P).mean()
+        loss = cross_entropy(z, batch.y).mean() - self.weight * self.peers * (losses @ self.P).mean()
         if self.second:
             cluster = self.cluster[batch.rows]
             loss = loss - covariance(losses, batch.y, cluster, self.T, self.mean, self.prior)

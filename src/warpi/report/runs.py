@@ -307,11 +307,13 @@ def _label(spec: Mapping[str, Any], shown: Mapping[str, Any], facts: Iterable[st
 
 def _short(value: object) -> str:
     """A value in a label: 2/3 with six digits; a matrix by how it begins, and by a digest that tells it from others."""
-    text, few = say(value), lambda v: f"{v:.6g}" if isinstance(v, float) else v
+    text = say(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
     if not isinstance(value, list | tuple):
-        return say(few(value))
+        return text
     if len(value) <= 9:
-        return say([few(each) for each in value])
+        return say([f"{each:.6g}" if isinstance(each, float) else each for each in value])
     return f"{say(value[:3])},… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
