@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from sklearn.mixture import GaussianMixture
-from torch import Tensor
+from torch import Tensor, nn
 
 from warpi import losses
 from warpi.data.dataset import Dataset
@@ -484,6 +484,19 @@ def test_a_step_without_mixing_against_loops(tiny: TaskAndTruth, monkeypatch: py
         assert seen[k] == pytest.approx(x + weight_u * u + penalty, rel=1e-4)
     assert float(log["loss"]) == pytest.approx(sum(seen) / 2, rel=1e-5)
     assert float(log["labelled"]) == pytest.approx(sum(v >= 0.6 for row in w for v in row) / 64)
+
+
+def test_batch_norm_knows_examples_that_are_not_mixed(tiny: TaskAndTruth) -> None:
+    method = DivideMix(alpha=1e9)  # lambda = 1/2: a mixed batch varies half as much
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, momentum=None), nn.Linear(64, 10))  # the mean of all batches
+    method.start(tiny[0], replace(RECIPE, net=net))
+    method.warming = False
+    batch = method.loader.draw()
+    method.step(batch)
+    (own,) = (m for m in method.nets[0].modules() if isinstance(m, nn.BatchNorm1d))
+    assert own.running_var is not None
+    share = float(own.running_var.sum() / batch.x.flatten(1).var(0).sum())
+    assert 0.65 < share < 0.85, "of one batch as it is and one that is mixed"
 
 
 def test_a_batch_of_one_kind_is_no_trouble(tiny: TaskAndTruth) -> None:

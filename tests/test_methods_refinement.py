@@ -315,6 +315,19 @@ def test_pencil_keeps_labels_without_a_learning_rate(tiny: TaskAndTruth) -> None
         assert torch.equal(method.y_tilde, 10 * one_hot(tiny[0].train.y, 10)) == keeps
 
 
+def test_pencil_gives_in_to_a_certain_network(tiny: TaskAndTruth) -> None:
+    """The given label is kept by alpha, but not for ever. With the published alpha of 0.4 it would be."""
+    for alpha, changes in ((PENCIL.alpha, True), (0.4, False)):
+        method = started(PENCIL(alpha=alpha), tiny[0])
+        method.stage, y = 2, torch.tensor([3])
+        z, y_tilde = 50 * one_hot(torch.tensor([7]), 10), 10 * one_hot(y, 10)
+        for _ in range(4000):
+            y_tilde.requires_grad_()
+            (slope,) = torch.autograd.grad(method.loss(z, y_tilde, y).mean(), y_tilde)
+            y_tilde = y_tilde.detach() - 5 * slope
+        assert (int(y_tilde.argmax()) == 7) == changes
+
+
 def test_pencil_moves_a_label_down_its_gradient(tiny: TaskAndTruth) -> None:
     """In float64 by central differences of the loss of the batch."""
     method = started(PENCIL(label_lr=50.0), tiny[0])
@@ -467,6 +480,21 @@ def test_d2l_measures_features(tiny: TaskAndTruth) -> None:
     one = replace(tiny[0].train, rows=tiny[0].train.rows[:1], y=tiny[0].train.y[:1])
     method.task = replace(tiny[0], train=one)
     assert method.dimension(0) == 1
+
+
+def test_d2l_does_not_turn_back_to_an_untrained_network(tiny: TaskAndTruth) -> None:
+    method = started(D2L(), tiny[0], replace(RECIPE, epochs=3))
+    method.lids[:2] = torch.tensor([5.0, 6.0])  # one LID has no deviation: any rise would be a turn
+    method.pace(1)
+    assert not method.turned
+
+
+def test_d2l_leaves_a_rest_of_few_points_out(monkeypatch: pytest.MonkeyPatch, tiny: TaskAndTruth) -> None:
+    """Of three points each has two neighbours, and such an estimate has no mean."""
+    method, sizes = started(D2L(points=131), tiny[0]), list[int]()
+    monkeypatch.setattr("warpi.methods.d2l.lid", lambda h, _: sizes.append(len(h)) or h[:, 0])
+    method.dimension(0)
+    assert sizes == [128]
 
 
 # --- LIMIT ------------------------------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ class D2L(Method):
         some = torch.randperm(len(train), generator=generator(self.recipe.seed, "lid", t))[: self.points]
         part = replace(train, rows=train.rows[some], y=train.y[some.to(train.y.device)])
         _, h = survey(self.net, part, lambda x: features(self.net, x))
-        found = torch.cat([lid(batch, self.k) for batch in torch.split(h.double(), 128)])
+        first, *rest = torch.split(h.double(), 128)
+        found = torch.cat([lid(batch, self.k) for batch in (first, *(r for r in rest if len(r) > self.k + 1))])
         found = found[found.isfinite()]
         return float(found.mean()) if len(found) else 1.0  # too few examples to tell
 
@@ -74,7 +75,7 @@ class D2L(Method):
         """Whether to turn, and alpha."""
         *lids, now = self.lids[: t + 1].tolist()
         before = lids[-self.window :]
-        looking = t >= max(1, round(self.settle * self.recipe.epochs)) and not self.turned
+        looking = t >= max(2, round(self.settle * self.recipe.epochs)) and not self.turned  # from two LIDs on
         if looking and now > mean(before) + 2 * pstdev(before):
             self.turned.fill_(True)
             self.net.load_state_dict(self.previous)

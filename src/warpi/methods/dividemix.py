@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from warpi.losses import cross_entropy, entropy, one_hot, prior_penalty, soft_cross_entropy, squared_error
-from warpi.method import Method, descend, evaluating
+from warpi.method import Method, descend
 from warpi.mixing import mixup, sharpen
 from warpi.phases import first_epochs
 from warpi.recipe import Recipe
@@ -100,9 +100,10 @@ class DivideMix(Method):
 
     @torch.no_grad()
     def predict_each(self, x: Tensor) -> Tensor:
-        """What each network makes of an example, as a mean over its views.  [M B, ...] -> [2, B, K]"""
-        with evaluating(self.nets):
-            p = [net(x).softmax(dim=1).chunk(self.n_views) for net in self.nets]
+        """What each network makes of an example, as a mean over its views.  [M B, ...] -> [2, B, K]
+
+        In training mode: else BatchNorm would know mixed examples alone, and guess with their statistics."""
+        p = [net(x).softmax(dim=1).chunk(self.n_views) for net in self.nets]
         return torch.stack([torch.stack(views).mean(0) for views in p])
 
     def match(self, k: int, x: Tensor, y: Tensor, w: Tensor, p: Tensor) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from warpi import parallel
 from warpi.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
 from warpi.method import Method, descend
+from warpi.phases import border
 from warpi.recipe import Recipe
 from warpi.settings import at_least, within
 from warpi.task import Task
@@ -32,14 +33,15 @@ class PENCIL(Method):
         L_c = KL(f || y^d) fits,   L_o = CE(y^d, y) keeps y^d near the given label,   L_e = H(f) avoids flat predictions
 
     Differs from the paper where the published code does: L_o puts y^d through a softmax again before its logarithm.
-    With L_o as printed and alpha = 0.4 no label could ever change. Stages are shares of the epochs of the recipe.
+    alpha and beta are the paper's: with those of the published code, 0.4 and 0.1, a certain network moves no label.
+    Stages are shares of the epochs of the recipe.
     Reference: Yi and Wu, Probabilistic End-to-end Noise Correction for Learning with Noisy Labels, CVPR 2019.
     """
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2019
-    alpha: float = 0.4  # compatibility with the given labels
-    beta: float = 0.1  # entropy
+    alpha: float = 0.1  # compatibility with the given labels
+    beta: float = 0.4  # entropy
     label_lr: float = 600.0  # lambda; the step of one label is lambda / batch size
     stage1: float = 70 / 320  # of the epochs: where the first stage ends
     stage2: float = 200 / 320  # of the epochs: where the second stage ends
@@ -55,7 +57,7 @@ class PENCIL(Method):
         self.stage = 1
 
     def epoch(self, t: int) -> Iterator[Log]:
-        self.stage = 1 + sum(t >= round(share * self.recipe.epochs) for share in (self.stage1, self.stage2))
+        self.stage = 1 + sum(t >= border(share, self.recipe.epochs) for share in (self.stage1, self.stage2))
         yield from super().epoch(t)
 
     def loss(self, z: Tensor, y_tilde: Tensor, y: Tensor) -> Tensor:

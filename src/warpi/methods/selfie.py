@@ -46,7 +46,7 @@ class SELFIE(Method):
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task if self.forget_rate is None else replace(task, noise_rate=self.forget_rate), recipe)
         y = task.train.y
-        self.predictions = y.new_full((len(y), max(1, round(self.history * recipe.epochs))), -1)  # [N, q]
+        self.predictions = y.new_full((len(y), max(2, round(self.history * recipe.epochs))), -1)  # [N, q]
         self.refurbished = torch.full_like(y, -1)  # [N] y~, -1 for those not in R
         self.place = y.new_zeros(1)  # of this epoch's predictions
         self.rate = torch.zeros((), device=y.device)  # tau; 0 in the warm-up

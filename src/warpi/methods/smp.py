@@ -11,6 +11,7 @@ from warpi.features import feature_size, features
 from warpi.losses import cross_entropy
 from warpi.method import Method, descend
 from warpi.neighbours import prototypes
+from warpi.phases import border
 from warpi.recipe import Recipe
 from warpi.rng import generator
 from warpi.settings import at_least, within
@@ -53,7 +54,7 @@ class SMP(Method):
         self.y_hat = task.train.y.clone()  # [N] corrected labels
 
     def epoch(self, t: int) -> Iterator[Log]:
-        if t >= round(self.warm_up * self.recipe.epochs) and self.loader.count <= t * self.loader.steps:
+        if t >= border(self.warm_up, self.recipe.epochs) and self.loader.count <= t * self.loader.steps:
             self.correct(t)
         yield from super().epoch(t)
 
