@@ -88,9 +88,9 @@ def test_anchors_by_sorting() -> None:
     found = anchors(p, [1.0, 0.97, 0.9])
     for k in range(3):
         order = sorted(range(50), key=lambda n: -float(p[n, k]))
-        rows = min(50, 10 * sum(float(p[n, k]) for n in range(50)))
+        rows = min(50, 15 * sum(float(p[n, k]) for n in range(50)))
         assert found[:, k].tolist() == [order[math.ceil(out * rows)] for out in (0.0, 0.03, 0.1)]
-    assert rows < 20
+    assert rows < 30
     assert torch.equal(anchors(p, [1.0])[0], p.argmax(0))
     assert anchors(p[:1], [0.5]).tolist() == [[0, 0, 0]]  # no more rows than there are
 

@@ -29,10 +29,10 @@ def anchors(p: Tensor, quantiles: Sequence[float]) -> Tensor:
     """For each quantile and class, the row at that quantile of the class's probability.  p [N, K] -> [n, K]
 
     At 1 it is the argmax, the row that most surely carries that label; below, the surest are left out as outliers: a
-    share of all rows, as published for ten classes, but no larger a share of a class than it would be of a tenth.
+    share of all rows, as published for ten classes, and of a rare class no more than it would be of a fifteenth.
     """
     outliers = 1 - torch.tensor(quantiles, dtype=torch.float64, device=p.device)  # [n]
-    rows = (10 * p.sum(0, dtype=torch.float64)).clamp_max(len(p))  # [K]
+    rows = (15 * p.sum(0, dtype=torch.float64)).clamp_max(len(p))  # [K]
     places = (outliers[:, None] * rows - 1e-6).ceil().long().clamp(0, len(p) - 1)  # [n, K]
     return p.topk(int(places.max()) + 1, dim=0).indices.gather(0, places)
 

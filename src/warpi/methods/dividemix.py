@@ -36,7 +36,7 @@ class DivideMix(Method):
         L = mean_X CE(y', p') + lambda_u mean_U |p' - y'|^2 / K + lambda_r KL(uniform || mean p')      Eqs. (9) - (12)
 
     Differs from the paper: X and U of a step are the parts of one batch of all examples, not a batch of each; both
-    networks are trained on the same batches; guesses are made in evaluation mode, before either has moved. Warm-up
+    networks are trained on the same batches; guesses are made before either has moved. Warm-up
     and the ramp of lambda_u are at most half of the epochs.
     Reference: Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020.
     """
