@@ -2,7 +2,7 @@
 
     warpi sweep recipes/digits.toml
     warpi sweep recipes/digits-why.toml
-    python benchmarks/digits_page.py [FOLDER ...]        default: runs/digits runs/digits-why
+    python benchmarks/digits_page.py runs/digits runs/digits-why        what is there; without folders the page alone
 
 Keeps the last record of every run in docs/results/digits.json (digits-why.json where an option is changed), so that
 the page can be made again without the runs. Where the folders hold some methods only, the others stay, and so do the
@@ -34,7 +34,7 @@ Defaults for tables of `warpi` and a few others were chosen on digits with other
 smoke test, not a ranking.
 
     warpi sweep recipes/digits.toml && warpi sweep recipes/digits-why.toml
-    python benchmarks/digits_page.py
+    python benchmarks/digits_page.py runs/digits runs/digits-why
 """
 CHANGED = """## One thing changed
 
@@ -140,8 +140,7 @@ def costs(rows: list[Row]) -> dict[str, float]:
 
 
 def main() -> None:
-    folders = [Path(name) for name in sys.argv[1:]] or [ROOT / "runs" / "digits", ROOT / "runs" / "digits-why"]
-    new = [row for folder in folders if folder.exists() for row in collect(folder)]
+    new = [row for folder in sys.argv[1:] for row in collect(Path(folder))]
     whole = {r["method"] for r in new if not r["changed"]} >= set(METHODS)  # seconds that can be compared
     for file, rows in ((ROWS, [r for r in new if not r["changed"]]), (WHY, [r for r in new if r["changed"]])):
         known = {key(r): r for r in json.loads(file.read_text())} if file.exists() else {}
