@@ -33,8 +33,7 @@ class PENCIL(Method):
         L_c = KL(f || y^d) fits,   L_o = CE(y^d, y) keeps y^d near the given label,   L_e = H(f) avoids flat predictions
 
     Differs from the paper where the published code does: L_o puts y^d through a softmax again before its logarithm.
-    alpha and beta are the paper's: with those of the published code, 0.4 and 0.1, a certain network moves no label.
-    Stages are shares of the epochs of the recipe.
+    Stages are shares of the epochs. alpha and beta are the paper's: with those of that code, 0.4 and 0.1, no label moves.
     Reference: Yi and Wu, Probabilistic End-to-end Noise Correction for Learning with Noisy Labels, CVPR 2019.
     """
 
@@ -53,8 +52,7 @@ class PENCIL(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.y_tilde = 10 * one_hot(task.train.y, task.n_classes)  # [N, K]
-        self.stage = 1
+        self.y_tilde, self.stage = 10 * one_hot(task.train.y, task.n_classes), 1  # [N, K]
 
     def epoch(self, t: int) -> Iterator[Log]:
         self.stage = 1 + sum(t >= border(share, self.recipe.epochs) for share in (self.stage1, self.stage2))
