@@ -33,7 +33,7 @@ class PENCIL(Method):
         L_c = KL(f || y^d) fits,   L_o = CE(y^d, y) keeps y^d near the given label,   L_e = H(f) avoids flat predictions
 
     Differs from the paper where the published code does: L_o puts y^d through a softmax again before its logarithm.
-    Stages are shares of the epochs. alpha and beta are the paper's: with those of that code, 0.4 and 0.1, no label moves.
+    Stages are shares of the epochs. alpha, beta are the paper's: with those of that code, 0.4 and 0.1, no label moves.
     Reference: Yi and Wu, Probabilistic End-to-end Noise Correction for Learning with Noisy Labels, CVPR 2019.
     """
 
