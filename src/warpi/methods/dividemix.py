@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from warpi.losses import cross_entropy, entropy, one_hot, prior_penalty, soft_cross_entropy, squared_error
-from warpi.method import Method, descend
+from warpi.method import Method, descend, evaluating
 from warpi.mixing import mixup, sharpen
 from warpi.phases import first_epochs
 from warpi.recipe import Recipe
@@ -85,8 +85,10 @@ class DivideMix(Method):
             return self.warm(batch)
         self.weight_u.add_(self.lambda_u / self.ramp_steps).clamp_(max=self.lambda_u)
         x, y = torch.cat(batch.views), one_hot(batch.y, self.task.n_classes)  # [M B, ...], [B, K]
-        p = self.predict_each(x)  # [2, B, K]
-        logs = [self.match(k, x, y, self.clean[k, batch.rows], p) for k in (0, 1)]
+        own = self.predict_each(x)  # in training mode, so that BatchNorm knows more than mixed examples  [2, B, K]
+        with evaluating(self.nets):
+            p = self.predict_each(x)
+        logs = [self.match(k, x, y, self.clean[k, batch.rows], own[k], p[1 - k]) for k in (0, 1)]
         return {name: (logs[0][name] + logs[1][name]) / 2 for name in logs[0]}
 
     def warm(self, batch: Batch) -> Log:
@@ -100,16 +102,14 @@ class DivideMix(Method):
 
     @torch.no_grad()
     def predict_each(self, x: Tensor) -> Tensor:
-        """What each network makes of an example, as a mean over its views.  [M B, ...] -> [2, B, K]
-
-        In training mode: else BatchNorm would know mixed examples alone, and guess with their statistics."""
+        """What each network makes of an example, as a mean over its views.  [M B, ...] -> [2, B, K]"""
         p = [net(x).softmax(dim=1).chunk(self.n_views) for net in self.nets]
         return torch.stack([torch.stack(views).mean(0) for views in p])
 
-    def match(self, k: int, x: Tensor, y: Tensor, w: Tensor, p: Tensor) -> dict[str, Tensor]:
-        """One step of network k."""
+    def match(self, k: int, x: Tensor, y: Tensor, w: Tensor, own: Tensor, peer: Tensor) -> dict[str, Tensor]:
+        """One step of network k, with what it says itself and what the other one says."""
         labelled, w = (w >= self.tau).float(), w[:, None]  # [B], [B, 1]
-        refined, guessed = w * y + (1 - w) * p[k], p.mean(0)  # Eq. (3), co-guessing
+        refined, guessed = w * y + (1 - w) * own, (own + peer) / 2  # Eq. (3), co-guessing
         target = sharpen(torch.where(labelled[:, None] > 0, refined, guessed), self.temperature)  # Eq. (4)
         x, q = mixup(x, target.repeat(self.n_views, 1), self.alpha, self.generator, own=True)  # Eqs. (5) to (8)
         z, in_x = self.nets[k](x), labelled.repeat(self.n_views)  # [M B, K], [M B]
