@@ -32,8 +32,8 @@ AGAINST = """\
 The published code reports the best epoch on the test set, so that the paper's column ({label}) is to be compared
 with that one. *Difference*: best on test less the paper's figure."""
 MIXED = """\
-°: most likely printed for the other kind of noise. MentorNet, D2L, L2RW, GLC and MWNet are rows of MW-Net's paper,
-whose code flips a class to two others (`flip2`); WarPI's own code flips to one (`flip`)."""
+°: most likely printed for the other kind of noise. Base Model, Co-teaching, MentorNet, D2L, Fine-tuning, L2RW, GLC and
+MWNet are rows of MW-Net's paper, whose code flips a class to two others (`flip2`); WarPI's own to one (`flip`)."""
 TIMES = """\
 Seconds: the median epoch (evaluation included) of runs that had the GPU to themselves (`samples-time.toml`), the
 first epoch left out. The paper's figures are of other data and of a ResNet-50 with batches of 32: compare how they
@@ -103,7 +103,7 @@ class Results:
             self.outs[str(plan.out)] = None
             for job in plan.jobs:
                 folders = [root / folder for folder in plan.kept or (f"docs/results/{recipe}",)]
-                path = kept(folders, job) or (_begun(folders, job) if table.kind == "curves" else None)
+                path = kept(folders, job)
                 self.all.append((job, None if path is None else find_runs([path])[0]))
 
     @property
@@ -121,12 +121,6 @@ class Results:
 
     def values(self, key: str) -> list[Any]:
         return list(dict.fromkeys(job.settings.get(key) for job in self.jobs))
-
-
-def _begun(folders: Sequence[Path], job: Job) -> Path | None:
-    """What is kept of a run that has not ended: a curve says something before its end, a table's number does not."""
-    paths = (folder / job.name for folder in folders)
-    return next((path for path in paths if (path / "results.jsonl").exists() and not (path / "done").exists()), None)
 
 
 def page(name: str, table: Table, root: Path) -> str:
@@ -279,8 +273,7 @@ def _curves(_: str, results: Results) -> list[str]:
                 best = [max(run.epochs, key=lambda e: number(e, "test_acc") or 0.0) for run in runs]
                 fall = [b["test_acc"] - run.epochs[-1]["test_acc"] for b, run in zip(best, runs, strict=True)]
                 meta = [[m for e in run.epochs if (m := number(e, "meta_loss")) is not None] for run in runs]
-                seeds = str(row.n_seeds) + ("" if row.finished else f", to epoch {row.epochs}")
-                cells = [seeds, _mean(row.last_mean, row.last_std), _mean(row.best_mean, row.best_std)]
+                cells = [str(row.n_seeds), _mean(row.last_mean, row.last_std), _mean(row.best_mean, row.best_std)]
                 cells += [", ".join(str(int(b["epoch"])) for b in best), f"{statistics.fmean(fall):.2f}"]
                 known = [m for m in meta if m]
                 cells += [
@@ -403,13 +396,8 @@ def pictures(root: Path) -> str:
         runs = find_runs(folders) if folders else []
         used |= {run.path: run for run in runs}
         drawn, found = figures(runs, out, [kind]) if runs else ([], {})
-        lines += [f"## {kind}", "", CAPTIONS[kind], ""]
-        shown = [path for path in drawn if path.suffix == ".png"]
-        lines += [f"![{path.stem}](figures/{path.name})" for path in shown] or ["Not yet: the runs are missing."]
-        begun = [
-            f"`{r.spec['method']}` to epoch {len(r.epochs)} of {r.spec['recipe']['epochs']}" for r in runs if not r.done
-        ]
-        lines += ["", *([f"Not ended yet: {', '.join(begun)}.", ""] if begun else [])]
+        images = [f"![{path.stem}](figures/{path.name})" for path in drawn if path.suffix == ".png"]
+        lines += [f"## {kind}", "", CAPTIONS[kind], "", *(images or ["Not yet: the runs are missing."]), ""]
         if kind in ("confusion", "rectifier", "calibration"):
             numbers |= found
     for path in others:
