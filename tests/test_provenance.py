@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from warpi.provenance import stamp
 from warpi.report.runs import find_runs, group
 from warpi.run import fit, prepare
 from warpi.spec import DataSpec, read_once
+from warpi.sweep.folders import _other_content
 
 N = 120
 X, Y = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32), np.arange(N) % 2
@@ -46,16 +48,18 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "what", "fact"), CHANGES, ids=lambda value: "-".join(value) if value else "")
+@pytest.mark.parametrize(("change", "what", "fact"), CHANGES, ids=[next(iter(each[0])) for each in CHANGES])
 def test_a_run_does_not_go_on_with_other_files_nor_share_a_mean(
     tmp_path: Path, change: dict[str, Any], what: str, fact: str
 ) -> None:
-    run = tmp_path / "run"
-    fit(run, **made(tmp_path / "files"))
+    run, settings = tmp_path / "run", {**made(tmp_path / "files"), "seed": 0}
+    fit(run, **settings)
     fit(run, resume=True)
+    assert _other_content(run, settings) is None
     fit(tmp_path / "other", seed=1, **made(tmp_path / "files", **change))
     with pytest.raises(UserError, match=rf"^{what} of {run} has changed: {fact}_sha256 was"):
         fit(run, resume=True)
+    assert re.search(rf": ({fact}_sha256|its sha256) was ", _other_content(run, settings) or ""), "a sweep sees it"
     assert len(group(find_runs([run, tmp_path / "other"]))) == 2
     old = json.loads((run / "spec.json").read_text())
     del old["facts"][f"{fact}_sha256"]
@@ -94,10 +98,13 @@ def test_an_image_that_was_painted_over_is_noticed(
     shutil.rmtree(root)
     shutil.copytree(tmp_path / "copy", root, copy_function=shutil.copyfile)  # other times, the same files
     fit(tmp_path / "run", resume=True)
+    settings = {"method": "ce", "epochs": 1, "data": str(root), "seed": 0}
+    assert _other_content(tmp_path / "run", settings) is None
     noise = np.random.default_rng(0).integers(0, 255, (8, 8, 3), np.uint8)
     Image.fromarray(noise).save(root / "a" / "deep" / "0.png")
     with pytest.raises(UserError, match=rf"has changed: {fact}_sha256 was"):
         fit(tmp_path / "run", resume=True)
+    assert f"{root}: {fact}_sha256 was" in (_other_content(tmp_path / "run", settings) or "")
 
 
 def test_no_change_keeps_a_stamp(tmp_path: Path) -> None:
