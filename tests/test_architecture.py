@@ -22,7 +22,7 @@ FLOORS = [
     ["noise_kinds"],
     ["noise", "retrace", "kernels", "columns"],
     ["passes", "transition"],
-    ["task", "recipe"],
+    ["task", "recipe", "provenance"],
     ["method"],
     ["evaluate", "checkpoint", "lookahead", "features", "phases", "survey", "carried"],
     ["capture", "methods", "export", "untrusted"],

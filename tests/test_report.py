@@ -407,6 +407,8 @@ def test_a_default_that_was_changed_between_runs(tmp_path: Path) -> None:
         ("n_parameters", (650, 1290), ["ce (650 parameters)", "ce (1290 parameters)"]),
         ("n_classes", (10, 3), ["ce (3 classes)", "ce (10 classes)"]),
         ("matrix_file_sha256", ("1a2b3c4d5e", None), ["ce (matrix 1a2b3c4d)", "ce (matrix unknown)"]),
+        ("meta_sha256", ("1a2b3c4d5e", "1a2b3c4f5e"), ["ce (trusted 1a2b3c4d)", "ce (trusted 1a2b3c4f)"]),
+        ("test_set_sha256", ("1a2b3c4d5e", None), ["ce (test set 1a2b3c4d)", "ce (test set none)"]),
     ],
 )
 def test_runs_on_other_data_or_nets_of_one_name_are_not_seeds_of_each_other(
@@ -419,6 +421,18 @@ def test_runs_on_other_data_or_nets_of_one_name_are_not_seeds_of_each_other(
     assert [row.label for row in rows] == labels
     assert sorted((row.seeds, row.last_mean) for row in rows) == [((0, 1), 80.5), ((2,), 82.0)]
     assert {g.label for g in group(find_runs([tmp_path]))} == set(labels)
+
+
+def test_a_run_that_does_not_say_what_was_trusted_joins_others_where_these_agree(tmp_path: Path) -> None:
+    for seed, facts in enumerate([{"meta_sha256": "aa"}, {"meta_sha256": "aa"}, {}]):
+        make(tmp_path / str(seed), epochs_of([80.0]), spec_of(seed=seed), **facts)
+    assert [(row.label, row.seeds) for row in table(tmp_path)] == [("ce", (0, 1, 2))]
+    make(tmp_path / "3", epochs_of([80.0]), spec_of(seed=3), meta_sha256="bb")
+    assert [(row.label, row.seeds) for row in table(tmp_path)] == [
+        ("ce (trusted aa)", (0, 1)),
+        ("ce (trusted bb)", (3,)),
+        ("ce (trusted unknown)", (2,)),
+    ]
 
 
 def test_the_same_seed_on_other_data_is_no_contradiction(tmp_path: Path) -> None:
@@ -774,8 +788,26 @@ def test_seeds_on_other_noise_or_data_are_left_out_and_named(tmp_path: Path, fac
     )
     text = to_markdown(rows)
     left_out = "gce" if same else "gce (inputs other)"
-    assert f"Difference without seed 2 of {left_out}: noise or test set is unknown, or not that of ce." in text
+    assert f"Difference without seed 2 of {left_out}: noise, trusted or test set is unknown, or not that of ce." in text
     assert "| +2.00 ± 12.71 (2 seeds) |" in text if same else "| +2.00 ± 12.71 |" in text
+
+
+@pytest.mark.parametrize(
+    ("fact", "setting", "compared"),
+    [
+        ("test_set_sha256", {}, 0),
+        ("labels_sha256", {}, 0),
+        ("meta_sha256", {}, 0),
+        ("meta_sha256", {"meta_data": "b"}, 1),
+    ],
+)
+def test_rows_of_other_test_or_trusted_examples_are_not_compared_unless_asked_for(
+    tmp_path: Path, fact: str, setting: dict[str, Any], compared: int
+) -> None:
+    make(tmp_path / "ce", epochs_of([80.0]), spec_of("ce"), **shared(0, **{fact: "aa"}))
+    make(tmp_path / "gce", epochs_of([80.0]), spec_of("gce", **setting), **shared(0, **{fact: "bb"}))
+    rows = compare(find_runs([tmp_path]), "ce")
+    assert [len(row.against.seeds) for row in rows if row.method == "gce" and row.against] == [compared]
 
 
 def test_hashes_that_nobody_wrote_down_are_not_the_same(tmp_path: Path) -> None:

@@ -430,7 +430,8 @@ def finished(plan: Plan, job: Job, **facts: Any) -> Path:
     """The folder of a run that is done, without a training."""
     settings = {key: value for key, value in job.settings.items() if key != "threads"}
     of = spec.prepare(**settings)[0]
-    known = {"format": "warpi-run/1", "version": "0", "spec": of.to_json(), "facts": facts, "environment": {}}
+    known = {"format": "warpi-run/1", "version": "0", "spec": of.to_json(), "facts": facts}
+    known["environment"] = {"stamps": of.stamps}
     content = {"spec.json": known, "sweep.json": job.settings, "done": {}}
     for name, each in content.items():
         write_bytes(plan.out / job.name / name, json.dumps(each).encode())
@@ -476,17 +477,18 @@ def test_what_was_made_from_another_version_of_the_data_is_not_done(
     text = f"[defaults]\nmethod = 'ce'\nepochs = 1\ndata = '{data}'\nlabel = 'label'"
     plan = read_plan(write(tmp_path, text), tmp_path / "runs")
     (job,) = plan.jobs
-    facts = folders._facts(spec.DataSpec(str(data), label="label"), 0, 0)
+    facts = folders._facts(spec.DataSpec(str(data), label="label"), 0)
     path = finished(plan, job, **facts)
     reads = folders._facts.cache_info().misses
     assert folders.look(plan, job).done
     assert folders._facts.cache_info().misses == reads, "it was not touched, and is not read"
     os.utime(data)
     assert folders.look(plan, job).done, "touched, and the same"
-    for changed, what in {rows.replace("p", "q", 1): "noise", rows.replace("3.5", "3.6", 1): "inputs"}.items():
+    for changed, what in {rows.replace("p", "q", 1): "labels", rows.replace("3.5", "3.6", 1): "inputs"}.items():
         (tmp_path / "new").write_text(changed)
         os.utime(tmp_path / "new", ns=(0, 0))  # an older file that is put in its place
         os.replace(tmp_path / "new", data)
+        os.utime(path / "spec.json", (4e9, 4e9))  # a copy of the run that is newer still
         with pytest.raises(UserError, match=rf"{path} was made from another version of {data}: {what}_sha256 was"):
             folders.look(plan, job)
     assert not caplog.text

@@ -25,10 +25,20 @@ from warpi.method import Method
 from warpi.methods import METHODS
 from warpi.nets import NETS
 from warpi.noise import Noise
+from warpi.provenance import file_sha256
 from warpi.spec import DataSpec, RunSpec, named, plain
 from warpi.task import Truth
 
 FORMAT = "warpi-run/1"
+_WHAT = {
+    "files_sha256": "an image file",
+    "labels_sha256": "what the data says about labels",
+    "meta_sha256": "the set of trusted examples",
+    "test_set_sha256": "the test set",
+    "noise_file_sha256": "the file of --noise",
+    "matrix_file_sha256": "the file of --matrix",
+    "weights_sha256": "the file of --weights",
+}
 
 
 def read_stored(path: Path, form: str) -> dict[str, Any] | None:
@@ -107,10 +117,12 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
             "test_sha256": hashlib.sha256(truth.test.rows.cpu().numpy().tobytes()).hexdigest() if truth.test else None,
             "n_classes": task.n_classes,
             "n_parameters": sum(p.numel() for p in learner.net.parameters()),
-            "inputs_sha256": spec.inputs_sha256,
+            **spec.hashes,
             "noise_sha256": truth.noise_hash,
-            "noise_file_sha256": _digest(Noise.parse(spec.data.noise).file),
-            "matrix_file_sha256": _digest(matrix_file(spec.options)),
+            **{
+                name: file_sha256(file)
+                for name, file in files(spec.data.noise, spec.options, spec.recipe.weights).items()
+            },
             "wrong_share": task.noise_rate,
             "test_labels": "clean" if truth.test_is_clean else "given",
             "needs_meta": spec.base.needs_meta,
@@ -125,14 +137,19 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
             "device": device.type,
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
             "threads": torch.get_num_threads(),
+            "stamps": dict(spec.stamps),  # as long as these are those of today, so is the data
             "folder": _here(),  # which relative paths of the specification begin in
         },
     }
 
 
-def _digest(file: str | None) -> str | None:
-    """Of the file that labels come from, or are drawn or corrected by: runs of two states of it are two experiments."""
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+def files(noise: str, options: Mapping[str, Any], weights: str | None) -> dict[str, str | None]:
+    """The files of a run that are known by what is in them, by the names of these facts."""
+    return {
+        "noise_file_sha256": Noise.parse(noise).file,
+        "matrix_file_sha256": matrix_file(options),
+        "weights_sha256": None if weights == "torchvision" else weights,
+    }
 
 
 def matrix_file(options: Mapping[str, Any]) -> str | None:
@@ -250,13 +267,15 @@ def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:
             f"{was.get(name, absent)!r}, is {got.get(name, absent)!r}; put it back as it was, or train again with "
             "another --out"
         )
-    names = ("n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256")
+    names = ["n_train", "n_meta", "n_val", "n_test", "n_classes", "n_parameters", "inputs_sha256", "noise_sha256"]
+    names += [name for name in now["facts"] if name.endswith("_sha256") and name in stored["facts"]]  # others are newer
     for name in (*names, "matrix_file_sha256"):
         was, got = stored["facts"].get(name), now["facts"].get(name)
         if was != got:
+            what = _WHAT.get(name, "the data or the network")
             raise UserError(
-                f"the data or the network of {path} has changed: {name} was {was}, is {got}; put it back as it was, or "
-                "train again with another --out"
+                f"{what} of {path} has changed: {name} was {was}, is {got}; put it back as it was, or train again with "
+                "another --out"
             )
 
 

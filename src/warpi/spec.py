@@ -1,26 +1,29 @@
 """Settings to a full specification: the flags of `warpi fit`, checked, with the defaults that suit the data."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from warpi.data import load_dataset, takes_size
+from warpi.data import DATASETS, load_dataset, takes_size
 from warpi.data.dataset import Dataset
 from warpi.data.files import PHOTO
 from warpi.errors import UserError, unknown
 from warpi.method import Method
 from warpi.methods import METHODS, of_others
 from warpi.noise import Noise
+from warpi.provenance import hashes, stamp
 from warpi.recipe import Recipe
 from warpi.settings import at_least, check_types
 from warpi.task import Task, Truth, make_task
 
 _load: Callable[..., tuple[Dataset, Mapping[str, Any]]] = load_dataset
+_stamp: Callable[[str], str] = stamp
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,18 @@ class DataSpec:
         """How the data of a stored specification is read."""
         return cls(**{name: value for name, value in plain(spec).items() if name in READ})
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Files and folders of the user's own that the data is read from, as far as they are there."""
+        noise = Noise.parse(self.noise)
+        other = noise.other_name if noise.kind == "open_set" else None
+        named = (self.data, self.label, self.meta_data, other)
+        return tuple(place for place in named if place and place not in DATASETS and os.path.exists(place))
+
+    def stamps(self) -> dict[str, str]:
+        """What tells that these are as they were; to be taken before they are read."""
+        return {place: _stamp(place) for place in self.places}
+
     def read(self) -> tuple[Dataset, Mapping[str, Any]]:
         """The data, and the settings that suit it."""
         root = Path(self.root) if self.root else None
@@ -69,7 +84,8 @@ class RunSpec:
     options: Mapping[str, Any]  # all hyper-parameters of the method
     changed: Mapping[str, Any]  # those that were set, and differ from what suits the data; reports print them
     recipe: Recipe
-    inputs_sha256: str  # of the inputs as they were read
+    hashes: Mapping[str, str | None]  # of the data as it was read
+    stamps: Mapping[str, str] = field(default_factory=dict)  # of the files it was read from
 
     def to_json(self) -> dict[str, Any]:
         recipe = {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
@@ -105,7 +121,7 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     data = DataSpec(**chosen[DataSpec])
     Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read
 
-    noise = Noise.parse(data.noise)
+    noise, stamps = Noise.parse(data.noise), data.stamps()
     data, dataset, defaults, meta_data, other = read_all(data)
     meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
     data = replace(data, noise=str(noise), meta=meta)
@@ -121,7 +137,7 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
         meta_data=meta_data,
         other=other,
     )
-    return RunSpec(data, name, base, options, changed, recipe, dataset.examples.digest()), task, truth
+    return RunSpec(data, name, base, options, changed, recipe, hashes(dataset, meta_data, other), stamps), task, truth
 
 
 def read_all(data: DataSpec) -> tuple[DataSpec, Dataset, Mapping[str, Any], Dataset | None, Dataset | None]:
@@ -166,12 +182,16 @@ def not_default(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 @contextmanager
 def read_once() -> Iterator[None]:
     """Inside, data that several runs share is read once, and lies on a device once: nothing changes it in place."""
-    global _load
-    before, _load = _load, lru_cache(maxsize=4)(_load)
+    global _load, _stamp
+    before = _load, _stamp
+    _load, _stamp = (
+        lru_cache(maxsize=4)(_load),
+        lru_cache(_stamp),
+    )  # a stamp is of what was read, not of what is there now
     try:
         yield
     finally:
-        _load = before
+        _load, _stamp = before
 
 
 def named(method: str | Method) -> tuple[str, Method]:

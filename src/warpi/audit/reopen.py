@@ -80,7 +80,7 @@ def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] 
     with seeded(derive(recipe.seed, "training")):
         learner.start(task, replace(recipe, weights=None))  # the weights that it began with are not needed
     options = {f.name: getattr(learner, f.name) for f in fields(learner)}
-    spec = RunSpec(DataSpec(**of_data), name, base, options, {}, recipe, stored["facts"].get("inputs_sha256", ""))
+    spec = RunSpec(DataSpec(**of_data), name, base, options, {}, recipe, {})
     facts = {"n_test": None, **stored["facts"], "n_parameters": sum(p.numel() for p in learner.net.parameters())}
     same_task(stored, json.loads(json.dumps({"spec": spec.to_json(), "facts": facts})), path)
     with readable(file):

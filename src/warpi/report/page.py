@@ -326,7 +326,7 @@ def _again(run: Run) -> str:
     """The command of a run, and what tells that the data is the same."""
     state = "" if run.done else " (unfinished)"
     again = command(run.spec, f"again/{run.path.name}", run.environment.get("threads"))
-    known = ("inputs", "noise", "matrix_file")
+    known = ("inputs", "files", "labels", "noise", "noise_file", "meta", "test_set", "other", "matrix_file", "weights")
     hashes = [f"{n} {run.facts[f'{n}_sha256']}" for n in known if run.facts.get(f"{n}_sha256")]
     same = f" The same data has the SHA-256 {' and '.join(hashes)} (spec.json)." if hashes else ""
     tables = " and ".join(f"{table} = {{{name!r}: ...}}" for table, name in own_names(run.spec).items())

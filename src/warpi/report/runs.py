@@ -14,12 +14,9 @@ from warpi.errors import UserError
 from warpi.report.again import command as command  # their home is there; others look for them here
 from warpi.report.again import flag as flag
 from warpi.report.again import say as say
+from warpi.report.alike import base_key, later_keys, told
 
 _FORMAT = "warpi-run/1"
-_FACTS = {"n_classes": "{} classes", "inputs_sha256": "inputs {:.8}", "n_parameters": "{} parameters"}
-_FACTS["matrix_file_sha256"] = "matrix {:.8}"  # of the file that --matrix names
-_NEW = "noise_file_sha256"  # of the file that --noise names; before 2026-11-16 it was not stored
-_FACTS[_NEW] = "labels {:.8}"
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
 
 
@@ -151,12 +148,14 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
     Neither a path nor the name of a network says what is behind it, so that facts about both count too. Labels are
     unique within a table (`_labels`). A folder that holds the same run once more is left out.
     """
-    runs, found = list(runs), dict[str, list[Run]]()
-    names = [name for name in _FACTS if name != _NEW or all(name in run.facts for run in runs)]
+    found, apart = dict[str, list[Run]](), dict[tuple[str, str], list[Run]]()
     for run in runs:
-        known = [_fields(run.spec), [run.facts.get(name) for name in names]]
+        known = [_fields(run.spec), base_key(run.facts)]
         found.setdefault(json.dumps(known, sort_keys=True), []).append(run)
-    members = list(found.values())
+    for one, mine in found.items():
+        for run, key in zip(mine, later_keys([run.facts for run in mine]), strict=True):
+            apart.setdefault((one, key), []).append(run)
+    members = list(apart.values())
     experiments = [
         Experiment(label, *_block(mine[0].spec), _once(mine))
         for label, mine in zip(_labels(members), members, strict=True)
@@ -295,7 +294,7 @@ def _labels(experiments: Sequence[Sequence[Run]]) -> list[str]:
                     alone = tails.count(tail) == 1 and tail not in shown[i]
                     shown[i][tail if alone else name] = specs[i].get(name)
             if not differ:
-                for i, facts in zip(rivals, _tell_apart([experiments[i][0].facts for i in rivals]), strict=True):
+                for i, facts in zip(rivals, told([experiments[i][0].facts for i in rivals]), strict=True):
                     words[i] = facts
     return labels
 
@@ -315,15 +314,6 @@ def _short(value: object) -> str:
     if len(value) <= 9:
         return say([f"{each:.6g}" if isinstance(each, float) else each for each in value])
     return f"{say(value[:3])},… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _tell_apart(facts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Of experiments of one spec, the facts that are not the same in all, in words."""
-    differ = [name for name in _FACTS if len({json.dumps(each.get(name)) for each in facts}) > 1]
-    return [
-        [_FACTS[name].format(str("unknown" if each.get(name) is None else each[name])) for name in differ]
-        for each in facts
-    ]
 
 
 def _once(runs: Iterable[Run]) -> tuple[Run, ...]:

@@ -315,7 +315,8 @@ def _unlike(found: Iterable[tuple[str, Difference]]) -> list[str]:
         if d.unlike and label != d.label:
             labels.setdefault((", ".join(map(str, d.unlike)), d.label), []).append(label)
     return [
-        f"Difference without seed {seeds} of {', '.join(names)}: noise or test set is unknown, or not that of {other}."
+        f"Difference without seed {seeds} of {', '.join(names)}: noise, trusted or test set is unknown, or not that of "
+        f"{other}."
         for (seeds, other), names in labels.items()
     ]
 

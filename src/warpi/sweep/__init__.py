@@ -155,6 +155,7 @@ def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
         files = (data.data, data.root, data.label, data.drop, data.image_size, data.meta_data)
         if (read := (*files, noise.source and str(noise), dict(noise.options).get("from"))) not in seen:
             seen.add(read)
+            data.stamps()
             try:
                 _, dataset, _, _, other = read_all(data)
                 noise.check(dataset, other)

@@ -1,6 +1,5 @@
 """The run folders of a sweep: what is done, what is begun, and which process does what is left."""
 
-import hashlib
 import json
 import logging
 import os
@@ -17,9 +16,9 @@ from warpi.atomic import Busy, one_writer, write_atomically
 from warpi.data import DATASETS, SUITED
 from warpi.data.files import PHOTO
 from warpi.errors import UserError
-from warpi.folder import matrix_file
+from warpi.folder import files
 from warpi.methods import METHODS
-from warpi.noise import Noise
+from warpi.provenance import file_sha256, stamp
 from warpi.run import read_spec
 from warpi.spec import DataSpec, prepare, suited
 from warpi.sweep.lanes import Claim, Event
@@ -127,23 +126,22 @@ def _other_file(path: Path, settings: Settings) -> tuple[str, str] | None:
 def _other_content(path: Path, settings: Settings) -> str | None:
     """Which files a run was made from in another version than today's, and what tells; None: none, as far as is known.
 
-    The files of the noise and of `--matrix` are known by their hashes. Data of the user's own is read again, and
-    compared with what is stored of it, where it was touched since. A file that is gone is not needed by a run that is
-    done.
+    The files of the noise, of `--matrix` and of `--weights` are known by their hashes. Data of the user's own is read
+    again, and compared with what is stored of it, where its stamp is not that of the run. A file that is gone is not
+    needed by a run that is done.
     """
     if (stored := read_spec(path)) is None:
         return None
     data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
-    files = {"noise_file_sha256": Noise.parse(data.noise).file, "matrix_file_sha256": matrix_file(settings)}
-    for fact, file in files.items():
+    for fact, file in files(data.noise, settings, settings.get("weights")).items():
         was = stored["facts"].get(fact)
         if file and was and (now := _digest(file)) not in (None, was):
             return f"{file}: its sha256 was {was:.12}, is {now:.12}"
-    if data.data in DATASETS or not os.path.exists(data.data):
+    if data.data not in DATASETS and not os.path.exists(data.data):
         return None
-    last = {file: _touched(file) for file in (data.data, data.label, data.meta_data) if file}
-    touched = [file for file in last if last[file] > (path / "spec.json").stat().st_mtime_ns]
-    for key, value in (_facts(data, settings["seed"], max(last.values())) if touched else {}).items():
+    stamps, then = data.stamps(), stored["environment"].get("stamps", {})
+    touched = [place for place in stamps if stamps[place] != then.get(place)]
+    for key, value in (_facts(data, settings["seed"], *stamps.values()) if touched else {}).items():
         if (before := stored["facts"].get(key, value)) != value:
             return f"{' or '.join(touched)}: {key} was {before!s:.12}, is {value!s:.12}"
     return None
@@ -151,28 +149,17 @@ def _other_content(path: Path, settings: Settings) -> str | None:
 
 def _digest(file: str) -> str | None:
     with suppress(OSError):
-        return _sha256(file, os.stat(file).st_mtime_ns, os.stat(file).st_size)
+        return _sha256(file, stamp(file))
     return None
 
 
 @lru_cache(maxsize=64)
-def _sha256(file: str, *_: int) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-def _touched(file: str) -> int:
-    """When a file, the labels beside it, or a folder of classes was written, put there or renamed; 0: it is gone."""
-    path = Path(file)
-    beside = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("y.npy")] if path.suffix == ".npy" else []
-    times = [0]
-    for place in (path, *beside, *path.glob("*/"), *path.glob("train/*/")):
-        with suppress(OSError):
-            times += [t for found in (place.stat(), place.lstat()) for t in (found.st_mtime_ns, found.st_ctime_ns)]
-    return max(times)
+def _sha256(file: str, _: str) -> str | None:
+    return file_sha256(file)
 
 
 @lru_cache(maxsize=64)
-def _facts(data: DataSpec, seed: int, _: int) -> dict[str, Any]:
+def _facts(data: DataSpec, seed: int, *_: str) -> dict[str, Any]:
     """What a run would store of its data today, whatever its method; nothing where that cannot be read."""
     try:
         spec, task, truth = prepare("ce", seed=seed, **asdict(data))
@@ -181,8 +168,13 @@ def _facts(data: DataSpec, seed: int, _: int) -> dict[str, Any]:
         return {}
     parts = {"n_train": task.train, "n_meta": task.meta, "n_val": task.val, "n_test": truth.test}
     found = {name: len(part) if part else 0 for name, part in parts.items()}
-    hashes = {"inputs_sha256": spec.inputs_sha256, "noise_sha256": truth.noise_hash}
-    return {**hashes, **found, "n_classes": task.n_classes, "wrong_share": task.noise_rate}
+    return {
+        **spec.hashes,
+        "noise_sha256": truth.noise_hash,
+        **found,
+        "n_classes": task.n_classes,
+        "wrong_share": task.noise_rate,
+    }
 
 
 def _check_fit(path: Path, settings: Settings) -> None:
