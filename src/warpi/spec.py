@@ -184,10 +184,8 @@ def read_once() -> Iterator[None]:
     """Inside, data that several runs share is read once, and lies on a device once: nothing changes it in place."""
     global _load, _stamp
     before = _load, _stamp
-    _load, _stamp = (
-        lru_cache(maxsize=4)(_load),
-        lru_cache(_stamp),
-    )  # a stamp is of what was read, not of what is there now
+    _load = lru_cache(maxsize=4)(_load)
+    _stamp = lru_cache(_stamp)  # of what was read, not of what is there now
     try:
         yield
     finally:
