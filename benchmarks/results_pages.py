@@ -148,7 +148,8 @@ def page(name: str, table: Table, root: Path) -> str:
     ](name, results)
     while body[-1] == "":
         body.pop()
-    lines += [*body, "", *_missing(results), *_evidence(results)]
+    lines += [*body, "", *_missing(results), *(_printed_only(name, results) if table.kind == "paper" else [])]
+    lines += _evidence(results)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -329,6 +330,18 @@ def _missing(results: Results) -> list[str]:
         named = [f"{len(seeds)} runs" if one else f"{m} ({', '.join(seeds)})" for m, seeds in methods.items()]
         lines.append(f"- {where}: {', '.join(named)}")
     return [*lines, ""]
+
+
+def _printed_only(name: str, results: Results) -> list[str]:
+    """Rows of the paper that no recipe asks for, or not at every rate of noise."""
+    asked = {(job.settings["method"], str(job.settings["noise"]).partition(":")[2]) for job in results.jobs}
+    rates = sorted({rate for _, rate in asked})
+    found = []
+    for row in PAPER[name]["rows"]:
+        left = [rate for rate in rates if (row["method"], rate) not in asked]
+        if left:
+            found.append(row["name"] + ("" if left == rates else f" (at {', '.join(left)})"))
+    return [f"Printed, and asked for by no recipe: {', '.join(found)}.", ""] if found else []
 
 
 def _made(runs: Sequence[Run]) -> str:
