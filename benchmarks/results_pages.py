@@ -78,15 +78,17 @@ the paper (fig:confusion_matrix); and what needs no truth: the given labels of t
 into a class. Error: the mean over the rows of half the sum of absolute differences.""",
     "samples": """Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell). Small dots: the seeds, where
 there are several, and the line goes through their mean. Time: the median epoch of the fastest run with that number;
-those of 80 epochs had two others beside them on the GPU.""",
+those of 80 epochs had two others beside them on the GPU in most epochs.""",
     "stability": """Test accuracy and loss on the trusted examples over the epochs: of the tables, mean and standard
-deviation over seeds; where it is run, over 200 epochs, as the paper has it (`recipes/curves.toml`; fig:stable).""",
+deviation over seeds; where it is run, over 200 epochs, as the paper has it (`recipes/curves.toml`; fig:stable).
+Accuracies of the first epochs may lie below the picture.""",
     "rectifier": """What V has learned: mean v, and mean σ of the sample s that v is a function of, by given label and
 predicted class. Grey: no example; blank: below 0.005.""",
     "sigma": """The standard deviation σ of the posterior of s (v is a function of s) over the epochs; mean over
 examples, classes and seeds. A collapse would be a fall to 0, which a few large σ hide in the mean, not in
-the geometric mean.""",
-    "calibration": "How often a prediction is right, against how sure the method is of it.",
+the geometric mean (dotted; the first runs that were kept lack it).""",
+    "calibration": """How often a prediction is right, against how sure the method is of it; dotted: as often as sure.
+Bins with fewer than a hundredth of the test examples are not shown, the calibration error (ECE) is over all.""",
 }
 
 AFTER = "Losses, confusion, rectifier and calibration: seed 0, after the last epoch."
