@@ -78,15 +78,17 @@ the paper (fig:confusion_matrix); and what needs no truth: the given labels of t
 into a class. Error: the mean over the rows of half the sum of absolute differences.""",
     "samples": """Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell). Small dots: the seeds, where
 there are several, and the line goes through their mean. Time: the median epoch of the fastest run with that number;
-those of 80 epochs had two others beside them on the GPU.""",
+those of 80 epochs had two others beside them on the GPU in most epochs.""",
     "stability": """Test accuracy and loss on the trusted examples over the epochs: of the tables, mean and standard
-deviation over seeds; where it is run, over 200 epochs, as the paper has it (`recipes/curves.toml`; fig:stable).""",
+deviation over seeds; where it is run, over 200 epochs, as the paper has it (`recipes/curves.toml`; fig:stable).
+Accuracies of the first epochs may lie below the picture.""",
     "rectifier": """What V has learned: mean v, and mean σ of the sample s that v is a function of, by given label and
 predicted class. Grey: no example; blank: below 0.005.""",
     "sigma": """The standard deviation σ of the posterior of s (v is a function of s) over the epochs; mean over
 examples, classes and seeds. A collapse would be a fall to 0, which a few large σ hide in the mean, not in
-the geometric mean.""",
-    "calibration": "How often a prediction is right, against how sure the method is of it.",
+the geometric mean (dotted; the first runs that were kept lack it).""",
+    "calibration": """How often a prediction is right, against how sure the method is of it; dotted: as often as sure.
+Bins with fewer than a hundredth of the test examples are not shown, the calibration error (ECE) is over all.""",
 }
 
 AFTER = "Losses, confusion, rectifier and calibration: seed 0, after the last epoch."
@@ -142,7 +144,8 @@ def page(name: str, table: Table, root: Path) -> str:
     ](name, results)
     while body[-1] == "":
         body.pop()
-    lines += [*body, "", *_missing(results), *_evidence(results)]
+    lines += [*body, "", *_missing(results), *(_printed_only(name, results) if table.kind == "paper" else [])]
+    lines += _evidence(results)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -249,7 +252,7 @@ def _samples(name: str, results: Results) -> list[str]:
 def _step(file: Path) -> list[str]:
     """A step of the paper's network, as `warpi bench meta-step` measured it (benchmarks/gpu.sh time)."""
     if not file.exists():
-        return []
+        return ["A step of the paper's network and batch here: not measured yet (`bash benchmarks/gpu.sh time`).", ""]
     rows = json.loads(file.read_text())
     first = rows[0]
     lines = [f"## A step of {first['net']}, batches of {first['batch']}, {first['precision']}", ""]
@@ -322,6 +325,18 @@ def _missing(results: Results) -> list[str]:
         named = [f"{len(seeds)} runs" if one else f"{m} ({', '.join(seeds)})" for m, seeds in methods.items()]
         lines.append(f"- {where}: {', '.join(named)}")
     return [*lines, ""]
+
+
+def _printed_only(name: str, results: Results) -> list[str]:
+    """Rows of the paper that no recipe asks for, or not at every rate of noise."""
+    asked = {(job.settings["method"], str(job.settings["noise"]).partition(":")[2]) for job in results.jobs}
+    rates = sorted({rate for _, rate in asked})
+    found = []
+    for row in PAPER[name]["rows"]:
+        left = [rate for rate in rates if (row["method"], rate) not in asked]
+        if left:
+            found.append(row["name"] + ("" if left == rates else f" (at {', '.join(left)})"))
+    return [f"Printed, and asked for by no recipe: {', '.join(found)}.", ""] if found else []
 
 
 def _made(runs: Sequence[Run]) -> str:

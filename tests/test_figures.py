@@ -352,6 +352,7 @@ def test_stability_shows_bands_and_methods_without_meta_loss(tmp_path: Path) -> 
         assert figure is not None
         left, right = figure.axes
         assert [line.get_label() for line in left.get_lines()] == ["mwnet", "warpi", "gce"]
+        assert "1 to 2 seeds (band: ± one standard deviation)" in figure.get_suptitle()
         assert sum(len(line.get_xydata()) > 0 for line in right.get_lines()) == 2  # type: ignore[arg-type]
         (low, high), deviation = left.get_ylim(), np.std([70.0, 20.0], ddof=1)
         assert low < 45 - deviation
@@ -370,6 +371,22 @@ def test_sigma_has_room_and_whole_epochs(runs: Path) -> None:
         for curve in axes.get_lines():  # the mean and the geometric one
             assert all(low < value < high for value in curve.get_ydata())  # type: ignore[union-attr]
         assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+def test_sigma_names_every_number_of_samples_where_there_are_several(tmp_path: Path) -> None:
+    for n in (10, 1):
+        folder = made(tmp_path / str(n), "warpi", [50.0, 60.0], samples=n)
+        stored = json.loads((folder / "spec.json").read_text())
+        stored["spec"]["changed"] = {} if n == 10 else {"samples": n}
+        (folder / "spec.json").write_text(json.dumps(stored))
+        lines = [json.loads(line) | {"sigma": 1.0} for line in (folder / "results.jsonl").read_text().splitlines()]
+        (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for folder, names in ((tmp_path, ["warpi (samples=10)", "warpi (samples=1)"]), (tmp_path / "10", ["warpi"])):
+        with drawing():
+            figure = draw.sigma(experiments(folder))
+        assert figure is not None
+        labels = [str(curve.get_label()) for curve in figure.axes[0].get_lines() if len(curve.get_xdata())]  # type: ignore[arg-type]
+        assert [label for label in labels if label.startswith("warpi")] == [f"{name}, flip:0.4" for name in names]
 
 
 def test_a_method_has_its_colour_in_every_figure() -> None:

@@ -82,6 +82,15 @@ def test_commands_in_the_heads_of_recipes_can_be_called(capsys: pytest.CaptureFi
     capsys.readouterr()
 
 
+def test_heads_of_recipes_say_how_many_runs_there_are() -> None:
+    heads = {
+        file: re.search(r"^#.*\b(\d+) runs\b", file.read_text(), re.M) for file in (ROOT / "recipes").glob("*.toml")
+    }
+    said = {file: int(found[1]) for file, found in heads.items() if found}
+    assert len(said) > 12
+    assert said == {file: len(read_plan(file).jobs) for file in said}
+
+
 @pytest.mark.parametrize("name", PAPER)
 def test_recipes_have_the_papers_settings(name: str) -> None:
     settings, n, samples = PAPER[name]
@@ -233,6 +242,7 @@ def test_a_page_has_our_figures_beside_the_printed_ones(pages: ModuleType, tmp_p
     assert "`flip2:0.4`\n" not in text, "nothing of it was run"
     assert "199 of 216 runs" in text
     assert "- cifar10 flip:0.4: ce (2), glc (0, 1, 2)" in text
+    assert "Printed, and asked for by no recipe: Co-teaching (at 0.2), " in text
     assert "Machine: A GPU. Versions: warpi 0, torch 2.0, python 3. Runs begun on: 2026-01-02." in text
     assert "| cifar10 | flip:0.4 | 1 | 40.00 % | 44100 | `0000000000000000` |" in text
     assert "| `mwnet` | 1 | 75.50 | 80.00 | 199 | 4.50 | 0.250 | 0.250 |" in (kept / "curves.md").read_text()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from warpi.figures.arrays import EDGES, KINDS, Array, Arrays, error, read
-from warpi.report.curves import Line, line, lowest
+from warpi.report.curves import Line, line, lowest, title
 from warpi.report.pictures import COLOURS, GREY, drawing, epoch_axis, looks, save, slug
 from warpi.report.runs import Experiment, Run, group, number
 
@@ -103,12 +103,13 @@ def losses(some: Sequence[Measured]) -> "Figure | None":
                     label=f"{which}, mean {mean:.2f}",
                 )
             axes.set(yscale="log", ylim=(0.7, 2 * top), xlim=(0, EDGES[min(max(used) + 2, len(EDGES) - 1)]))
-            axes.legend(loc="upper right", fontsize=8, title=name, title_fontsize=9)
+            axes.legend(loc="upper center", fontsize=8, title=name, title_fontsize=9)
             if row == 0:
                 axes.set_title(f"noise {m.experiment.noise}", loc="left")
             if column == 0:
                 axes.set_ylabel("examples")
-        grid[-1][column].set_xlabel("cross-entropy with the given label")
+        more = f" ({EDGES[-1]:g}: and more)" if max(used) + 2 == len(EDGES) else ""
+        grid[-1][column].set_xlabel(f"cross-entropy with the given label{more}")
     return figure
 
 
@@ -189,7 +190,7 @@ def stability(rows: Sequence[Experiment]) -> "Figure | None":
     if len({e.first.spec["method"] for e in meta}) < 2:
         return None
     shown = meta + [e for e in rows if e not in meta]
-    figure, ((left, right),) = _panels(f"{rows[0].data}, noise {rows[0].noise}, {rows[0].net}", 1, 2, (5.2, 3.6))
+    figure, ((left, right),) = _panels(title(rows), 1, 2, (5.2, 3.6))
     for e, look in zip(shown, _looks(shown), strict=True):
         for axes, key in ((left, "test_acc"), (right, "meta_loss")):
             curve, (colour, _) = line(e.counted, key), look
@@ -242,9 +243,11 @@ def sigma(rows: Sequence[Experiment]) -> "Figure | None":
     found = [(e, line(e.counted, "sigma"), line(e.counted, "log_sigma")) for e in rows]
     if not (curves := [each for each in found if each[1].epochs]):
         return None
+    several = any("samples=" in e.label for e, *_ in curves)  # then the default number is told, too
     figure, ((axes,),) = _panels(f"{rows[0].data}, {rows[0].net}", 1, 1, (7.5, 4.0))
     for (e, mean, logs), look in zip(curves, _looks([e for e, *_ in curves]), strict=True):
-        _plot(axes, mean, look, f"{e.label}, {e.noise}")
+        many = f" (samples={e.first.spec['options'].get('samples')})" if several and "samples=" not in e.label else ""
+        _plot(axes, mean, look, f"{e.label}{many}, {e.noise}")
         axes.plot(logs.epochs, np.exp(logs.mean), ":", color=look[0])
     axes.plot([], [], ":", color=GREY, label="dotted: geometric mean")
     axes.set_title("σ of the posterior of s (v is a function of s), mean over examples and classes", loc="left")

@@ -76,7 +76,7 @@ def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
     if meta_losses:
         both = [Line2D([], [], color=GREY, linestyle="-"), Line2D([], [], color=GREY, linestyle="--")]
         right.legend(both, ["training examples", "trusted examples (meta loss)"], loc="best")
-    figure.suptitle(_title(groups), parse_math=False)
+    figure.suptitle(title(groups), parse_math=False)
     handles = [Line2D([], [], linewidth=2, color=c, marker=m) for c, m in (look(i) for _, i in looks_of)]
     legend = figure.legend(handles, names, loc="outside lower center", ncols=columns)
     for text in legend.get_texts():
@@ -110,7 +110,8 @@ def _last(g: Experiment) -> float:
     return (line(g.counted, "test_acc").mean or [float("-inf")])[-1]
 
 
-def _title(groups: Sequence[Experiment]) -> str:
+def title(groups: Sequence[Experiment]) -> str:
+    """Data, noise, network, how many seeds, and what the band is."""
     counts = sorted({len(g.counted) for g in groups})
     seeds = f"{counts[0]} seed" + "s" * (counts[0] != 1) if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     band = " (band: ± one standard deviation)" if counts[-1] > 1 else ""
