@@ -313,13 +313,20 @@ def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
 
 
 def check_batches(learner: Method) -> None:
-    """A batch of one cannot be normalised; torch says so only at the first step, and in other words."""
+    """A batch of one cannot be normalised, nor one cut in two; torch says so only at the first step, in other words."""
     loaders = [learner.loader, *([learner.meta_loader] if learner.needs_meta else [])]
     modules = [module for net in learner.nets for module in net.modules()]
     n = 1 if learner.recipe.sync_batchnorm else parallel.ranks()  # by how many a batch is cut
     if any(x.batch_size == n for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
         least = f"--batch-size and --meta-batch-size >= {2 * n}" + (" or --sync-batchnorm" if n > 1 else "")
         raise UserError(f"batches of 1 example cannot be trained with BatchNorm; {least}")
+    kinds = (("", "noisy", learner.least_batch), ("meta-", "trusted", learner.least_meta_batch))
+    for loader, (prefix, kind, needed) in zip(loaders, kinds, strict=False):
+        if (got := loader.batch_size) < (needed := needed * parallel.ranks()):
+            raise UserError(
+                f"{type(learner).__name__} needs {needed} {kind} examples a step, got {got}; use "
+                f"--{prefix}batch-size >= {needed}, and as many {kind} examples"
+            )
 
 
 @contextmanager
