@@ -136,7 +136,7 @@ def test_find_runs_says_what_is_missing(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[]", "format None"),
         ('{"format": "warpi-run/9"}', "warpi-run/9"),
-        ('{"format": "warpi-run/1", "spec": {"data": "d", "method": "m"}}', "'seed' must be a int, got None"),
+        ('{"format": "warpi-run/1", "spec": {"data": "d", "method": "m"}}', "'seed' must be a whole number, got None"),
         ('{"format": "warpi-run/1", "spec": 3}', "'spec' must be an object, got 3"),
         ('{"format": "warpi-run/1", "spec": {"data": "d", "method": "m", "seed": 1, "recipe": 3}}', "'recipe'"),
     ],
@@ -208,7 +208,7 @@ def test_cut_off_last_line_is_ignored_and_such_a_run_is_not_finished(tmp_path: P
     [
         ('{"epoch": 2, "te', "is not JSON"),
         ('{"loss": 1.0}', "no epoch"),
-        ("3", "no epoch"),
+        ("3", "no record of an epoch"),
         ('{"epoch":2,"loss":"x"}', "'loss'"),
     ],
 )

@@ -26,7 +26,7 @@ from warpi.atomic import append_line, one_writer, write_atomically
 from warpi.carried import carried
 from warpi.data.files import SMALL
 from warpi.engine import Diverged, Position, Record, check_logs, check_weights, settle, train
-from warpi.errors import UserError, missing
+from warpi.errors import UserError, missing, readable
 from warpi.folder import check_outside, cut_results, describe, look, same_settings, same_task, same_threads
 from warpi.folder import read_spec as read_spec
 from warpi.method import Method, evaluating
@@ -303,13 +303,14 @@ def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
             if parallel.rank() > 0:
                 file = Path(folder) / file.name
                 file.write_bytes(content)
-        with parallel.together():
+        with parallel.together(), readable(file):
             state = checkpoint.load(file, device)
+            at = Position(**checkpoint.fitted(vars(Position()), state["position"]))
             checkpoint.restore(learner, state["method"])
             checkpoint.set_global_rng(state["rng"])
             if device.type == "cuda" and parallel.ranks() > 1 and "cuda" in state["rng"]:
                 torch.cuda.set_rng_state(state["rng"]["cuda"][0], device)  # that of the first rank's device
-    return Position(**state["position"])
+    return at
 
 
 def check_batches(learner: Method) -> None:

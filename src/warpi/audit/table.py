@@ -23,6 +23,7 @@ FORMAT = "warpi-audit/1"
 COLUMNS = (
     *("row", "given_label", "suggested_label", "wrong_probability", "label_quality", "is_label_issue", "uncertainty"),
 )
+_RATE, _WORDS = ("n", "rate", "low", "high"), ("probabilities", "uncertainty")
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +191,13 @@ def _check(found: Audit) -> None:
             raise ValueError(f"{f.name} holds what is no probability")
     if not N or found.row.min() < 0 or len(found.error_rates) != K or not isinstance(found.facts, dict):
         raise ValueError("parts are lacking")
+    rates = (found.facts.get("noise_rate"), *found.error_rates)
+    if not all(isinstance(r, dict) and {*map(type, map(r.get, _RATE))} <= {int, float} for r in rates):
+        raise ValueError("a rate is lacking")
+    if not isinstance(found.facts.get("trusted_accuracy"), int | float | None):
+        raise ValueError("the accuracy on trusted rows is no number")
+    if not all(isinstance(text, str) for text in (*found.classes, *map(found.facts.get, _WORDS))):
+        raise ValueError("a name or a description is no text")
     for name in ("given", "suggested"):
         if not ((getattr(found, name) >= 0) & (getattr(found, name) < K)).all():
             raise ValueError(f"{name} holds what is no class of {K}")
