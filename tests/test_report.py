@@ -208,7 +208,7 @@ def test_cut_off_last_line_is_ignored_and_such_a_run_is_not_finished(tmp_path: P
     [
         ('{"epoch": 2, "te', "is not JSON"),
         ('{"loss": 1.0}', "no epoch"),
-        ("3", "no record of an epoch"),
+        ("3", "no record of results"),
         ('{"epoch":2,"loss":"x"}', "'loss'"),
     ],
 )

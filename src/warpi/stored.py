@@ -66,7 +66,7 @@ def read_record(line: bytes | str, file: Path, number: int, mend: str) -> dict[s
     except (ValueError, RecursionError) as e:
         raise UserError(f"{file} line {number} is not JSON ({e}); {mend}") from e
     if not isinstance(record, dict):
-        raise UserError(f"{file} line {number} is no record of an epoch; {mend}")
+        raise UserError(f"{file} line {number} is no record of results; {mend}")
     for name, value in record.items():
         if not (_is(value, float) or isinstance(value, bool | None)):
             raise UserError(f"{file} line {number}: {name!r} must be a number, got {value!r:.200}; {mend}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from warpi.atomic import write_atomically
 from warpi.audit.scores import Floats, Ints, posterior
-from warpi.errors import UserError, missing
+from warpi.errors import BROKEN, UserError, missing
 
 FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
@@ -172,7 +172,7 @@ def read_audit(folder: Path | str) -> Audit:
         found = Audit(**arrays, **about)
         _check(found)
         return found
-    except (ValueError, KeyError, TypeError) as e:
+    except BROKEN as e:
         raise UserError(f"{path} is no audit of this version ({e}); make it anew with: warpi audit {folder}") from e
 
 
