@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 # From the ground up. A module may import from lower floors, and from its own package.
 FLOORS = [
     ["errors", "types", "rng"],
-    ["atomic", "settings", "parallel"],
+    ["atomic", "settings", "parallel", "stored"],
     ["data", "batchnorm", "chance", "stateless"],
     ["manifest", "matrix", "nets", "losses", "mixing", "selection", "neighbours", "gaussian", "ridge", "trace"],
     ["noise_kinds"],

@@ -171,7 +171,20 @@ def test_a_stored_audit_is_read_without_a_network(run: Run, judged: Audit, tmp_p
         replace(judged, **{name: change(getattr(judged, name))}).save(tmp_path)
         with pytest.raises(UserError, match=f"is no audit.*{name if name != 'row' else ''}"):
             read_audit(tmp_path)
-    replace(judged, classes=judged.classes[:3]).save(tmp_path)
+    facts = dict(judged.facts)
+    for words in (
+        {"classes": judged.classes[:3]},
+        {"classes": [*range(len(judged.classes))]},
+        {"error_rates": judged.error_rates[1:]},
+        {"error_rates": ({"rate": "x"},) * len(judged.classes)},
+        {"facts": {**facts, "noise_rate": None}},
+        {"facts": {**facts, "trusted_accuracy": "x"}},
+        {"facts": {name: value for name, value in facts.items() if name != "uncertainty"}},
+    ):
+        replace(judged, **words).save(tmp_path)
+        with pytest.raises(UserError, match="is no audit"):
+            read_audit(tmp_path)
+    np.savez(tmp_path / "audit.npz", about=np.array("5"))
     with pytest.raises(UserError, match="is no audit"):
         read_audit(tmp_path)
 

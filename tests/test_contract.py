@@ -23,6 +23,7 @@ from warpi.engine import Position, Record, train
 from warpi.errors import UserError
 from warpi.method import Method
 from warpi.methods import CE, METHODS, CleanOnly, make_method
+from warpi.nets.mlp import MLP
 from warpi.recipe import Recipe
 from warpi.rng import seeded
 from warpi.spec import DataSpec
@@ -311,6 +312,20 @@ def test_says_what_it_lacks(name: str, tiny: MethodTask) -> None:
     if method.needs_noise_rate:
         with pytest.raises(UserError, match="noise rate"):
             make_method(name).start(replace(task, noise_rate=None), RECIPE)
+
+
+def test_says_how_small_a_batch_may_be(name: str, tiny: MethodTask) -> None:
+    """The first epoch goes through with the least that is said, as far as BatchNorm allows it; less is refused."""
+    needs = {"batch_size": METHODS[name].least_batch, "meta_batch_size": METHODS[name].least_meta_batch}
+    method = make_method(name)
+    method.start(tiny[0], replace(RECIPE, **{part: max(2, n) for part, n in needs.items()}))
+    run.check_batches(method)
+    assert len(list(islice(method.epoch(0), 3))) == 3
+    for part, n in needs.items():
+        if n > 1:
+            method.start(tiny[0], replace(RECIPE, net=lambda *of: MLP(*of, hidden=()), **{part: n - 1}))
+            with pytest.raises(UserError, match=f"needs {n} .* got {n - 1}; use --{part.replace('_', '-')} >= {n}"):
+                run.check_batches(method)
 
 
 def test_does_not_look_at_what_it_says_it_does_not_need(name: str, tiny: MethodTask, whole: Any) -> None:

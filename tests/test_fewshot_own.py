@@ -266,7 +266,7 @@ def test_a_garbled_spec_is_named(run: Path, change: Callable[[dict[str, Any]], A
 
 
 def test_garbled_results_are_named(run: Path) -> None:
-    (run / "results.jsonl").write_text("[]\n")
+    (run / "results.jsonl").write_text("{}\n")
     for read in (partial(load, run, device="cpu"), partial(fit, run, resume=True)):
         with pytest.raises(UserError, match=r"line 1 of .*results\.jsonl is no record of a validation"):
             read()

@@ -15,7 +15,7 @@ from warpi import UserError, fit
 from warpi.audit.reopen import reopen
 from warpi.cli import main
 from warpi.figures import draw
-from warpi.figures.arrays import EDGES, FILE, error, read, write
+from warpi.figures.arrays import EDGES, FILE, KINDS, error, read, write
 from warpi.figures.measure import _means, measure
 from warpi.methods.plain import CE
 from warpi.methods.warpi import OUTPUTS, WarPI
@@ -123,10 +123,22 @@ def test_error_of_a_matrix() -> None:
 
 def test_arrays_are_read_without_pickle(tmp_path: Path) -> None:
     assert read(tmp_path) is None
-    write(tmp_path, {"a": np.ones(3, np.float32), "classes": np.array(["x", "y"])})
+    names = ["x", "y"]
+    kinds, T = np.ones(len(KINDS), np.float32), np.eye(2, dtype=np.float32)
+    losses = np.ones((len(KINDS), len(EDGES) - 1), np.float32)
+    whole = {"classes": np.array(names), "n_kind": kinds, "loss_raw": losses, "loss_raw_mean": kinds, "T_classifier": T}
+    write(tmp_path, whole)
     found = read(tmp_path)
     assert found is not None
-    assert found["classes"].tolist() == ["x", "y"]
+    assert found["classes"].tolist() == names
+    for name in whole:
+        for changed in ({name: np.zeros((0, 3))}, {name: np.array("x")}, {name: np.array([1j])}, {"bin_count": kinds}):
+            write(tmp_path, whole | changed)
+            with pytest.raises(UserError, match=r"figures\.npz \((\w+ is |there is no bin_)"):
+                read(tmp_path)
+        write(tmp_path, {k: v for k, v in whole.items() if k != name})
+        with pytest.raises(UserError, match=f"there is no {name}"):
+            read(tmp_path)
     with pytest.raises(ValueError):
         write(tmp_path, {"a": np.array([{}], dtype=object)})
     np.savez(tmp_path / FILE, a=np.array([{}], dtype=object))

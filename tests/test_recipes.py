@@ -345,7 +345,7 @@ def test_only_runs_that_a_recipe_names_are_kept(
     said = {
         f"curves/{others[0].name}": "it was run with epochs = 3, not with epochs = 200",
         f"curves/{others[1].name}": "it was run with momentum = 0.5, not with momentum = 0.9",
-        f"curves/{others[2].name}": f"cannot read curves/{others[2].name}/sweep.json: Extra data",
+        f"curves/{others[2].name}": f"curves/{others[2].name}/sweep.json is not JSON (Extra data",
         f"curves/{others[3].name}": "its results.jsonl does not hold every epoch",
         f"curves/{others[4].name}": "there is no sweep.json",
         "curves/unknown_seed0": "no recipe whose runs are in 'curves' names it",

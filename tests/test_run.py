@@ -252,8 +252,11 @@ class TestRefusals:
             (b"\xff\xfe", "not JSON"),
             (b"[]", "not of the format 'warpi-run/1'"),
             (b'{"format": "warpi-run/2"}', "not of the format 'warpi-run/1'"),
-            (b'{"format": "warpi-run/1"}', "garbled: method is None"),
-            (b'{"format": "warpi-run/1", "spec": {"method": "ce", "options": 1}}', "garbled: options is 1"),
+            (b'{"format": "warpi-run/1"}', "'spec' must be an object, got None"),
+            (
+                b'{"format": "warpi-run/1", "facts": {}, "environment": {}, "spec": {"method": "ce", "options": 1}}',
+                "'options' must be an object, got 1",
+            ),
             (
                 b'{"format": "warpi-run/1", "facts": {}, "environment": {}, '
                 b'"spec": {"method": "e", "options": {}, "recipe": {}, "seed": 0}}',
@@ -505,7 +508,7 @@ class TestResume:
         assert records(tmp_path) == records(whole)
 
     @pytest.mark.parametrize(
-        ("content", "message"), [(None, "has 0 epochs, the checkpoint beside it 2"), (b"{\n{\n", "cannot read")]
+        ("content", "message"), [(None, "has 0 epochs, the checkpoint beside it 2"), (b"{\n{\n", "line 1 is not JSON")]
     )
     def test_results_that_were_lost(self, tmp_path: Path, content: bytes | None, message: str) -> None:
         fit(tmp_path, **QUICK)

@@ -1,7 +1,6 @@
 """What a checkpoint holds of the data: all of a task but its inputs, and how inputs are read."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor
 from warpi.data.examples import Examples
 from warpi.data.hollow import Hollow, form_of, like, whole
 from warpi.data.split import Split
-from warpi.errors import UserError
+from warpi.errors import UserError, readable
 from warpi.task import Task
 
 _FACTS = ("inputs_sha256", "noise_sha256", "n_train", "n_meta", "n_val", "n_classes")
-_NO_STATE = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 
 
 def carried(task: Task, facts: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -50,16 +48,6 @@ def task_of(stored: Any, facts: Mapping[str, Any], where: torch.device, file: ob
         if any(stored["facts"][name] != n for name, n in counts.items()) or not isinstance(rate, float | None):
             raise ValueError(f"{counts}, noise rate {rate}")
         return Task(parts["train"], parts.get("meta"), parts.get("val"), classes, rate)
-
-
-@contextmanager
-def readable(file: object) -> Iterator[None]:
-    """What is wrong inside is wrong with the file: it was made by somebody else, or changed with its hash."""
-    try:
-        yield
-    except _NO_STATE as e:  # RecursionError is a RuntimeError
-        reason = (str(e) or type(e).__name__).splitlines()[0][:200]
-        raise UserError(f"{file} is garbled ({reason}); get it again from where the run was made") from e
 
 
 def _packed(split: Split) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from warpi.atomic import write_atomically
-from warpi.errors import UserError
+from warpi.errors import BROKEN, UserError, readable
 from warpi.recipe import Recipe
 from warpi.task import Task
 
@@ -42,8 +42,8 @@ def restore(obj: object, stored: dict[str, Any]) -> None:
         raise _misfit(", ".join(sorted(others)), "a part of the one and not of the other")
     for name, value in state.items():
         try:
-            setattr(obj, name, _restored(value, stored[name]))
-        except (RuntimeError, ValueError, KeyError) as e:
+            setattr(obj, name, fitted(value, stored[name]))
+        except BROKEN as e:
             raise _misfit(name, " ".join(str(e).split("\n")[:2])) from e
 
 
@@ -124,7 +124,8 @@ def unpacked(path: Path, form: str, advice: str, device: torch.device | str = "c
     tree = header.get("state", "")
     if header.get("sha256") != _digest(tree, tensors):
         raise UserError(f"{path} is damaged: checksum mismatch; {advice}")
-    state: dict[str, Any] = _decode(json.loads(tree), tensors, device)
+    with readable(path):
+        state: dict[str, Any] = _decode(json.loads(tree), tensors, device)
     return state
 
 
@@ -179,7 +180,7 @@ def _decode(tree: Any, tensors: dict[str, Tensor], device: torch.device | str = 
             return {_decode(k, tensors, device): _decode(v, tensors, device) for k, v in inner}
 
 
-def _restored(value: Any, stored: Any) -> Any:
+def fitted(value: Any, stored: Any) -> Any:
     """`stored` in the place of `value`: into it where it is an object with state, else instead of it."""
     if isinstance(value, Generator):
         if stored.numel() == value.get_state().numel():
@@ -197,12 +198,23 @@ def _restored(value: Any, stored: Any) -> Any:
     if callable(getattr(value, "load_state_dict", None)):
         value.load_state_dict(stored)
         return value
-    if isinstance(value, list | tuple) and isinstance(stored, list | tuple) and len(value) == len(stored):
+    fixed = isinstance(value, list | tuple) and (
+        hasattr(value, "_make") or any(hasattr(v, "state_dict") for v in value)
+    )
+    if isinstance(value, list | tuple) and isinstance(stored, list | tuple) and (fixed or len(value) == len(stored)):
         make: Any = getattr(value, "_make", type(value))  # a named tuple takes its parts one by one
-        return make([_restored(v, s) for v, s in zip(value, stored, strict=True)])
+        return make([fitted(v, s) for v, s in zip(value, stored, strict=True)])
     if isinstance(value, dict) and isinstance(stored, dict) and value.keys() == stored.keys():
-        return {k: _restored(v, stored[k]) for k, v in value.items()}
+        return {k: fitted(v, stored[k]) for k, v in value.items()}
+    if value is not None and stored is not None and _kind(value) != _kind(stored):
+        raise ValueError(f"{stored!r:.60} stands for a {type(value).__name__}")
     return stored
+
+
+def _kind(value: object) -> str:
+    """Of numbers one is as good as another, and of lists."""
+    kinds = {"number": int | float, "list": list | tuple}
+    return next((name for name, kind in kinds.items() if isinstance(value, kind)), type(value).__name__)
 
 
 def _restored_optimizer(value: torch.optim.Optimizer, stored: dict[str, Any]) -> torch.optim.Optimizer:

@@ -75,8 +75,10 @@ def fit(argv: list[str]) -> None:
     if is_first and not given["quiet"]:
         last = done.history[-1]
         against = "" if done.truth.test_is_clean else " against the given labels, which may be wrong themselves"
-        score = f"test accuracy {last['test_acc']:.2f} %{against}" if "test_acc" in last else "no test set"
-        print(f"{name} after {int(last['epoch'])} epochs: {score}; run folder {done.path}")
+        score = (
+            f"test accuracy {last['test_acc']:.2f} %{against}" if last.get("test_acc") is not None else "no test set"
+        )
+        print(f"{name} after {len(done.history)} epochs: {score}; run folder {done.path}")
 
 
 def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:

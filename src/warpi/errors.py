@@ -1,7 +1,11 @@
 """What a user did wrong, said in one line: what was got, what is allowed, what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+
+BROKEN = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
+"""What comes of values that are not what was stored there; RecursionError is a RuntimeError."""
 
 
 class UserError(Exception):
@@ -28,3 +32,15 @@ def nearest(got: str, names: Iterable[str]) -> str | None:
 def missing(package: str, purpose: str, extra: str) -> UserError:
     """The error for an optional package that is not installed."""
     return UserError(f"{purpose} needs the package {package!r}; install it with: pip install 'warpi[{extra}]'")
+
+
+@contextmanager
+def readable(file: object) -> Iterator[None]:
+    """What is wrong inside is wrong with the file: it was made by somebody else, or changed with its hash."""
+    try:
+        yield
+    except BROKEN as e:
+        if "out of memory" in str(e):
+            raise
+        reason = (str(e) or type(e).__name__).splitlines()[0][:200]
+        raise UserError(f"{file} is garbled ({reason}); get it again from where the run was made") from e

@@ -1,7 +1,6 @@
 """What a run folder holds of a run: its description, and whether a run that goes on in it is still the same."""
 
 import hashlib
-import json
 import os
 import platform
 import shlex
@@ -27,9 +26,10 @@ from warpi.nets import NETS
 from warpi.noise import Noise
 from warpi.provenance import file_sha256
 from warpi.spec import DataSpec, RunSpec, named, plain
+from warpi.stored import FORMAT, check_spec, read_json, read_record
 from warpi.task import Truth
 
-FORMAT = "warpi-run/1"
+MEND = "choose another --out"
 _WHAT = {
     "files_sha256": "an image file",
     "labels_sha256": "what the data says about labels",
@@ -45,28 +45,19 @@ def read_stored(path: Path, form: str) -> dict[str, Any] | None:
     """What `spec.json` of a run folder holds, which must be of that format; None where there is none."""
     file = path / "spec.json"
     try:
-        stored: dict[str, Any] = json.loads(file.read_text())
+        stored: dict[str, Any] = read_json(file, MEND)
     except FileNotFoundError:
         return None
-    except OSError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}; choose another --out") from e
-    except ValueError as e:
-        raise UserError(f"{file} is not JSON ({e}); choose another --out") from e
     if not isinstance(stored, dict) or stored.get("format") != form:
-        raise UserError(f"{file} is not of the format {form!r}; choose another --out")
+        raise UserError(f"{file} is not of the format {form!r}; {MEND}")
     return stored
 
 
 def read_spec(path: Path) -> dict[str, Any] | None:
     """The specification of a run of `warpi fit`."""
-    if (stored := read_stored(path, FORMAT)) is None:
-        return None
-    file, spec = path / "spec.json", stored.get("spec")
-    parts = {**stored, **spec} if isinstance(spec, dict) else {}
-    kinds = {"method": str, "options": dict, "recipe": dict, "seed": int, "facts": dict, "environment": dict}
-    for name, kind in kinds.items():
-        if not isinstance(parts.get(name), kind):
-            raise UserError(f"{file} is garbled: {name} is {parts.get(name)!r}; choose another --out")
+    if (stored := read_stored(path, FORMAT)) is not None:
+        needed = ("spec", "method", "options", "recipe", "seed", "facts", "environment")
+        check_spec(stored, path / "spec.json", MEND, needed)
     return stored
 
 
@@ -283,9 +274,9 @@ def cut_results(file: Path, epochs: int) -> list[Record]:
     """The records of the epochs that the checkpoint knows; what a crash left after them is cut off."""
     try:
         lines = file.read_bytes().splitlines(keepends=True)[:epochs] if file.exists() else []
-        records = [json.loads(line) for line in lines]
-    except (OSError, ValueError) as e:
-        raise UserError(f"cannot read {file}: {e}; put it back as it was, or choose another --out") from e
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {e.strerror}; put it back as it was, or {MEND}") from e
+    records = [read_record(line, file, i, f"put it back as it was, or {MEND}") for i, line in enumerate(lines, 1)]
     if len(records) < epochs:
         raise UserError(
             f"{file} has {len(records)} epochs, the checkpoint beside it {epochs}; put the lines back, "

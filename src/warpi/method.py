@@ -41,6 +41,8 @@ class Method(ABC):
     stay_alike: ClassVar[bool] = False  # its networks learn alike from the same batches: they must begin differently
     n_views: ClassVar[int] = 1  # augmented views of each training example
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
+    least_batch: ClassVar[int] = 1  # examples that a step needs of a noisy batch
+    least_meta_batch: ClassVar[int] = 1  # and of a trusted one
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; marked in reports
     resumes_mid_epoch: ClassVar[bool] = True  # False where `epoch` keeps more between two steps than its loaders do
 

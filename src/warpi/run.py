@@ -26,7 +26,7 @@ from warpi.atomic import append_line, one_writer, write_atomically
 from warpi.carried import carried
 from warpi.data.files import SMALL
 from warpi.engine import Diverged, Position, Record, check_logs, check_weights, settle, train
-from warpi.errors import UserError, missing
+from warpi.errors import UserError, missing, readable
 from warpi.folder import check_outside, cut_results, describe, look, same_settings, same_task, same_threads
 from warpi.folder import read_spec as read_spec
 from warpi.method import Method, evaluating
@@ -303,23 +303,31 @@ def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
             if parallel.rank() > 0:
                 file = Path(folder) / file.name
                 file.write_bytes(content)
-        with parallel.together():
+        with parallel.together(), readable(file):
             state = checkpoint.load(file, device)
+            at = Position(**checkpoint.fitted(vars(Position()), state["position"]))
             checkpoint.restore(learner, state["method"])
             checkpoint.set_global_rng(state["rng"])
             if device.type == "cuda" and parallel.ranks() > 1 and "cuda" in state["rng"]:
                 torch.cuda.set_rng_state(state["rng"]["cuda"][0], device)  # that of the first rank's device
-    return Position(**state["position"])
+    return at
 
 
 def check_batches(learner: Method) -> None:
-    """A batch of one cannot be normalised; torch says so only at the first step, and in other words."""
+    """A batch of one cannot be normalised, nor one cut in two; torch says so only at the first step, in other words."""
     loaders = [learner.loader, *([learner.meta_loader] if learner.needs_meta else [])]
     modules = [module for net in learner.nets for module in net.modules()]
     n = 1 if learner.recipe.sync_batchnorm else parallel.ranks()  # by how many a batch is cut
     if any(x.batch_size == n for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
         least = f"--batch-size and --meta-batch-size >= {2 * n}" + (" or --sync-batchnorm" if n > 1 else "")
         raise UserError(f"batches of 1 example cannot be trained with BatchNorm; {least}")
+    kinds = (("", "noisy", learner.least_batch), ("meta-", "trusted", learner.least_meta_batch))
+    for loader, (prefix, kind, needed) in zip(loaders, kinds, strict=False):
+        if (got := loader.batch_size) < (needed := needed * parallel.ranks()):
+            raise UserError(
+                f"{type(learner).__name__} needs {needed} {kind} examples a step, got {got}; use "
+                f"--{prefix}batch-size >= {needed}, and as many {kind} examples"
+            )
 
 
 @contextmanager

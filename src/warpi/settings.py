@@ -62,5 +62,5 @@ def _fits(value: object, hint: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(part, args[0]) for part in value)
     if hint in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool)
+        return not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, origin or hint)

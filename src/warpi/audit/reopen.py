@@ -12,10 +12,10 @@ from typing import Any
 from torch import Generator
 
 from warpi import checkpoint
-from warpi.carried import readable, task_of
+from warpi.carried import task_of
 from warpi.data.files import PHOTO
 from warpi.data.hollow import Absent
-from warpi.errors import UserError
+from warpi.errors import UserError, readable
 from warpi.folder import describe, read_spec, same_settings, same_task
 from warpi.method import Method
 from warpi.own import flags
@@ -23,6 +23,7 @@ from warpi.recipe import Recipe
 from warpi.rng import derive, seeded
 from warpi.run import Run, pick_device
 from warpi.spec import DataSpec, RunSpec, named, prepare
+from warpi.stored import read_record
 from warpi.task import Moved
 
 
@@ -44,9 +45,11 @@ def reopen(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None
         learner.start(task, spec.recipe)
     same_task(stored, json.loads(json.dumps(describe(spec, learner, truth, where))), path)
     file, results = path / "checkpoint.safetensors", path / "results.jsonl"
-    checkpoint.restore(learner, _last(checkpoint.load(file, where), spec.recipe.epochs, file)["method"])
-    lines = results.read_text().splitlines() if results.exists() else ()  # prediction does without
-    return Run(path, learner, task, truth, [json.loads(line) for line in lines])
+    with readable(file):
+        checkpoint.restore(learner, _last(checkpoint.load(file, where), spec.recipe.epochs, file)["method"])
+    lines = results.read_bytes().splitlines() if results.is_file() else ()  # prediction does without
+    history = [read_record(line, results, i, "mend or remove the line") for i, line in enumerate(lines, 1)]
+    return Run(path, learner, task, truth, history)
 
 
 def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None = None) -> Method:
@@ -107,7 +110,7 @@ def _finished(path: Path) -> dict[str, Any]:
         raise UserError(f"there is no run in {path}; give the folder that `warpi fit --out` made")
     if not (path / "done").exists():
         results = path / "results.jsonl"
-        done = len(results.read_text().splitlines()) if results.exists() else 0
+        done = len(results.read_bytes().splitlines()) if results.is_file() else 0
         at = f"{done} of {stored['spec']['recipe'].get('epochs')} epochs are done"
         again = shlex.join(["warpi", *flags(), "fit", "--out", str(path), "--resume"])
         raise UserError(f"the run in {path} is not finished, {at}; go on with: {again}")

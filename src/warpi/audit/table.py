@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from warpi.atomic import write_atomically
 from warpi.audit.scores import Floats, Ints, posterior
-from warpi.errors import UserError, missing
+from warpi.errors import BROKEN, UserError, missing
 
 FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
 COLUMNS = (
     *("row", "given_label", "suggested_label", "wrong_probability", "label_quality", "is_label_issue", "uncertainty"),
 )
+_RATE, _WORDS = ("n", "rate", "low", "high"), ("probabilities", "uncertainty")
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +172,7 @@ def read_audit(folder: Path | str) -> Audit:
         found = Audit(**arrays, **about)
         _check(found)
         return found
-    except (ValueError, KeyError, TypeError) as e:
+    except BROKEN as e:
         raise UserError(f"{path} is no audit of this version ({e}); make it anew with: warpi audit {folder}") from e
 
 
@@ -190,6 +191,13 @@ def _check(found: Audit) -> None:
             raise ValueError(f"{f.name} holds what is no probability")
     if not N or found.row.min() < 0 or len(found.error_rates) != K or not isinstance(found.facts, dict):
         raise ValueError("parts are lacking")
+    rates = (found.facts.get("noise_rate"), *found.error_rates)
+    if not all(isinstance(r, dict) and {*map(type, map(r.get, _RATE))} <= {int, float} for r in rates):
+        raise ValueError("a rate is lacking")
+    if not isinstance(found.facts.get("trusted_accuracy"), int | float | None):
+        raise ValueError("the accuracy on trusted rows is no number")
+    if not all(isinstance(text, str) for text in (*found.classes, *map(found.facts.get, _WORDS))):
+        raise ValueError("a name or a description is no text")
     for name in ("given", "suggested"):
         if not ((getattr(found, name) >= 0) & (getattr(found, name) < K)).all():
             raise ValueError(f"{name} holds what is no class of {K}")

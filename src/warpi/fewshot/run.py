@@ -22,7 +22,7 @@ from warpi import checkpoint
 from warpi.atomic import append_line, one_writer, write_atomically
 from warpi.data.fewshot import Classes, FewShotData, load_fewshot
 from warpi.engine import Record
-from warpi.errors import UserError
+from warpi.errors import UserError, readable
 from warpi.fewshot.episodes import task_name
 from warpi.fewshot.learner import Learner
 from warpi.fewshot.spec import Spec, describe, read_spec, same_facts, same_settings, specify
@@ -31,6 +31,7 @@ from warpi.folder import check_free, cut_results
 from warpi.progress import Progress
 from warpi.rng import derive, seeded
 from warpi.run import Stopped, cpu_threads, pick_device, signals
+from warpi.stored import read_record
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,11 @@ def fit(
         held.enter_context(one_writer(path))
         at = Position(learner, spec.training)
         if checkpoint.exists(file):
-            state = checkpoint.load(file, where)
-            checkpoint.restore(learner, state["learner"])
-            checkpoint.restore(at, state["position"])
-            checkpoint.set_global_rng(state["rng"])
+            with readable(file):
+                state = checkpoint.load(file, where)
+                checkpoint.restore(learner, state["learner"])
+                checkpoint.restore(at, state["position"])
+                checkpoint.set_global_rng(state["rng"])
         history = _records(cut_results(results, at.records), results)
         steps = train(learner, data, spec.kind, spec.training, at)
         progress = held.enter_context(Progress(1, spec.training.iterations, at.iteration, quiet))
@@ -149,7 +151,8 @@ def load(
         spec = replace(spec, root=str(root))
     data, digest = _data_of(spec, path, data, stored, where)
     learner = spec.started(data, where)
-    checkpoint.restore(learner, checkpoint.load(file, where)["learner"])
+    with readable(file):
+        checkpoint.restore(learner, checkpoint.load(file, where)["learner"])
     return Run(path, spec, learner, data, _history(path / "results.jsonl"), digest)
 
 
@@ -157,16 +160,16 @@ def _history(file: Path) -> list[Record]:
     """The lines of a run that may be under way, or was killed while it wrote one: that one is left out."""
     try:
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        found = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    except (OSError, ValueError) as e:
-        raise UserError(f"cannot read {file}: {e}; put it back as it was") from e
-    return _records(found, file)
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {e.strerror}; put it back as it was") from e
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return _records([read_record(line, file, i, "put it back as it was") for i, line in enumerate(whole, 1)], file)
 
 
 def _records(found: list[Any], file: Path) -> list[Record]:
     needed = {"val_mean", "episodes_per_s"}
     for i, record in enumerate(found, 1):
-        if not isinstance(record, dict) or not needed <= record.keys():
+        if not needed <= record.keys():
             raise UserError(f"line {i} of {file} is no record of a validation; put it back as it was")
     return found
 

@@ -16,8 +16,9 @@ from warpi.fewshot import LEARNERS, make_learner
 from warpi.fewshot.episodes import Kind
 from warpi.fewshot.learner import Learner, Problem
 from warpi.fewshot.train import Training, check_train_ways
-from warpi.folder import read_stored
+from warpi.folder import MEND, read_stored
 from warpi.spec import plain
+from warpi.stored import check_part
 
 FORMAT = "warpi-fewshot/1"
 _IMAGES: dict[str, Any] = {"learner": "metavrf_bilstm", "ways": 5, "shots": 1, "tasks": 16, "iterations": 20_000}
@@ -175,7 +176,8 @@ def read_spec(path: Path) -> dict[str, Any] | None:
     if (stored := read_stored(path, FORMAT)) is None:
         return None
     if not all(isinstance(stored.get(name), dict) for name in ("spec", "facts", "environment")):
-        raise UserError(f"{path}/spec.json is garbled; choose another --out")
+        raise UserError(f"{path}/spec.json is garbled; {MEND}")
+    check_part(stored["environment"], "environment", path / "spec.json", MEND)
     try:
         spec = Spec.from_json(stored["spec"])
         if spec.data not in FEWSHOT and not spec.own:

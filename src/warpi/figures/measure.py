@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from warpi.audit.reopen import reopen
-from warpi.figures.arrays import EDGES, KINDS, Arrays, write
+from warpi.figures.arrays import BINS, EDGES, KINDS, Arrays, write
 from warpi.losses import cross_entropy
 from warpi.method import Method, evaluating
 from warpi.methods.warpi import WarPI
@@ -16,7 +16,6 @@ from warpi.run import Run
 from warpi.survey import survey
 
 _CHUNK = 1000  # rows whose samples of v are held at a time
-_BINS = 15  # of the calibration, as in `evaluate.scores`
 
 
 def measure(folder: Path | str, device: str = "auto", **own: Any) -> Arrays:
@@ -101,10 +100,10 @@ def _calibration(method: Method, run: Run) -> dict[str, Tensor]:
     confidence, guess = p.double().max(dim=1)
     y = run.truth.test.y[rows]
     hit = (guess == y).double()
-    which = (confidence * _BINS).ceil().clamp(1, _BINS).long() - 1
-    mean = _means(torch.stack([confidence, hit], dim=1), which, _BINS)
+    which = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
+    mean = _means(torch.stack([confidence, hit], dim=1), which, BINS)
     return {
-        "bin_count": torch.bincount(which, minlength=_BINS),
+        "bin_count": torch.bincount(which, minlength=BINS),
         "bin_confidence": mean[:, 0],
         "bin_accuracy": mean[:, 1],
         "confusion_test": _crossed(y, guess, p.shape[1]),

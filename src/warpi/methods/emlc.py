@@ -57,6 +57,7 @@ class EMLC(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2023
     needs_meta: ClassVar[bool] = True
+    least_meta_batch: ClassVar[int] = 3  # as of MLC
     n_nets: ClassVar[int] = 2
     embedding: int = 128  # size of a label
     hidden: int = 128

@@ -54,6 +54,7 @@ class MLC(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2021
     needs_meta: ClassVar[bool] = True
+    least_meta_batch: ClassVar[int] = 3  # one to learn from, two to judge by: BatchNorm needs two
     embedding: int = 128  # size of a label
     hidden: int = 128
     meta_lr: float = 3e-4  # beta, of Adam

@@ -52,6 +52,7 @@ class MLNT(Method):
 
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2019
+    least_batch: ClassVar[int] = 2  # labels come from neighbours in the batch
     updates: int = 10  # M
     share: float = 0.5  # of the labels of a batch, made wrong
     neighbours: int = 10

@@ -15,8 +15,9 @@ from warpi.report.again import command as command  # their home is there; others
 from warpi.report.again import flag as flag
 from warpi.report.again import say as say
 from warpi.report.alike import base_key, later_keys, told
+from warpi.stored import FORMAT, check_spec, read_json, read_record
 
-_FORMAT = "warpi-run/1"
+_MEND = "run it again, or leave this folder out"
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
 
 
@@ -185,33 +186,19 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 def _read(folder: Path) -> Run:
     file = folder / "spec.json"
     try:
-        content = json.loads(file.read_bytes())
+        content = read_json(file, _MEND)
     except OSError as error:
         raise _unreadable(file, error) from error
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}); run it again, or leave this folder out") from error
     form = content.get("format") if isinstance(content, dict) else None
-    if form != _FORMAT:
-        raise UserError(
-            f"{file} has the format {form!r}, this version of warpi reads {_FORMAT!r}; leave the folder out"
-        )
-    spec = _table(content, "spec", file)
-    for name, kind in (("data", str), ("method", str), ("seed", int)):
-        if not isinstance(spec.get(name), kind):
-            raise UserError(f"{file}: {name!r} must be a {kind.__name__}, got {spec.get(name)!r}; run it again")
-    spec |= {name: _table(spec, name, file) for name in ("options", "changed", "recipe")}
+    if form != FORMAT:
+        raise UserError(f"{file} has the format {form!r}, this version of warpi reads {FORMAT!r}; leave the folder out")
+    check_spec(content, file, _MEND, ("spec", "data", "method", "seed"))
+    spec = content["spec"] | {name: content["spec"].get(name) or {} for name in ("options", "changed", "recipe")}
     done = (folder / "done").exists()  # before the results: the run may end at this moment
     epochs, whole = _read_epochs(folder / "results.jsonl")
     done = done and whole and bool(epochs)  # a run without its last epoch cannot be finished
-    facts, environment = _table(content, "facts", file), _table(content, "environment", file)
+    facts, environment = content.get("facts") or {}, content.get("environment") or {}
     return Run(folder, spec, facts, environment, epochs, done, str(content.get("version", "unknown")))
-
-
-def _table(content: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
-    value = content.get(name)
-    if not isinstance(value, dict | None):
-        raise UserError(f"{file}: {name!r} must be an object, got {value!r}; run it again, or leave this folder out")
-    return value or {}
 
 
 def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -227,21 +214,13 @@ def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
     epochs: dict[int, dict[str, Any]] = {}
     for i, line in filled:
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            if i == filled[-1][0]:
+            record = read_record(line, file, i, "mend or remove the line, or run it again")
+        except UserError as error:
+            if i == filled[-1][0] and error.__cause__:
                 return [epochs[t] for t in sorted(epochs)], False
-            raise UserError(
-                f"{file} line {i} is not JSON ({error}); mend or remove the line, or run it again"
-            ) from error
-        t = record.get("epoch") if isinstance(record, dict) else None
-        if t is None or not _is_number(t) or not math.isfinite(t):
+            raise
+        if (t := number(record, "epoch")) is None:
             raise UserError(f"{file} line {i} has no epoch; mend or remove the line, or run it again")
-        for key in (*_RESULTS, "seconds"):
-            if record.get(key) is not None and not _is_number(record[key]):
-                raise UserError(
-                    f"{file} line {i}: {key!r} must be a number, got {record[key]!r}; mend or remove the line"
-                )
         if (acc := number(record, "test_acc")) is not None and not 0 <= acc <= 100:
             raise UserError(f"{file} line {i}: 'test_acc' must be a percentage, got {acc}; mend or remove the line")
         epochs[int(t)] = record
@@ -250,10 +229,6 @@ def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def _unreadable(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot read {path}: {error.strerror}; mend that, or leave this folder out")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # -- grouping --------------------------------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ def write(path: Path, content: str | bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {path.parent}: {error.strerror}; choose another") from error
-    write_atomically(path, content.encode() if isinstance(content, str) else content)
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content  # paths may be any bytes
+    write_atomically(path, data)
 
 
 # -- for a terminal --------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from warpi.methods import METHODS
 from warpi.provenance import file_sha256, stamp
 from warpi.run import read_spec
 from warpi.spec import DataSpec, prepare, suited
+from warpi.stored import read_json, read_record
 from warpi.sweep.lanes import Claim, Event
 from warpi.sweep.plan import Job, Plan, Settings
 
@@ -211,10 +212,11 @@ def _length(path: Path) -> tuple[int, int | None]:
 def _whole(path: Path) -> bool:
     """Whether there is a readable record of every epoch."""
     try:
-        records = [json.loads(line) for line in (path / "results.jsonl").read_bytes().splitlines()]
-    except (OSError, ValueError):
+        lines = (file := path / "results.jsonl").read_bytes().splitlines()
+        records = [read_record(line, file, i, "") for i, line in enumerate(lines, 1)]
+    except (OSError, UserError):
         return False
-    return all(isinstance(record, dict) for record in records) and len(records) == _length(path)[1]
+    return len(records) == _length(path)[1]
 
 
 def _look(path: Path, settings: Settings) -> State:
@@ -247,14 +249,13 @@ def _difference(was: Settings, settings: Settings) -> tuple[str, str] | None:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
+    mend = "delete it, or choose another --out"
     try:
-        content = json.loads(file.read_bytes())
+        content = read_json(file, mend)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as e:
-        raise UserError(f"cannot read {file}: {e}; delete it, or choose another --out") from e
     if not isinstance(content, dict):
-        raise UserError(f"{file} is garbled; delete it, or choose another --out")
+        raise UserError(f"{file} is garbled; {mend}")
     return content
 
 
