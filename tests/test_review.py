@@ -690,7 +690,7 @@ class TestExport:
             write_trusted(items, {}, tmp_path / "t.npz")
 
     def test_an_export_too_early_leaves_nothing(self, items: Items, tmp_path: Path) -> None:
-        """It used to leave corrected.json behind, so that the first real export went to export-2, not where docs say."""
+        """It used to leave corrected.json behind, so that the first real export went to export-2."""
         with pytest.raises(UserError, match="nothing is trusted yet"):
             write_all(items, {}, tmp_path)
         assert list(tmp_path.rglob("*.json")) == []
