@@ -169,7 +169,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "ids.csv has no column 'x'; columns: id, a, la",
     ),
     (["review", "--data", "{ids}", "--drop", "x", "--out", "n"], "ids.csv has no column 'x'; columns: id, a, label"),
-    (["FIT", "--method", "warpi", "--meta", "0"], "WarPI needs trusted examples, and there are none"),
+    (["FIT", "--method", "warpi", "--meta", "0"], "if nobody has checked any, `warpi pick` says which to check"),
 ]
 
 

@@ -41,9 +41,10 @@ def read_stored(path: Path, form: str) -> dict[str, Any] | None:
     except OSError as e:
         raise UserError(f"cannot read {file}: {e.strerror}; choose another --out") from e
     except ValueError as e:
-        raise UserError(f"{file} is not JSON ({e}); choose another --out") from e
+        raise UserError(f"{file} is not JSON ({e}); choose another folder") from e
     if not isinstance(stored, dict) or stored.get("format") != form:
-        raise UserError(f"{file} is not of the format {form!r}; choose another --out")
+        whose = {"warpi-run/1": "warpi fit", "warpi-fewshot/1": "warpi fewshot fit"}[form]
+        raise UserError(f"{file} is not of the format {form!r}, which `{whose}` writes; choose another folder")
     return stored
 
 
@@ -56,7 +57,7 @@ def read_spec(path: Path) -> dict[str, Any] | None:
     kinds = {"method": str, "options": dict, "recipe": dict, "seed": int, "facts": dict, "environment": dict}
     for name, kind in kinds.items():
         if not isinstance(parts.get(name), kind):
-            raise UserError(f"{file} is garbled: {name} is {parts.get(name)!r}; choose another --out")
+            raise UserError(f"{file} is garbled: {name} is {parts.get(name)!r}; choose another folder")
     return stored
 
 
