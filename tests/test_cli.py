@@ -132,8 +132,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "cifar10", "--root", "nothere"], "cifar10 is not in nothere"),
     (["FIT", "--data", "{good}", "--meta-data", "nothere.npz"], "no file or folder 'nothere.npz'"),
     # folders
-    (["FIT", "--out", "{good}"], "cannot read {good}/spec.json: Not a directory; choose another --out"),
-    (["FIT", "--out", "{good}/below"], "Not a directory; choose another --out"),
+    (["FIT", "--out", "{good}"], "cannot read {good}/spec.json: Not a directory; choose another folder"),
+    (["FIT", "--out", "{good}/below"], "Not a directory; choose another folder"),
     (["corrupt", "--out", "nowhere/q.json", "--noise", "pair:0.1"], "cannot write nowhere/q.json: No such file"),
     (["corrupt", "--out", "{good}/q.json", "--noise", "pair:0.1"], "q.json: Not a directory"),
     # data
@@ -169,7 +169,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "ids.csv has no column 'x'; columns: id, a, la",
     ),
     (["review", "--data", "{ids}", "--drop", "x", "--out", "n"], "ids.csv has no column 'x'; columns: id, a, label"),
-    (["FIT", "--method", "warpi", "--meta", "0"], "WarPI needs trusted examples, and there are none"),
+    (["FIT", "--method", "warpi", "--meta", "0"], "if nobody has checked any, `warpi pick` says which to check"),
 ]
 
 

@@ -381,6 +381,7 @@ def test_command_line_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
         picture = tmp_path / f"{kind}.png"
         assert main(["fewshot", "plot", *files, "--kind", kind, "--out", str(picture), "--device", "cpu"]) == 0
         assert picture.read_bytes().startswith(b"\x89PNG")
+        assert capsys.readouterr().out == f"{picture}\n"
     assert main(["fewshot", "fit", "--out", runs[0], "--resume", "--quiet"]) == 0
 
 

@@ -689,6 +689,14 @@ class TestExport:
         with pytest.raises(UserError, match="nothing is trusted yet"):
             write_trusted(items, {}, tmp_path / "t.npz")
 
+    def test_an_export_too_early_leaves_nothing(self, items: Items, tmp_path: Path) -> None:
+        """It used to leave corrected.json behind, so that the first real export went to export-2."""
+        with pytest.raises(UserError, match="nothing is trusted yet"):
+            write_all(items, {}, tmp_path)
+        assert list(tmp_path.rglob("*.json")) == []
+        name = items.classes[int(items.given[3]) - 1]
+        assert write_all(items, decided({3: name}), tmp_path)[0] == tmp_path / "export-1"
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -167,15 +167,19 @@ def test_names_and_texts_are_shown_as_they_are(browser: Browser, wrong: list[str
     """Markup in class names and in texts stays text; two tabs see one another; mouse, grid, filters, phone."""
     nasty = ("<img src=x onerror=window.hacked=1>", "<script>window.hacked=1</script>", "a & b")
     dataset = bytes_data(30, nasty)
-    notes = [{"note": f"<b onclick=window.hacked=1>row {row}</b>"} for row in range(30)]
+    notes = [{"note": f"<b onclick=window.hacked=1>row {row}</b>", "size": "0.30000000000000004"} for row in range(30)]
     items = of_data(dataset, torch.zeros(30, dtype=torch.int64), None, notes)
     with serving(items, tmp_path) as client:
         page = opened(browser, client.server.link, wrong)
         expect(page.locator("#given-name")).to_have_text(nasty[0])
         expect(page.locator("#stage")).to_contain_text("<b onclick=window.hacked=1>row 0</b>")
+        expect(page.get_by_title("0.30000000000000004", exact=True)).to_have_text("0.3")  # to be read by a person
         other = page.context.new_page()
         visit(other, client.server.link)
 
+        page.keyboard.press("e")
+        expect(page.locator("#exported")).to_contain_text("Not exported")
+        page.keyboard.press("Escape")
         page.click("#keep")  # the mouse
         expect(page.locator("#count")).to_have_text("1 of 30 rows reviewed")
         expect(other.locator("#count")).to_have_text("1 of 30 rows reviewed")  # told by the first tab
@@ -235,8 +239,16 @@ def test_which_file_it_is_and_undo_from_afar(browser: Browser, wrong: list[str],
         expect(page.locator("#where")).to_have_text(f"Row 1 · rank 2 · {'a' * 15}…{'b' * 23}/last.png")
         assert page.locator("#where bdi").get_attribute("title") == paths[1]
         page.keyboard.press("f")
+        page.locator("#state").focus()
+        page.keyboard.press("Escape")  # leaves the filters: keys decide again, and choose no other filter
+        page.keyboard.press("f")
+        expect(page.locator("#filters")).to_be_hidden()
+        page.keyboard.press("f")
+        page.locator("#given").focus()
+        page.locator("#given").dispatch_event("pointerdown")  # by mouse: headless, the list itself cannot be clicked
         page.locator("#given").select_option("b")
         expect(page.locator("#where")).to_contain_text("Row 30 ")
+        assert page.evaluate("document.activeElement.id") != "given"
         page.locator("#keep").click()
         expect(page.locator("#where")).to_contain_text("Row 31 ")
         page.locator("#given").select_option("")

@@ -250,7 +250,7 @@ class TestRefusals:
             (b"", "not JSON"),
             (b"{", "not JSON"),
             (b"\xff\xfe", "not JSON"),
-            (b"[]", "not of the format 'warpi-run/1'"),
+            (b"[]", "not of the format 'warpi-run/1', which `warpi fit` writes; choose another folder"),
             (b'{"format": "warpi-run/2"}', "not of the format 'warpi-run/1'"),
             (b'{"format": "warpi-run/1"}', "'spec' must be an object, got None"),
             (

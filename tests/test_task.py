@@ -13,6 +13,7 @@ from torch import Tensor
 
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
+from warpi.data.features import features
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.manifest import labels_hash
@@ -463,6 +464,18 @@ def test_uneven_trusted_examples_are_told(caplog: pytest.LogCaptureFixture) -> N
     caplog.clear()
     _tell_uneven(*(torch.arange(3).repeat_interleave(torch.tensor(n)) for n in ([4, 8, 12], [30, 100, 300])), ("abc"))
     assert not caplog.records  # between even and as the data is
+
+
+def test_trusted_examples_on_another_scale_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """In a Pipeline they easily miss the scaler; what was learned from them was nothing, in silence."""
+    x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
+    x[:, 0] = 0  # a feature that does not vary says nothing
+    data = Dataset("x", features(x), y, ("a", "b", "c"))
+    for moved, told in (([0, 0, 0, 0], ""), ([9, 0, 0, 0], ""), ([0, 0, 9, -9], "in 2 of 4 features the mean")):
+        caplog.clear()
+        make_task(data, meta_data=Dataset("m", features(x[:30] + torch.tensor(moved)), y[:30], data.classes))
+        assert told in caplog.text
+        assert bool(caplog.records) == bool(told)
 
 
 def test_corrected_labels_hold_for_held_out_rows_whose_truth_nobody_knows() -> None:

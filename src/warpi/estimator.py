@@ -32,7 +32,7 @@ from warpi.engine import Record, train
 from warpi.errors import UserError, unknown
 from warpi.export import Classifier, write_onnx
 from warpi.method import Method
-from warpi.methods import METHODS
+from warpi.methods import METHODS, of_others
 from warpi.nets import NETS, Build, make_net
 from warpi.recipe import Recipe
 from warpi.rng import derive, seeded
@@ -291,7 +291,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         labels = y.tolist()
         for row, label in enumerate(labels):
             if label not in index:
-                raise UserError(f"y_meta, row {row}: the class {label!r} does not occur in y; classes: {few(index)}")
+                raise UserError(
+                    f"y_meta, row {row}: the class {label!r} does not occur in y; classes: {few(map(repr, index))}"
+                )
         return self._dataset(layout, layout.numbers(X), np.array([index[label] for label in labels]))
 
     def _dataset(self, layout: Layout, numbers: Any, given: NDArray[np.int64]) -> Dataset:
@@ -322,7 +324,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         own = {f.name for f in fields(base)}
         for name in settings:
             if name not in own | _RECIPE:
-                raise unknown("setting", name, own | _RECIPE)
+                lacks = of_others(f"setting {name!r}", self.method_, name)
+                raise lacks or unknown("setting", name, own | _RECIPE)
         if type(base).predict is not Method.predict:
             raise UserError(
                 f"{self.method_} redefines `predict`; name the networks that predict in `predictors` instead"

@@ -29,7 +29,7 @@ from warpi.spec import DataSpec, RunSpec, named, plain
 from warpi.stored import FORMAT, check_spec, read_json, read_record
 from warpi.task import Truth
 
-MEND = "choose another --out"
+MEND = "choose another folder"
 _WHAT = {
     "files_sha256": "an image file",
     "labels_sha256": "what the data says about labels",
@@ -49,7 +49,8 @@ def read_stored(path: Path, form: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if not isinstance(stored, dict) or stored.get("format") != form:
-        raise UserError(f"{file} is not of the format {form!r}; {MEND}")
+        whose = {"warpi-run/1": "warpi fit", "warpi-fewshot/1": "warpi fewshot fit"}[form]
+        raise UserError(f"{file} is not of the format {form!r}, which `{whose}` writes; {MEND}")
     return stored
 
 

@@ -76,8 +76,9 @@ class Method(ABC):
         name = type(self).__name__
         if self.needs_meta and task.meta is None:
             raise UserError(
-                f"{name} needs trusted examples, and there are none; hold some out of a clean data set with --meta N, "
-                "give a second file with --meta-data, or mark rows in a 'verified' column"
+                f"{name} needs trusted examples, and there are none; give a second file with --meta-data, mark rows in "
+                "a 'verified' column, or hold some out of a clean data set with --meta N; if nobody has checked any, "
+                "`warpi pick` says which to check, and methods like dmi_ns do without"
             )
         if self.needs_noise_rate and task.noise_rate is None:
             raise UserError(

@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
+from warpi.data.features import Features
 from warpi.data.overlap import check_apart, shared
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -154,6 +155,7 @@ def make_task(
     if checked is not None:
         _check_classes(checked.y, dataset.classes, "the trusted examples", "add at least one of each to them")
         _tell_uneven(checked.y, train.y, dataset.classes)
+        _tell_elsewhere(checked, train)
     _tell_few(train.y, dataset.classes, bool(len(test_rows) + len(val_rows)))
     clean = None if clean is None else clean[train_rows]
     rate = None if clean is None or not dataset.truth_is_known else float((clean != train.y).double().mean())
@@ -265,6 +267,20 @@ def _tell_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> No
             "the trusted examples are uneven (%d of %s, %d of %s), the data is not like that: meta methods suffer "
             "(WarPI by ten points on digits); check more of the rare ones, or trust as many of each (fit: --meta N)",
             *(int(ours[most]), classes[most], int(ours[least]), classes[least]),
+        )
+
+
+def _tell_elsewhere(trusted: Split, train: Split) -> None:
+    """Say so where trusted examples are not like the data: other units, or steps that they did not go through."""
+    if not isinstance(trusted.examples, Features) or not isinstance(train.examples, Features):
+        return
+    mean, x = trusted.examples.x[trusted.rows].double().mean(0), train.examples.x[train.rows].double()
+    low, high = x.amin(0), x.amax(0)
+    if far := int(((low < high) & ((mean < low) | (mean > high))).sum()):
+        log.warning(
+            "in %d of %d features the mean of the trusted examples lies beyond all noisy rows: other units, or were "
+            "steps of a Pipeline left out (docs/estimator.md)?",
+            *(far, mean.numel()),
         )
 
 

@@ -194,6 +194,7 @@ def plot(argv: list[str]) -> None:
     else:
         content = {"bases": draw.plot_bases, "versatility": draw.plot_versatility}[kind](rows, picture)
     write_atomically(given["out"], content)
+    print(given["out"])
     _write_rows(given["json"], rows)
 
 

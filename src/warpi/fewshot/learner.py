@@ -87,7 +87,7 @@ class Learner(ABC):
         kind = "regression" if problem.regression else "classification"
         if kind not in self.solves:
             raise UserError(
-                f"{type(self).__name__} is for {self.solves[0]}, and this is {kind}; take another learner (LEARNERS)"
+                f"{type(self).__name__} is for {self.solves[0]}, and this is {kind}; see `warpi list learners`"
             )
         self.problem = problem
         self.generator = generator(seed, "learner", device=device)

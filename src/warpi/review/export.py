@@ -163,8 +163,8 @@ def write_all(items: Items, standing: Mapping[int, Decision], folder: Path) -> t
         path = folder / f"export-{n}"
         try:
             path.mkdir(parents=True, exist_ok=True)
+            trusted = write_trusted(items, standing, path / trusted_name(items))  # first: it may be refused
             write_corrected(items, standing, path / "corrected.json")
-            trusted = write_trusted(items, standing, path / trusted_name(items))
             write_corrected(items, standing, path / "corrected.csv")
             return path, trusted
         except Taken:

@@ -325,13 +325,16 @@ async function showNear(item, cells) {
   }
 }
 
+// Sixteen digits of a number are not read by anybody; pointing at it shows them all.
+const brief = (text) => (/^-?\d+\.\d{7,}$/.test(text) ? String(Number(Number(text).toPrecision(6))) : text);
+
 function table(cells, near) {
   const head = make("tr", {}, make("th", { textContent: "" }), make("th", { textContent: "This row", scope: "col" }),
     ...near.map((n) => make("th", { scope: "col" }, "Trusted", make("br"), make("span", { className: "tag", textContent: n.label }))));
-  const body = cells.map(([key, value]) => make("tr", {}, make("th", { textContent: key, scope: "row" }), make("td", { textContent: value, className: near.length ? "own" : "" }),
+  const body = cells.map(([key, value]) => make("tr", {}, make("th", { textContent: key, scope: "row" }), make("td", { textContent: brief(value), title: value, className: near.length ? "own" : "" }),
     ...near.map((n) => {
       const other = n.words.find(([k]) => k === key)?.[1] ?? "";
-      return make("td", { textContent: other, className: other === value ? "" : "far" });
+      return make("td", { textContent: brief(other), title: other, className: other === value ? "" : "far" });
     })));
   return make("div", { className: "table", tabIndex: 0 }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
 }
@@ -440,6 +443,7 @@ function exportAll() {
     const text = $("exported-text");
     try {
       const made = await ask("/api/export", {});
+      $("exported-title").textContent = "Exported";
       text.replaceChildren(
         make("p", {}, make("b", { textContent: "Corrected labels of all rows: " }), make("code", { textContent: made.corrected }), " (", make("a", { href: "/api/corrected.csv", textContent: "download" }), ")"),
         make("p", {}, make("b", { textContent: `${made.size} trusted examples, as many of each class: ` }), make("code", { textContent: made.path })));
@@ -448,6 +452,7 @@ function exportAll() {
       text.append(make("p", {}, "Train with them:", make("pre", { textContent: made.command })));
     } catch (error) {
       if (error.status !== 409) throw error;
+      $("exported-title").textContent = "Not exported";
       text.replaceChildren(make("p", { textContent: error.message }));
     }
     $("exported").showModal();
@@ -458,7 +463,7 @@ const KEYS = [
   [["K"], "keep the given label"], [["A"], "change to the suggestion"], [["1", "…", "0"], "the class with this number"], [["C"], "another class: type its name"],
   [["U"], "unsure: looked at, cannot be told"], [["S"], "skip: later"], [["Z"], "undo the last decision of this tab"], [["←", "→"], "look back, look ahead"],
   [["G"], "one at a time, or a grid"], [["Space"], "grid: select; with Shift and a click: a range"], [["X"], "grid: select all"], [["N"], "grid: next page"],
-  [["F"], "filters"], [["E"], "export"], [["?"], "this list"],
+  [["F"], "filters; Esc leaves them"], [["E"], "export"], [["?"], "this list"],
 ];
 
 // ---- the beginning ---------------------------------------------------------------------------------------------------
@@ -501,6 +506,7 @@ function onKey(event) {
     if (event.key.toLowerCase() === "z" && !event.altKey && !event.target.matches("input")) { event.preventDefault(); undo(); }
     return;
   }
+  if (event.key === "Escape" && event.target.matches("select")) event.target.blur();
   if (document.querySelector("dialog[open]") || event.target.matches("input, select")) return;
   if (event.repeat && !event.key.startsWith("Arrow")) return; // a key held down decides once
   const many = view === "many";
@@ -534,7 +540,15 @@ async function begin() {
     "empty-export": exportAll, "empty-all": () => setFilter({ scope: "all", state: "open", given: "", suggested: "" }),
   };
   for (const [id, work] of Object.entries(clicks)) $(id).onclick = work;
-  for (const id of Object.keys(filters)) $(id).onchange = () => setFilter({ [id]: $(id).value });
+  for (const id of Object.keys(filters)) {
+    let mouse = false;
+    $(id).onpointerdown = () => { mouse = true; };
+    $(id).onkeydown = () => { mouse = false; };
+    $(id).onchange = () => {
+      if (mouse) $(id).blur(); // the next K is to keep a label, not to choose a filter that begins with it
+      return setFilter({ [id]: $(id).value });
+    };
+  }
   $("search").oninput = showChoices;
   $("search").onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); $("choices").firstElementChild?.click(); } };
   document.addEventListener("keydown", onKey);
