@@ -47,7 +47,7 @@ from warpi.transition import (
 TaskAndTruth = tuple[Task, Truth]
 RECIPE = Recipe(epochs=2, batch_size=32, meta_batch_size=16, lr=0.05, seed=7)
 NAMES = [name for name, method in METHODS.items() if method.family == "transition"]
-SMALL = {"dmi": {"warmup": 0.2}, "lccn": {"warmup": 0.1}, "masking": {"warmup": 0.1}}  # what suits tables
+SMALL = {"dmi": {"warmup": 0.2}} | {name: {"warmup": 0.1} for name in ("lccn", "masking", "s_model")}  # for tables
 RESTARTED = ("forward", "backward", "glc", "t_revision", "ptd", "dmi_ns")
 
 
@@ -324,7 +324,7 @@ def test_borders() -> None:
     assert [border(0.2, epochs) for epochs in (1, 2, 10, 30)] == [1, 1, 2, 6]
 
 
-@pytest.mark.parametrize("name", ["dmi", "lccn", "masking"])
+@pytest.mark.parametrize("name", ["dmi", "lccn", "masking", "s_model"])
 def test_what_goes_on_from_a_network_waits_until_it_has_learned(name: str) -> None:
     """At the high learning rate, early, predictions are too poor to learn from; with defaults for images."""
     recipe = replace(RECIPE, epochs=20)

@@ -50,6 +50,7 @@ _SMALL = {
     "DMINS.warmup": 0.2,
     "LCCN.warmup": 0.1,  # why: docs/methods/lccn.md
     "Masking.warmup": 0.1,
+    "SModel.warmup": 0.1,
     "CoTeaching.gradual": 1.5,  # of 30 epochs: a network has learned a table after one
     "CoTeachingPlus.gradual": 1.5,
     "CoTeachingPlus.warm_up": 3.0,
