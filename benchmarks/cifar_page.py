@@ -37,9 +37,9 @@ here, and methods that need a good network before their own work begins have lit
 
 Why a method stays below `ce` was looked into, and stands on its page under "On CIFAR-10, 20 epochs": from its log, kept
 beside this page, from code and papers. Eight were mended for it (`ptd`, `m_correction`, `jocor`, `lccn`,
-`masking`, `gce_truncated`, `cal`, `backward`). `pencil`, `mslc` and `dividemix` were mended after these runs; their
-rows are those of before. The runs that decide what is only probable are those of
-`recipes/cifar10-why.toml`{why}.
+`masking`, `gce_truncated`, `cal`, `backward`). `pencil`, `mslc`, `dividemix`, `mentornet_pd`, `mentornet_dd`, `s_model`
+and, once more, `lccn` were mended after these runs; their rows are those of before. The runs that decide what is only
+probable are those of `recipes/cifar10-why.toml`{why}.
 
     warpi sweep recipes/cifar10-short.toml --root DATA
     warpi sweep recipes/cifar10-why.toml --root DATA

@@ -10,6 +10,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
 from warpi import losses
+from warpi.data import defaults_for
 from warpi.data.dataset import Dataset
 from warpi.engine import Record, train
 from warpi.errors import UserError
@@ -444,6 +445,20 @@ def test_the_weight_of_the_unlabelled_grows(tiny: TaskAndTruth) -> None:
     n = len(method.loader)
     wanted = [0.0] * n + [10 * (i + 1) / (2 * n) for i in range(2 * n)] + [10.0] * n
     assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_an_unlabelled_example_weighs_the_same_whatever_the_number_of_classes() -> None:
+    """The published error is a mean over the classes: a wholly wrong guess costs 2 / K."""
+
+    def cost(n_classes: int, shape: tuple[int, ...]) -> float:
+        options = {"lambda_u": DivideMix().lambda_u}
+        options |= {k[10:]: v for k, v in defaults_for(shape, n_classes).items() if k == "DivideMix.lambda_u"}
+        z, guess = 100 * losses.one_hot(torch.tensor([0]), n_classes), losses.one_hot(torch.tensor([1]), n_classes)
+        return options["lambda_u"] * float(losses.squared_error(z, guess)[0])
+
+    for shape in ((4,), (3, 32, 32), (3, 224, 224)):
+        assert [cost(k, shape) for k in (2, 3, 9, 10)] == pytest.approx([cost(10, shape)] * 4)
+        assert cost(100, shape) == pytest.approx(cost(10, shape) / 10)  # as published: CIFAR-100 takes more
 
 
 def test_a_step_without_mixing_against_loops(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,17 +290,17 @@ def test_without_a_step_of_its_matrix_mlc_wang_is_cross_entropy(tiny: TaskAndTru
 
 def test_balanced_gradients_sum_to_zero() -> None:
     chance = torch.Generator().manual_seed(0)
-    p, y = torch.randn(6, 5, generator=chance).double().softmax(1), torch.arange(6) % 5
+    sure = 20.0 * (torch.arange(6) == 5)[:, None] * one_hot(torch.arange(6) % 5, 5)  # the last row: p_y = 1 - 1e-8
+    p, y = (torch.randn(6, 5, generator=chance).double() + sure).softmax(1), torch.arange(6) % 5
     omega = torch.rand(6, 5, generator=chance).double()
-    got = balanced(omega, p, y)
-    torch.testing.assert_close((got * (p - one_hot(y, 5))).sum(1), torch.zeros(6).double())
+    got = balanced(omega * (p - one_hot(y, 5)), y)
+    torch.testing.assert_close(got.sum(1), torch.zeros(6).double(), atol=1e-16, rtol=0)
     for i in range(6):
         others = [k for k in range(5) if k != y[i]]
-        assert torch.equal(got[i, others], omega[i, others])
-        assert got[i, y[i]] == pytest.approx(float(sum(omega[i, k] * p[i, k] for k in others) / (1 - p[i, y[i]])))
-    same = torch.full((6, 5), 0.7).double()
-    torch.testing.assert_close(balanced(same, p, y), same)
-    assert balanced(omega, one_hot(y, 5).double(), y).isfinite().all()  # a network that is sure
+        assert torch.equal(got[i, others], omega[i, others] * p[i, others])
+        at_y = sum(omega[i, k] * p[i, k] for k in others) / (1 - p[i, y[i]])  # the paper's omega_y
+        assert float(got[i, y[i]]) == pytest.approx(float(at_y * (p[i, y[i]] - 1)))
+    torch.testing.assert_close(balanced(0.7 * (p - one_hot(y, 5)), y), 0.7 * (p - one_hot(y, 5)))
 
 
 def test_without_class_weights_gdw_is_mwnet(tiny: TaskAndTruth) -> None:

@@ -1,5 +1,6 @@
 """Methods that choose their examples, and those that remember them: identities, naive loops, what is learned."""
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -369,6 +370,18 @@ def test_the_curriculum_of_mentornet(tiny: TaskAndTruth) -> None:
         shares.append(method.dropped.item())
     assert gammas == [math.inf, 0, 0, 1]
     assert shares == [0.5, 0, 0, 0]
+
+
+@pytest.mark.parametrize("method", [MentorNetPD(), MentorNetDD()], ids=["pd", "dd"])
+def test_the_threshold_goes_half_of_the_way(method: Method, tiny: TaskAndTruth) -> None:
+    """lambda <- (lambda + p-th percentile) / 2: the published scripts leave their flag at 0.5."""
+    mentor = started(method, tiny[0])
+    list(mentor.epoch(0))
+    batch, before = mentor.loader.draw(), float(mentor.average)
+    losses = torch.nn.functional.cross_entropy(copy.deepcopy(mentor.net)(batch.x), batch.y, reduction="none")
+    percentile = float(losses.detach().quantile(0.75, interpolation="nearest"))
+    mentor.step(batch)
+    assert float(mentor.average) == pytest.approx((before + percentile) / 2, rel=1e-5)
 
 
 def test_mentornet_is_self_paced_learning_in_between(tiny: TaskAndTruth) -> None:

@@ -47,7 +47,7 @@ from warpi.transition import (
 TaskAndTruth = tuple[Task, Truth]
 RECIPE = Recipe(epochs=2, batch_size=32, meta_batch_size=16, lr=0.05, seed=7)
 NAMES = [name for name, method in METHODS.items() if method.family == "transition"]
-SMALL = {"dmi": {"warmup": 0.2}, "lccn": {"warmup": 0.1}, "masking": {"warmup": 0.1}}  # what suits tables
+SMALL = {"dmi": {"warmup": 0.2}} | {name: {"warmup": 0.1} for name in ("lccn", "masking", "s_model")}  # for tables
 RESTARTED = ("forward", "backward", "glc", "t_revision", "ptd", "dmi_ns")
 
 
@@ -324,7 +324,7 @@ def test_borders() -> None:
     assert [border(0.2, epochs) for epochs in (1, 2, 10, 30)] == [1, 1, 2, 6]
 
 
-@pytest.mark.parametrize("name", ["dmi", "lccn", "masking"])
+@pytest.mark.parametrize("name", ["dmi", "lccn", "masking", "s_model"])
 def test_what_goes_on_from_a_network_waits_until_it_has_learned(name: str) -> None:
     """At the high learning rate, early, predictions are too poor to learn from; with defaults for images."""
     recipe = replace(RECIPE, epochs=20)
@@ -568,20 +568,24 @@ def test_lccn_draws_from_the_posterior(tiny: TaskAndTruth) -> None:
     """With counts that leave no doubt, the latent label is the one that the network and they agree on."""
     method, task = LCCN(alpha=1e-6), tiny[0]
     method.start(task, RECIPE)
-    method.sampling = True
+    method.phase = 2
     method.latent.copy_((task.train.y - 1) % 10)  # all labels came from the class before
     for _ in range(3):
         method._count(method.latent, task.train.y, 1.0)
-    list(method.epoch(0))
+    for batch in method.loader.epoch(0):
+        method.step(batch)
     assert torch.equal(method.latent, (task.train.y - 1) % 10)
 
 
-def test_lccn_draws_in_proportion(tiny: TaskAndTruth) -> None:
+@pytest.mark.parametrize("phase", [1, 2])
+def test_lccn_draws_in_proportion(phase: int, tiny: TaskAndTruth) -> None:
     """z ~ p_z phi_{z y}: over many draws of the same batch, whose counts are made to stay as they are."""
     method, task = LCCN(), tiny[0]
     method.start(task, replace(RECIPE, lr=0.0))
-    method.sampling = True
-    method.counts += 1e6 * torch.eye(10) + 1e6 * torch.eye(10).roll(1, 1)  # half of a class gets the next label
+    method.phase = phase
+    half = torch.eye(10) + torch.eye(10).roll(1, 1)  # half of a class gets the next label
+    method.counts += 1e6 * (half if phase == 2 else torch.eye(10).roll(-1, 1))  # at first it is T that decides
+    method.T.copy_((half if phase == 1 else torch.eye(10)) / 2)
     batch = method.loader.draw()
     p = copy.deepcopy(method.net)(batch.x).detach().softmax(1)
     rows, y = torch.arange(len(batch.y)), batch.y
@@ -594,6 +598,25 @@ def test_lccn_draws_in_proportion(tiny: TaskAndTruth) -> None:
         kept += (z == y) / 400
     assert float((kept - wanted).abs().max()) < 0.125  # five deviations
     assert float(kept.std()) > 0.05
+
+
+def test_lccn_begins_with_the_confusion_of_its_network(tiny: TaskAndTruth) -> None:
+    """Cross-entropy, then draws with a T that stays as it is, then with counts: 1, 1 and 2 of 4 epochs."""
+    method, (task, _) = LCCN(warmup=0.25), tiny
+    method.start(task, replace(RECIPE, epochs=4))
+    list(method.epoch(0))
+    rows, z = survey(method.net, task.train)
+    phases, matrices = [method.phase], []
+    for t in (1, 2, 3):
+        list(method.epoch(t))
+        phases.append(method.phase)
+        matrices.append(method.T.clone())
+    assert phases == [0, 1, 2, 2]
+    wanted = torch.zeros(10, 10)
+    for p, y in zip(z.softmax(1), task.train.y[rows].tolist(), strict=True):
+        wanted[:, y] += p
+    torch.testing.assert_close(matrices[0], wanted / wanted.sum(1, keepdim=True), atol=1e-5, rtol=0)
+    assert torch.equal(matrices[0], matrices[2])
 
 
 def test_dmi_ns_teaches_with_predictions(tiny: TaskAndTruth) -> None:

@@ -338,7 +338,7 @@ class TestRefusals:
     def test_a_file_in_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("mine")
         for out in (tmp_path / "file", tmp_path / "file" / "below"):
-            with pytest.raises(UserError, match=r"cannot read .*: Not a directory; choose another --out"):
+            with pytest.raises(UserError, match=r"cannot read .*: Not a directory; choose another folder"):
                 fit(out, **QUICK)
         assert (tmp_path / "file").read_text() == "mine"
 

@@ -52,6 +52,15 @@ def from_given(p: Tensor, y: Tensor) -> Tensor:
     return row_normalised(p.T @ one_hot(y, p.shape[1]).to(p))
 
 
+def latent_labels(z: Tensor, y: Tensor, T: Tensor, generator: Generator) -> Tensor:
+    """A true class for each given label, drawn from what z and T make of it, p_k T_ky.  [B, K], [B], [K, K] -> [B]
+
+    The winner of exponential races at these rates: torch.multinomial would make a GPU wait.
+    """
+    q = z.softmax(1) * T.T[y]  # [B, K]
+    return (q.clamp_min(_TINY) / torch.empty_like(q).exponential_(generator=generator)).argmax(1)
+
+
 def well_conditioned(T: Tensor, limit: float = 100.0) -> Tensor:
     """T, mixed with as much of the identity (tenths) as its inverse needs to be of use."""
     eye = torch.eye(len(T), dtype=T.dtype, device=T.device)

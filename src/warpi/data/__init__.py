@@ -50,6 +50,7 @@ _SMALL = {
     "DMINS.warmup": 0.2,
     "LCCN.warmup": 0.1,  # why: docs/methods/lccn.md
     "Masking.warmup": 0.1,
+    "SModel.warmup": 0.1,
     "CoTeaching.gradual": 1.5,  # of 30 epochs: a network has learned a table after one
     "CoTeachingPlus.gradual": 1.5,
     "CoTeachingPlus.warm_up": 3.0,
@@ -58,11 +59,12 @@ _SMALL = {
     "DivideMix.ramp_up": 1.6,
 }
 _OF_FEW_CLASSES = ("TruncatedGCE.start_prune",)  # many are learned too late for that
+_OF_TEN_CLASSES = {"DivideMix.lambda_u": 25.0}  # of a mean over classes, so less of fewer: docs/methods/dividemix.md
 _FEW = 10_000  # small images from which on a network with convolutions pays: docs/data.md
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
 
-SUITED = frozenset({*_SMALL, *_CIFAR, *_PHOTOS})
+SUITED = frozenset({*_SMALL, *_CIFAR, *_PHOTOS, *_OF_TEN_CLASSES})
 """Settings whose default depends on the data."""
 
 DATASETS: dict[str, Entry] = {
@@ -177,9 +179,10 @@ def _unreadable(path: Path) -> UserError:
 
 def defaults_for(shape: tuple[int, ...], n_classes: int) -> Mapping[str, Any]:
     """The settings that suit inputs of a shape, where nothing more is known of them but how many classes there are."""
+    fewer = {key: value * n_classes / 10 for key, value in _OF_TEN_CLASSES.items() if n_classes < 10}
     if len(shape) == 1:
-        return {key: value for key, value in _SMALL.items() if n_classes <= 20 or key not in _OF_FEW_CLASSES}
-    return _PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}
+        return {k: v for k, v in _SMALL.items() if n_classes <= 20 or k not in _OF_FEW_CLASSES} | fewer
+    return {**(_PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}), **fewer}
 
 
 def _read(

@@ -48,7 +48,7 @@ class DivideMix(Method):
     tau: float = 0.5  # probability of being clean from which a label is used
     temperature: float = 0.5  # T of sharpening
     alpha: float = 4.0  # of mixup's Beta distribution
-    lambda_u: float = 25.0  # weight of the unlabelled examples
+    lambda_u: float = 25.0  # weight of the unlabelled examples, whose error is a mean over the classes
     lambda_r: float = 1.0  # weight of the penalty on uneven classes
     warm_up: float = 10.0  # epochs with cross-entropy: at least one, at most half of them
     ramp_up: float = 16.0  # epochs in which lambda_u grows to its full weight, at most half of them

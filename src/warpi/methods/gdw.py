@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from warpi import parallel
@@ -18,15 +17,14 @@ from warpi.task import Task
 from warpi.types import Batch, Log
 
 
-def balanced(omega: Tensor, p: Tensor, y: Tensor) -> Tensor:
-    """Class weights whose weighted gradient sums to zero: omega_y = sum_{k != y} omega_k p_k / (1 - p_y).  [B, K]
+def balanced(g: Tensor, y: Tensor) -> Tensor:
+    """A gradient by the logits with g_y = -sum_{k != y} g_k, such that it sums to zero.  [B, K]
 
-    Then sum_k omega_k (p_k - [k = y]) = 0, as without weights.
+    For g_k = omega_k p_k this is the paper's omega_y = sum_{k != y} omega_k p_k / (1 - p_y), without the division.
     """
-    given = one_hot(y, p.shape[1]).to(p)
-    others = p * (1 - given)
-    at_y = (omega * others).sum(1, keepdim=True) / others.sum(1, keepdim=True).clamp_min(1e-3)
-    return torch.where(given > 0, at_y, omega)
+    given = one_hot(y, g.shape[1]).to(g)
+    others = g * (1 - given)
+    return others - given * others.sum(1, keepdim=True)
 
 
 @dataclass
@@ -81,6 +79,6 @@ class GDW(Method):
         size = d.abs().sum()
         parallel.average([size])
         change = (self.class_lr * d / (parallel.ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
-        omega = balanced((omega.detach() - change).clamp_min(1e-6), p, batch.y)
-        descend((omega * flow * noisy.z).sum(), self.optimizer)
+        omega = (omega.detach() - change).clamp_min(1e-6)
+        descend((balanced(omega * flow, batch.y) * noisy.z).sum(), self.optimizer)
         return {"loss": losses.mean(), "meta_loss": judged, "weight": omega.mean()}

@@ -14,6 +14,7 @@ from warpi.recipe import Recipe
 from warpi.settings import at_least, within
 from warpi.survey import survey
 from warpi.task import Task
+from warpi.transition import from_given, latent_labels, row_normalised
 from warpi.types import Batch, Log
 
 
@@ -26,49 +27,49 @@ class LCCN(Method):
         z_i    ~ softmax(F(x_i; theta))_z phi_{z y_i},  normalised              collapsed Gibbs sampling
         L      = 1/B sum_i -log softmax(F(x_i; theta))_{z_i}
 
-    One batch moves phi by no more than its share of the counts: the safeguard of the title. The latent labels begin as
-    the predictions of a network trained by cross-entropy in the first `warmup` of the epochs.
+    One batch moves phi by no more than its share of the counts: the safeguard of the title. z begins as the prediction
+    of a network trained by cross-entropy in the first `warmup` of the epochs; in the first `fixed` of the others phi is
+    the confusion of that network, sum_n softmax(F(x_n))_k [y_n = j] with rows that sum to 1.
 
-    Differs from the paper: no steps with a fixed T in between (published: 20,000, with a T from another method); phi
-    follows the counts at every step (published: every 200). The first phase lasts until the learning rate has fallen
-    (published: a whole training): draws from a network that knows little are little else than its own opinion.
+    Differs from the paper: phi follows the counts at every step (published: every 200). The network of the first phase
+    is trained until the learning rate has fallen (published: a training of its own, and another one for the draws).
     Reference: Yao et al., Safeguarded Dynamic Label Regression for Noisy Supervision, AAAI 2019.
     """
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
     warmup: float = 0.7  # share of the epochs with cross-entropy
+    fixed: float = 0.43  # share of the epochs after them in which phi does not follow the counts
     alpha: float = 1.0  # of the Dirichlet prior
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, warmup=(0, 1))
+        within(self, warmup=(0, 1), fixed=(0, 1))
         at_least(self, alpha=1e-6)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         self.latent = task.train.y.clone()  # [N]
         self.counts = torch.zeros(task.n_classes, task.n_classes, device=self.latent.device)  # C
-        self.switch, self.sampling = border(self.warmup, recipe.epochs), False
+        self.T = torch.zeros_like(self.counts)
+        first = border(self.warmup, recipe.epochs)
+        self.borders, self.phase = (first, first + round(self.fixed * (recipe.epochs - first))), 0
 
     def epoch(self, t: int) -> Iterator[Log]:
-        if t >= self.switch and not self.sampling:
+        before, self.phase = self.phase, sum(t >= begins for begins in self.borders)
+        if self.phase and not before:
             rows, z = survey(self.net, self.task.train)
             self.latent[rows] = z.argmax(1)
             self._count(self.latent, self.task.train.y, 1.0)
-            self.sampling = True
+            self.T.copy_(from_given(z.softmax(1), self.task.train.y[rows]))
         yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         logits, target = self.net(batch.x), batch.y
-        if self.sampling:
+        if self.phase:
             self._count(self.latent[batch.rows], batch.y, -1.0)
-            phi = self.counts + self.alpha
-            phi = phi / phi.sum(1, keepdim=True)  # [K, K]
-            q = logits.detach().softmax(1) * phi.T[batch.y]  # [B, K]
-            race = torch.empty_like(q).exponential_(generator=self.generator)
-            target = (q.clamp_min(1e-30) / race).argmax(1)  # a draw from q; torch.multinomial makes a GPU wait
-            self.latent[batch.rows] = target
+            phi = self.T if self.phase == 1 else row_normalised(self.counts + self.alpha)  # [K, K]
+            self.latent[batch.rows] = target = latent_labels(logits.detach(), batch.y, phi, self.generator)
             self._count(target, batch.y, 1.0)
         loss = cross_entropy(logits, target).mean()
         descend(loss, self.optimizer)

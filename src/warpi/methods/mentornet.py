@@ -38,7 +38,7 @@ class MentorNetPD(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2018
     share: float = 0.75  # p
-    averaging: float = 0.9  # a: how much of lambda is kept
+    averaging: float = 0.5  # a: how much of lambda is kept
     softness: float = 1.0  # gamma
     burn_in: float = 0.18  # share of the epochs
     linear_from: float = 0.9  # share of the epochs after which weights fall linearly
@@ -94,7 +94,7 @@ class MentorNetDD(Method):
     year: ClassVar[int | None] = 2018
     needs_meta: ClassVar[bool] = True
     share: float = 0.75  # p
-    averaging: float = 0.9  # a: how much of lambda is kept
+    averaging: float = 0.5  # a: how much of lambda is kept
     hidden: int = 20  # units of the mentor
     mentor_lr: float = 0.01
     burn_in: float = 0.18  # share of the epochs

@@ -35,8 +35,8 @@ class MLCWang(Method):
     predicted without T.
 
     Differs from the paper: T multiplies logits, not probabilities, as in the published code. That code trains the
-    second phase at a learning rate of its own (1e-4, of the sum of the losses) and takes its trusted examples out of
-    the test set; here the recipe's rate and mean, and none of the test set.
+    second phase at a learning rate of its own (1e-4, of the sum of the losses), takes its trusted examples out of the
+    test set, and lets all of them judge every T; here the recipe's rate and mean, none of the test set, and a batch.
     Reference: Wang et al., Training Noise-Robust Deep Neural Networks via Meta-Learning, CVPR 2020.
     """
 

@@ -30,13 +30,14 @@ class SModel(Method):
     epochs; the training goes on from its weights. The layer is left out for new inputs.
 
     Differs from the paper: both trainings share the recipe's epochs, and its optimizer serves the layer too (without
-    weight decay; the paper uses Adam for all).
+    weight decay; the paper uses Adam for all). The first lasts until the learning rate has fallen (paper: a training of
+    its own): the confusion of a network that knows little is flat, and through a flat T nothing is learned.
     Reference: Goldberger and Ben-Reuven, Training deep neural-networks using a noise adaptation layer, ICLR 2017.
     """
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2017
-    warmup: float = 0.1  # share of the epochs before the layer is put on
+    warmup: float = 0.7  # share of the epochs before the layer is put on
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,8 +49,9 @@ class VRI(Method):
         theta <- theta - alpha dL(theta; phi_new)/dtheta
 
     Differs from the published code: there the KL is added to the loss of the virtual step, on which it has no effect;
-    here phi minimises it. Left out, since no row of a table should have them alone: strong augmentation, and an
-    epoch of mixup on the trusted examples every five epochs.
+    here phi minimises it, summed over the classes (there: their mean, and lambda 0.01, the same for ten classes). Left
+    out, since no row of a table should have them alone: strong augmentation, and an epoch of mixup on the trusted
+    examples every five epochs.
     Reference: Sun et al., Variational Rectification Inference for Learning with Noisy Labels, IJCV 2025.
     """
 
@@ -58,7 +59,7 @@ class VRI(Method):
     year: ClassVar[int | None] = 2025
     needs_meta: ClassVar[bool] = True
     samples: int = 1  # L
-    kl: float = 1e-3  # lambda
+    kl: float = 1e-3  # lambda, of a KL summed over the classes
     output: Literal["sigmoid", "tanh", "unbounded"] = "sigmoid"
     embedding: int = 64  # size of a label
     hidden: tuple[int, ...] = (1024, 512, 512)
