@@ -2,17 +2,19 @@
 
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from warpi.report.pictures import GREY, drawing, epoch_axis, look, save, slug
+from warpi.report.pictures import GREY, drawing, epoch_axis, looks, save, slug
 from warpi.report.runs import Experiment, Run, group, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Look = tuple[str, str]  # colour and marker
 
 
 class Line(NamedTuple):
@@ -26,14 +28,15 @@ class Line(NamedTuple):
 def curves(runs: Iterable[Run], out: Path) -> list[Path]:
     """One picture for each (data, noise, net) that has results, as PNG and as SVG. Same runs, same bytes."""
     groups = [g for g in group(runs) if g.counted]
-    looks = {label: i for i, label in enumerate(sorted({g.label for g in groups}))}
+    methods = dict(sorted((g.label, str(g.first.spec["method"])) for g in groups))
+    looks_of = dict(zip(methods, looks(list(methods.values())), strict=True))
     paths: list[Path] = []
     for block, members in groupby(groups, lambda g: (g.data, g.noise, g.net)):
         name = slug("curves", *block)
         while out / f"{name}.png" in paths:  # two blocks may differ in signs alone
             name += "-other"
         with drawing():
-            paths += save(_draw(sorted(members, key=_last, reverse=True), looks), out / name)
+            paths += save(_draw(sorted(members, key=_last, reverse=True), looks_of), out / name)
     return paths
 
 
@@ -47,7 +50,7 @@ def line(runs: Sequence[Run], key: str) -> Line:
     )
 
 
-def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
+def _draw(groups: Sequence[Experiment], looks_of: Mapping[str, Look]) -> "Figure":
     from matplotlib.figure import Figure  # the object itself: pyplot would keep it in a global list
     from matplotlib.lines import Line2D
 
@@ -55,10 +58,10 @@ def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
     columns = max(1, min(len(groups), 110 // (max(max(map(len, n.split("\n"))) for n in names) + 8)))
     figure = Figure(figsize=(10, 4.2 + 0.22 * -(-len(groups) // columns)), layout="constrained")
     left, right = figure.subplots(1, 2)
-    looks_of = [(g, looks[g.label]) for g in groups]
-    accuracies = [v for g, i in looks_of for v in _plot(left, g, "test_acc", i)]
-    losses = [v for g, i in looks_of for v in _plot(right, g, "loss", i)]
-    meta_losses = [v for g, i in looks_of for v in _plot(right, g, "meta_loss", i, "--")]
+    lines = [(g, looks_of[g.label]) for g in groups]
+    accuracies = [v for g, look in lines for v in _plot(left, g, "test_acc", look)]
+    losses = [v for g, look in lines for v in _plot(right, g, "loss", look)]
+    meta_losses = [v for g, look in lines for v in _plot(right, g, "meta_loss", look, "--")]
     left.set_title("test accuracy", loc="left")
     left.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     if accuracies:
@@ -77,18 +80,18 @@ def _draw(groups: Sequence[Experiment], looks: dict[str, int]) -> "Figure":
         both = [Line2D([], [], color=GREY, linestyle="-"), Line2D([], [], color=GREY, linestyle="--")]
         right.legend(both, ["training examples", "trusted examples (meta loss)"], loc="best")
     figure.suptitle(title(groups), parse_math=False)
-    handles = [Line2D([], [], linewidth=2, color=c, marker=m) for c, m in (look(i) for _, i in looks_of)]
+    handles = [Line2D([], [], linewidth=2, color=c, marker=m) for _, (c, m) in lines]
     legend = figure.legend(handles, names, loc="outside lower center", ncols=columns)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a dollar sign in a label is a dollar sign
     return figure
 
 
-def _plot(axes: "Axes", g: Experiment, key: str, which: int, style: Literal["-", "--"] = "-") -> list[float]:
+def _plot(axes: "Axes", g: Experiment, key: str, look: Look, style: Literal["-", "--"] = "-") -> list[float]:
     """The mean, a band of one deviation where there are several seeds, a dot where there is one epoch. The means."""
     epochs, mean, std = line(g.counted, key)
     if epochs:
-        colour, marker = look(which)
+        colour, marker = look
         marker = marker or ("o" if len(epochs) == 1 else "")
         every = max(1, len(epochs) // 8)
         axes.plot(epochs, mean, color=colour, linestyle=style, linewidth=1.6, marker=marker, markevery=every)
