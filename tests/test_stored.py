@@ -52,13 +52,8 @@ def said(command: str, run: Path) -> int:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_values_of_other_kinds(
-    run: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_other_kinds(run: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`spec.json` and `results.jsonl` with junk in every place."""
-    monkeypatch.setattr(
-        "logging.raiseExceptions", False
-    )  # a handler that another test left may write to its own capture
     copy, codes = shutil.copytree(run, tmp_path / "run"), set[int]()
     shutil.copy(run.parent / "new.npz", tmp_path)
     for name in ("spec.json", "results.jsonl"):
