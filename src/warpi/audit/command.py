@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from warpi.audit.pick import Pick
     from warpi.data.dataset import Dataset
 
+_LINES = logging.StreamHandler()
+
 
 def audit(argv: list[str]) -> None:
     parser = Parser(prog="warpi audit", description="Which labels of a run's data are probably wrong.")
@@ -224,8 +226,8 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 def _say_progress() -> None:
     """Lines of the log about trainings to standard error."""
     logger = logging.getLogger("warpi.audit")
+    _LINES.setStream(sys.stderr)  # that of today: notebooks and tests change it between calls
     if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("warpi: %(message)s"))
-        logger.addHandler(handler)
+        _LINES.setFormatter(logging.Formatter("warpi: %(message)s"))
+        logger.addHandler(_LINES)
         logger.setLevel(logging.INFO)
