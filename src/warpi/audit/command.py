@@ -226,7 +226,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 def _say_progress() -> None:
     """Lines of the log about trainings to standard error."""
     logger = logging.getLogger("warpi.audit")
-    _LINES.setStream(sys.stderr)  # that of today: notebooks and tests change it between calls
+    _LINES.stream = sys.stderr  # that of today: notebooks and tests change it between calls
     if not logger.handlers:
         _LINES.setFormatter(logging.Formatter("warpi: %(message)s"))
         logger.addHandler(_LINES)
