@@ -328,6 +328,53 @@ def test_sparse_examples_against_dense_ones() -> None:
         examples.replaced(rows, examples, rows)
 
 
+def test_entries_of_long_sparse_rows_are_missing_in_training() -> None:
+    chance = np.random.default_rng(0)
+    dense = (chance.random((40, 400)) + 1) * (chance.random((40, 400)) < 0.1)  # 40 entries a row
+    long, rows = SparseExamples.of(dense, augment=True), torch.arange(40)
+
+    def read(examples: SparseExamples, seed: int, part: slice = slice(None), augment: bool = True) -> list[Any]:
+        (read,) = examples.stream([(rows, seed)], augment=augment, views=2, part=part)
+        return [view.numpy() for view in read.views]
+
+    one, two = read(long, 0)
+    assert (one != two).any(), "each view is drawn anew"
+    np.testing.assert_array_equal(one, read(long, 0)[0])
+    np.testing.assert_array_equal(read(long, 0, slice(5, 9))[1], two[5:9])
+    kept = one != 0
+    assert kept.sum() == pytest.approx(0.3 * (dense != 0).sum(), rel=0.1)
+    np.testing.assert_allclose(one[kept], dense[kept] / 0.3, rtol=1e-5)
+    np.testing.assert_allclose(read(long, 0, augment=False)[0], dense, rtol=1e-6)
+    medium, short = (SparseExamples.of(csr_array(dense[:, :n]), augment=True) for n in (160, 60))
+    assert medium.dropped == pytest.approx(1 - 8 * 40 / np.count_nonzero(dense[:, :160]))
+    assert 0 < medium.dropped < 0.7
+    assert short.dropped == SparseExamples.of(dense).dropped == 0
+
+
+def test_settings_of_sparse_inputs(monkeypatch: Any) -> None:
+    """They are other ones than those of tables, and what the user says goes first."""
+    seen: list[tuple[Any, float]] = []
+    start = Method.start
+
+    def noted(self: Method, task: Any, recipe: Any) -> None:
+        seen.append((recipe.weight_decay, task.train.examples.dropped if recipe.weight_decay != 5e-4 else 0))
+        start(self, task, recipe)
+
+    monkeypatch.setattr(Method, "start", noted)
+    chance = np.random.default_rng(1)
+    x, y = chance.random((60, 40)), np.arange(60) % 2
+    auto = [
+        NoisyLabelClassifier(epochs=1, random_state=0).fit(form(x), y, x[:6], y[:6]) for form in (csr_array, np.array)
+    ]
+    assert [model.method_ for model in auto] == ["glc", "warpi"]
+    assert seen == [(2e-3, 0.7), (5e-4, 0)]
+    model = NoisyLabelClassifier("ce", augment=False, settings={"weight_decay": 0.1}, random_state=0).fit(
+        csr_array(x), y
+    )
+    assert seen[2:] == [(0.1, 0.0)]
+    assert len(model.history_) == 20
+
+
 def test_sparse_rows_that_are_also_trusted_are_used_once(caplog: Any) -> None:
     chance = np.random.default_rng(0)
     x, y = csr_array(chance.random((40, 6)) * (chance.random((40, 6)) < 0.5)), np.arange(40) % 2

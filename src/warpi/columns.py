@@ -83,7 +83,7 @@ class Layout:
     def examples(self, X: Any, augment: bool) -> Examples:
         """Numbers as what a task holds."""
         if self.kind == "sparse":
-            return SparseExamples.of(X)
+            return SparseExamples.of(X, augment)
         x = arranged(torch.tensor(X if isinstance(X, np.ndarray) else X.toarray()), self).contiguous()
         if self.kind in ("features", "columns", "as given"):
             return features(x)

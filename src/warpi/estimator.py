@@ -28,6 +28,7 @@ from warpi.data import defaults_for
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
 from warpi.data.reading import few
+from warpi.data.sparse import SparseExamples
 from warpi.engine import Record, train
 from warpi.errors import UserError, unknown
 from warpi.export import Classifier, write_onnx
@@ -62,12 +63,12 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     Parameters
     ----------
     method : "auto", a name of `warpi.METHODS` (`warpi list methods`), or a Method
-        "auto" is WarPI with trusted examples, and without them what `docs/estimator.md` says.
+        "auto" is WarPI with trusted examples, GLC if X is sparse, and without them what `docs/estimator.md` says.
     net : "mlp", another name of `warpi.NETS`, an nn.Module (copied), or a function (shape, n_classes) -> nn.Module
     epochs, batch_size, lr : of training; None: what suits the data
     noise_rate : share of wrong labels, for the methods that want to be told
     settings : dict of all else: fields of `warpi.Recipe` and hyper-parameters of the method
-    augment : shift and mirror images while training
+    augment : shift and mirror images, leave out entries of sparse rows, while training
     device : "auto", "cpu", "cuda", "cuda:0", ...
     random_state : int or RandomState; None: another result each time. Global generators are left alone.
 
@@ -304,7 +305,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """The method after its last epoch, and what happened on the way."""
         chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
         settings = plain({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
-        defaults = defaults_for((1,) if self.net == "mlp" else task.shape, task.n_classes)
+        sparse = isinstance(task.train.examples, SparseExamples)
+        defaults = defaults_for((1,) if self.net == "mlp" else task.shape, task.n_classes, sparse=sparse)
         net = _usable(self.net)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
@@ -319,7 +321,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         method = self.method
         if method == "auto":
-            method = "warpi" if task.meta else WITHOUT_TRUSTED
+            method = ("glc" if sparse else "warpi") if task.meta else WITHOUT_TRUSTED
         self.method_, base = named(method)
         own = {f.name for f in fields(base)}
         for name in settings:

@@ -60,6 +60,7 @@ _SMALL = {
 }
 _OF_FEW_CLASSES = ("TruncatedGCE.start_prune",)  # many are learned too late for that
 _OF_TEN_CLASSES = {"DivideMix.lambda_u": 25.0}  # of a mean over classes, so less of fewer: docs/methods/dividemix.md
+_SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
 _FEW = 10_000  # small images from which on a network with convolutions pays: docs/data.md
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
@@ -177,8 +178,10 @@ def _unreadable(path: Path) -> UserError:
     return UserError(f"cannot read {path}: allowed are .npz, .npy, .csv, .tsv, .parquet and folders of images")
 
 
-def defaults_for(shape: tuple[int, ...], n_classes: int) -> Mapping[str, Any]:
+def defaults_for(shape: tuple[int, ...], n_classes: int, *, sparse: bool = False) -> Mapping[str, Any]:
     """The settings that suit inputs of a shape, where nothing more is known of them but how many classes there are."""
+    if sparse:
+        return {**defaults_for(shape, n_classes), **_SPARSE}
     fewer = {key: value * n_classes / 10 for key, value in _OF_TEN_CLASSES.items() if n_classes < 10}
     if len(shape) == 1:
         return {k: v for k, v in _SMALL.items() if n_classes <= 20 or k not in _OF_FEW_CLASSES} | fewer
