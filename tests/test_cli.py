@@ -368,7 +368,7 @@ class TestFit:
         """More and smaller steps on a table of few rows, unless somebody says how many; not on a named data set."""
         argv = ["fit", "--data", files["good"], "--meta", "9", "--noise", "flip:0.3"]
         assert main([*argv, "--out", str(tmp_path / "a"), "--samples", "1"]) == 0
-        assert "rows are few for warpi: on such tables --method glc was better" in capsys.readouterr().out
+        assert "rows are few for warpi: on such tables --method glc and" in capsys.readouterr().out
         assert main([*argv, "--out", str(tmp_path / "b"), "--method", "ce", "--epochs", "1"]) == 0
         assert main(["fit", "--limit", "300", "--meta", "20", "--method", "ce", "--out", str(tmp_path / "c")]) == 0
         assert "few for" not in capsys.readouterr().out

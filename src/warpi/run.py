@@ -172,8 +172,8 @@ def fitting(
             )
         if stored is None and spec.method == "warpi" and _few(spec, task):
             progress.say(
-                f"{len(task.train)} rows are few for warpi: on such tables --method {WITH_FEW} was better, and mostly "
-                "--method clean_only too (docs/data.md)"
+                f"{len(task.train)} rows are few for warpi: on such tables --method {WITH_FEW} and --method "
+                "clean_only were better (docs/data.md)"
             )
         if not progress.quiet and where.type == "cpu":
             share = 1 - done / (spec.recipe.epochs * steps)
