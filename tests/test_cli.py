@@ -364,6 +364,21 @@ class TestFit:
         assert main(["fit", "--data", files["good"], "--out", str(tmp_path), *argv, "--quiet"]) == 0
         assert json.loads((tmp_path / "spec.json").read_text())["facts"]["n_meta"] == 9
 
+    def test_few_rows(self, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """More and smaller steps on a table of few rows, unless somebody says how many; not on a named data set."""
+        argv = ["fit", "--data", files["good"], "--meta", "9", "--noise", "flip:0.3"]
+        assert main([*argv, "--out", str(tmp_path / "a"), "--samples", "1"]) == 0
+        assert "rows are few for warpi: on such tables --method glc and" in capsys.readouterr().out
+        assert main([*argv, "--out", str(tmp_path / "b"), "--method", "ce", "--epochs", "1"]) == 0
+        assert main(["fit", "--limit", "300", "--meta", "20", "--method", "ce", "--out", str(tmp_path / "c")]) == 0
+        assert "few for" not in capsys.readouterr().out
+        found = [json.loads((tmp_path / run / "spec.json").read_text())["spec"]["recipe"] for run in "abc"]
+        assert [(recipe["epochs"], round(recipe["lr"], 4)) for recipe in found] == [
+            (469, 0.0032),
+            (1, 0.05),
+            (30, 0.05),
+        ]
+
 
 class TestSweep:
     def test_columns_to_drop(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

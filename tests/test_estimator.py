@@ -516,6 +516,15 @@ def test_without_trusted_examples_it_says_what_it_does(small: tuple[Arrays, Arra
         fast("glc").fit(x[:7], np.arange(7) % 2)
 
 
+def test_few_rows(small: tuple[Arrays, Arrays, Arrays], monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, y), meta, _ = small
+    assert fast("auto").fit(x, y, *meta).method_ == "glc"
+    history = fast("ce", epochs=None).fit(x, y).history_
+    assert (len(history), history[0]["lr"]) == (107, pytest.approx(0.05 * 30 / 107))
+    monkeypatch.setattr("warpi.estimator.ENOUGH", len(x))
+    assert fast("auto").fit(x, y, *meta).method_ == "warpi"
+
+
 class Oracle:
     """Knows the truth of rows it has not seen, and believes all it was told."""
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import warpi.data
-from warpi.data import DATASETS, folders, load_dataset, takes_size
+from warpi.data import DATASETS, defaults_for, finer, folders, load_dataset, takes_size
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.files import FileExamples
 from warpi.data.overlap import check_apart, shared
@@ -218,6 +218,18 @@ def test_defaults_are_settings_that_there_are() -> None:
                 make_method(next(key for key, m in METHODS.items() if type(m).__name__ == kind), **{field: value})
         recipe = Recipe(**{name: value for name, value in defaults.items() if name != "meta" and "." not in name})
         assert recipe.lr_at(0) > 0
+
+
+def test_few_rows_are_trained_on_as_far_in_smaller_steps() -> None:
+    table, photos = defaults_for((4,), 3), defaults_for((3, 224, 224), 3)
+    assert finer(table, 1000) == finer(table, 5, ("epochs",)) == finer(table, 5, ("lr",)) == table
+    assert finer(photos, 5) == photos
+    few = finer(table, 100)
+    assert (few["epochs"], few["lr"]) == (300, pytest.approx(0.005))
+    assert few["DivideMix.ramp_up"] == pytest.approx(10 * table["DivideMix.ramp_up"])  # counted in epochs
+    same = few.keys() - {"epochs", "lr", *(k for k in few if k.endswith((".gradual", ".warm_up", ".ramp_up")))}
+    assert {k: few[k] for k in same} == {k: table[k] for k in same}
+    assert finer(table, 5) == finer(table, 64), "an epoch has a step at least"
 
 
 @pytest.fixture

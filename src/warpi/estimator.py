@@ -24,7 +24,7 @@ from warpi.atomic import write_atomically
 from warpi.audit.scores import label_quality
 from warpi.checkpoint import packed, unpacked
 from warpi.columns import Layout, is_table, refuse_blanks, refuse_texts
-from warpi.data import defaults_for
+from warpi.data import ENOUGH, WITH_FEW, defaults_for, finer
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
 from warpi.data.reading import few
@@ -63,7 +63,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     Parameters
     ----------
     method : "auto", a name of `warpi.METHODS` (`warpi list methods`), or a Method
-        "auto" is WarPI with trusted examples, GLC if X is sparse, and without them what `docs/estimator.md` says.
+        "auto" is WarPI with trusted examples (GLC if X is sparse, or has fewer than 1,000 rows); `docs/estimator.md`
+        says what it is without them.
     net : "mlp", another name of `warpi.NETS`, an nn.Module (copied), or a function (shape, n_classes) -> nn.Module
     epochs, batch_size, lr : of training; None: what suits the data
     noise_rate : share of wrong labels, for the methods that want to be told
@@ -312,7 +313,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
             _, base = named(method)
             own = asdict(method) if isinstance(method, Method) else {}
-            recipe, options, _ = suited(base, defaults, {**own, **settings, "net": net, "seed": seed})
+            suits = finer(defaults, len(task.train), settings)
+            recipe, options, _ = suited(base, suits, {**own, **settings, "net": net, "seed": seed})
             learner = replace(base, **options)
             learner.start(task, recipe)
             learner.check_twins()
@@ -321,7 +323,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         method = self.method
         if method == "auto":
-            method = ("glc" if sparse else "warpi") if task.meta else WITHOUT_TRUSTED
+            too_few = defaults["net"] == "mlp" and len(task.train) < ENOUGH
+            method = WITHOUT_TRUSTED if not task.meta else WITH_FEW if sparse or too_few else "warpi"
         self.method_, base = named(method)
         own = {f.name for f in fields(base)}
         for name in settings:

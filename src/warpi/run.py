@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from warpi import checkpoint, own, parallel
 from warpi.atomic import append_line, one_writer, write_atomically
 from warpi.carried import carried
+from warpi.data import DATASETS, ENOUGH, WITH_FEW
 from warpi.data.files import SMALL
 from warpi.engine import Diverged, Position, Record, check_logs, check_weights, settle, train
 from warpi.errors import UserError, missing, readable
@@ -169,6 +170,11 @@ def fitting(
             progress.say(
                 f"{truth.n_repeated} rows of the data are among the trusted examples; only there are they used"
             )
+        if stored is None and spec.method == "warpi" and _few(spec, task):
+            progress.say(
+                f"{len(task.train)} rows are few for warpi: on such tables --method {WITH_FEW} and --method "
+                "clean_only were better (docs/data.md)"
+            )
         if not progress.quiet and where.type == "cpu":
             share = 1 - done / (spec.recipe.epochs * steps)
             if (minutes := share * _minutes(spec, learner)) > PATIENCE:
@@ -263,6 +269,11 @@ def _summary(spec: RunSpec, learner: Method, truth: Truth) -> str:
         f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, "
         f"{inputs.format(*task.shape)}; {spec.method} trains {net} for {epochs} epoch{'s' * (epochs > 1)}"
     )
+
+
+def _few(spec: RunSpec, task: Task) -> bool:
+    """Whether this is a table of the user's own with too few rows for a meta-network."""
+    return spec.data.data not in DATASETS and spec.recipe.net == "mlp" and len(task.train) < ENOUGH
 
 
 def _names(task: Task, truth: Truth) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from warpi.data import DATASETS, load_dataset, takes_size
+from warpi.data import DATASETS, finer, load_dataset, takes_size
 from warpi.data.dataset import Dataset
 from warpi.data.files import PHOTO
 from warpi.errors import UserError, unknown
@@ -125,7 +125,6 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     data, dataset, defaults, meta_data, other = read_all(data)
     meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
     data = replace(data, noise=str(noise), meta=meta)
-    recipe, options, changed = suited(base, defaults, settings)
     task, truth = make_task(
         dataset,
         noise,
@@ -133,10 +132,13 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
         val=data.val,
         test=data.test,
         limit=data.limit,
-        seed=recipe.seed,
+        seed=settings.get("seed", Recipe.seed),
         meta_data=meta_data,
         other=other,
     )
+    if data.data not in DATASETS:
+        defaults = finer(defaults, len(task.train), settings)
+    recipe, options, changed = suited(base, defaults, settings)
     return RunSpec(data, name, base, options, changed, recipe, hashes(dataset, meta_data, other), stamps), task, truth
 
 

@@ -1,7 +1,7 @@
 """Data sets by name, and the user's own by path."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,14 @@ _SMALL = {
     "CoTeaching.gradual": 1.5,  # of 30 epochs: a network has learned a table after one
     "CoTeachingPlus.gradual": 1.5,
     "CoTeachingPlus.warm_up": 3.0,
+    "JoCoR.gradual": 10.0,
     "PLC.warm_up": 1.0,
     "DivideMix.warm_up": 1.0,
     "DivideMix.ramp_up": 1.6,
 }
+_IN_EPOCHS = tuple(name for name in _SMALL if name.endswith((".gradual", ".warm_up", ".ramp_up")))
+ENOUGH = 1000  # training rows of a table: of fewer, `finer` trains in smaller steps
+WITH_FEW = "glc"  # what suits such a table with trusted examples: why, docs/data.md
 _OF_FEW_CLASSES = ("TruncatedGCE.start_prune",)  # many are learned too late for that
 _OF_TEN_CLASSES = {"DivideMix.lambda_u": 25.0}  # of a mean over classes, so less of fewer: docs/methods/dividemix.md
 _SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
@@ -186,6 +190,20 @@ def defaults_for(shape: tuple[int, ...], n_classes: int, *, sparse: bool = False
     if len(shape) == 1:
         return {k: v for k, v in _SMALL.items() if n_classes <= 20 or k not in _OF_FEW_CLASSES} | fewer
     return {**(_PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}), **fewer}
+
+
+def finer(defaults: Mapping[str, Any], rows: int, settings: Collection[str] = ()) -> Mapping[str, Any]:
+    """The settings of `defaults_for` for so many training rows: few are trained on as far, but in smaller steps.
+
+    There are as many steps as ENOUGH rows would take, each in proportion smaller: epochs times learning rate stays.
+    Whoever sets one of these two (`settings` are those given) is left alone. Why: docs/data.md
+    """
+    if defaults["net"] != "mlp" or rows >= ENOUGH or "epochs" in settings or "lr" in settings:
+        return defaults
+    epochs = round(defaults["epochs"] * ENOUGH / max(rows, defaults["batch_size"]))
+    more = epochs / defaults["epochs"]
+    longer = {name: defaults[name] * more for name in _IN_EPOCHS}
+    return {**defaults, **longer, "epochs": epochs, "lr": defaults["lr"] / more}
 
 
 def _read(

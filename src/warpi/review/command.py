@@ -110,6 +110,7 @@ def open_run(
     from warpi.audit import audit, read_audit
     from warpi.audit.reopen import reopen
     from warpi.audit.table import FILE
+    from warpi.data import DATASETS, finer
     from warpi.folder import read_spec
     from warpi.noise import Noise
     from warpi.review.items import of_run
@@ -123,6 +124,8 @@ def open_run(
     items = of_run(dataset, opened.task, opened.method.net, found, rows, shown)
     if not Noise.parse(spec["noise"]).other_name:  # else inputs are not those of the file
         items = _with_files(items, spec["data"], spec.get("meta_data"))
+    if spec["data"] not in DATASETS:
+        defaults = finer(defaults, len(opened.task.train))
     return items, settings.not_default(spec, defaults)
 
 
