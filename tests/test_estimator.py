@@ -361,6 +361,8 @@ def test_settings_of_sparse_inputs(monkeypatch: Any) -> None:
         start(self, task, recipe)
 
     monkeypatch.setattr(Method, "start", noted)
+    for module in ("warpi.data", "warpi.estimator"):
+        monkeypatch.setattr(f"{module}.ENOUGH", 1)  # of few rows each has others
     chance = np.random.default_rng(1)
     x, y = chance.random((60, 40)), np.arange(60) % 2
     auto = [
