@@ -25,7 +25,7 @@ from warpi.nets import NETS
 from warpi.noise import NOISES
 from warpi.recipe import Recipe
 from warpi.settings import check_types
-from warpi.spec import DataSpec
+from warpi.spec import DataSpec, prepare
 from warpi.sweep.plan import read_plan
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
@@ -366,18 +366,19 @@ class TestFit:
 
     def test_few_rows(self, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """More and smaller steps on a table of few rows, unless somebody says how many; not on a named data set."""
-        argv = ["fit", "--data", files["good"], "--meta", "9", "--noise", "flip:0.3"]
-        assert main([*argv, "--out", str(tmp_path / "a"), "--samples", "1"]) == 0
+        argv = ["fit", "--data", files["good"], "--meta", "9", "--noise", "flip:0.3", "--epochs", "1"]
+        assert main([*argv, "--out", str(tmp_path / "a")]) == 0
         assert "rows are few for warpi: on such tables --method glc and" in capsys.readouterr().out
-        assert main([*argv, "--out", str(tmp_path / "b"), "--method", "ce", "--epochs", "1"]) == 0
-        assert main(["fit", "--limit", "300", "--meta", "20", "--method", "ce", "--out", str(tmp_path / "c")]) == 0
+        assert main([*argv, "--out", str(tmp_path / "b"), "--method", "ce"]) == 0
         assert "few for" not in capsys.readouterr().out
-        found = [json.loads((tmp_path / run / "spec.json").read_text())["spec"]["recipe"] for run in "abc"]
-        assert [(recipe["epochs"], round(recipe["lr"], 4)) for recipe in found] == [
-            (469, 0.0032),
-            (1, 0.05),
-            (30, 0.05),
-        ]
+        own = {"data": files["good"], "meta": 9, "noise": "flip:0.3"}
+        for settings, epochs, lr in (
+            (own, 469, 0.0032),
+            (own | {"epochs": 1}, 1, 0.05),
+            ({"data": "digits", "limit": 300, "meta": 20, "noise": "pair:0.4"}, 30, 0.05),
+        ):
+            recipe = prepare("ce", **settings)[0].recipe
+            assert (recipe.epochs, round(recipe.lr, 4)) == (epochs, lr)
 
 
 class TestSweep:
