@@ -35,8 +35,15 @@ MethodTask = tuple[Task, Truth]
 pytestmark = pytest.mark.parametrize("name", METHODS)
 
 
+QUICK = {"cleannet": {"embedding_steps": 5}, "vri": {"hidden": (32, 32)}}  # what takes seconds with its defaults
+
+
+def quick(name: str) -> Method:
+    return make_method(name, **QUICK.get(name, {}))
+
+
 def trained(name: str, task: MethodTask, recipe: Recipe = RECIPE) -> tuple[Method, list[Record]]:
-    method = make_method(name)
+    method = quick(name)
     method.start(task[0], recipe)
     return method, [record for record in train(method, *task) if record is not None]
 
@@ -76,7 +83,7 @@ def whole(
     @cache
     def found(name: str, data: str, recipe: Recipe) -> Whole:
         with seeded(1):
-            method, task = make_method(name), {"tiny": tiny, "pictures": pictures}[data]
+            method, task = quick(name), {"tiny": tiny, "pictures": pictures}[data]
             method.start(task[0], recipe)
             items = list(train(method, *task))
             records = [item for item in items if item is not None]
@@ -161,7 +168,7 @@ def test_flags_have_one_meaning_each(name: str) -> None:
 @pytest.mark.parametrize("data", ["tiny", "pictures"])
 def test_trains_and_predicts(name: str, data: str, request: pytest.FixtureRequest) -> None:
     task, truth = request.getfixturevalue(data)
-    method, before = make_method(name), fingerprint(task)
+    method, before = quick(name), fingerprint(task)
     method.start(task, RECIPE)
     assert len(method.nets) == len(method.optimizers) == method.n_nets
     weights = [p.detach().clone() for net in method.nets for p in net.parameters()]
@@ -187,7 +194,7 @@ def test_trains_and_predicts(name: str, data: str, request: pytest.FixtureReques
 
 
 def test_logs_cost_no_graph(name: str, tiny: MethodTask) -> None:
-    method = make_method(name)
+    method = quick(name)
     method.start(tiny[0], RECIPE)
     for log in method.epoch(0):
         for key, value in log.items():
@@ -210,7 +217,7 @@ def test_the_same_seed_gives_the_same_run(name: str, tiny: MethodTask, whole: An
 
 
 def test_all_chance_follows_the_seed(name: str, tiny: MethodTask) -> None:
-    a, b = make_method(name), make_method(name)
+    a, b = quick(name), quick(name)
     a.start(tiny[0], RECIPE)
     b.start(tiny[0], replace(RECIPE, seed=8))
     assert not torch.equal(a.generator.get_state(), b.generator.get_state())
@@ -273,13 +280,13 @@ def test_goes_on_as_if_never_interrupted(
         pytest.skip(f"{name} says that it cannot")
     records, wanted, n = whole(name, data, recipe)
     with seeded(1):
-        broken, at = make_method(name), Position()
+        broken, at = quick(name), Position()
         broken.start(task[0], recipe)
         seen = [r for r in islice(train(broken, *task, at), CUTS[cut](n)) if r is not None]
         stored(broken, tmp_path / "broken", at)
     with seeded(2):
         state = checkpoint.load(tmp_path / "broken")
-        fresh = make_method(name)
+        fresh = quick(name)
         fresh.start(task[0], recipe)
         checkpoint.restore(fresh, state["method"])
         checkpoint.set_global_rng(state["rng"])
@@ -292,7 +299,7 @@ def test_goes_on_as_if_never_interrupted(
 def test_checkpoints_what_it_holds(name: str, tiny: MethodTask, whole: Any, tmp_path: Path) -> None:
     """A started method is unlike a trained one, and becomes it by `restore`."""
     state = whole(name, "tiny", RECIPE).state["method"]
-    fresh = make_method(name)
+    fresh = quick(name)
     fresh.start(tiny[0], RECIPE)
     assert not same(state, stored(fresh, tmp_path / "a")["method"])
     checkpoint.restore(fresh, copy.deepcopy(state))
@@ -303,7 +310,7 @@ def test_checkpoints_what_it_holds(name: str, tiny: MethodTask, whole: Any, tmp_
 
 
 def test_says_what_it_lacks(name: str, tiny: MethodTask) -> None:
-    task, method = tiny[0], make_method(name)
+    task, method = tiny[0], quick(name)
     if method.needs_meta:
         with pytest.raises(UserError, match="--meta"):
             method.start(replace(task, meta=None), RECIPE)
@@ -312,13 +319,13 @@ def test_says_what_it_lacks(name: str, tiny: MethodTask) -> None:
         assert len(list(method.epoch(0))) > 0
     if method.needs_noise_rate:
         with pytest.raises(UserError, match="noise rate"):
-            make_method(name).start(replace(task, noise_rate=None), RECIPE)
+            quick(name).start(replace(task, noise_rate=None), RECIPE)
 
 
 def test_says_how_small_a_batch_may_be(name: str, tiny: MethodTask) -> None:
     """The first epoch goes through with the least that is said, as far as BatchNorm allows it; less is refused."""
     needs = {"batch_size": METHODS[name].least_batch, "meta_batch_size": METHODS[name].least_meta_batch}
-    method = make_method(name)
+    method = quick(name)
     method.start(tiny[0], replace(RECIPE, **{part: max(2, n) for part, n in needs.items()}))
     run.check_batches(method)
     assert len(list(islice(method.epoch(0), 3))) == 3
