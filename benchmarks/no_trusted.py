@@ -9,19 +9,16 @@ was made on digits with seeds 0 to 3 and 40 to 44, which are not those of the ta
 """
 
 import json
-import os
-import platform
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
 import torch
+from marked import made_on, write_between
 from sklearn.datasets import load_breast_cancer, make_blobs
 
 import warpi
@@ -92,9 +89,7 @@ def main() -> None:
     done = {(r["data"], r["noise"], r["seed"], r["method"], r["trusted"]) for r in rows}
     whole = [(data, noise, seed) for data, seeds in SEEDS.items() for noise, seed in product(NOISES, seeds)]
     jobs = [(*job, [entry for entry in ENTRIES if (*job, *entry) not in done]) for job in whole]
-    about = {"date": date.today().isoformat(), "machine": f"{os.cpu_count()} CPU cores ({platform.machine()})"}
-    about |= {name: version(name) for name in ("warpi", "torch", "numpy", "scikit-learn")}
-    about |= {"python": platform.python_version(), "threads_a_fit": 1, "processes": 2}
+    about = made_on("warpi", "torch", "numpy", "scikit-learn") | {"threads_a_fit": 1, "processes": 2}
     with ProcessPoolExecutor(2) as pool:
         for found in pool.map(run, [job for job in jobs if job[-1]]):
             rows += found
@@ -111,9 +106,7 @@ def write_page(rows: list[dict], about: dict) -> None:
             parts.append(f"{TITLES[data]}, seeds {seeds[0]} to {seeds[-1]}:\n\n{table(mine)}\n")
     versions = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "scikit-learn"))
     parts.append(f"{about['date']}, {about['machine']}, one thread a fit, other jobs beside it; {versions}.\n")
-    head, _, rest = PAGE.read_text().partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    write_atomically(PAGE, (head + MARKS[0] + "\n" + "\n".join(parts) + "\n" + MARKS[1] + tail).encode())
+    write_between(PAGE, MARKS, "\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -9,17 +9,14 @@ The rule (`warpi.data.finer`) was chosen on wine, breast cancer, iris, 200 and 4
 """
 
 import json
-import os
-import platform
 import time
-from datetime import date
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
 import torch
+from marked import made_on, write_between
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification
 
 import warpi
@@ -97,9 +94,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = json.loads(OUT.read_text())["rows"] if OUT.exists() else []
     done = {(r["data"], r["seed"], r["method"], r["rule"]) for r in rows}
-    about = {"date": date.today().isoformat(), "machine": f"{os.cpu_count()} CPU cores ({platform.machine()})"}
-    about |= {name: version(name) for name in ("warpi", "torch", "numpy", "scikit-learn")}
-    about |= {"python": platform.python_version(), "threads_a_fit": 1}
+    about = made_on("warpi", "torch", "numpy", "scikit-learn") | {"threads_a_fit": 1}
     for seed, data, method, rule in product(SEEDS, TABLES, METHODS, RULES):
         if (data, seed, method, rule) not in done:
             rows.append(run(data, seed, method, rule))
@@ -110,9 +105,7 @@ def main() -> None:
         f"Seeds {SEEDS[0]} to {SEEDS[-1]}; trusted rows: {trusted}. {about['date']}, {about['machine']}, one thread, "
     )
     made = f"{table(rows)}\n\n{last}other jobs beside it;\n{versions}.\n"
-    head, _, rest = PAGE.read_text().partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    write_atomically(PAGE, (head + MARKS[0] + "\n" + made + "\n" + MARKS[1] + tail).encode())
+    write_between(PAGE, MARKS, made)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,12 @@ in the table; its seeds are others too.
 
 import ast
 import json
-import os
-import platform
 import re
 import sys
 import sysconfig
 import time
 import warnings
-from datetime import date
 from functools import cache
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -29,6 +25,7 @@ from statistics import mean, stdev
 import numpy as np
 import torch
 from cleanlab.classification import CleanLearning
+from marked import made_on, write_between
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import ComplementNB
@@ -171,9 +168,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rows = json.loads(OUT.read_text())["rows"] if OUT.exists() else []
-    about = {"date": date.today().isoformat(), "machine": f"{os.cpu_count()} CPU cores ({platform.machine()})"}
-    about |= {name: version(name) for name in ("warpi", "torch", "scikit-learn", "cleanlab", "sympy")}
-    about |= {"python": platform.python_version(), "threads_a_fit": 1, "trusted": TRUSTED}
+    about = made_on("warpi", "torch", "scikit-learn", "cleanlab", "sympy") | {"threads_a_fit": 1, "trusted": TRUSTED}
     for data, seed, noise in product(sys.argv[1:] or TITLES, SEEDS, NOISES):
         done = {r["entry"] for r in rows if (r["data"], r["noise"], r["seed"]) == (data, noise, seed)}
         if done.issuperset(ENTRIES):
@@ -202,9 +197,7 @@ def write_page(rows: list[dict], about: dict) -> None:
             )
     versions = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "scikit-learn", "cleanlab", "sympy"))
     parts.append(f"{about['date']}, {about['machine']}, one thread a fit, other jobs beside it; {versions}.\n")
-    head, _, rest = PAGE.read_text().partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    write_atomically(PAGE, (head + MARKS[0] + "\n" + "\n".join(parts) + "\n" + MARKS[1] + tail).encode())
+    write_between(PAGE, MARKS, "\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Data sets by name, and the user's own by path."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,13 +192,14 @@ def defaults_for(shape: tuple[int, ...], n_classes: int, *, sparse: bool = False
     return {**(_PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}), **fewer}
 
 
-def finer(defaults: Mapping[str, Any], rows: int, settings: Collection[str] = ()) -> Mapping[str, Any]:
+def finer(defaults: Mapping[str, Any], rows: int, settings: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     """The settings of `defaults_for` for so many training rows: few are trained on as far, but in smaller steps.
 
     There are as many steps as ENOUGH rows would take, each in proportion smaller: epochs times learning rate stays.
-    Whoever sets one of these two (`settings` are those given) is left alone. Why: docs/data.md
+    Whoever sets one of these two or another network (`settings` are those given) is left alone. Why: docs/data.md
     """
-    if defaults["net"] != "mlp" or rows >= ENOUGH or "epochs" in settings or "lr" in settings:
+    given = settings or {}
+    if given.get("net", defaults["net"]) != "mlp" or rows >= ENOUGH or "epochs" in given or "lr" in given:
         return defaults
     epochs = round(defaults["epochs"] * ENOUGH / max(rows, defaults["batch_size"]))
     more = epochs / defaults["epochs"]
