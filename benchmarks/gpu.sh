@@ -12,7 +12,8 @@
 #   bash benchmarks/gpu.sh fewshot SECONDS speed|train [FLAGS of fewshot_gpu.py]
 #   bash benchmarks/gpu.sh tests SECONDS [FLAGS]       the tests that need a GPU, or those FLAGS of pytest choose; $OUT/tests.log
 #   bash benchmarks/gpu.sh memory SECONDS              ResNet-50 at 224 pixels: peak memory, fused as far as the time goes, and not
-#   bash benchmarks/gpu.sh time                        L = 1 .. 50, one run at a time; a step of ResNet-50, L = 1 and 4
+#   bash benchmarks/gpu.sh step SECONDS                a step of ResNet-50 at 224 pixels, L = 1 and 4; $OUT/samples-h200.json
+#   bash benchmarks/gpu.sh time [FLAGS of warpi sweep] L = 1 .. 50, one run at a time
 #
 #   bash benchmarks/gpu.sh start NAME [--after OTHER] VERB ...
 #                                                      any of these in the background, from a copy of the repository: it goes on
@@ -25,9 +26,9 @@
 # begun-*.tar (weights of the others, for `restore`; those of WRN-28-10 and ResNet-18 are too large), fewshot.tar.gz (rows).
 set -euo pipefail
 shopt -s nullglob
-declare -A LEAST=([carry]=3 [data]=2 [restore]=2 [sweep]=3 [fewshot]=3 [tests]=2 [memory]=2 [time]=1 [start]=3 [wait]=2)
+declare -A LEAST=([carry]=3 [data]=2 [restore]=2 [sweep]=3 [fewshot]=3 [tests]=2 [memory]=2 [step]=2 [time]=1 [start]=3 [wait]=2)
 if [ $# -eq 0 ] || [ $# -lt "${LEAST[$1]:-99}" ]; then
-    sed -n '2,25p' "$0" | sed 's/^# \{0,1\}//'
+    sed -n '2,26p' "$0" | sed 's/^# \{0,1\}//'
     exit 2
 fi
 cd "$(dirname "$0")/.."
@@ -200,11 +201,15 @@ memory)
     tar czf "$OUT/memory.tgz" -C "$WORK" $(cd "$WORK" && ls memory-*)
     grep -hE "sgd|warpi|double|published" "$WORK"/memory-*.log || true
     ;;
+step)
+    # Compiling takes minutes: started once beside other runs, whose cores are idle, it is in inductor's cache when it counts
+    timeout "$2" ${PYTHON:-python3} -m warpi bench meta-step --net resnet50 --image-size 224 --classes 14 --batch 32 --precision bf16 \
+        --variants sgd,warpi,published --samples 1,4 --repeats 5 --json "$OUT/samples-h200.json" || echo "gpu.sh: rc $?"
+    ;;
 time)
     timeout --signal=TERM --kill-after=45 400 \
-        ${PYTHON:-python3} -m warpi sweep recipes/samples-time.toml --root "$WORK/data" --out "$WORK/runs/samples-time" --per-gpu 1 || echo "gpu.sh: rc $?"
-    timeout 150 ${PYTHON:-python3} -m warpi bench meta-step --net resnet50 --image-size 224 --classes 14 --batch 32 --precision bf16 \
-        --variants sgd,warpi --samples 1,4 --repeats 5 --json "$OUT/samples-h200.json" || echo "gpu.sh: rc $?"
-    pack arrays
+        ${PYTHON:-python3} -m warpi sweep recipes/samples-time.toml --root "$WORK/data" --out "$WORK/runs/samples-time" --per-gpu 1 "${@:2}" ||
+        echo "gpu.sh: rc $?"
+    pack
     ;;
 esac
