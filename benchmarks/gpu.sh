@@ -57,7 +57,7 @@ pack() {
     fi
     if [ "${1:-}" = arrays ]; then
         for run in "$WORK"/runs/*/*_seed0; do
-            case $run in */samples* | */cifar10-*/*) continue ;; esac
+            case $run in */samples* | */cifar10-*/* | */*-short/*) continue ;; esac
             if [ -e "$run/done" ] && [ ! -e "$run/figures.npz" ]; then wanted+=("$run"); fi
         done
     fi
@@ -154,7 +154,7 @@ start)
     rm -rf "$repo"
     mkdir -p "$repo"
     tar cf - --exclude='./.*' --exclude=./ended . | tar xf - -C "$repo"
-    OUT=$WORK/out-$name TORCHINDUCTOR_COMPILE_THREADS=3 OMP_NUM_THREADS=2 \
+    OUT=$WORK/out-$name TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-3} OMP_NUM_THREADS=2 \
         setsid nohup bash -c 'while [ "$2" ] && [ ! -e "$2/ended" ] && kill -0 "$3"; do sleep 1; done; bash "$0" "${@:4}"; touch "$1/ended"' \
         "$repo/benchmarks/gpu.sh" "$repo" "${other:+$WORK/repo-$other}" "${other:+$(cat "$WORK/pids/$other")}" "$@" \
         > "$WORK/$name.log" 2>&1 < /dev/null &

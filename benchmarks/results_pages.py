@@ -66,7 +66,10 @@ PICTURES = {
     "confusion": ("asymmetric/warpi_*_data-cifar10_seed0",),
     "samples": ("samples/*", "samples-time/*", "asymmetric/warpi_flip-0.4_data-cifar10_seed*"),
     "stability": ("asymmetric/*_flip-0.4_data-cifar10_seed*", "curves/*"),
-    "rectifier": ("asymmetric/warpi_flip-0.4_data-cifar10_seed0", "v-output/*_meta_lr-0.0003_output-tanh_seed0"),
+    "rectifier": (
+        "asymmetric/warpi_flip-0.4_data-cifar10_seed0",
+        "v-output/*_label_input-embedding_meta_lr-0.0003_output-tanh_seed0",
+    ),
     "sigma": ("asymmetric/warpi_*_data-cifar10_seed*", "samples/*", "curves/warpi_*"),
     "calibration": ("asymmetric/*_flip-0.4_data-cifar10_seed0",),
 }
@@ -252,13 +255,18 @@ def _samples(name: str, results: Results) -> list[str]:
 def _step(file: Path) -> list[str]:
     """A step of the paper's network, as `warpi bench meta-step` measured it (benchmarks/gpu.sh step)."""
     if not file.exists():
-        return ["A step of the paper's network and batch here: not measured yet (`bash benchmarks/gpu.sh step 300`).", ""]
+        return [
+            "A step of the paper's network and batch here: not measured yet (`bash benchmarks/gpu.sh step 300`).",
+            "",
+        ]
     rows = json.loads(file.read_text())
     first = rows[0]
     lines = [f"## A step of {first['net']}, batches of {first['batch']}, {first['precision']}", ""]
     lines += [f"{first['gpu'] or 'CPU'}, torch {first['torch']}, {first['date']}; images of 224 pixels in memory.", ""]
-    lines += ["| | L | seconds a batch |", "|:---|---:|---:|"]
-    lines += [_pipes([f"`{r['variant']}`", str(r["samples"] or "–"), f"{r['ms'] / 1000:.4f}"]) for r in rows]
+    lines += ["| | L | beside it on the GPU | seconds a batch |", "|:---|---:|:---|---:|"]
+    for r in rows:
+        cells = [f"`{r['variant']}`", str(r["samples"] or "–"), r.get("beside", "nothing"), f"{r['ms'] / 1000:.4f}"]
+        lines.append(_pipes(cells))
     return [*lines, ""]
 
 

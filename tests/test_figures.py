@@ -317,18 +317,19 @@ def experiments(folder: Path) -> list[Experiment]:
 
 
 def test_samples(tmp_path: Path) -> None:
-    """The best and the last epoch of the long runs; the time of the fastest, without the first epoch."""
+    """The best and the last epoch of the long runs; the time of the short ones, without the first epoch."""
     for n, last in ((1, 80.0), (4, 82.0), (10, 83.0)):
         made(tmp_path / f"long{n}", "warpi", [70.0, 85.0, 84.0, last], 3.0, samples=n, output="sigmoid")
         made(tmp_path / f"short{n}", "warpi", [10.0, 11.0], 2.0 + n / 100, samples=n, output="sigmoid")
+    made(tmp_path / "long20", "warpi", [70.0, 85.0, 84.0, 81.0], 3.0, samples=20, output="sigmoid")  # not timed
     made(tmp_path / "other", "warpi", [99.0, 99.0, 99.0, 99.0], 0.1, samples=10, output="tanh")
     with drawing():
         figure = draw.samples(experiments(tmp_path))
         assert figure is not None
         left, right = figure.axes
         last, best = (line.get_xydata().tolist() for line in left.get_lines())  # type: ignore[union-attr]
-        assert last == [[1, 80], [4, 82], [10, 83]]
-        assert best == [[1, 85], [4, 85], [10, 85]]
+        assert last == [[1, 80], [4, 82], [10, 83], [20, 81]]
+        assert best == [[1, 85], [4, 85], [10, 85], [20, 85]]
         (times,) = (line.get_xydata().tolist() for line in right.get_lines())  # type: ignore[union-attr]
         assert times == [[1, 2.01], [4, 2.04], [10, 2.10]]
         assert draw.samples(experiments(tmp_path / "other")) is None

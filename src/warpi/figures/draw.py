@@ -147,8 +147,8 @@ def confusion(some: Sequence[Measured]) -> "Figure | None":
 def samples(rows: Sequence[Experiment]) -> "Figure | None":
     """Accuracy, and seconds an epoch, against L.
 
-    Of several runs with one L the fastest tells the time, for others beside it can only slow a run down; short runs,
-    made to measure that, have no say in the accuracy."""
+    The longest runs tell the accuracy. The shortest that several L have, if shorter, were made to tell the time; of
+    several with one L the fastest does, for others beside it can only slow a run down."""
     families: dict[str, dict[int, list[Experiment]]] = {}  # by what else V is
     for e in rows:
         options = {**e.first.spec["options"]}
@@ -157,9 +157,12 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
     found = max(families.values(), key=len, default={})
     if len(found) < 2:
         return None
-    longest = max(_length(e) for each in found.values() for e in each)
-    scored = {n: [run for e in each if _length(e) == longest for run in e.counted] for n, each in sorted(found.items())}
-    timed = {n: min(_seconds(run) for e in each for run in e.counted) for n, each in sorted(found.items())}
+    found = dict(sorted(found.items()))
+    lengths = [n for each in found.values() for n in {_length(e) for e in each}]
+    longest, brief = max(lengths), min((n for n in lengths if lengths.count(n) > 1), default=max(lengths))
+    scored = {n: [run for e in each if _length(e) == longest for run in e.counted] for n, each in found.items()}
+    brief_runs = {n: [run for e in each if _length(e) == brief for run in e.counted] for n, each in found.items()}
+    timed = {n: min(map(_seconds, runs)) for n, runs in brief_runs.items() if runs}
     figure, ((left, right),) = _panels(f"{rows[0].data}, noise {rows[0].noise}, {rows[0].net}", 1, 2, (4.8, 3.4))
     for i, (name, pick) in enumerate((("last epoch", _last), ("best on test (oracle)", _best))):
         points = {n: [a for run in runs if (a := pick(run)) is not None] for n, runs in scored.items()}
@@ -175,7 +178,7 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
     right.set_ylim(0, 1.25 * max(timed.values()))
     for axes in (left, right):
         axes.set_xscale("log")
-        axes.set_xticks(list(timed), [str(n) for n in timed], minor=False)
+        axes.set_xticks(list(found), [str(n) for n in found], minor=False)
         axes.set_xticks([], minor=True)
         axes.set_xlabel("Monte-Carlo samples L")
     return figure
