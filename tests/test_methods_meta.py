@@ -216,6 +216,24 @@ def test_gradient_of_emlc_is_that_of_double_backward(tiny: TaskAndTruth) -> None
     assert max(float(a.norm() / b.norm()) for a, b in zip(meta, own, strict=True)) > 1e-4  # both parts matter
 
 
+@pytest.mark.parametrize("name", [*ALL, "warpi", "mwnet"])
+def test_frozen_layers_stay_as_they_are(name: str, tiny: TaskAndTruth) -> None:
+    def build(shape: tuple[int, ...], n_classes: int) -> nn.Module:
+        net = MLP(shape, n_classes)
+        next(net.parameters()).requires_grad_(False)
+        return net
+
+    method = make_method(name)
+    method.start(tiny[0], replace(RECIPE, net=build))
+    before = [[p.clone() for p in net.parameters()] for net in method.nets]
+    for t in range(RECIPE.epochs):
+        list(method.epoch(t))
+    for net, (frozen, *others) in zip(method.nets, before, strict=True):
+        first, *rest = net.parameters()
+        assert torch.equal(first, frozen)
+        assert not any(map(torch.equal, rest, others))
+
+
 def test_gradient_of_vri_has_both_its_parts(tiny: TaskAndTruth) -> None:
     method, noisy, trusted = prepared(VRI(kl=0.1, hidden=(16, 8)), tiny[0])
     V, h = copy.deepcopy(method.V), copy.deepcopy(method.net).features(noisy.x).detach()
