@@ -520,6 +520,21 @@ def accuracy(method: Method, task: TaskAndTruth) -> float:
     return [record for record in train(method, *task) if record][-1]["test_acc"]
 
 
+@pytest.mark.parametrize("averaging", [(), (0.9, 0.99, 0.999)])
+def test_mlnt_averages_at_one_pace_or_two(averaging: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match=r"averaging takes two shares .* or one, got"):
+        MLNT(averaging=averaging)
+
+
+def test_vri_without_hidden_layers_is_linear(tiny: TaskAndTruth) -> None:
+    method = VRI(hidden=())
+    method.start(tiny[0], RECIPE)
+    assert [tuple(p.shape) for p in method.V.mean.parameters()] == [(10, 128 + 64), (10,)]
+    assert all(float(log["loss"]) > 0 for log in method.epoch(0))
+    with pytest.raises(UserError, match="hidden must be between 1 and"):
+        VRI(hidden=(8, 0))
+
+
 @pytest.fixture(scope="module")
 def half_wrong(digits: Dataset) -> tuple[TaskAndTruth, float]:
     task = make_task(digits, "symmetric:0.5", meta=50, seed=1)
