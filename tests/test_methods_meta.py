@@ -474,6 +474,17 @@ def test_features_see_the_parts_that_logits_see() -> None:
     assert feature_size(net, (3, 8, 8)) == 16
 
 
+def test_outside_training_features_are_not_cut() -> None:
+    """As logits are not: BatchNorm without running statistics looks at what it is given there, too."""
+    torch.manual_seed(0)
+    net, x = MLP((7,), 4), torch.randn(3, 7)
+    net.body[1] = nn.BatchNorm1d(128, track_running_stats=False)
+    tuned(net, How(accumulate=2))
+    with torch.no_grad(), evaluating([net]):
+        torch.testing.assert_close(last_layer(net, features(net, x)), net(x))
+    assert feature_size(net, (7,)) == 128
+
+
 @pytest.mark.parametrize("name", ["mlc", "vri", "emlc", "mlnt"])
 def test_a_network_without_features(name: str, tiny: TaskAndTruth) -> None:
     method = make_method(name)
