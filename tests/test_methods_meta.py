@@ -216,6 +216,24 @@ def test_gradient_of_emlc_is_that_of_double_backward(tiny: TaskAndTruth) -> None
     assert max(float(a.norm() / b.norm()) for a, b in zip(meta, own, strict=True)) > 1e-4  # both parts matter
 
 
+@pytest.mark.parametrize("name", [*ALL, "warpi", "mwnet"])
+def test_frozen_layers_stay_as_they_are(name: str, tiny: TaskAndTruth) -> None:
+    def build(shape: tuple[int, ...], n_classes: int) -> nn.Module:
+        net = MLP(shape, n_classes)
+        next(net.parameters()).requires_grad_(False)
+        return net
+
+    method = make_method(name)
+    method.start(tiny[0], replace(RECIPE, net=build))
+    before = [[p.clone() for p in net.parameters()] for net in method.nets]
+    for t in range(RECIPE.epochs):
+        list(method.epoch(t))
+    for net, (frozen, *others) in zip(method.nets, before, strict=True):
+        first, *rest = net.parameters()
+        assert torch.equal(first, frozen)
+        assert not any(map(torch.equal, rest, others))
+
+
 def test_gradient_of_vri_has_both_its_parts(tiny: TaskAndTruth) -> None:
     method, noisy, trusted = prepared(VRI(kl=0.1, hidden=(16, 8)), tiny[0])
     V, h = copy.deepcopy(method.V), copy.deepcopy(method.net).features(noisy.x).detach()
@@ -456,6 +474,17 @@ def test_features_see_the_parts_that_logits_see() -> None:
     assert feature_size(net, (3, 8, 8)) == 16
 
 
+def test_outside_training_features_are_not_cut() -> None:
+    """As logits are not: BatchNorm without running statistics looks at what it is given there, too."""
+    torch.manual_seed(0)
+    net, x = MLP((7,), 4), torch.randn(3, 7)
+    net.body[1] = nn.BatchNorm1d(128, track_running_stats=False)
+    tuned(net, How(accumulate=2))
+    with torch.no_grad(), evaluating([net]):
+        torch.testing.assert_close(last_layer(net, features(net, x)), net(x))
+    assert feature_size(net, (7,)) == 128
+
+
 @pytest.mark.parametrize("name", ["mlc", "vri", "emlc", "mlnt"])
 def test_a_network_without_features(name: str, tiny: TaskAndTruth) -> None:
     method = make_method(name)
@@ -500,6 +529,21 @@ class Flat(nn.Module):
 def accuracy(method: Method, task: TaskAndTruth) -> float:
     method.start(task[0], Recipe(epochs=12, lr=0.05, milestones=(0.75,)))
     return [record for record in train(method, *task) if record][-1]["test_acc"]
+
+
+@pytest.mark.parametrize("averaging", [(), (0.9, 0.99, 0.999)])
+def test_mlnt_averages_at_one_pace_or_two(averaging: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match=r"averaging takes two shares .* or one, got"):
+        MLNT(averaging=averaging)
+
+
+def test_vri_without_hidden_layers_is_linear(tiny: TaskAndTruth) -> None:
+    method = VRI(hidden=())
+    method.start(tiny[0], RECIPE)
+    assert [tuple(p.shape) for p in method.V.mean.parameters()] == [(10, 128 + 64), (10,)]
+    assert all(float(log["loss"]) > 0 for log in method.epoch(0))
+    with pytest.raises(UserError, match="hidden must be between 1 and"):
+        VRI(hidden=(8, 0))
 
 
 @pytest.fixture(scope="module")

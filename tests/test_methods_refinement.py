@@ -548,12 +548,15 @@ def test_limit_never_shows_a_label_to_its_classifier(tiny: TaskAndTruth) -> None
 # --- SMP, NoiseRank ---------------------------------------------------------------------------------------------------
 
 
-def test_label_posterior_against_a_loop() -> None:
-    h, y, among = F.normalize(drawn(9, 3), dim=1), labels(9, 3), torch.arange(9) != 4
-    p = label_posterior(h, y, 3, 4, 0.7, among)
+@pytest.mark.parametrize("gamma", [0.7, 0.0])
+@pytest.mark.parametrize("valid", [8, 3])
+def test_label_posterior_against_a_loop(gamma: float, valid: int) -> None:
+    """Also where fewer are valid than have a place, and where all of them count alike."""
+    h, y, among = F.normalize(drawn(9, 3), dim=1), labels(9, 3), torch.arange(9) < valid
+    p = label_posterior(h, y, 3, 4, gamma, among)
     for i in range(9):
-        near = sorted((float((h[i] - h[j]).square().sum()), j) for j in range(9) if j != i and j != 4)[:4]
-        votes = [sum(math.exp(-0.7 * d) for d, j in near if y[j] == c) for c in range(3)]
+        near = sorted((float((h[i] - h[j]).square().sum()), j) for j in range(valid) if j != i)[:4]
+        votes = [sum(math.exp(-gamma * d) for d, j in near if y[j] == c) for c in range(3)]
         total = sum(map(math.exp, votes))
         assert p[i].tolist() == pytest.approx([math.exp(v) / total for v in votes], rel=1e-4)
 

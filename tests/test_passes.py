@@ -5,6 +5,7 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,18 @@ def test_bf16(compile: bool, mode: str) -> None:
         assert s.net.eval()(s.x).dtype == torch.float32
     if compile:
         assert all(found is not None for found in passes._traces[s.net].values())
+
+
+@pytest.mark.parametrize("way", ["traced", "lean", "checkpointed"])
+def test_bf16_traced_without_weights_of_batchnorm(way: str) -> None:
+    """Its kernel then gives statistics of another dtype than a trace is told."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, affine=False), nn.Tanh(), nn.Linear(8, K))
+    net, x = tuned(copy.deepcopy(plain), replace(WAYS[way], bf16=True)), torch.randn(16, 5)
+    g = {name: torch.randn_like(p) for name, p in plain.named_parameters()}
+    wanted, got = forward(plain, x).done.ahead(g), forward(net, x).done.ahead(g)
+    assert F.cosine_similarity(wanted.flatten(), got.flatten(), dim=0) > 0.99
+    trace_of(net)
 
 
 # --- tracing ----------------------------------------------------------------------------------------------------------

@@ -261,6 +261,14 @@ def test_a_second_file_goes_first() -> None:
     assert counts_of(fewer.meta.y, 2) == [2, 2]
 
 
+@pytest.mark.parametrize("rare", [1, 2, 3])
+def test_no_class_loses_its_last_row_to_a_set_that_is_held_out(rare: int) -> None:
+    task, truth = make_task(made([40, 40, *[rare] * 9]), test=0.25, val=0.25)
+    assert min(counts_of(task.train.y, 11)) >= 1
+    assert truth.test is not None
+    assert len(task.train) + len(task.val or ()) + len(truth.test) == 80 + 9 * rare
+
+
 def test_without_trusted_examples() -> None:
     task, _ = make_task(made([40, 40]), "pair:0.2")
     assert task.meta is None
@@ -411,11 +419,11 @@ def test_rows_that_only_look_like_trusted_ones_are_kept() -> None:
     assert sum(map(len, parts(task, truth).values())) == 2000 - truth.n_repeated
 
 
-@pytest.mark.parametrize(("marked", "words"), [(40, "all 40 rows of made are trusted"), (39, "39 of 40 rows of made")])
-def test_no_row_is_left_that_is_not_trusted(marked: int, words: str) -> None:
-    trusted = torch.arange(40) < marked
+@pytest.mark.parametrize(("limit", "words"), [(None, "all 40 rows of made are trusted"), (20, "20 of 40 rows of made")])
+def test_no_row_is_left_that_is_not_trusted(limit: int | None, words: str) -> None:
+    trusted = torch.ones(40, dtype=torch.bool)
     with pytest.raises(UserError, match=f"{words}.* none is left to train on as noisy; trust only rows that somebody"):
-        make_task(made([20, 20], trusted=trusted), test=0.9, val=0.0)
+        make_task(made([20, 20], trusted=trusted), test=0.9, val=0.0, limit=limit)
 
 
 def test_trusted_examples_in_the_test_set_are_refused() -> None:

@@ -84,7 +84,9 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dw: Tensor | None, db: Tensor | None, *_: Any) -> Any:
         x, w, m, r = ctx.saved_tensors
-        dims, wide = [0, *range(2, x.dim())], m.dtype
+        # not the dtype of m: without weights a kernel may give another one than a trace, by its meta rule, reckons with
+        dims, wide = [0, *range(2, x.dim())], torch.promote_types(x.dtype, torch.float32)
+        m, r = m.to(wide), r.to(wide)
         h = (x.to(wide) - over_channels(m, x)) * over_channels(r, x)
         parts = []
         if dx is not None:

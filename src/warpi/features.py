@@ -32,9 +32,10 @@ def features(net: nn.Module, x: Tensor) -> Tensor:
             "give it one that gives [B, D], take a net of `warpi list nets`, or a method that needs none, such as warpi"
         )
     how, parts = how_of(net), []
-    if net.training and len(x) < 2 * how.accumulate and how.accumulate > 1:
-        raise too_few(x, how.accumulate)
-    for part in x.tensor_split(min(how.accumulate, len(x))):  # as the logits are cut: BatchNorm sees the same sets
+    n = how.accumulate if net.training else 1  # as the logits are cut: BatchNorm sees the same sets
+    if len(x) < 2 * n and n > 1:
+        raise too_few(x, n)
+    for part in x.tensor_split(n):
         buffers = {f"net.{name}": b.clone() for name, b in net.named_buffers()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=how.bf16, cache_enabled=False):
             parts.append(functional_call(_Features(net), buffers, (part,)))

@@ -48,7 +48,7 @@ def bilevel_step(
     meta step now and then only, or for the real step in the place of the virtual one.
     """
     _check_trusted(method)
-    phi, real_first = list(phi), method.recipe.meta_order == "real"
+    phi, real_first = [p for p in phi if p.requires_grad], method.recipe.meta_order == "real"  # layers may be frozen
     alpha = method.lr if alpha is None or real_first else alpha
     noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step)
     if not method.is_meta_step:

@@ -112,10 +112,10 @@ def make_task(
     test_rows = rows[:0]
     if dataset.test is None:  # rows that a person has checked are too precious to be tested on
         pool = rows if dataset.trusted is None else rows[~dataset.trusted[rows]]
-        test_rows, _ = _stratified(pool, strata, test, chance("test"))
+        test_rows, _ = _stratified(pool, strata, test, chance("test"), leave=True)
         rows = _without(rows, test_rows)
     meta_rows = rows[:0] if trusted is not None else _trusted_rows(dataset, rows, meta, chance("meta"))
-    val_rows, train_rows = _stratified(_without(rows, meta_rows), strata, val, chance("val"))
+    val_rows, train_rows = _stratified(_without(rows, meta_rows), strata, val, chance("val"), leave=True)
     if len(meta_rows) and not len(train_rows):
         which = "all" if len(meta_rows) == len(dataset.y) else f"{len(meta_rows)} of"
         raise UserError(
@@ -218,15 +218,19 @@ def _balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], chance:
     return torch.cat(taken).sort().values
 
 
-def _stratified(rows: Tensor, y: Tensor, share: float, chance: Generator) -> tuple[Tensor, Tensor]:
+def _stratified(
+    rows: Tensor, y: Tensor, share: float, chance: Generator, *, leave: bool = False
+) -> tuple[Tensor, Tensor]:
     """(a random share of the rows, of every class alike, the others), both in ascending order.
 
-    Classes are rounded such that the sum is right: those with the largest remainders are rounded up.
+    Classes are rounded such that the sum is right: those with the largest remainders are rounded up. With `leave` none
+    is that would be left without a row: it could not be trained on.
     """
     groups = [rows[y[rows] == k] for k in sorted(set(y[rows].tolist()))]
     exact = [min(share, 1.0) * len(group) for group in groups]
     up = round(sum(exact)) - sum(map(int, exact))
-    raised = sorted(range(len(groups)), key=lambda k: int(exact[k]) - exact[k])[:up]
+    room = [k for k, group in enumerate(groups) if not leave or int(exact[k]) + 1 < len(group)]
+    raised = sorted(room, key=lambda k: int(exact[k]) - exact[k])[:up]
     taken = [
         group[torch.randperm(len(group), generator=chance)[: int(exact[k]) + (k in raised)]]
         for k, group in enumerate(groups)

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from warpi import parallel
+from warpi.errors import UserError
 from warpi.features import feature_size, features
 from warpi.lookahead import step_along
 from warpi.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
@@ -65,6 +66,8 @@ class MLNT(Method):
         super().__post_init__()
         at_least(self, updates=1, neighbours=1, fast_lr=0)
         within(self, share=(0, 1), warm_up=(0, 1), ramp=(0, 1), averaging=(0, 1))
+        if len(self.averaging) not in (1, 2):
+            raise UserError(f"averaging takes two shares (while r rises, and afterwards) or one, got {self.averaging}")
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -26,7 +26,7 @@ def label_posterior(h: Tensor, y: Tensor, n_classes: int, k: int, gamma: float, 
     Points that are not `among` the valid ones have no say.
     """
     cosine, j = nearest(h, k, among)
-    kernel = (-2 * gamma * (1 - cosine)).exp()  # 0 for those without a say
+    kernel = (-2 * gamma * (1 - cosine)).exp().masked_fill(cosine.isneginf(), 0)  # those have no say
     votes = h.new_zeros(len(h), n_classes).scatter_add_(1, y[j], kernel)
     return votes.softmax(dim=1)
 

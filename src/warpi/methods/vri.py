@@ -15,7 +15,7 @@ from warpi.method import Method
 from warpi.methods.warpi import OUTPUTS
 from warpi.recipe import Recipe, adam
 from warpi.rng import derive, seeded
-from warpi.settings import at_least
+from warpi.settings import at_least, within
 from warpi.task import Task
 from warpi.types import Batch, Log
 
@@ -26,9 +26,10 @@ class Rectifier(nn.Module):
     def __init__(self, size: int, n_classes: int, embedding: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
         self.label = nn.Embedding(n_classes, embedding)
-        layers = [nn.Linear(a, b) for a, b in pairwise((size + embedding, *hidden))]
+        sizes = size + embedding, *hidden
+        layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
         self.trunk = nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
-        self.mean, self.log_var = nn.Linear(hidden[-1], n_classes), nn.Linear(hidden[-1], n_classes)
+        self.mean, self.log_var = nn.Linear(sizes[-1], n_classes), nn.Linear(sizes[-1], n_classes)
         for layer in (*layers, self.mean, self.log_var):
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -69,6 +70,7 @@ class VRI(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, samples=1, kl=0, embedding=1, meta_lr=0, meta_weight_decay=0)
+        within(self, hidden=(1, 2**20))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
