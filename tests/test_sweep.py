@@ -921,15 +921,16 @@ def test_a_reader_of_ones_own_that_fails_is_told_once(
 
 def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = '[[runs]]\nmethod = "ce"\nseed = [0]\nlr = [1e30, 0.05]\n'
-    more += '[[runs]]\nmethod = "ce"\nseed = [0]\nnoise = "hierarchical:0.4"\n'
+    more += '[[runs]]\nmethod = "ce"\nseed = [0, 1, 2]\nnoise = "hierarchical:0.4"\n'
     file, out = tiny(tmp_path, more=more), tmp_path / "runs"
     for _ in range(2):  # again at the second call: it may have been mended
         assert sweep(file, out, "--jobs", "1") == 1
         said = capsys.readouterr()
         assert "warpi: ce_pair-0.4_lr-1e+30_seed0 failed: " in said.err
         assert "lower --lr" in said.err
-        assert "warpi: ce_hierarchical-0.4_seed0 failed: " in said.err
-        assert "1 of 3 runs done" in said.out
+        assert re.search(r"^warpi: ce_hierarchical-0.4_seed. and 2 more failed: ", said.err, re.M), "one line for all"
+        assert said.out.count("superclasses") == 1, "the reason they share is told once"
+        assert "1 of 5 runs done" in said.out
     assert (out / "ce_pair-0.4_lr-0.05_seed0" / "done").exists()
 
 

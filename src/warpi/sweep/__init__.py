@@ -281,8 +281,12 @@ def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Pa
     for error in broken:
         print(f"warpi: not in the table: {' '.join(str(error).split())}", file=sys.stderr)
     left = [name for name, state in now.items() if name not in failed and not (isinstance(state, State) and state.done)]
+    alike = dict[str, list[str]]()
     for name, reason in failed.items():
-        print(f"warpi: {name} failed: {' '.join(reason.split())}", file=sys.stderr)
+        alike.setdefault(" ".join(reason.split()), []).append(name)
+    for reason, (first, *others) in alike.items():
+        names = f"{first} and {len(others)} more" if others else first
+        print(f"warpi: {names} failed: {reason}", file=sys.stderr)
     for name in left:
         print(f"warpi: {name} is not finished; sweep again", file=sys.stderr)
     return 1 if failed or left or broken else 0

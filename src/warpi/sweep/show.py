@@ -107,7 +107,8 @@ class Board:
             case "done":
                 self.say(f"{head} {event.run}  {scores(event.record)}{end}")
             case "failed":
-                self.say(f"{head} {event.run}  failed: {event.reason}")
+                told = [*self.failed.values()].count(event.reason) > 1  # by the first of them
+                self.say(f"{head} {event.run}  failed: {'the same again' if told else event.reason}")
             case "again":
                 self.say(
                     f"{head} {event.run}  found no memory beside the others; it goes on when one of them has ended"
