@@ -195,11 +195,13 @@ def _shown(path: Path | None, dataset: "Dataset", data: str) -> list[dict[str, s
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    from warpi.data.reading import reading
+    from warpi.data.reading import check_separator, reading
 
     try:
         with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
-            lines = [{key: value or "" for key, value in line.items() if key} for line in csv.DictReader(file)]
+            found = csv.DictReader(file)
+            check_separator(path, found.fieldnames or ())
+            lines = [{key: value or "" for key, value in line.items() if key} for line in found]
     except csv.Error as e:
         raise UserError(f"{path}: not a readable csv file ({e})") from e
     if not lines:
