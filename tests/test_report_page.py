@@ -240,12 +240,12 @@ def test_a_run_that_may_only_be_read_is_audited_and_shown(
     def refuse(path: Path, _: bytes) -> None:
         raise UserError(f"cannot write {path}: Permission denied; what was there before is intact")
 
-    for module in ("warpi.audit.table", "warpi.figures.arrays"):  # chmod does not keep root out
+    for module in ("warpi.audit.table", "warpi.audit.folds", "warpi.figures.arrays"):  # chmod does not keep root out
         monkeypatch.setattr(f"{module}.write_atomically", refuse)
     (detail,) = details(find_runs([run]), audit=True)
     assert (detail.missing, detail.audit is None, detail.test is None) == ((), False, False)
     assert "losses and confusion are not stored in the run: cannot write" in capsys.readouterr().err
-    assert main(["audit", str(run), "--json", str(tmp_path / "audit.json")]) == 0
+    assert main(["audit", str(run), "--folds", "2", "--json", str(tmp_path / "audit.json")]) == 0
     said = capsys.readouterr()
     assert "probably wrong; noise rate" in said.out
     assert "the audit is not stored in the run: cannot write" in said.err
