@@ -111,6 +111,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--epochs", "ten"], "argument --epochs: invalid int value: 'ten'"),
     (["FIT", "--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
     (["FIT", "--lr", "-1"], "lr must be at least 0, got -1.0"),
+    (["FIT", "--lr", "inf"], "lr must be at least 0 and finite, got inf"),
     (["FIT", "--milestones", "a,b"], "argument --milestones: invalid"),
     (["FIT", "--limit", "-3"], "limit must be at least 1, got -3"),
     (["FIT", "--val", "1.5"], "val is a share of the rows in [0, 1), got 1.5"),

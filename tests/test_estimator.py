@@ -230,6 +230,20 @@ def table() -> tuple[pd.DataFrame, np.ndarray]:
     return frame, np.array(["a", "b", "c"], dtype=object)[truth]
 
 
+def test_numbers_that_a_frame_holds_as_objects_are_numbers(table: tuple[pd.DataFrame, np.ndarray]) -> None:
+    """Each of them used to be a category of its own, so that new rows with other numbers were refused."""
+    frame, y = table
+    loose = frame.astype({"size": object, "old": object})
+    model = fast(epochs=2).fit(loose, y)
+    np.testing.assert_array_equal(model.predict_proba(frame), fast(epochs=2).fit(frame, y).predict_proba(frame))
+    assert model.predict(loose.assign(size=loose["size"] + 1)).shape == y.shape
+    numbers = frame[["size"]]
+    only = fast(epochs=2).fit(numbers.astype(object), y).predict_proba(numbers)
+    np.testing.assert_array_equal(only, fast(epochs=2).fit(numbers, y).predict_proba(numbers))
+    with pytest.raises(ValueError, match=r"NaN: column 'size', row 3"):
+        fast().fit(loose.assign(size=loose["size"].where(loose.index != 3, None)), y)
+
+
 def test_frames_with_categories_in_memory_and_in_files(
     table: tuple[pd.DataFrame, np.ndarray], tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -438,6 +452,10 @@ def test_images_in_any_layout_and_networks_of_your_own(tmp_path: Path) -> None:
         first.predict(floats)
     with pytest.raises(UserError, match=r"X has the shape \['N', 3, 8, 9\], the classifier was fitted on"):
         first.predict(np.zeros((2, 3, 8, 9), dtype=np.uint8))
+    with pytest.raises(UserError, match=r"\['N', 8, 8, 4\], which looks like \[N, H, W, C\] with C 4"):
+        fast().fit(np.zeros((90, 8, 8, 4), dtype=np.uint8), y)  # used to be eight channels of 8 x 4 pixels
+    four = np.concatenate([x, x[:, :1]], axis=1)
+    assert fast(epochs=1).fit(four, y).predict(four).shape == y.shape
 
     grey = fast(net=lambda shape, k: Spots(shape[0], k), epochs=1).fit(x[:, 0], y)
     assert grey.shape_ == (1, 8, 8)

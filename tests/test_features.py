@@ -17,7 +17,7 @@ from warpi import NoisyLabelClassifier, make_task
 from warpi.checkpoint import packed, unpacked
 from warpi.columns import Layout
 from warpi.data import load_dataset
-from warpi.data.examples import TensorExamples
+from warpi.data.examples import Scale, TensorExamples
 from warpi.data.features import Features, blurred, features
 from warpi.estimator import FORMAT
 from warpi.run import fit
@@ -39,6 +39,21 @@ def seen(x: np.ndarray) -> torch.Tensor:
     held = features(torch.from_numpy(x))
     (read,) = held.scaled(held.standardised(torch.arange(len(x)))).stream([(torch.arange(len(x)), 0)], augment=False)
     return read.views[0]
+
+
+def test_a_column_that_never_varied_says_nothing_about_new_rows(tmp_path: Path) -> None:
+    """The number of a batch, or a year, in which all training rows agree: another one used to meet weights that were
+    never trained, and to make of right answers wrong ones."""
+    x = np.insert(X, 1, 2025.0, axis=1)
+    new = np.insert(X, 1, 3000.0, axis=1)
+    fitted = model().fit(x, Y, x[:30], Y[:30])
+    np.testing.assert_array_equal(fitted.predict_proba(new), fitted.predict_proba(x))
+    fitted.save(tmp_path / "model")
+    loaded = NoisyLabelClassifier.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict_proba(new), fitted.predict_proba(x))
+    prepare = fitted.net_.prepare
+    made = prepare.layout.sample(8, Scale(prepare.mean, prepare.std), torch.Generator())  # what ONNX is compared on
+    assert bool(made.isfinite().all())
 
 
 # --- the numbers themselves -------------------------------------------------------------------------------------------

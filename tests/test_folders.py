@@ -551,7 +551,7 @@ def test_folder_with_parts(tmp_path, caplog):
     assert data.meta.y.tolist() == [0, 0, 1]
     assert "not used: val" in caplog.text
     classes_in(root / "test", bird=1)
-    with pytest.raises(UserError, match=r"unknown class .*'bird'"):
+    with pytest.raises(UserError, match=r"unknown class .*'bird'; .*rename the folder or take it out"):
         read_folder(root, in_memory=False)
 
 

@@ -279,7 +279,7 @@ def test_mwnet_gives_wrong_labels_less_weight(digits: Dataset) -> None:
     [
         ({"samples": -1}, "samples must be at least 0, got -1"),
         ({"hidden": 0}, "hidden must be at least 1, got 0"),
-        ({"meta_lr": float("nan")}, "meta_lr must be at least 0, got nan"),
+        ({"meta_lr": float("nan")}, "meta_lr must be at least 0 and finite, got nan"),
         ({"virtual_lr": -0.1}, "virtual_lr must be at least 0, got -0.1"),
     ],
 )

@@ -234,6 +234,51 @@ def test_a_trusted_set_holds_the_cells_as_they_were(tmp_path: Path) -> None:
         assert (task.meta.y.tolist(), truth.n_repeated) == ([0, 1, 0], 3)
 
 
+def test_checked_labels_do_not_land_on_rows_that_were_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list knows rows by number: of a table that was sorted since, others used to become the trusted ones."""
+    lines = [f"{i * 0.1!r},{'xy'[i % 2]}" for i in range(40)]
+    table, listed, out = tmp_path / "t.csv", tmp_path / "p.csv", tmp_path / "trusted.csv"
+    table.write_text("\n".join(["size,kind", *lines]) + "\n")
+    listed.write_text(
+        "row,given_label,checked_label,part,stratum_size,stratum_picked\n"
+        "4,x,y,random,20,2\n6,x,x,random,20,2\n5,y,y,random,20,1\nnone,y,,random,20,1\n"
+    )
+    argv = ["pick", "--estimate", str(listed), "--data", str(table), "--label", "kind", "--trusted", str(out)]
+    assert main([*argv, "--unbalanced"]) == 0
+    assert out.read_text() == "size,kind\n0.4,y\n0.6000000000000001,x\n0.5,y\n"
+    out.unlink()
+    table.write_text("\n".join(["size,kind", *reversed(lines)]) + "\n")
+    capsys.readouterr()
+    assert main(argv) == 2
+    assert f"row 4 is 'x' in {listed}, and 'y' in t: rows were moved" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_checked_labels_do_not_land_on_other_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (8, 8)).save(tmp_path / "photos" / name)
+    listed, out = tmp_path / "p.csv", tmp_path / "trusted.csv"
+    head = "row,path,given_label,checked_label,part,stratum_size,stratum_picked\n"
+    listed.write_text(head + "1,a/2.png,a,b,random,2,1\n2,b/1.png,b,b,random,2,1\n")
+    argv = ["pick", "--estimate", str(listed), "--data", str(tmp_path / "photos"), "--trusted", str(out)]
+    assert main(argv) == 0
+    image.new("RGB", (8, 8)).save(tmp_path / "photos/a/0.png")  # of the same class, and before the others
+    capsys.readouterr()
+    assert main(argv) == 2
+    assert f"row 1 is 'a/2.png' in {listed}, and 'a/1.png' in photos" in capsys.readouterr().err
+
+
+def test_a_list_that_a_spreadsheet_wrote_with_semicolons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It used to be told that it has no column 'row'."""
+    (tmp_path / "p.csv").write_text("row;given_label;checked_label;part\n1;a;b;random\n")
+    listed = str(tmp_path / "p.csv")
+    for argv in (["pick", "--estimate", listed], ["review", "--data", "digits", "--rows", listed, "--out", listed]):
+        assert main(argv) == 2
+        assert "p.csv seems to be separated by ';'; save it with ','" in capsys.readouterr().err
+
+
 def test_a_trusted_set_of_a_parquet_table(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -268,11 +313,11 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
     counts = Counter(r[CHECKED] for r in rows)
     least = min(counts.values())
     assert least < max(counts.values())
-    assert main(["pick", *flags, "--data", "digits"]) == 0  # the same number of every class, as `warpi review` does
+    assert main(["pick", *flags, *data]) == 0  # the same number of every class, as `warpi review` does
     assert f"{10 * least} trusted examples; {40 - 10 * least} more are left out" in capsys.readouterr().out
     with np.load(files["t.npz"]) as balanced:
         assert Counter(balanced["y"].tolist()) == dict.fromkeys(digits.classes, least)
-    assert main(["pick", *flags, "--data", "digits", "--unbalanced"]) == 0
+    assert main(["pick", *flags, *data, "--unbalanced"]) == 0
     assert "noise rate" in capsys.readouterr().out
     got = json.loads(Path(files["e.json"]).read_text())
     assert got["low"] < 0.4 < got["high"]

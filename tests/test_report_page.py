@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -227,6 +228,30 @@ def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path)
         assert s.picture is not None
         assert s.picture[0] == "image/png"
         assert s.picture[1].startswith(b"\x89PNG")
+
+
+def test_a_run_that_may_only_be_read_is_audited_and_shown(
+    digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of a colleague, or in an archive: all used to end where the audit could not be stored in their folder."""
+    run = tmp_path / "run"
+    shutil.copytree(digits_run, run, ignore=shutil.ignore_patterns("audit.npz", "figures.npz"))
+
+    def refuse(path: Path, _: bytes) -> None:
+        raise UserError(f"cannot write {path}: Permission denied; what was there before is intact")
+
+    for module in ("warpi.audit.table", "warpi.audit.folds", "warpi.figures.arrays"):  # chmod does not keep root out
+        monkeypatch.setattr(f"{module}.write_atomically", refuse)
+    (detail,) = details(find_runs([run]), audit=True)
+    assert (detail.missing, detail.audit is None, detail.test is None) == ((), False, False)
+    assert "losses and confusion are not stored in the run: cannot write" in capsys.readouterr().err
+    assert main(["audit", str(run), "--folds", "2", "--json", str(tmp_path / "audit.json")]) == 0
+    said = capsys.readouterr()
+    assert "probably wrong; noise rate" in said.out
+    assert "the audit is not stored in the run: cannot write" in said.err
+    assert main(["pick", "20", str(run), "--csv", str(tmp_path / "check.csv")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.json", "check.csv", "run"]
+    assert not (run / "audit.npz").exists()
 
 
 def test_the_command_makes_one_page_and_the_same_again(digits_run: Path, tmp_path: Path) -> None:

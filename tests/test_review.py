@@ -845,7 +845,7 @@ class TestCommand:
         capsys.readouterr()
 
     def test_the_next_command_repeats_what_the_run_was_given(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And nothing that would be taken anyway."""
         x = np.random.default_rng(0).normal(size=(60, 3))
@@ -862,6 +862,10 @@ class TestCommand:
             f"next: warpi fit --data {data} --val 0.0 --epochs 1 --lr 0.01 --milestones 0.5,0.9 --no-compile "
             f"--samples 2 --meta-data {trusted} --seed 3 --out runs/next"
         )
+        (tmp_path / "runs" / "next").mkdir(parents=True)  # in the second round there is such a run
+        monkeypatch.chdir(tmp_path)
+        assert main(["review", run, "--trusted", trusted]) == 0
+        assert capsys.readouterr().out.endswith(" --out runs/next-2\n")
 
     def test_a_table_from_checked_rows_to_the_next_command(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -872,6 +872,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
+def test_where_nothing_can_be_written_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each process used to say so, and each run to be one to sweep again."""
+    (tmp_path / "taken").write_text("")
+    assert sweep(tiny(tmp_path, 4, 8, LONGER), tmp_path / "taken" / "runs", "--jobs", "2") == 2
+    assert capsys.readouterr().err == (
+        f"warpi: cannot write to {tmp_path / 'taken' / 'runs'}: Not a directory; choose another --out\n"
+    )
+
+
 def test_a_sweep_and_its_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tiny(tmp_path), tmp_path / "runs"
     assert sweep(file, out, "--dry-run") == 0

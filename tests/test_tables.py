@@ -155,7 +155,10 @@ def test_a_second_table_is_read_like_the_first(table: Callable[..., Path]) -> No
             r"value of column 'c' .*row 0 \(line 2\): 'uu'; did you mean 'u'\?; .* 2 rows .* drop them, or train with",
         ),
         ("kind,n,c,a\nq,1,u,1\nq,1,u,one\n", r"row 1 \(line 3\): column 'a' holds 'one', numbers in the training"),
-        ("kind,n,c,a\nqq,1,u,1\n", r"unknown class in .*row 0 \(line 2\): 'qq'; did you mean 'q'"),
+        (
+            "kind,n,c,a\nqq,1,u,1\n",
+            r"unknown class in .*row 0 \(line 2\): 'qq'; did you mean 'q'\?; mend the label or leave",
+        ),
         ("a,c,n,label\n1,u,5,p\n", "no column 'kind'"),
     ):
         with pytest.raises(UserError, match=what):

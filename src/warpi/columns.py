@@ -21,6 +21,7 @@ from warpi.data.sparse import SparseExamples
 from warpi.errors import UserError
 
 _MAX_CATEGORIES = 1000
+_NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # as pandas calls what objects are
 Category = str | int | float | bool
 
 
@@ -51,6 +52,7 @@ class Layout:
         if X.ndim == 2:
             return cls("features", shape, double=blurred(X))
         if X.ndim == 4:
+            _refuse_alpha(shape)
             return cls("channels last" if channels_last(X.shape) else "channels first", shape, (), X.dtype == np.uint8)
         if X.ndim == 3 and not (own_net and X.dtype != np.uint8):
             return cls("grey", shape, (), X.dtype == np.uint8)
@@ -94,7 +96,7 @@ class Layout:
         """Made-up numbers of about the right size, to compare two forms of one classifier on."""
         if self.pixels:
             return torch.randint(256, (n, *self.shape), generator=generator, dtype=torch.uint8)
-        mean, std = scale.mean.cpu(), scale.std.cpu()
+        mean, std = scale.mean.cpu(), scale.std.cpu().nan_to_num(posinf=1.0)  # infinite: a constant column
         x = torch.randn((n, *self.shape), generator=generator).to(mean.dtype)
         if self.kind != "columns":
             alike = mean.shape == x.shape[1:]  # else one number, or one a channel, wherever that lies
@@ -144,18 +146,21 @@ def arranged(x: Tensor, layout: Layout) -> Tensor:
 
 def is_table(X: Any) -> bool:
     """A pandas frame of which not every column is a number."""
-    return hasattr(X, "iloc") and hasattr(X, "columns") and not all(map(_is_number, X.dtypes))
+    return hasattr(X, "iloc") and hasattr(X, "columns") and not all(_is_number(X.iloc[:, j]) for j in range(X.shape[1]))
 
 
-def _is_number(dtype: Any) -> bool:
+def _is_number(column: Any) -> bool:
     import pandas as pd
 
+    dtype = column.dtype
+    if pd.api.types.is_object_dtype(dtype):  # numbers may be held so, after a concat, say: they are no categories
+        return pd.api.types.infer_dtype(column) in _NUMBERS
     return pd.api.types.is_numeric_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype)  # booleans count as such
 
 
 def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
     """The values a column may have: those its type declares, else those that occur, in order."""
-    if _is_number(column.dtype):
+    if _is_number(column):
         return None
     declared = getattr(column.dtype, "categories", None)
     try:
@@ -223,6 +228,17 @@ def _refuse_huge(X: Any, where: str) -> None:
         first = int(np.argwhere(huge)[0, 0])
         row = first if places is None else places.row[first]
         raise ValueError(f"Input X contains infinity or a value too large for float32: {where}row {row}")
+
+
+def _refuse_alpha(shape: tuple[int, ...]) -> None:
+    """[H, W, 4] or [H, W, 2]: with transparency. Taken as [C, H, W] it would have as many channels as it has rows."""
+    height, width, channels = shape
+    if height == width > channels and channels in (2, 4):
+        raise UserError(
+            f"X has the shape {['N', *shape]}, which looks like [N, H, W, C] with C {channels}; allowed are "
+            "[N, H, W, C] with C 1 or 3, and [N, C, H, W]: leave transparency out (X[..., :-1]), or move the channels "
+            "(X.transpose(0, 3, 1, 2))"
+        )
 
 
 def refuse_blanks(y: Any, name: str) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from warpi.audit import Audit, read_audit
+from warpi.audit import Audit
 from warpi.audit.table import FILE as AUDIT
 from warpi.errors import UserError
-from warpi.figures.arrays import EDGES, KINDS, Arrays, read
+from warpi.figures.arrays import EDGES, KINDS, Arrays, read, write
 from warpi.report.detail import Audited, ClassRate, Detail, Losses, Suspect
 from warpi.report.runs import Run, group
 
@@ -77,9 +77,15 @@ def _left_out(path: Path, what: str, error: UserError, asked: bool) -> str:
 
 
 def _measured(path: Path, device: str) -> Arrays:
-    from warpi.figures.measure import measure
+    from warpi.audit.reopen import reopen
+    from warpi.figures.measure import arrays_of
 
-    return measure(path, device)
+    arrays = arrays_of(reopen(path, device))
+    try:
+        write(path, arrays)
+    except UserError as error:  # the page can be had all the same
+        print(f"warpi: losses and confusion are not stored in the run: {error}", file=sys.stderr)
+    return arrays
 
 
 def _of_arrays(detail: Detail, arrays: Arrays) -> Detail:
@@ -105,8 +111,7 @@ def _audited(path: Path, device: str) -> Audited:
     """What the audit of a run found; it is made where there is none."""
     from warpi.review.command import open_run
 
-    items, _ = open_run(path, device=device)
-    found = read_audit(path)
+    items, _, found = open_run(path, device=device)
     rate = found.facts["noise_rate"]
     return Audited(
         n=len(found),

@@ -16,7 +16,7 @@ def at_least(settings: object, **limits: float) -> None:
     for name, limit in limits.items():
         value = getattr(settings, name)
         if value is not None and not (math.isfinite(value) and value >= limit):
-            raise UserError(f"{name} must be at least {limit:g}, got {value}")
+            raise UserError(f"{name} must be at least {limit:g}{'' if value < limit else ' and finite'}, got {value}")
 
 
 def within(settings: object, **limits: tuple[float, float]) -> None:

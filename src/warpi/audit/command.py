@@ -10,6 +10,9 @@ from warpi.errors import UserError
 from warpi.flags import Parser, add_fields
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from warpi.audit import Audit
     from warpi.audit.pick import Pick
     from warpi.data.dataset import Dataset
@@ -138,8 +141,6 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
     from warpi.audit.reopen import reopen
     from warpi.audit.table import FILE, read_audit
     from warpi.data.examples import TensorExamples
-    from warpi.noise import Noise
-    from warpi.rng import generator
     from warpi.spec import DataSpec
 
     n, run, unbiased, seed = given["n"], given["run"], given["unbiased"], given["seed"]
@@ -157,10 +158,7 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
     if "data" not in of:
         raise UserError("warpi pick: give a run folder after N, or --data")
     dataset, _ = DataSpec(**of).read()
-    noise = Noise.parse(of.get("noise", "given"))
-    if noise.other_name:
-        raise UserError(f"noise {noise} replaces inputs; pick from the data as it is")
-    y = noise.apply(dataset, generator(seed, "noise"), None).y.numpy()
+    y = _labels(dataset, of, seed)
     row = np.arange(len(y)) if dataset.trusted is None else np.flatnonzero(~dataset.trusted.numpy())
     features = None
     if given["coverage"]:
@@ -185,7 +183,10 @@ def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
         except ValueError as e:
             raise UserError(f"{given['estimate']}: the column row is not as `warpi pick` wrote it ({e})") from e
         spec = DataSpec(**of)
-        write_trusted(given["trusted"], spec.read()[0], labels, not given["unbalanced"], Path(spec.data)).tell()
+        dataset, _ = spec.read()
+        checked = [cells for cells in rows if cells[CHECKED]]
+        _check_same(checked, dataset, _labels(dataset, of, given["seed"]), given["estimate"])
+        write_trusted(given["trusted"], dataset, labels, not given["unbalanced"], Path(spec.data)).tell()
     found = estimate(rows)
     if given["json"]:
         _write_json(given["json"], found)
@@ -200,6 +201,35 @@ def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
         )
     if found["unchecked_classes"]:
         print(f"nothing was checked of: {', '.join(found['unchecked_classes'])}; they are left out of it")
+
+
+def _labels(dataset: "Dataset", of: dict[str, Any], seed: int) -> "NDArray[np.int64]":
+    """The labels that rows are given by --noise.  [N]"""
+    from warpi.noise import Noise
+    from warpi.rng import generator
+
+    noise = Noise.parse(of.get("noise", "given"))
+    if noise.other_name:
+        raise UserError(f"noise {noise} replaces inputs; pick from the data as it is")
+    return noise.apply(dataset, generator(seed, "noise"), None).y.numpy()
+
+
+def _check_same(rows: list[dict[str, str]], dataset: "Dataset", y: "NDArray[np.int64]", listed: Path) -> None:
+    """Refuse a list of other data, or of other rows: a label would land on an example that nobody looked at."""
+    for cells in rows:
+        row = int(cells["row"])
+        if not 0 <= row < len(y):
+            continue  # said where the set is written
+        if dataset.files is not None and cells.get("path"):
+            said, here = cells["path"], {dataset.files.paths[row]}
+        else:  # noise is not put on the test rows of a run
+            said, here = cells["given_label"], {dataset.classes[int(k)] for k in (y[row], dataset.y[row])}
+        if said not in here:
+            found = " or ".join(map(repr, sorted(here)))
+            raise UserError(
+                f"row {row} is {said!r} in {listed}, and {found} in {dataset.name}: rows were moved or relabelled "
+                "since; give --data as it was, with the --noise and --seed that it was read with"
+            )
 
 
 def _data_of(run: Path) -> "Dataset":

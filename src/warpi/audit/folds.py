@@ -156,7 +156,10 @@ def _part(split: Split, at: Ints) -> Split:
 def _store(file: Path, sight: Sight, trusted: Sight) -> None:
     content = io.BytesIO()
     np.savez_compressed(content, **vars(sight), **{_TRUSTED + name: values for name, values in vars(trusted).items()})
-    write_atomically(file, content.getvalue())
+    try:
+        write_atomically(file, content.getvalue())
+    except UserError as e:  # as with the audit itself
+        log.warning("this training would have to be repeated after a crash: %s", e)
 
 
 def _stored(file: Path, held: Ints, y: Ints, checked: Ints) -> tuple[Sight, Sight] | None:

@@ -110,7 +110,10 @@ def judge(
     if (accuracy := facts["trusted_accuracy"]) is not None and accuracy < _POOR:
         log.warning("the run is right about %.0f %% of the trusted rows only: do not believe its audit", 100 * accuracy)
     if save and path is not None:
-        audit.save(path)
+        try:
+            audit.save(path)
+        except UserError as e:  # runs of somebody else, an archive: what was found is worth having all the same
+            log.warning("the audit is not stored in the run: %s", e)
     return audit
 
 

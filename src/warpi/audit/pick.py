@@ -21,7 +21,7 @@ from torch import Tensor
 from warpi.atomic import write_atomically
 from warpi.audit.scores import Floats, Ints, wilson
 from warpi.audit.table import Audit
-from warpi.data.reading import reading
+from warpi.data.reading import check_separator, reading
 from warpi.errors import UserError
 from warpi.neighbours import centres
 from warpi.rng import generator
@@ -215,7 +215,9 @@ def _of_list(listed: list[dict[str, str]], exported: list[dict[str, str]]) -> li
 def _read(path: Path) -> list[dict[str, str]]:
     try:
         with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [{k: (v or "").strip() for k, v in cells.items() if k} for cells in csv.DictReader(file)]
+            lines = csv.DictReader(file)
+            check_separator(path, lines.fieldnames or ())
+            rows = [{k: (v or "").strip() for k, v in cells.items() if k} for cells in lines]
     except csv.Error as e:
         raise UserError(f"{path} is not a csv file ({e})") from e
     if not rows:

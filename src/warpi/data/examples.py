@@ -137,7 +137,7 @@ class TensorExamples(Examples):
             return None
         x = self.x[rows].double()
         std = x.std(0, correction=0)
-        return Scale(x.mean(0).to(self.scale.mean), torch.where(std > 1e-12, std, 1.0).to(self.scale.std))
+        return Scale(x.mean(0).to(self.scale.mean), torch.where(std > 1e-12, std, torch.inf).to(self.scale.std))
 
     def scaled(self, scale: Scale) -> Self:
         return replace(self, scale=scale)

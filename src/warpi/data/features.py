@@ -38,10 +38,12 @@ class Features(TensorExamples):
     columns: Columns | None = None  # of the table they came from
 
     def standardised(self, rows: Tensor) -> Scale:
+        """A column that is constant in `rows` is zero in all others, by an infinite deviation: what a network would
+        make of another value is chance, for its weights there are as they were drawn."""
         x = self.x[rows].double()
         std = x.std(0, correction=0)
         varies = std > ROUNDING * x.abs().amax(0)
-        return Scale(x.mean(0).to(self.scale.mean), torch.where(varies, std, 1.0).to(self.scale.std))
+        return Scale(x.mean(0).to(self.scale.mean), torch.where(varies, std, torch.inf).to(self.scale.std))
 
     def _normal(self, x: Tensor) -> Tensor:
         return super()._normal(x).to(torch.get_default_dtype())

@@ -107,7 +107,8 @@ def _scan(path: Path, classes: tuple[str, ...]) -> _Part:
     rows, count, unread = list[tuple[str, int]](), Counter[str](), Counter[str]()
     for name in _folders(path):
         if name not in number:
-            raise unknown(f"class (a folder of {path})", name, classes)
+            what = unknown(f"class (a folder of {path})", name, classes)
+            raise UserError(f"{what}; rename the folder or take it out: a new class needs images to be trained on")
         files = _images(path, name, unread)
         if not files:
             raise UserError(f"class folder {path / name} holds no images ({' '.join(SUFFIXES)}); fill or remove it")

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.errors import unknown
+from warpi.errors import UserError, unknown
 
 MISSING = {"", "nan", "na", "n/a", "null", "none"}  # in a column of numbers; elsewhere all but the first are words
 _TRUE, _FALSE = {"1", "true", "t", "yes", "y", "x"}, {"0", "false", "f", "no", "n", ""}
@@ -53,7 +53,8 @@ def numbered(texts: Sequence[str], classes: tuple[str, ...], at: Callable[[int],
     index = {"": -1} | {name: k for k, name in enumerate(classes)}
     if counted:
         index = {str(k): k for k in range(len(classes))} | index
-    check_known(texts, index, at, "class")
+    mend = "; mend the label or leave the row out: a new class needs rows to be trained on"
+    check_known(texts, index, at, "class", mend)
     return torch.tensor([index[text] for text in texts], dtype=torch.int64)
 
 
@@ -64,11 +65,13 @@ def marked(texts: Iterable[str], at: Callable[[int], str], name: str = "verified
     return torch.tensor([text in _TRUE for text in texts])
 
 
-def check_known(texts: Iterable[str], allowed: Collection[str], at: Callable[[int], str], what: str) -> None:
+def check_known(
+    texts: Iterable[str], allowed: Collection[str], at: Callable[[int], str], what: str, mend: str = ""
+) -> None:
     """Refuse the first text that is not allowed."""
     for row, text in enumerate(texts):
         if text not in allowed:
-            raise unknown(f"{what} in {at(row)}:", text, (name for name in allowed if name))
+            raise UserError(f"{unknown(f'{what} in {at(row)}:', text, (name for name in allowed if name))}{mend}")
 
 
 def parsed(cells: Iterable[str]) -> NDArray[np.float64] | None:

@@ -71,12 +71,7 @@ def read_cells(path: Path, delimiter: str | None = None) -> Cells:
                 continue
             rows.append([cell.strip() for cell in row])
             lines.append(reader.line_num)
-            if len(rows[0]) == 1 and (
-                other := next((mark for mark in ";\t,|" if mark != delimiter and mark in rows[0][0]), "")
-            ):
-                raise UserError(
-                    f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells"
-                )
+            check_separator(path, rows[0], delimiter)
             if len(row) != len(rows[0]):
                 raise UserError(
                     f"{path}: line {reader.line_num} has {len(row)} cells, the first has {len(rows[0])}; the first "
@@ -87,6 +82,12 @@ def read_cells(path: Path, delimiter: str | None = None) -> Cells:
     if len(rows) < 2:
         raise UserError(f"{path}: a first line with the names of the columns and at least one row are needed")
     return Cells(rows[0], rows[1:], lines[1:])
+
+
+def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:
+    """Refuse a first line that would be cells with another separator, such as spreadsheets write in some countries."""
+    if len(names) == 1 and (other := next((mark for mark in ";\t,|" if mark != delimiter and mark in names[0]), "")):
+        raise UserError(f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells")
 
 
 def separator(line: str) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from warpi.audit import Audit
     from warpi.data.dataset import Dataset
     from warpi.review.items import Items
 
@@ -62,7 +63,10 @@ def _review(given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     from warpi.review.store import Store
 
     run, rows = given["run"], _rows(given["rows"])
-    items, spec = open_run(run, rows, given["device"], given["show"]) if run else _of_data(named, rows, given)
+    if run is None:
+        items, spec = _of_data(named, rows, given)
+    else:
+        items, spec, _ = open_run(run, rows, given["device"], given["show"])
     folder = given["out"] or run / "review"
     with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
         if not (given["export"] or given["trusted"]):
@@ -104,8 +108,8 @@ def _has_screen() -> bool:
 
 def open_run(
     run: Path, rows: "NDArray[np.int64] | None" = None, device: str = "auto", show: Path | None = None
-) -> "tuple[Items, dict[str, Any]]":
-    """The items of a run, and its settings that are not defaults; it is audited first where that has not been done."""
+) -> "tuple[Items, dict[str, Any], Audit]":
+    """The items of a run, its settings that are not defaults, and its audit, which is made where there is none."""
     from warpi import spec as settings
     from warpi.audit import audit, read_audit
     from warpi.audit.reopen import reopen
@@ -126,7 +130,7 @@ def open_run(
         items = _with_files(items, spec["data"], spec.get("meta_data"))
     if spec["data"] not in DATASETS:
         defaults = finer(defaults, len(opened.task.train))
-    return items, settings.not_default(spec, defaults)
+    return items, settings.not_default(spec, defaults), found
 
 
 def _with_files(items: "Items", data: str, trusted: str | None = None) -> "Items":
@@ -195,11 +199,13 @@ def _shown(path: Path | None, dataset: "Dataset", data: str) -> list[dict[str, s
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    from warpi.data.reading import reading
+    from warpi.data.reading import check_separator, reading
 
     try:
         with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
-            lines = [{key: value or "" for key, value in line.items() if key} for line in csv.DictReader(file)]
+            found = csv.DictReader(file)
+            check_separator(path, found.fieldnames or ())
+            lines = [{key: value or "" for key, value in line.items() if key} for line in found]
     except csv.Error as e:
         raise UserError(f"{path}: not a readable csv file ({e})") from e
     if not lines:

@@ -193,7 +193,8 @@ def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path, correc
         flags["noise"] = f"given:{corrected}"
     if items.dataset.files and trusted.suffix:  # its paths are relative to the folder of the data
         flags["root"] = items.dataset.files.root
-    return command({**flags, "meta_data": str(trusted)}, "runs/next")
+    names = itertools.chain(["runs/next"], (f"runs/next-{n}" for n in itertools.count(2)))  # there may be many rounds
+    return command({**flags, "meta_data": str(trusted)}, next(name for name in names if not Path(name).exists()))
 
 
 def _input(examples: Examples, row: int) -> Tensor:

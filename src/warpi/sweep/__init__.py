@@ -122,6 +122,8 @@ def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | No
     with ExitStack() as held:
         held.enter_context(read_once())
         _check_data(plan, left)
+        if n_left:
+            _check_out(plan.out)
         if len(processes) != 1:
             held.close()  # several read for themselves
         board, caught = held.enter_context(Board(plan, start)), held.enter_context(signals())
@@ -143,6 +145,14 @@ def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | No
         print(f"warpi: stopped by {signal.Signals(caught[0]).name}; go on with: {again}", file=sys.stderr)
         return 128 + caught[0]
     return _report(plan, board.failed, time.monotonic() - began, json_file)
+
+
+def _check_out(out: Path) -> None:
+    """Runs can be made there: else each process would say so, and each run be told to be tried again."""
+    try:
+        (out / ".sweep").mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"cannot write to {out}: {e.strerror}; choose another --out") from e
 
 
 def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
