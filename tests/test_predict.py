@@ -236,10 +236,10 @@ def test_arrays(tmp_path: Path) -> None:
     np.save(tmp_path / "new_labels.npy", np.array(["dog"]))
     assert warpi.predict(run, tmp_path / "new.npy").labels["y"].tolist() == [1]
     np.save(tmp_path / "wide.npy", np.ones((2, 4)))
-    with pytest.raises(UserError, match=r"an input is torch.float32 \[4\], expected torch.float32 \[3\]"):
+    with pytest.raises(UserError, match=r"an input is float32 \[4\], expected float32 \[3\]"):
         warpi.predict(run, tmp_path / "wide.npy")
     np.save(tmp_path / "pictures.npy", np.ones((2, 8, 8), np.uint8))
-    with pytest.raises(UserError, match=r"an input is torch.uint8 \[1, 8, 8\], expected torch.float32 \[3\]"):
+    with pytest.raises(UserError, match=r"an input is uint8 \[1, 8, 8\], expected float32 \[3\]"):
         warpi.predict(run, tmp_path / "pictures.npy")
 
 

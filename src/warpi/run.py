@@ -253,7 +253,7 @@ def pick_device(device: str) -> torch.device:
     if where.type not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"there are {torch.cuda.device_count()} CUDA devices here, got {device!r}; use --device cpu")
+        raise UserError(f"there are {torch.cuda.device_count()} CUDA devices here, got {device!r}; take cpu")
     return where
 
 

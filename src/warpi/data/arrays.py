@@ -121,7 +121,7 @@ def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classe
 
 def _check_like(x: Tensor, first: TensorExamples, what: str) -> None:
     if x.shape[1:] != first.x.shape[1:] or x.dtype != first.x.dtype:
-        got, want = (f"{t.dtype} {list(t.shape[1:])}" for t in (x, first.x))
+        got, want = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape[1:])}" for t in (x, first.x))
         raise UserError(f"{what} is {got}, expected {want}")
 
 

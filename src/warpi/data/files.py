@@ -189,7 +189,7 @@ class FileExamples(Examples):
             first = "; ".join(f"{path} ({reason})" for path, reason in list(self.bad.items())[:3])
             absent = "; if they lie elsewhere, name that folder with --root FOLDER"
             raise UserError(
-                f"{len(self.bad)} of {len(self)} images cannot be read, at most {self.allowed} are tolerated "
+                f"already {len(self.bad)} of {len(self)} images cannot be read, at most {self.allowed} are tolerated "
                 f"(max_bad={self.max_bad:g}); mend or remove them, the first are: {first}"
                 + (absent if all(map(_is_absent, self.bad.values())) else "")
             )
