@@ -252,7 +252,10 @@ def _samples(name: str, results: Results) -> list[str]:
 def _step(file: Path) -> list[str]:
     """A step of the paper's network, as `warpi bench meta-step` measured it (benchmarks/gpu.sh step)."""
     if not file.exists():
-        return ["A step of the paper's network and batch here: not measured yet (`bash benchmarks/gpu.sh step 300`).", ""]
+        return [
+            "A step of the paper's network and batch here: not measured yet (`bash benchmarks/gpu.sh step 300`).",
+            "",
+        ]
     rows = json.loads(file.read_text())
     first = rows[0]
     lines = [f"## A step of {first['net']}, batches of {first['batch']}, {first['precision']}", ""]

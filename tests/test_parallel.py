@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
@@ -291,6 +292,8 @@ def do_launch(rank: str) -> None:
 def serve() -> None:
     with doubles():
         trained("warpi", Normed)  # what torch imports late is imported now
+    with TemporaryDirectory() as folder:  # and what a command does: scikit-learn alone takes a rank more than a second
+        main([*FIT, "--threads", "1", "--epochs", "1", "--out", folder])
     import_module("torch.distributed.launcher.api")
     print("ready", flush=True)
     for line in sys.stdin:
