@@ -684,7 +684,8 @@ def test_devices_starts_ranks_that_may_die(server: Server, tmp_path: Path) -> No
     run, alone = Run(tmp_path / "run"), Run(tmp_path / "alone")
     quick = [*FIT, "--method", "ce", "--epochs", "8", "--lr", "0.01"]  # its steps wait for no late import
     server.run(1, [*quick, "--out", str(alone.out)])
-    argv = [*quick, "--devices", "2", "--out", str(run.out), "--checkpoint-seconds", "0"]
+    plain = [*quick, "--devices", "2", "--out", str(run.out)]
+    argv = [*plain, "--checkpoint-seconds", "0"]
 
     launcher = server.start(1, argv)
     wait_until(run.file.exists, launcher.log)
@@ -695,7 +696,7 @@ def test_devices_starts_ranks_that_may_die(server: Server, tmp_path: Path) -> No
     assert launcher.log() == line
     assert not (run.out / "done").exists()
 
-    launcher = server.run(1, [*argv, "--resume"])
+    launcher = server.run(1, [*plain, "--resume"])
     assert launcher.log() == ""
     run.assert_like(alone)
 
