@@ -1,6 +1,8 @@
 """Small things that several test files share."""
 
+import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,6 +20,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """What is not marked `gpu` is about the CPU, also where there is a GPU."""
     if "not gpu" in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported stays: the garbage collector need not go through half a million objects again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()  # what can go goes, and is heard of
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

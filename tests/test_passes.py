@@ -17,8 +17,8 @@ from test_lookahead import DEVICES, EXACT, NETS, TWICE, K, Residual, Setting, as
 from warpi import passes, retrace
 from warpi.errors import UserError
 from warpi.lookahead import meta_gradient
-from warpi.nets.preact import preact18
-from warpi.nets.resnet import resnet32
+from warpi.nets.preact import stage
+from warpi.nets.resnet import conv, resnet20
 from warpi.passes import How, along, at, forward, tuned
 from warpi.recipe import Recipe
 from warpi.rng import seeded
@@ -228,11 +228,11 @@ def test_bf16_traced_without_weights_of_batchnorm(way: str) -> None:
 
 
 def test_the_pass_is_not_computed_again() -> None:
-    """The graphs of the two linear maps hold no operator of the pass; its 31 convolutions are 93 in all, not 155."""
-    net = tuned(resnet32((3, 8, 8), K, width=4), TRACED)
+    """The graphs of the two linear maps hold no operator of the pass; its 19 convolutions are 56 in all, not 94."""
+    net = tuned(resnet20((3, 8, 8), K, width=4), TRACED)
     forward(net, torch.randn(4, 3, 8, 8))
     found = trace_of(net)
-    n = 31
+    n = 19
 
     def count(part: passes.Any) -> int:
         return sum("convolution.default" in str(node.target) for node in part.module.graph.nodes)
@@ -249,7 +249,8 @@ def test_the_pass_is_not_computed_again() -> None:
 def test_lean_and_checkpointed_passes_hand_on_less() -> None:
     def handed_on(how: How) -> int:
         with seeded(0):
-            net = tuned(preact18((3, 16, 16), K, width=8), how)
+            stages = stage(8, 8, 2, 1), stage(8, 16, 2, 2)  # half of a pre-activation ResNet-18
+            net = tuned(nn.Sequential(conv(3, 8, 3), *stages, nn.Flatten(), nn.Linear(1024, K)), how)
         forward(net, torch.randn(8, 3, 16, 16))
         outputs = trace_of(net).pass_.outputs
         return sum(node.meta["val"].numel() for node in outputs if node is not None and node.op != "placeholder")
