@@ -26,7 +26,7 @@ from warpi.method import Method
 from warpi.methods import CE, MWNet, WarPI
 from warpi.methods.warpi import MetaNet
 from warpi.nets.preact import preact18
-from warpi.nets.resnet import resnet20
+from warpi.nets.resnet import resnet32
 from warpi.passes import forward
 from warpi.recipe import Recipe
 from warpi.rng import seeded
@@ -166,7 +166,7 @@ FLAT, IMAGE, SEQUENCE = (5,), (3, 8, 8), (3, 8)
 NETS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "mlp": (FLAT, lambda: perceptron(5, 8, 7, K)),
     "residual": (IMAGE, Residual),
-    "resnet20": (IMAGE, lambda: resnet20(IMAGE, K, width=4)),
+    "resnet32": (IMAGE, lambda: resnet32(IMAGE, K, width=4)),
     "preact18": (IMAGE, lambda: preact18(IMAGE, K, width=2)),
     "dropout": (FLAT, lambda: perceptron(5, 8, 7, K, dropout=0.3)),
     "dropout of channels": (IMAGE, lambda: Residual(0.5)),
