@@ -57,7 +57,7 @@ pack() {
     fi
     if [ "${1:-}" = arrays ]; then
         for run in "$WORK"/runs/*/*_seed0; do
-            case $run in */samples* | */cifar10-*/* | */*-short/*) continue ;; esac
+            case $run in */samples* | */cifar10-*/*) continue ;; esac
             if [ -e "$run/done" ] && [ ! -e "$run/figures.npz" ]; then wanted+=("$run"); fi
         done
     fi

@@ -194,20 +194,20 @@ def _block(data: str, noise: str, column: int | None, printed: list[dict[str, An
 def _options(_: str, results: Results) -> list[str]:
     """One row for each way to make v, the noises side by side."""
     lines = [LEGEND, ""]
-    keys = ("output", "label_input", "meta_lr")
+    keys = ("output", "label_input", "mean_init", "meta_lr")
     ways = list(dict.fromkeys(tuple(job.settings.get(key) for key in keys) for job in results.jobs))
     for noise in results.values("noise"):
         lines += [
             f"## `{noise}`",
             "",
-            "| output | label | meta lr | seeds | last | best on validation | best on test |",
+            "| output | label | first mean | meta lr | seeds | last | best on validation | best on test |",
         ]
-        lines.append("|:---|:---|---:|---:|---:|---:|---:|")
+        lines.append("|:---|:---|:---|---:|---:|---:|---:|---:|")
         for way in ways:
             runs = results.some(noise=noise, **dict(zip(keys, way, strict=True)))
             if not runs and results.runs:  # what is missing is said below
                 continue
-            lines.append(_pipes([*(f"`{say(value)}`" for value in way), *_cells(runs)]))
+            lines.append(_pipes([*(f"`{say(value or 'xavier')}`" for value in way), *_cells(runs)]))
         lines.append("")
     return lines
 

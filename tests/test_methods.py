@@ -188,6 +188,20 @@ def test_one_hot_labels_enter_as_unit_vectors(tiny: TaskAndTruth) -> None:
     assert torch.equal(method.V.label(y), torch.eye(10)[y])
 
 
+@pytest.mark.parametrize("samples", [0, 2])
+def test_the_mean_of_v_may_begin_alike(tiny: TaskAndTruth, samples: int) -> None:
+    """For every class, logits and label; what is drawn around it, and what is learned from there, is not touched."""
+    z, y = 3 * torch.randn(40, 10, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10
+    plain, zero = (WarPI(samples=samples, output="tanh", mean_init=init) for init in ("xavier", "zero"))
+    for method in (plain, zero):
+        method.start(tiny[0], RECIPE)
+    assert not zero.V(z, y).mean.any()
+    assert plain.V(z, y).mean.std() > 0.1
+    assert torch.equal(zero.V(z, y).std, plain.V(z, y).std), "all else begins as without it"
+    trained(zero, *tiny)
+    assert zero.V(z, y).mean.std(0).min() > 0
+
+
 def test_virtual_learning_rate(tiny: TaskAndTruth) -> None:
     """alpha of Eq. (11): by default the classifier's own; with alpha = 0 phi cannot matter and does not move."""
     runs = {alpha: WarPI(samples=2, virtual_lr=alpha) for alpha in (None, RECIPE.lr, 0.001, 0.0)}

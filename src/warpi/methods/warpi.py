@@ -84,6 +84,7 @@ class WarPI(Method):
     label_input: Literal["embedding", "one_hot"] = "embedding"
     activation: Literal["tanh", "relu"] = "tanh"
     hidden: int = 100
+    mean_init: Literal["xavier", "zero"] = "xavier"  # of V's head for mu; zero: every v begins with the same mean
     meta_lr: float = 3e-4  # beta, of Adam
     virtual_lr: float | None = None  # alpha of Eq. (11); None: the classifier's current learning rate
 
@@ -96,6 +97,8 @@ class WarPI(Method):
         with seeded(derive(recipe.seed, "meta-network")):
             activation = nn.Tanh if self.activation == "tanh" else nn.ReLU
             V = MetaNet(task.n_classes, self.hidden, self.label_input, activation)
+        if self.mean_init == "zero":
+            nn.init.zeros_(V.mean.weight)
         self.V = V.to(task.train.y.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
 
