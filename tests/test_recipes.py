@@ -111,8 +111,11 @@ def test_what_the_issue_asks_for_first_comes_first() -> None:
     assert {j.settings["noise"] for j in jobs} == {
         f"{kind}:{rate}" for kind in ("flip", "flip2") for rate in (0.2, 0.4)
     }
-    first = read_plan(ROOT / "recipes" / "v-output.toml").jobs[:12]
-    assert len({(j.settings["noise"], j.settings["output"], j.settings["label_input"]) for j in first}) == 12
+    first = read_plan(ROOT / "recipes" / "v-output.toml").jobs[:10]
+    assert {(j.settings["noise"], j.settings["output"]) for j in first} == {
+        (noise, output) for noise in ("flip:0.4", "uniform:0.6") for output in ("sigmoid", "tanh", "unbounded")
+    }
+    assert not any("mean_init" in j.settings for j in first), "as published"
 
 
 def test_dry_run_prints_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
