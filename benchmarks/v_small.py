@@ -52,7 +52,7 @@ def table(found: dict[str, Any]) -> str:
     cells = defaultdict(list)
     for r in found["rows"]:
         names = ("output", "mean_init", "meta_lr")
-        words = [f"`{r['options'].get(name, 'xavier')}`" for name in names] if r["options"] else ["–"] * 3
+        words = [f"`{r['options'].get(name) or 'xavier'}`" for name in names] if r["options"] else ["–"] * 3
         cells[f"| `{r['method']}` | " + " | ".join(words)].append(r["test_acc"])
     lines = ["| method | output | first mean | meta lr | seeds | epoch 1 | last | best on test |"]
     lines.append("|:---|:---|:---|---:|---:|---:|---:|---:|")
@@ -67,8 +67,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path)
     parser.add_argument("--out", type=Path)
-    args, more = parser.parse_known_args()
-    if args.root and args.out:
+    args, more = parser.parse_known_args()  # more: flags of `warpi sweep`
+    if (args.root or more) and not (args.root and args.out):
+        parser.error("a sweep needs both --root and --out")
+    if args.root:
         file = args.out / "cifar10-16.npz"
         small_images(args.root, file)
         given = ["--set", f"data={file}", "--out", str(args.out / "runs"), *more]

@@ -320,7 +320,7 @@ def test_samples(tmp_path: Path) -> None:
     """The best and the last epoch of the long runs; the time of the short ones, without the first epoch."""
     for n, last in ((1, 80.0), (4, 82.0), (10, 83.0)):
         made(tmp_path / f"long{n}", "warpi", [70.0, 85.0, 84.0, last], 3.0, samples=n, output="sigmoid")
-        made(tmp_path / f"short{n}", "warpi", [10.0, 11.0], 2.0 + n / 100, samples=n, output="sigmoid")
+        made(tmp_path / f"short{n}", "warpi", [10.0, 11.0], 2.0 + n / 100, samples=n, output="sigmoid", mean_init=None)
     made(tmp_path / "long20", "warpi", [70.0, 85.0, 84.0, 81.0], 3.0, samples=20, output="sigmoid")  # not timed
     made(tmp_path / "other", "warpi", [99.0, 99.0, 99.0, 99.0], 0.1, samples=10, output="tanh")
     with drawing():

@@ -283,6 +283,12 @@ class TestRefusals:
             with pytest.raises(UserError, match=message):
                 fit(tmp_path, resume=True)
 
+    def test_a_hyper_parameter_that_came_later(self, tmp_path: Path) -> None:
+        """Null is as it was before there was one: older runs go on."""
+        fit(tmp_path, **{**QUICK, "method": "warpi", "meta": 20})
+        edit_spec(tmp_path, lambda s: (s["spec"]["options"].pop("mean_init"), s["spec"]["recipe"].pop("compile")))
+        fit(tmp_path, resume=True)
+
     def test_data_that_has_changed(self, tmp_path: Path) -> None:
         x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
         np.savez(tmp_path / "d.npz", x=x, y=y)

@@ -241,10 +241,11 @@ def _here() -> str | None:
 
 def _settled(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What of a specification must be the same: not which options were said to differ from defaults, nor the module
-    from which a network of the user's own came."""
-    recipe = {**spec["recipe"], "net": str(spec["recipe"].get("net")).rpartition(".")[2]}
-    size = spec.get("image_size") or PHOTO
-    return {name: value for name, value in spec.items() if name != "changed"} | {"recipe": recipe, "image_size": size}
+    from which a network of the user's own came. A setting that is null and one that came later are the same."""
+    options, recipe = ({k: v for k, v in spec[part].items() if v is not None} for part in ("options", "recipe"))
+    recipe["net"] = str(recipe.get("net")).rpartition(".")[2]
+    rest = {name: value for name, value in spec.items() if name != "changed"}
+    return rest | {"options": options, "recipe": recipe, "image_size": spec.get("image_size") or PHOTO}
 
 
 def same_task(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:

@@ -151,7 +151,7 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
     several with one L the fastest does, for others beside it can only slow a run down."""
     families: dict[str, dict[int, list[Experiment]]] = {}  # by what else V is
     for e in rows:
-        options = {**e.first.spec["options"]}
+        options = {name: value for name, value in e.first.spec["options"].items() if value is not None}
         if e.first.spec["method"] == "warpi" and (n := options.pop("samples", 0)):
             families.setdefault(json.dumps(options, sort_keys=True), {}).setdefault(int(n), []).append(e)
     found = max(families.values(), key=len, default={})

@@ -84,7 +84,9 @@ class WarPI(Method):
     label_input: Literal["embedding", "one_hot"] = "embedding"
     activation: Literal["tanh", "relu"] = "tanh"
     hidden: int = 100
-    mean_init: Literal["xavier", "zero"] = "xavier"  # of V's head for mu; zero: every v begins with the same mean
+    mean_init: Literal["zero"] | None = (
+        None  # of V's head for mu; None: Xavier's, as published; zero: one mean for all v
+    )
     meta_lr: float = 3e-4  # beta, of Adam
     virtual_lr: float | None = None  # alpha of Eq. (11); None: the classifier's current learning rate
 
