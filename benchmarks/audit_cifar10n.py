@@ -37,8 +37,9 @@ def train(args: argparse.Namespace) -> None:
     import torch
 
     import warpi
-    from warpi.audit import Audit, audit
-    from warpi.audit.reopen import reopen
+    from warpi.audit import audit
+    from warpi.audit.result import Audit
+    from warpi.runs.reopen import reopen
 
     args.out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -33,8 +33,9 @@ from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
 import warpi
-from warpi.audit import Audit, audit
+from warpi.audit import audit
 from warpi.audit.pick import pick_rows
+from warpi.audit.result import Audit
 
 NOISES, SEEDS, META, FOLDS = ("pair:0.4", "uniform:0.4"), range(5), 50, 5
 CLASSIFIERS = {

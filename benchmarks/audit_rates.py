@@ -20,10 +20,10 @@ import torch
 
 import warpi
 from warpi.audit import audit
-from warpi.data import defaults_for
-from warpi.data.tables import features
-from warpi.rng import derive, seeded
-from warpi.spec import named, suited
+from warpi.data.numeric import features
+from warpi.datasets.load import defaults_for
+from warpi.runs.spec import named, suited
+from warpi.utils.seeding import derive, seeded
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT, PAGE = ROOT / "benchmarks" / "results" / "audit_rates.json", ROOT / "docs" / "audit.md"

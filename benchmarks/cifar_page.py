@@ -13,9 +13,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from warpi.method import FAMILIES
-from warpi.methods import METHODS
-from warpi.report.runs import flag
+from warpi.methods.registry import METHODS
+from warpi.runs.rerun import flag
+from warpi.training.method import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, CHANGED = ROOT / "docs/results/cifar10-short", ROOT / "docs/results/cifar10-why"

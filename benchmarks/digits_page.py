@@ -16,9 +16,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from warpi.method import FAMILIES
-from warpi.methods import METHODS
-from warpi.report.runs import flag
+from warpi.methods.registry import METHODS
+from warpi.runs.rerun import flag
+from warpi.training.method import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, WHY = ROOT / "docs/results/digits.json", ROOT / "docs/results/digits-why.json"

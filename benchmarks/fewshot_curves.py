@@ -10,10 +10,10 @@ import argparse
 import json
 from pathlib import Path
 
-from warpi.atomic import write_atomically
-from warpi.fewshot import fit, judged, load
+from warpi.fewshot.compare import examples, judged
 from warpi.fewshot.plot import plot_bases, plot_curves
-from warpi.fewshot.rows import examples
+from warpi.fewshot.run import fit, load
+from warpi.utils.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 CURVES = ("maml", "rff", "metavrf", "metavrf_bilstm", "metavrf_evidence")

@@ -37,19 +37,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from warpi.atomic import one_writer, write_atomically
-from warpi.capture import searching
-from warpi.data.fewshot import Classes, FewShotData
 from warpi.errors import UserError
-from warpi.fewshot import LEARNERS
 from warpi.fewshot import run as runs
+from warpi.fewshot.compare import judged, versatility
+from warpi.fewshot.data import Classes, FewShotData
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.learner import Problem
-from warpi.fewshot.rows import judged, versatility
+from warpi.fewshot.learners.registry import LEARNERS
 from warpi.fewshot.spec import Spec, read_spec, specify
 from warpi.fewshot.train import Position, Step, Training
-from warpi.rng import generator
-from warpi.run import Stopped
+from warpi.runs.run import Stopped
+from warpi.training.cuda_graph import searching
+from warpi.utils.files import one_writer, write_atomically
+from warpi.utils.seeding import generator
 
 # The same training for every learner of a table. Tasks of more ways than those of the tests teach more an image, and so
 # do fewer queries of each class; tests have 15.

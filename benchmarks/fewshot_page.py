@@ -15,8 +15,8 @@ from typing import Any
 
 from fewshot_gpu import ORDER
 
-from warpi.atomic import write_atomically
 from warpi.fewshot.plot import plot_bases, plot_versatility
+from warpi.utils.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, PICTURES = ROOT / "benchmarks/results", ROOT / "docs/fewshot.md", ROOT / "docs/results/fewshot"

@@ -23,11 +23,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from warpi.atomic import write_atomically
 from warpi.errors import UserError
-from warpi.figures.arrays import FILE
-from warpi.sweep.folders import KEPT, why_not_kept
+from warpi.report.figure_data import FILE
 from warpi.sweep.plan import Settings, read_plan
+from warpi.sweep.queue import KEPT, why_not_kept
+from warpi.utils.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"

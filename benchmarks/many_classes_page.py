@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from warpi import METHODS, fit
-from warpi.atomic import write_atomically
+from warpi.utils.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, PAGE = ROOT / "benchmarks/results/many_classes.json", ROOT / "docs/results/many-classes.md"

@@ -6,7 +6,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from warpi.atomic import write_atomically
+from warpi.utils.files import write_atomically
 
 
 def made_on(*packages: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from warpi.cli import main as warpi
+from warpi.cli.app import main as warpi
 
 SETS = {
     "cpu": ["--device", "cpu", "--net", "resnet20", "--batch", "32", "--variants", "all"],

@@ -22,9 +22,9 @@ from marked import made_on, write_between
 from sklearn.datasets import load_breast_cancer, make_blobs
 
 import warpi
-from warpi.atomic import write_atomically
-from warpi.data.tables import features
-from warpi.untrusted import NoTrustedExamples
+from warpi.data.numeric import features
+from warpi.estimator.pseudo_trusted import NoTrustedExamples
+from warpi.utils.files import write_atomically
 
 TITLES = {
     "digits": "Digits (1,298 noisy rows)",

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warpi.figures.draw import figures
-from warpi.report.runs import Row, Run, find_runs, number, say, summarise
+from warpi.report.experiments import Row, Run, find_runs, number, summarise
+from warpi.report.figures import figures
 from warpi.report.table import write
-from warpi.sweep.folders import kept
+from warpi.runs.rerun import say
 from warpi.sweep.plan import Job, read_plan
+from warpi.sweep.queue import kept
 
 HERE = Path(__file__).resolve().parent
 PAPER = json.loads((HERE / "paper_tables.json").read_text())["tables"]

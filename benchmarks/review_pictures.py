@@ -20,12 +20,12 @@ from playwright.sync_api import sync_playwright
 from sklearn.datasets import load_wine
 
 from warpi import fit, load_dataset
-from warpi.atomic import write_atomically
 from warpi.audit import audit
+from warpi.review.decisions import Store
 from warpi.review.items import Items, of_run
 from warpi.review.server import Server
 from warpi.review.session import Review
-from warpi.review.store import Store
+from warpi.utils.files import write_atomically
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 

@@ -20,15 +20,15 @@ from pathlib import Path
 import torch
 
 from warpi import __version__, fit
-from warpi.atomic import write_atomically
 from warpi.audit import audit
-from warpi.data import load_dataset
 from warpi.data.dataset import Dataset
-from warpi.noise import Noise
+from warpi.datasets.load import load_dataset
+from warpi.noise.noise import Noise
+from warpi.review.decisions import Decision
 from warpi.review.export import write_corrected, write_trusted
 from warpi.review.items import of_data, of_run
-from warpi.review.store import Decision
-from warpi.rng import generator
+from warpi.utils.files import write_atomically
+from warpi.utils.seeding import generator
 
 
 def decided(dataset: Dataset, rows: list[int]) -> dict[int, Decision]:

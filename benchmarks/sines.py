@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 
-from warpi.atomic import write_atomically
-from warpi.data.fewshot import load_fewshot
-from warpi.fewshot import Problem, make_learner
+from warpi.fewshot.data import load_fewshot
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.evaluate import evaluate
+from warpi.fewshot.learner import Problem
+from warpi.fewshot.learners.registry import make_learner
 from warpi.fewshot.train import Training, train
+from warpi.utils.files import write_atomically
 
 LEARNERS = ("maml", "rff", "metavrf", "metavrf_lstm", "metavrf_bilstm", "metavrf_evidence")
 PLAIN = {"exact": True, "floor": 1e-4}  # of steps to metavrf_evidence

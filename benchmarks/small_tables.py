@@ -20,8 +20,8 @@ from marked import made_on, write_between
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification
 
 import warpi
-from warpi.atomic import write_atomically
-from warpi.data.tables import features
+from warpi.data.numeric import features
+from warpi.utils.files import write_atomically
 
 TABLES = {  # noise, trusted rows, title
     "wine": ("pair:0.3", 30, "wine"),

@@ -32,7 +32,7 @@ from sklearn.naive_bayes import ComplementNB
 from sklearn.svm import LinearSVC
 
 from warpi import NoisyLabelClassifier
-from warpi.atomic import write_atomically
+from warpi.utils.files import write_atomically
 
 PACKAGES = ("numpy", "scipy", "sklearn", "torch", "matplotlib", "sympy", "pandas", "networkx")
 REAL = {  # folders, and how many paragraphs at most are taken of each

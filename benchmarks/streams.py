@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from warpi.atomic import write_atomically
-from warpi.cli import main as warpi
+from warpi.cli.app import main as warpi
+from warpi.utils.files import write_atomically
 
 PLAN = """[defaults]
 data = "{data}"

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from marked import made_on, write_between
 
-from warpi.atomic import write_atomically
-from warpi.cli import main as warpi
-from warpi.data import load_dataset
+from warpi.cli.app import main as warpi
 from warpi.data.examples import TensorExamples
+from warpi.datasets.load import load_dataset
+from warpi.utils.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, PAGE = ROOT / "benchmarks/results/v_small.json", ROOT / "docs/results/v-output/notes.md"

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from warpi.cli import main as warpi
+from warpi.cli.app import main as warpi
 
 DEMO = ("warpi", "warpi_detc", "mwnet", "clean_only", "ce")
 PUBLISHED = "warpi --output sigmoid --label-input embedding"  # as the code of its authors has it

@@ -10,7 +10,9 @@ of tasks; with `Problem(shape, ways=5)` and class numbers as targets it is class
 import torch
 from torch import Tensor
 
-from warpi.fewshot import Episode, Learner, MetaVRF, Problem, make_learner
+from warpi.fewshot.learner import Episode, Learner, Problem
+from warpi.fewshot.learners.metavrf import MetaVRF
+from warpi.fewshot.learners.registry import make_learner
 
 
 def pendulums(tasks: int, generator: torch.Generator, seen: int = 6, asked: int = 20) -> Episode:

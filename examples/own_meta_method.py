@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from warpi import CE, Batch, Log, Method, Recipe, Task, load_dataset, make_task, train
-from warpi.lookahead import bilevel_step
-from warpi.losses import cross_entropy
-from warpi.recipe import adam
-from warpi.rng import derive, seeded
+from warpi.functional.losses import cross_entropy
+from warpi.training.bilevel import bilevel_step
+from warpi.training.recipe import adam
+from warpi.utils.seeding import derive, seeded
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
-from warpi.data.toy import digits as read_digits
-from warpi.task import Task, Truth, make_task
+from warpi.datasets.digits import digits as read_digits
+from warpi.training.task import Task, Truth, make_task
 
 torch.set_num_threads(1)  # the last bit of a sum depends on the number of threads
 
@@ -36,7 +36,7 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of whole processes come first: each takes long, and at the end one worker would wait for another's."""
-    slow = ("test_faults.py", "test_parallel.py", "test_review_browser.py", "test_sweep.py")
+    slow = ("test_faults.py", "test_distributed.py", "test_review_browser.py", "test_sweep.py")
     items.sort(key=lambda item: item.path.name not in slow)
 
 

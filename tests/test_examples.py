@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from warpi.cli import main
+from warpi.cli.app import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -57,10 +57,10 @@ def help_of(*command: str) -> str:
 
 
 def test_readme_commands_have_flags_that_exist() -> None:
-    from warpi.cli import COMMANDS, LATER
-    from warpi.methods import METHODS
-    from warpi.recipe import Recipe
-    from warpi.spec import DataSpec
+    from warpi.cli.app import COMMANDS, LATER
+    from warpi.methods.registry import METHODS
+    from warpi.runs.spec import DataSpec
+    from warpi.training.recipe import Recipe
 
     fields = {n for c in (DataSpec, Recipe, *map(type, METHODS.values())) for n in c.__dataclass_fields__}
     flags = {"--" + n.replace("_", "-") for n in fields} | {"--out", "--resume", "--method", "--json"}

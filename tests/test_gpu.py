@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from warpi import METHODS, fit, parallel
-from warpi.nets import NETS
+from warpi import METHODS, fit
+from warpi.nets.registry import NETS
+from warpi.utils import distributed as parallel
 
 pytestmark = pytest.mark.gpu
 

@@ -1,5 +1,5 @@
 """`python -m warpi`, for where nothing is installed."""
 
-from warpi.cli import main
+from warpi.cli.app import main
 
 raise SystemExit(main())

@@ -6,12 +6,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warpi.audit.table import Audit as Audit
-from warpi.audit.table import read_audit as read_audit
+from warpi.audit.result import Audit as Audit
+from warpi.audit.result import read_audit as read_audit
 
 if TYPE_CHECKING:
-    from warpi.method import Method
-    from warpi.run import Run
+    from warpi.runs.run import Run
+    from warpi.training.method import Method
 
 
 def audit(

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 import warpi
-import warpi.audit.scores as scores
-from warpi.audit.folds import SAMPLES, Sight, look, out_of_sample
-from warpi.audit.reopen import reopen
-from warpi.audit.scores import Floats
-from warpi.audit.table import Audit
+import warpi.audit.label_scores as scores
+from warpi.audit.label_scores import Floats
+from warpi.audit.out_of_sample import SAMPLES, Sight, look, out_of_sample
+from warpi.audit.result import Audit
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.method import Method
 from warpi.methods.plain import CE
-from warpi.run import Run
-from warpi.task import Task
+from warpi.runs.reopen import reopen
+from warpi.runs.run import Run
+from warpi.training.method import Method
+from warpi.training.task import Task
 
 log = logging.getLogger("warpi.audit")
 _POOR = 0.7  # accuracy on the trusted rows below which a classifier is no judge

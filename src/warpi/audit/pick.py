@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.atomic import write_atomically
-from warpi.audit.scores import Floats, Ints, wilson
-from warpi.audit.table import Audit
-from warpi.data.reading import check_separator, reading
+from warpi.audit.label_scores import Floats, Ints, wilson
+from warpi.audit.result import Audit
+from warpi.datasets.text_files import check_separator, reading
 from warpi.errors import UserError
-from warpi.neighbours import centres
-from warpi.rng import generator
+from warpi.functional.neighbors import centres
+from warpi.utils.files import write_atomically
+from warpi.utils.seeding import generator
 
 CHECKED = "checked_label"
 SURE = 0.9  # a class of at least this probability is not in doubt

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from warpi.data.examples import TensorExamples
-from warpi.data.files import FileExamples
+from warpi.data.image_files import FileExamples
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.errors import UserError

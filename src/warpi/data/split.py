@@ -9,11 +9,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from warpi import parallel
+from warpi.data.batch import Batch
 from warpi.data.examples import Examples, TensorExamples
 from warpi.errors import UserError
-from warpi.rng import derive, generator
-from warpi.types import Batch
+from warpi.utils import distributed as parallel
+from warpi.utils.seeding import derive, generator
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from warpi.data.augment import Crop
-from warpi.data.fewshot import Classes, Sines
 from warpi.errors import UserError
-from warpi.fewshot.embed import pixels
+from warpi.fewshot.data import Classes, Sines
 from warpi.fewshot.learner import Episode
-from warpi.rng import generator
+from warpi.fewshot.learners.embedding import pixels
+from warpi.utils.seeding import generator
 
 _BLOCK = 10  # tasks drawn from one seed: a test set does not depend on how many tasks are judged at a time
 

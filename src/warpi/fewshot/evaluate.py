@@ -12,7 +12,7 @@ from torch import Tensor
 from warpi.errors import UserError
 from warpi.fewshot.episodes import Kind, Tasks
 from warpi.fewshot.learner import Episode, Learner, Output
-from warpi.rng import generator
+from warpi.utils.seeding import generator
 
 _MEMORY = {"cpu": 2**27, "cuda": 2**31}  # bytes of the largest layer of the tasks that are judged together
 

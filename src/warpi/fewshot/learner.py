@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warpi.data.fewshot import Values, as_tensor
+from warpi.data.batch import Log
 from warpi.errors import UserError
-from warpi.method import evaluating
-from warpi.rng import derive, generator, seeded
-from warpi.settings import check_types
-from warpi.types import Log
+from warpi.fewshot.data import Values, as_tensor
+from warpi.training.method import evaluating
+from warpi.utils.field_checks import check_types
+from warpi.utils.seeding import derive, generator, seeded
 
 
 class Problem(NamedTuple):

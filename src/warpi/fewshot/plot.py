@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warpi.errors import UserError
 from warpi.fewshot.episodes import task_name
-from warpi.report.pictures import COLOURS, GREY, drawing
+from warpi.report.plot_style import COLOURS, GREY, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from warpi import checkpoint
-from warpi.atomic import append_line, one_writer, write_atomically
-from warpi.data.fewshot import Classes, FewShotData, load_fewshot
-from warpi.engine import Record
 from warpi.errors import UserError, readable
+from warpi.fewshot.data import Classes, FewShotData, load_fewshot
 from warpi.fewshot.episodes import task_name
 from warpi.fewshot.learner import Learner
 from warpi.fewshot.spec import Spec, describe, read_spec, same_facts, same_settings, specify
 from warpi.fewshot.train import Position, means, task_pair, train
-from warpi.folder import check_free, cut_results
-from warpi.progress import Progress
-from warpi.rng import derive, seeded
-from warpi.run import Stopped, cpu_threads, pick_device, signals
-from warpi.stored import read_record
+from warpi.runs.resume import check_free, cut_results
+from warpi.runs.run import Stopped, cpu_threads, pick_device, signals
+from warpi.runs.schema import read_record
+from warpi.training import checkpoint
+from warpi.training.engine import Record
+from warpi.training.progress import Progress
+from warpi.utils.files import append_line, one_writer, write_atomically
+from warpi.utils.seeding import derive, seeded
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 import warpi
-from warpi.data.fewshot import FEWSHOT, Classes, FewShotData
 from warpi.errors import UserError, unknown
-from warpi.fewshot import LEARNERS, make_learner
+from warpi.fewshot.data import FEWSHOT, Classes, FewShotData
 from warpi.fewshot.episodes import Kind
 from warpi.fewshot.learner import Learner, Problem
+from warpi.fewshot.learners.registry import LEARNERS, make_learner
 from warpi.fewshot.train import Training, check_train_ways
-from warpi.folder import MEND, read_stored
-from warpi.spec import plain
-from warpi.stored import check_part
+from warpi.runs.resume import MEND, read_stored
+from warpi.runs.schema import check_part
+from warpi.runs.spec import plain
 
 FORMAT = "warpi-fewshot/1"
 _IMAGES: dict[str, Any] = {"learner": "metavrf_bilstm", "ways": 5, "shots": 1, "tasks": 16, "iterations": 20_000}

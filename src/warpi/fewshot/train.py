@@ -11,18 +11,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from warpi.capture import kept, searching
-from warpi.checkpoint import state_of
-from warpi.data.fewshot import Classes, FewShotData
-from warpi.engine import Diverged, Record
 from warpi.errors import UserError
-from warpi.fewshot.embed import Psi
+from warpi.fewshot.data import Classes, FewShotData
 from warpi.fewshot.episodes import Kind, Tasks, make_tasks
 from warpi.fewshot.evaluate import evaluate
 from warpi.fewshot.learner import Learner
-from warpi.recipe import adam
-from warpi.rng import generator
-from warpi.settings import at_least, check_types
+from warpi.fewshot.learners.embedding import Psi
+from warpi.training.checkpoint import state_of
+from warpi.training.cuda_graph import kept, searching
+from warpi.training.engine import Diverged, Record
+from warpi.training.recipe import adam
+from warpi.utils.field_checks import at_least, check_types
+from warpi.utils.seeding import generator
 
 _log = logging.getLogger(__name__)
 _WARM_UP = 3  # plain steps before one is recorded: the first make optimizer state and cuDNN's choices

@@ -1,129 +1,14 @@
-"""Every method by name, each with its paper's defaults. `dataclasses.replace` changes a hyper-parameter."""
+"""methods."""
 
-from dataclasses import fields, replace
+from importlib import import_module
 from typing import Any
 
-from warpi.errors import UserError, unknown
-from warpi.method import Method
-from warpi.methods.cal import CAL
-from warpi.methods.cdr import CDR
-from warpi.methods.cleannet import CleanNet
-from warpi.methods.co_teaching import CoTeaching
-from warpi.methods.co_teaching_plus import CoTeachingPlus
-from warpi.methods.corrections import LossCorrection
-from warpi.methods.d2l import D2L
-from warpi.methods.decoupling import Decoupling
-from warpi.methods.dividemix import DivideMix
-from warpi.methods.dmi import DMI, DMINS
-from warpi.methods.elr import ELR
-from warpi.methods.elr_plus import ELRPlus
-from warpi.methods.emlc import EMLC
-from warpi.methods.gdw import GDW
-from warpi.methods.glc import GLC
-from warpi.methods.jocor import JoCoR
-from warpi.methods.l2rw import L2RW
-from warpi.methods.lccn import LCCN
-from warpi.methods.limit import LIMIT
-from warpi.methods.m_correction import MCorrection
-from warpi.methods.masking import Masking
-from warpi.methods.mentornet import MentorNetDD, MentorNetPD
-from warpi.methods.mixup import Mixup
-from warpi.methods.mlc import MLC
-from warpi.methods.mlc_wang import MLCWang
-from warpi.methods.mlnt import MLNT
-from warpi.methods.mslc import MSLC
-from warpi.methods.mwnet import MWNet
-from warpi.methods.noiserank import NoiseRank
-from warpi.methods.pencil import PENCIL
-from warpi.methods.plain import CE, CleanOnly, FineTune
-from warpi.methods.plc import PLC
-from warpi.methods.ptd import PTD
-from warpi.methods.robust import GCE, MAE, SCE, Bootstrap, Focal, LabelSmoothing
-from warpi.methods.s_model import SModel
-from warpi.methods.selfie import SELFIE
-from warpi.methods.smp import SMP
-from warpi.methods.t_revision import TRevision
-from warpi.methods.truncated import TruncatedGCE
-from warpi.methods.vri import VRI
-from warpi.methods.warpi import WarPI
-
-METHODS: dict[str, Method] = {
-    "ce": CE(),
-    "clean_only": CleanOnly(),
-    "fine_tune": FineTune(),
-    # robust losses
-    "mae": MAE(),
-    "gce": GCE(),
-    "gce_truncated": TruncatedGCE(),
-    "sce": SCE(),
-    "focal": Focal(),
-    "bootstrap_soft": Bootstrap(),
-    "bootstrap_hard": Bootstrap(hard=True, beta=0.8),
-    "label_smoothing": LabelSmoothing(),
-    "mixup": Mixup(),
-    # transition matrix
-    "forward": LossCorrection(),
-    "backward": LossCorrection(direction="backward"),
-    "glc": GLC(),
-    "s_model": SModel(),
-    "t_revision": TRevision(),
-    "dmi": DMI(),
-    "dmi_ns": DMINS(),
-    "lccn": LCCN(),
-    "ptd": PTD(),
-    "masking": Masking(),
-    # re-weighting and meta-learning
-    "l2rw": L2RW(),
-    "mwnet": MWNet(),
-    "mlc_wang": MLCWang(),
-    "mlc": MLC(),
-    "mslc": MSLC(),
-    "mlnt": MLNT(),
-    "gdw": GDW(),
-    "warpi": WarPI(),
-    "warpi_detc": WarPI(samples=0),
-    "emlc": EMLC(),
-    "vri": VRI(),
-    # semi-supervised
-    "dividemix": DivideMix(),
-    # sample selection
-    "decoupling": Decoupling(),
-    "co_teaching": CoTeaching(),
-    "co_teaching_plus": CoTeachingPlus(),
-    "jocor": JoCoR(),
-    "mentornet_pd": MentorNetPD(),
-    "mentornet_dd": MentorNetDD(),
-    "selfie": SELFIE(),
-    # label refinement and early learning
-    "cdr": CDR(),
-    "plc": PLC(),
-    "pencil": PENCIL(),
-    "m_correction": MCorrection(),
-    "d2l": D2L(),
-    "limit": LIMIT(),
-    "smp": SMP(),
-    "noiserank": NoiseRank(),
-    "elr": ELR(),
-    "elr_plus": ELRPlus(),
-    "cleannet": CleanNet(),
-    "cal": CAL(),
-}
+_HOME: dict[str, str] = {}
 
 
-def make_method(name: str, **options: Any) -> Method:
-    """A new method of the table, with some of its hyper-parameters changed."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    for option in options:
-        if option not in (allowed := [f.name for f in fields(METHODS[name])]):
-            raise unknown(f"option of {name}", option, allowed)
-    return replace(METHODS[name], **options)
-
-
-def of_others(what: str, method: str, *settings: str) -> UserError | None:
-    """The error for a setting, by any of its names, that this method lacks and others have; None: no method has it."""
-    others = [name for name, other in METHODS.items() if {*settings} & {f.name for f in fields(other)}]
-    if not others:
-        return None
-    listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
-    return UserError(f"unknown {what}: method {method} has no such setting; leave it out, or choose one of {listed}")
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name in _HOME:
+        return getattr(import_module(f"warpi.methods.{_HOME[name]}"), name)
+    return getattr(import_module("warpi.methods.registry"), name)

@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import torch
 
-from warpi import parallel
-from warpi.losses import cross_entropy
-from warpi.method import Method
-from warpi.settings import within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.training.method import Method
+from warpi.training.task import Task
+from warpi.utils import distributed as parallel
+from warpi.utils.field_checks import within
 
 
 @dataclass

@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warpi.features import feature_size, features
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.neighbours import centres
-from warpi.recipe import Recipe, adam
-from warpi.rng import derive, generator, seeded
-from warpi.settings import at_least, within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.neighbors import centres
+from warpi.training.method import Method, descend
+from warpi.training.penultimate import feature_size, features
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe, adam
+from warpi.training.task import Task
+from warpi.utils.field_checks import at_least, within
+from warpi.utils.seeding import derive, generator, seeded
 
 
 class Embedding(nn.Module):

@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import torch
 
-from warpi.losses import cross_entropy
-from warpi.method import Method
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.selection import disagreement, forget_rate, small_loss
 from warpi.methods.co_teaching import learn_crosswise, with_rate
-from warpi.phases import first_epochs
-from warpi.recipe import Recipe
-from warpi.selection import disagreement, forget_rate, small_loss
-from warpi.settings import at_least, within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.training.method import Method
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import first_epochs
+from warpi.utils.field_checks import at_least, within
 
 
 @dataclass

@@ -7,16 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.losses import cross_entropy, entropy, one_hot, prior_penalty, soft_cross_entropy, squared_error
-from warpi.method import Method, descend, evaluating
-from warpi.mixing import mixup, sharpen
-from warpi.phases import first_epochs
-from warpi.recipe import Recipe
-from warpi.selection import selected_mean, two_gaussians
-from warpi.settings import at_least, within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy, entropy, one_hot, prior_penalty, soft_cross_entropy, squared_error
+from warpi.functional.mixup import mixup, sharpen
+from warpi.functional.selection import selected_mean, two_gaussians
+from warpi.training.method import Method, descend, evaluating
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import first_epochs
+from warpi.utils.field_checks import at_least, within
 
 
 @dataclass

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import torch
 
-from warpi.losses import one_hot, soft_cross_entropy
-from warpi.method import Method, descend
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import one_hot, soft_cross_entropy
+from warpi.functional.mixup import beta, mixed, partners
 from warpi.methods.elr import away_from, remember
-from warpi.mixing import beta, mixed, partners
-from warpi.recipe import Recipe
-from warpi.settings import at_least, within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.field_checks import at_least, within
 
 
 @dataclass

@@ -5,16 +5,16 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from warpi import parallel
-from warpi.lookahead import batch_gradient
-from warpi.losses import cross_entropy, one_hot
-from warpi.method import Method, descend
-from warpi.passes import forward
-from warpi.recipe import Recipe, adam
-from warpi.rng import derive, seeded
-from warpi.settings import at_least
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.autodiff.passes import forward
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy, one_hot
+from warpi.training.bilevel import batch_gradient
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe, adam
+from warpi.training.task import Task
+from warpi.utils import distributed as parallel
+from warpi.utils.field_checks import at_least
+from warpi.utils.seeding import derive, seeded
 
 
 def balanced(g: Tensor, y: Tensor) -> Tensor:

@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import torch
 
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.phases import border, restart
-from warpi.recipe import Recipe
-from warpi.settings import within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.transition import forward_loss, from_trusted
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.transition import forward_loss, from_trusted
+from warpi.training.method import Method, descend
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import border, restart
+from warpi.utils.field_checks import within
 
 
 @dataclass

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.phases import first_epochs
-from warpi.recipe import Recipe
-from warpi.selection import forget_rate, selected_mean, small_loss
-from warpi.settings import at_least, within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.selection import forget_rate, selected_mean, small_loss
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import first_epochs
+from warpi.utils.field_checks import at_least, within
 
 
 @dataclass

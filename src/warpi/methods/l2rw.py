@@ -6,12 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi import parallel
-from warpi.lookahead import batch_gradient
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.passes import Forward, forward
-from warpi.types import Batch, Log
+from warpi.autodiff.passes import Forward, forward
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.training.bilevel import batch_gradient
+from warpi.training.method import Method, descend
+from warpi.utils import distributed as parallel
 
 
 def normalised(w: Tensor) -> Tensor:

@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.phases import border
-from warpi.recipe import Recipe
-from warpi.settings import at_least, within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.transition import from_given, latent_labels, row_normalised
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.transition import from_given, latent_labels, row_normalised
+from warpi.training.method import Method, descend
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import border
+from warpi.utils.field_checks import at_least, within
 
 
 @dataclass

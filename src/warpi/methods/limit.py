@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from warpi.losses import one_hot, soft_cross_entropy
-from warpi.method import Method, descend
-from warpi.settings import at_least
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import one_hot, soft_cross_entropy
+from warpi.training.method import Method, descend
+from warpi.utils.field_checks import at_least
 
 
 @dataclass

@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.losses import cross_entropy, one_hot, prior_penalty, soft_cross_entropy
-from warpi.method import Method, descend, evaluating
-from warpi.mixing import mixup
-from warpi.recipe import Recipe
-from warpi.selection import beta_posterior, two_betas
-from warpi.settings import at_least, within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy, one_hot, prior_penalty, soft_cross_entropy
+from warpi.functional.mixup import mixup
+from warpi.functional.selection import beta_posterior, two_betas
+from warpi.training.method import Method, descend, evaluating
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.field_checks import at_least, within
 
 
 def bootstrapped(y: Tensor, z: Tensor, w: Tensor) -> Tensor:

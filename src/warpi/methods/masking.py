@@ -7,17 +7,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from warpi.data.batch import Batch, Log
 from warpi.errors import UserError
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.phases import border
-from warpi.recipe import Recipe, adam
-from warpi.rng import derive, seeded
-from warpi.settings import at_least, within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.transition import from_given
-from warpi.types import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.transition import from_given
+from warpi.training.method import Method, descend
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe, adam
+from warpi.training.task import Task
+from warpi.training.warmup import border
+from warpi.utils.field_checks import at_least, within
+from warpi.utils.seeding import derive, seeded
 
 
 def structure_of(T: Tensor) -> Tensor:

@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.passes import at
-from warpi.recipe import Recipe, adam
-from warpi.rng import derive, seeded
-from warpi.selection import follow_percentile, left_out, self_paced
-from warpi.settings import at_least, within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.autodiff.passes import at
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.selection import follow_percentile, left_out, self_paced
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe, adam
+from warpi.training.task import Task
+from warpi.utils.field_checks import at_least, within
+from warpi.utils.seeding import derive, seeded
 
 
 @dataclass

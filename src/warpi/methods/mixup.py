@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from warpi.losses import one_hot, soft_cross_entropy
-from warpi.method import Method, descend
-from warpi.mixing import mixup
-from warpi.settings import at_least
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import one_hot, soft_cross_entropy
+from warpi.functional.mixup import mixup
+from warpi.training.method import Method, descend
+from warpi.utils.field_checks import at_least
 
 
 @dataclass

@@ -6,15 +6,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.features import feature_size, features
-from warpi.lookahead import bilevel_step
-from warpi.losses import cross_entropy, soft_cross_entropy
-from warpi.method import Method
-from warpi.recipe import Recipe, adam
-from warpi.rng import derive, seeded
-from warpi.settings import at_least
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy, soft_cross_entropy
+from warpi.training.bilevel import bilevel_step
+from warpi.training.method import Method
+from warpi.training.penultimate import feature_size, features
+from warpi.training.recipe import Recipe, adam
+from warpi.training.task import Task
+from warpi.utils.field_checks import at_least
+from warpi.utils.seeding import derive, seeded
 
 
 class Corrector(nn.Module):

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.lookahead import batch_gradient
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.passes import Forward, forward
-from warpi.recipe import Recipe
-from warpi.settings import at_least, within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.autodiff.passes import Forward, forward
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.training.bilevel import batch_gradient
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.field_checks import at_least, within
 
 
 def column_normalised(T: Tensor) -> Tensor:

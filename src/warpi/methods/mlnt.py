@@ -9,17 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from warpi import parallel
+from warpi.autodiff.passes import at, forward
+from warpi.data.batch import Batch, Log
 from warpi.errors import UserError
-from warpi.features import feature_size, features
-from warpi.lookahead import step_along
-from warpi.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
-from warpi.method import Method, descend
-from warpi.passes import at, forward
-from warpi.recipe import Recipe
-from warpi.settings import at_least, within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.functional.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
+from warpi.training.bilevel import step_along
+from warpi.training.method import Method, descend
+from warpi.training.penultimate import feature_size, features
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils import distributed as parallel
+from warpi.utils.field_checks import at_least, within
 
 
 def synthetic(h: Tensor, y: Tensor, n: int, share: float, neighbours: int, generator: Generator) -> Tensor:

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.lookahead import bilevel_step
-from warpi.losses import cross_entropy, one_hot
-from warpi.method import Method, descend
-from warpi.recipe import Recipe, adam
-from warpi.rng import derive, seeded
-from warpi.settings import at_least, within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy, one_hot
+from warpi.training.bilevel import bilevel_step
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe, adam
+from warpi.training.task import Task
+from warpi.utils.field_checks import at_least, within
+from warpi.utils.seeding import derive, seeded
 
 
 class Share(nn.Module):

@@ -7,16 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.features import feature_size, features
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.neighbours import nearest
-from warpi.recipe import Recipe
-from warpi.selection import selected_mean
-from warpi.settings import at_least, within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.neighbors import nearest
+from warpi.functional.selection import selected_mean
+from warpi.training.method import Method, descend
+from warpi.training.penultimate import feature_size, features
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.field_checks import at_least, within
 
 
 def label_posterior(h: Tensor, y: Tensor, n_classes: int, k: int, gamma: float, among: Tensor) -> Tensor:

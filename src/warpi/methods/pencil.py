@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi import parallel
-from warpi.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
-from warpi.method import Method, descend
-from warpi.phases import border
-from warpi.recipe import Recipe
-from warpi.settings import at_least, within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import border
+from warpi.utils import distributed as parallel
+from warpi.utils.field_checks import at_least, within
 
 
 def divergence(z: Tensor, y_tilde: Tensor) -> Tensor:

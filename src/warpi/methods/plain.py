@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.recipe import Recipe
-from warpi.settings import within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.field_checks import within
 
 
 def _cross_entropy_step(method: Method, batch: Batch) -> Log:

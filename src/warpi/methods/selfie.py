@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import torch
 
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.recipe import Recipe
-from warpi.selection import selected_mean, small_loss, steady_label
-from warpi.settings import within
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.selection import selected_mean, small_loss, steady_label
+from warpi.training.method import Method, descend
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.field_checks import within
 
 
 @dataclass

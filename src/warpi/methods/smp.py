@@ -7,17 +7,17 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from warpi.features import feature_size, features
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.neighbours import prototypes
-from warpi.phases import border
-from warpi.recipe import Recipe
-from warpi.rng import generator
-from warpi.settings import at_least, within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.neighbors import prototypes
+from warpi.training.method import Method, descend
+from warpi.training.penultimate import feature_size, features
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import border
+from warpi.utils.field_checks import at_least, within
+from warpi.utils.seeding import generator
 
 
 @dataclass

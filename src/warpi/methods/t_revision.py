@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from warpi.losses import cross_entropy
-from warpi.method import Method, descend
-from warpi.phases import border, restart
-from warpi.recipe import Recipe, adam
-from warpi.settings import at_least, within
-from warpi.survey import survey
-from warpi.task import Task
-from warpi.transition import from_anchors, reweighted_loss, row_normalised
-from warpi.types import Batch, Log
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy
+from warpi.functional.transition import from_anchors, reweighted_loss, row_normalised
+from warpi.training.method import Method, descend
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe, adam
+from warpi.training.task import Task
+from warpi.training.warmup import border, restart
+from warpi.utils.field_checks import at_least, within
 
 
 @dataclass

@@ -1,57 +1,14 @@
-"""Compare runs: tables, curves and a page, from run folders alone. Needs no torch, so that it starts at once."""
+"""report."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from importlib import import_module
+from typing import Any
 
-from warpi.report.again import command
-from warpi.report.curves import curves
-from warpi.report.detail import Detail
-from warpi.report.page import to_html
-from warpi.report.paired import compare
-from warpi.report.runs import Difference, Row, Run, find_runs, summarise
-from warpi.report.table import screen, to_latex, to_markdown, to_rich, write, write_json
-
-__all__ = [
-    "Detail",
-    "Difference",
-    "Row",
-    "Run",
-    "command",
-    "compare",
-    "curves",
-    "find_runs",
-    "screen",
-    "summarise",
-    "to_html",
-    "to_latex",
-    "to_markdown",
-    "to_rich",
-    "write_json",
-    "write_report",
-]
+_HOME: dict[str, str] = {}
 
 
-def write_report(
-    runs: Sequence[Run],
-    out: Path | None = None,
-    json: Path | None = None,
-    details: Iterable[Detail] = (),
-    against: str | None = None,
-) -> list[Row]:
-    """Compare runs (of `find_runs`); return the rows of the table.
-
-    With `out`, a folder: report.html, report.md, report.tex, summary.json and curves-*.png and .svg. With `json`, a
-    file: the numbers. `details` are what report.html shows of runs beyond their results (`warpi.details`). With
-    `against`, a method or a label: every row's difference to that one.
-    """
-    rows = summarise(runs) if against is None else compare(runs, against)
-    if json is not None:
-        write_json(rows, json)
-    if out is not None:
-        write_json(rows, out / "summary.json")
-        figures = curves(runs, out)
-        pictures = "".join(f"\n![{path.stem}]({path.name})\n" for path in figures if path.suffix == ".png")
-        write(out / "report.md", to_markdown(rows) + pictures)
-        write(out / "report.tex", to_latex(rows))
-        write(out / "report.html", to_html(rows, runs, details))
-    return rows
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name in _HOME:
+        return getattr(import_module(f"warpi.report.{_HOME[name]}"), name)
+    return getattr(import_module("warpi.report.write"), name)

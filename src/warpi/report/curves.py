@@ -7,8 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from warpi.report.pictures import GREY, drawing, epoch_axis, looks, save, slug
-from warpi.report.runs import Experiment, Run, group, number
+from warpi.report.experiments import Experiment, Run, group, number
+from warpi.report.plot_style import GREY, drawing, epoch_axis, looks, save, slug
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,13 +11,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-import warpi.report.charts as charts
-from warpi.audit.scores import wilson
-from warpi.report.again import own_files, own_names
+import warpi.report.svg_charts as charts
+from warpi.audit.label_scores import wilson
 from warpi.report.curves import line, lowest
-from warpi.report.detail import Audited, ClassRate, Detail, Suspect
-from warpi.report.runs import Experiment, Row, Run, best_epochs, command, group, number, say
+from warpi.report.experiments import Experiment, Row, Run, best_epochs, group, number
+from warpi.report.page_data import Audited, ClassRate, Detail, Suspect
 from warpi.report.table import HEADS, Block, blocks, legend
+from warpi.runs.rerun import command, own_files, own_names, say
 
 esc = html.escape
 _TRAINING = ("epochs", "batch_size", "meta_batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from warpi.errors import UserError, unknown
-from warpi.report.alike import same_exam
-from warpi.report.runs import Difference, Experiment, Row, Run, group, number, summarise
+from warpi.report.experiments import Difference, Experiment, Row, Run, group, number, summarise
+from warpi.runs.facts import same_exam
 
 
 def compare(runs: Sequence[Run], name: str) -> list[Row]:

@@ -15,9 +15,9 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable
 from rich.table import Table
 from rich.text import Text
 
-from warpi.atomic import write_atomically
 from warpi.errors import UserError
-from warpi.report.runs import Difference, Row
+from warpi.report.experiments import Difference, Row
+from warpi.utils.files import write_atomically
 
 HEADS = ("method", "seeds", "last", "best on validation", "best on test (oracle)")
 LEGEND = (

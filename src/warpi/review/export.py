@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from warpi.atomic import write_atomically
-from warpi.audit.trusted import Trusted, even, original_rows
+from warpi.audit.trusted_set import Trusted, even, original_rows
 from warpi.data.examples import Examples, TensorExamples
-from warpi.data.files import FileExamples
+from warpi.data.image_files import FileExamples
+from warpi.data.numeric import Columns
 from warpi.data.overlap import shared
 from warpi.data.split import Split
-from warpi.data.tables import Columns
 from warpi.errors import UserError
-from warpi.manifest import NoisyLabels, read_manifest, write_manifest
-from warpi.report.runs import command
+from warpi.noise.noise_file import NoisyLabels, read_manifest, write_manifest
+from warpi.review.decisions import Decision
 from warpi.review.items import Items
-from warpi.review.pictures import cells, inside, pixels, png
-from warpi.review.store import Decision
+from warpi.review.render import cells, inside, pixels, png
+from warpi.runs.rerun import command
+from warpi.utils.files import write_atomically
 
 STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
 

@@ -14,16 +14,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from warpi.audit import Audit
+from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
-from warpi.data.files import FileExamples
+from warpi.data.image_files import FileExamples
+from warpi.data.numeric import Columns
 from warpi.data.overlap import shared
 from warpi.data.split import Split
-from warpi.data.tables import Columns
 from warpi.errors import UserError
-from warpi.review.pictures import cells, is_picture, photo, pixels, png
-from warpi.task import Task
+from warpi.review.render import cells, is_picture, photo, pixels, png
+from warpi.training.task import Task
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from warpi.review.decisions import ACTIONS, Choice, Decision, Store
 from warpi.review.export import STATES, fit_command, state_of, write_all
 from warpi.review.items import Items
-from warpi.review.store import ACTIONS, Choice, Decision, Store
 
 _PAGE = 200  # items an answer
 _AT_ONCE = 1000  # decisions of one step; page.js knows this number

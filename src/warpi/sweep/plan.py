@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from warpi.errors import UserError, unknown
-from warpi.methods import METHODS
-from warpi.nets import NETS
-from warpi.noise import Noise
-from warpi.recipe import Recipe
-from warpi.spec import DataSpec, plain
+from warpi.methods.registry import METHODS
+from warpi.nets.registry import NETS
+from warpi.noise.noise import Noise
+from warpi.runs.spec import DataSpec, plain
+from warpi.training.recipe import Recipe
 
 Settings = dict[str, Any]
 log = logging.getLogger("warpi.sweep")

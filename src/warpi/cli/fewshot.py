@@ -1,0 +1,304 @@
+"""`warpi fewshot fit | evaluate | plot`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from warpi.errors import UserError, unknown
+from warpi.utils.flags import Parser, add_fields
+
+if TYPE_CHECKING:
+    from warpi.fewshot.run import Run
+
+_NEEDED = ("label", "data", "metric", "transductive", "tasks")  # of a row in a file, beside these numbers
+_NUMBERS = ("ways", "shots", "train_ways", "train_shots", "mean")
+
+USAGE = """usage: warpi fewshot fit|evaluate|plot ...
+
+Learn from many small tasks how to learn a new one from a few examples.
+
+  fit --data sines|omniglot|cifar_fs|mini_imagenet --learner NAME --out DIR     train, and leave a run folder behind
+  evaluate DIR... [--tasks N] [--json FILE]                                     judge runs on the same test tasks
+  plot DIR... --out FILE                                                        curves, bases, other ways and shots
+
+`warpi fewshot fit --help` shows the flags; with --learner NAME, those of that learner.
+"""
+
+
+def fewshot(argv: list[str]) -> None:
+    """The three commands."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return
+    if argv[0] not in _COMMANDS:
+        raise unknown("command of warpi fewshot", argv[0], _COMMANDS)
+    try:
+        _COMMANDS[argv[0]](argv[1:])
+    except (MemoryError, RuntimeError) as e:
+        if "memory" not in str(e):
+            raise
+        raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --tasks, --ways or --queries") from e
+
+
+def fit(argv: list[str]) -> None:
+    from warpi.fewshot.data import FEWSHOT
+    from warpi.fewshot.learners.registry import LEARNERS
+    from warpi.fewshot.run import fit as run_fit
+    from warpi.fewshot.spec import DEFAULTS, read_spec
+    from warpi.fewshot.train import Training
+    from warpi.runs.run import Stopped
+
+    first = Parser(prog="warpi fewshot fit", add_help=False)
+    first.add_argument("--learner", default=None)
+    first.add_argument("--data", default="sines")
+    first.add_argument("--out", type=Path, default=None)
+    first.add_argument("--resume", action="store_true")
+    peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
+    stored = read_spec(peek.out) if peek.resume and peek.out is not None else None
+    data = stored["spec"].get("data") if stored else peek.data
+    suits = DEFAULTS[data if data in DEFAULTS else "sines"]
+    name = peek.learner or (stored["spec"]["learner"] if stored else suits["learner"])
+    if name not in LEARNERS:
+        raise unknown("learner", name, LEARNERS)
+
+    about = "Train a learner on tasks of a data set; leave a run folder behind. Learners: " + ", ".join(LEARNERS)
+    parser = Parser(prog="warpi fewshot fit", description=about)
+    run = parser.add_argument_group("run")
+    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run folder")
+    run.add_argument("--data", metavar="NAME", help=f"{', '.join(FEWSHOT)} (default: sines)")
+    run.add_argument("--root", metavar="DIR", help="folder of the data set's files (default: WARPI_DATA)")
+    run.add_argument("--learner", metavar="NAME", help=f"(default: what suits the data, here {name})")
+    run.add_argument("--ways", type=int, metavar="N", help="classes of a task (default: 5 for images)")
+    run.add_argument(
+        "--shots",
+        type=int,
+        metavar="N",
+        help=f"examples of each class, or of a task of regression (default: {suits['shots']})",
+    )
+    run.add_argument("--resume", action="store_true", help="go on where the run in DIR was interrupted")
+    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to train")
+    run.add_argument("--threads", type=int, metavar="N", help="CPU threads; results depend on them")
+    run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="time between checkpoints")
+    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    training = Training(**{f.name: suits[f.name] for f in fields(Training) if f.name in suits})
+    add_fields(parser, f"training (defaults are those of {data})", training)
+    add_fields(parser, f"learner {name}", LEARNERS[name])
+    given = parser.read(argv)
+    settings = {k: v for k, v in given.items() if v is not None}
+    try:
+        done = run_fit(**settings)
+    except Stopped as e:
+        print(f"warpi: {e}", file=sys.stderr)
+        raise SystemExit(128 + e.signum) from e
+    if not given["quiet"]:
+        best = (min if done.data.regression else max)(record["val_mean"] for record in done.history)
+        what = "mean squared error" if done.data.regression else "accuracy"
+        print(f"{done.spec.label()}: best validation {what} {best:.4g}; run folder {done.path}")
+
+
+def evaluate(argv: list[str]) -> None:
+    about = "Judge runs on the same new tasks, many at a time; of several, also their differences to the first."
+    parser = Parser(prog="warpi fewshot evaluate", description=about)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders of warpi fewshot fit")
+    parser.add_argument("--tasks", type=int, default=1000, metavar="N", help="how many tasks (default: 1000)")
+    parser.add_argument("--ways", type=_numbers, metavar="N,...", help="other ways than those of the run")
+    parser.add_argument("--shots", type=_numbers, metavar="N,...", help="other shots than those of the run")
+    parser.add_argument("--queries", type=int, metavar="N", help="of each class (default: as in training; sines: 50)")
+    parser.add_argument("--part", default="test", metavar="test|val|train", help="of the data (default: test)")
+    parser.add_argument("--weights", default="best", metavar="best|last", help="by validation (default), or the last")
+    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="which tasks (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    _add_where(parser)
+    given = parser.read(argv)
+    _check(given, weights=("best", "last"), part=("test", "val", "train"))
+    if given["tasks"] < 1:
+        raise UserError(f"--tasks must be at least 1, got {given['tasks']}")
+    from warpi.fewshot.compare import judged
+    from warpi.fewshot.evaluate import paired
+    from warpi.fewshot.run import load
+
+    rows: list[dict[str, Any]] = []
+    firsts: dict[tuple[Any, ...], list[float]] = {}  # scores of the first run, by what decides which tasks they are of
+    for path in given["runs"]:
+        run = load(path, device=given["device"], weights=given["weights"], root=given["root"])
+        for ways in given["ways"] or [None]:
+            for shots in given["shots"] or [None]:
+                row = judged(
+                    run,
+                    given["tasks"],
+                    ways=ways,
+                    shots=shots,
+                    queries=given["queries"],
+                    part=given["part"],
+                    seed=given["episodes_seed"],
+                    facts={"weights": given["weights"], "folder": str(path)},
+                    by_task=True,
+                )
+                scores = row.pop("scores")
+                first = firsts.setdefault((run.data_sha256, *(row[k] for k in ("ways", "shots", "queries"))), scores)
+                none = {"difference": None, "difference_ci95": None}
+                rows.append(row | (none if first is scores else paired(scores, first)))
+                _write_rows(given["json"], rows)
+    _print(rows)
+
+
+def plot(argv: list[str]) -> None:
+    parser = Parser(prog="warpi fewshot plot", description="Pictures of runs.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders; or a .json file of rows")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture (.png or .svg)")
+    parser.add_argument(
+        "--kind",
+        default="auto",
+        metavar="curves|bases|versatility",
+        help="curves: example sines, a column a run; bases: score against the number of bases; versatility: other "
+        "ways and shots (default: what the runs allow)",
+    )
+    parser.add_argument("--examples", type=int, default=3, metavar="N", help="tasks of `curves` (default: 3)")
+    parser.add_argument("--tasks", type=int, default=600, metavar="N", help="judged for a point (default: 600)")
+    parser.add_argument("--ways", type=_numbers, default=(5, 10, 20, 50, 100), metavar="N,...", help="of `versatility`")
+    parser.add_argument("--shots", type=_numbers, default=(1, 5, 10), metavar="N,...", help="of `versatility`")
+    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="which tasks (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows or curves of the picture as JSON")
+    _add_where(parser)
+    given = parser.read(argv)
+    _check(given, kind=("auto", "curves", "bases", "versatility"))
+    for name in ("examples", "tasks"):
+        if given[name] < 1:
+            raise UserError(f"--{name} must be at least 1, got {given[name]}")
+    from warpi.bench.table import picture_kind
+    from warpi.fewshot import plot as draw
+    from warpi.fewshot.compare import examples, judged, other_kinds
+    from warpi.fewshot.run import load
+    from warpi.utils.files import write_atomically
+
+    picture = picture_kind(given["out"])
+    rows = [row for path in given["runs"] if path.suffix == ".json" for row in _read_rows(path)]
+    runs = [load(p, device=given["device"], root=given["root"]) for p in given["runs"] if p.suffix != ".json"]
+    kind = _guessed(runs, rows) if given["kind"] == "auto" else given["kind"]
+    if kind == "curves" and rows:
+        raise UserError("curves are drawn of run folders, not of rows; leave out the .json files")
+    for run in runs if kind != "curves" else ():
+        same = [(None, None, None)]
+        for ways, shots, queries in same if kind == "bases" else other_kinds(run, given["ways"], given["shots"]):
+            seed = given["episodes_seed"]
+            rows.append(judged(run, given["tasks"], ways=ways, shots=shots, queries=queries, seed=seed))
+            _write_rows(given["json"], rows)
+    if kind == "curves":
+        tasks = examples(runs, given["examples"], given["episodes_seed"])
+        content = draw.plot_curves(tasks, picture)
+        rows = [curve.row(i % given["examples"]) for i, line in enumerate(tasks) for curve in line]
+    else:
+        content = {"bases": draw.plot_bases, "versatility": draw.plot_versatility}[kind](rows, picture)
+    write_atomically(given["out"], content)
+    print(given["out"])
+    _write_rows(given["json"], rows)
+
+
+def _guessed(runs: Sequence["Run"], rows: Sequence[dict[str, Any]]) -> str:
+    """The kind of picture that runs and rows allow."""
+    from warpi.fewshot.compare import bases
+
+    if not rows and any(run.data.regression for run in runs):
+        return "curves"
+    if any((r["ways"], r["shots"]) != (r.get("task_ways", r["train_ways"]), r["train_shots"]) for r in rows):
+        return "versatility" if all(row["ways"] for row in rows) else "bases"
+    numbers = {bases(run.learner) for run in runs} | {row.get("bases") for row in rows}
+    several = len(numbers - {None}) > 1
+    return "bases" if several or not all(row["ways"] for row in rows) else "versatility"
+
+
+def _add_where(parser: Parser) -> None:
+    parser.add_argument("--root", type=Path, metavar="DIR", help="where the data lies now (default: as in training)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
+
+
+def _check(given: dict[str, Any], **allowed: Sequence[str]) -> None:
+    for name, names in allowed.items():
+        if given[name] not in names:
+            raise unknown(name, given[name], names)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"whole numbers, as in 1,5,10, are needed, got {text!r}") from e
+
+
+def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    if path is not None:
+        from warpi.utils.files import write_atomically
+
+        write_atomically(path, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    from warpi.datasets.text_files import reading
+
+    with reading(path):
+        text = path.read_text()
+    try:
+        rows = json.loads(text)
+    except ValueError as e:
+        raise UserError(f"{path} is not JSON ({e}); write it with `warpi fewshot evaluate --json`") from e
+    again = "write it with `warpi fewshot evaluate --json`"
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path} holds no rows; {again}")
+    for i, row in enumerate(rows, 1):
+        lacks = [name for name in _NEEDED if name not in row]
+        lacks += [name for name in _NUMBERS if not isinstance(row.get(name), int | float)]
+        if lacks:
+            raise UserError(f"row {i} of {path} has no {lacks[0]!r}; {again}")
+    return rows
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from warpi.fewshot.episodes import task_name
+    from warpi.fewshot.plot import apart
+
+    tasks = ("label", "data", "ways", "shots")
+    name = apart(rows, lambda r: str(r["label"]), lambda r: tuple(r[k] for k in tasks), also=("bases", "seed"))
+    lines: list[tuple[str, ...]] = [("learner", "data", "task", "", "mean", "median", "less first")]
+    for row in rows:
+        unit, digits = (" %", 2) if row["metric"] == "accuracy" else ("", 4)
+        gap = row.get("difference")
+        lines.append(
+            (
+                name(row),
+                row["data"],
+                task_name(row["ways"], row["shots"]),
+                "transd." if row["transductive"] else "inductive",
+                f"{row['mean']:.{digits}f}{_spread(row['ci95'], digits)}{unit}",
+                f"{row['median']:.{digits}f}",
+                "" if gap is None else f"{gap:+.{digits}f}{_spread(row['difference_ci95'], digits)}",
+            )
+        )
+    if not any(line[-1] for line in lines[1:]):
+        lines = [line[:-1] for line in lines]
+    console = Console(highlight=False)
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+    if not console.is_terminal:  # a file or a pipe is as wide as need be
+        console.width = max(console.width, sum(widths))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for i, head in enumerate(lines[0]):
+        most = None if i else max(12, console.width - sum(widths[1:]))  # names are folded, then kinds of tasks
+        side: Any = "right" if i > 3 else "left"
+        table.add_column(head, justify=side, overflow="fold", max_width=most, no_wrap=i not in (0, 2))
+    for line in lines[1:]:
+        table.add_row(*line)
+    console.print(table)
+
+
+def _spread(ci95: float | None, digits: int) -> str:
+    return "" if ci95 is None else f" ± {ci95:.{digits}f}"  # of one task there is none
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {"fit": fit, "evaluate": evaluate, "plot": plot}

@@ -1,0 +1,245 @@
+"""Arrays of inputs and labels (.npz, .npy)."""
+
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from warpi.data.augment import Crop
+from warpi.data.dataset import Dataset, Unseen
+from warpi.data.examples import Scale, TensorExamples
+from warpi.data.numeric import ROUNDING, blurred, features
+from warpi.datasets.column_checks import check_label, marks_of
+from warpi.datasets.labels import in_order, marked, numbered, parsed, plain
+from warpi.datasets.text_files import checked_suffix, few, reading
+from warpi.errors import UserError
+
+_KEYS = ("x", "clean", "verified", "trusted", "x_test", "y_test", "x_meta", "y_meta", "classes")  # and y, or --label
+# What damaged bytes make of numpy's reader and of those that it builds on.
+_BROKEN = (
+    *(ValueError, EOFError, RuntimeError, SyntaxError, MemoryError),
+    *(tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile),
+)
+
+
+def read_arrays(
+    path: Path, label: str | None = None, *, classes: tuple[str, ...] | None = None, like: Dataset | None = None
+) -> Dataset:
+    """Arrays of inputs and labels: a .npz with x and y, or a .npy of inputs with another .npy of labels.
+
+    .npz: x [N, ...] and y [N] (or the key `label`); optional clean (-1, NaN or '' where unknown), verified or trusted
+    [N], x_test and y_test, x_meta and y_meta, classes (K names). Keys may be in capitals; others are not looked at.
+    .npy: the labels are in the file `label`, or beside NAME.npy in NAME_labels.npy or y.npy.
+
+    x of two dimensions [N, D] is features, standardised later. uint8 of three is grey images [N, H, W]; of four it is
+    [N, C, H, W] or [N, H, W, C] with C 1 or 3: channels are where a 1 or 3 stands; where one stands at both ends, they
+    come first unless only the other reading is a square image. Anything else is refused. Square images are augmented.
+
+    Labels are whole numbers or text. Where the names of the classes are given (`classes`, `like`, or in the file) and
+    are not all numbers, whole numbers count them from 0. -1 in `clean` means unknown unless there is a class -1.
+    `like` is the data set of the first file where this is a second one: the shapes must agree, the classes are shared.
+    """
+    arrays = (_read_npz if checked_suffix(path, (".npz", ".npy")) == ".npz" else _read_npy)(path, label)
+    alike = like.examples.x if like and isinstance(like.examples, TensorExamples) else None
+    x: dict[str, Tensor] = {}
+    texts: dict[str, list[str]] = {}
+    for part, end in {"train": "", "test": "_test", "meta": "_meta"}.items():
+        if (f"x{end}" in arrays) != (f"y{end}" in arrays):
+            raise UserError(f"{path}: x{end} and y{end} come together, got only one of them")
+        if f"x{end}" in arrays:
+            x[part] = _inputs(arrays[f"x{end}"], f"{path}: x{end}", x.get("train") if alike is None else alike)
+            texts[part] = _texts(arrays[f"y{end}"], f"{path}: y{end}", len(x[part]))
+            if "" in texts[part]:
+                raise UserError(f"{path}: row {texts[part].index('')} of y{end} has no label")
+            named = bool(end) or classes is not None or like is not None or "classes" in arrays
+            check_label(texts[part], f"y{end}", path, named=named)
+    if "clean" in arrays:
+        texts["clean"] = _texts(arrays["clean"], f"{path}: clean", len(x["train"]))
+    if classes is None and like is not None:
+        classes = like.classes
+    if classes is None and "classes" in arrays:
+        classes = tuple(_texts(arrays["classes"], f"{path}: classes"))
+        if len({*classes, ""}) <= len(classes):
+            raise UserError(f"{path}: classes must be names that differ, got {few(classes)}")
+    if "clean" in texts and "-1" not in (classes or texts["train"]):
+        texts["clean"] = ["" if text == "-1" else text for text in texts["clean"]]
+    counted = classes is not None and parsed(classes) is None
+    classes = classes or in_order({text for column in texts.values() for text in column} - {""})
+    y = {
+        part: numbered(column, classes, lambda row: f"{path}, row {row} of {part}", counted)
+        for part, column in texts.items()
+    }
+
+    first = like.examples if like else features(x["train"]) if x["train"].ndim == 2 else images(x["train"])
+    if not isinstance(first, TensorExamples):
+        raise UserError(f"{path} holds arrays, the first data set does not; give both in the same form")
+    for part, tensor in x.items():
+        _check_like(tensor, first, f"{path}: an input of {part}")
+    verified = None
+    if marks := marks_of(arrays.keys() - {"clean"}, path):
+        said = _texts(arrays[marks], f"{path}: {marks}", len(x["train"]))
+        verified = marked(said, lambda row: f"{path}, row {row}", marks)
+    return Dataset.of_parts(
+        path.stem,
+        {part: (replace(first, x=x[part]), y[part]) for part in x},
+        classes,
+        clean=y.get("clean"),
+        verified=verified,
+    )
+
+
+def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classes: tuple[str, ...]) -> Unseen:
+    """Inputs to be predicted: x of a .npz (with y and clean where these are known) or a .npy, of the shape of `first`.
+
+    The labels of NAME.npy are in NAME_labels.npy, if there is such a file.
+    """
+    if checked_suffix(path, (".npz", ".npy")) == ".npz":
+        arrays = _read_npz(path, label, needs_label=False)
+    else:
+        beside = path.with_name(f"{path.stem}_labels.npy")
+        arrays = _read_npy(path, str(beside)) if beside.is_file() else {"x": _one(path)}
+    x = _inputs(arrays["x"], f"{path}: x", first.x)
+    _check_like(x, first, f"{path}: an input")
+
+    def labels(name: str) -> Tensor:
+        texts = _texts(arrays[name], f"{path}: {name}", len(x))
+        texts = ["" if text == "-1" and "-1" not in classes else text for text in texts]
+        return numbered(texts, classes, lambda row: f"{path}, row {row} of {name}", parsed(classes) is None)
+
+    there: dict[str, Tensor] = {name: labels(name) for name in ("y", "clean") if name in arrays}
+    return Unseen(replace(first, x=x), there)
+
+
+def _check_like(x: Tensor, first: TensorExamples, what: str) -> None:
+    if x.shape[1:] != first.x.shape[1:] or x.dtype != first.x.dtype:
+        got, want = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape[1:])}" for t in (x, first.x))
+        raise UserError(f"{what} is {got}, expected {want}")
+
+
+def _texts(values: NDArray[Any], what: str, n: int | None = None) -> list[str]:
+    """An array of n labels (whole numbers or text) as text, '' where missing."""
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim != 1 or values.dtype.kind not in "iubfUS":
+        raise UserError(f"{what} must be whole numbers or text, one a row; got {values.dtype} {list(values.shape)}")
+    if n is not None and len(values) != n:
+        raise UserError(f"{what} has {len(values)} rows, the inputs have {n}; there must be as many")
+    if values.dtype.kind == "f" and (bad := np.isinf(values) | (np.floor(values) < values)).any():
+        row = int(bad.argmax())
+        raise UserError(f"{what}: row {row} holds {values[row]}; labels must be whole numbers or text")
+    return plain(values)
+
+
+def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dict[str, NDArray[Any]]:
+    """The arrays under their names in small letters, the labels as y."""
+    held = load_arrays(path, {*_KEYS, (label or "y").lower()})
+    if not isinstance(held, dict):
+        raise UserError(f"{path}: not a .npz file")
+    label = label or next((key for key in ("y", "Y") if key in held), "y")
+    names = {key: "y" if key == label else key.lower() for key in held if key == label or key.lower() != "y"}
+    for name in ("x", "y"):
+        if (count := list(names.values()).count(name)) != 1 and (count or name == "x" or needs_label):
+            got = "no" if not count else "more than one"
+            raise UserError(f"{path} has {got} array {label if name == 'y' else name!r}; arrays: {few(held)}")
+    return {name: held[key] for key, name in names.items()}
+
+
+def _read_npy(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
+    beside = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("y.npy")]
+    files = [Path(label), path.parent / label] if label else beside
+    with reading(label):
+        found = next((file for file in files if file.is_file() and file != path), None)
+    if found is None:
+        raise UserError(f"no labels for {path}: there is no {' and no '.join(map(str, files))}; give --label FILE.npy")
+    return {"x": _one(path), "y": _one(found)}
+
+
+def _one(path: Path) -> NDArray[Any]:
+    held = load_arrays(path)
+    if isinstance(held, dict):
+        raise UserError(f"{path}: not a .npy file")
+    return held
+
+
+def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """What a .npy or .npz file holds, as long as it is plain numbers and text. Where it is said which keys (in small
+    letters) are `needed`, others are left out if they cannot be read."""
+    key, found = "", dict[str, NDArray[Any]]()
+    try:
+        with reading(path), path.open("rb") as file:  # numpy would leave a broken file open
+            if not file.read(6).startswith((b"PK", b"\x93NUMPY")):
+                raise UserError(f"{path}: not a readable file of plain arrays (no .npz or .npy, by its first bytes)")
+            file.seek(0)
+            held = np.load(file, allow_pickle=False)
+            if isinstance(held, np.ndarray):
+                return held
+            for key in held:
+                try:
+                    found[key] = held[key]
+                except _BROKEN:
+                    if needed is None or key.lower() in needed:
+                        raise
+            return found
+    except _BROKEN as e:
+        reason = str(e).partition("\n")[0]
+        mend = f"; if {key!r} is text, save it as {key}.astype(str)" if key and reason.startswith("Object") else ""
+        raise UserError(f"{path}: not a readable file of plain arrays, objects are refused ({reason}){mend}") from e
+
+
+def _inputs(x: NDArray[Any], what: str, alike: Tensor | None) -> Tensor:
+    """Features [N, D] in as many digits as those of the same kind have (None: as they need), or images uint8
+    [N, C, H, W]."""
+    if x.ndim == 2 and x.dtype.kind in "iufb" and x.size:
+        with np.errstate(over="ignore"):
+            features = x.astype(np.float32)
+        if not np.isfinite(features).all():
+            bad = np.argwhere(~np.isfinite(features))
+            row, column = (int(i) for i in bad[0])
+            raise UserError(
+                f"{what}: row {row}, column {column} holds {x[row, column]}, and {len(bad)} cells in "
+                f"{len({*bad[:, 1]})} columns are no finite numbers; fill them, or drop the rows or the columns"
+            )
+        double = blurred(x) if alike is None else alike.dtype == torch.float64
+        return torch.from_numpy(x.astype(np.float64) if double else features)
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or (x.ndim == 4 and not {*x.shape[1::2]} & {1, 3}):
+        raise UserError(
+            f"{what} is {x.dtype} {list(x.shape)}; allowed are numbers [N, D], and images of uint8 [N, H, W], "
+            "[N, C, H, W] or [N, H, W, C] with C 1 or 3"
+        )
+    if x.ndim == 3:
+        x = x[:, None]  # [N, 1, H, W]
+    elif channels_last(x.shape):
+        x = x.transpose(0, 3, 1, 2)  # [N, C, H, W]
+    return torch.from_numpy(x.copy())
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether images of four dimensions are [N, H, W, C] and not [N, C, H, W]."""
+    _, a, b, c = shape
+    return c in (1, 3) and (a not in (1, 3) or a == b != c)
+
+
+def images(x: Tensor) -> TensorExamples:
+    """Normalised by the mean and deviation of each channel of these images: bytes, or floats on any scale."""
+    if x.dtype == torch.uint8:
+        levels = torch.arange(256, dtype=torch.float64)
+        share = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256) for c in range(x.shape[1])]).double()
+        share /= share.sum(1, keepdim=True)  # [C, 256]: a histogram is exact, and needs no copy of the images as floats
+        mean = share @ levels
+        std = (share @ levels.square() - mean.square()).clamp(min=0).sqrt()
+        std[std < 1e-3] = 1.0
+    else:
+        channels = x.transpose(0, 1).flatten(1).double()
+        mean, std = channels.mean(1), channels.std(1, correction=0)
+        std[std <= ROUNDING * channels.abs().amax(1)] = 1.0
+    scale = Scale(*(t.float().view(-1, 1, 1) for t in (mean, std)))
+    height, width = x.shape[2:]
+    return TensorExamples(x, scale, Crop(size=height, pad=height // 8) if height == width else None)

@@ -1,0 +1,266 @@
+"""CIFAR-10 and CIFAR-100 from their official files, and the human labels of CIFAR-N where these lie beside them."""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from warpi.data.augment import Crop
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Scale, TensorExamples
+from warpi.data.split import Split
+from warpi.datasets.arrays import load_arrays
+from warpi.datasets.safe_pickle import safe_load
+from warpi.datasets.text_files import data_root, reading
+from warpi.errors import UserError
+
+_PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """One of the two forms in which a data set is given out."""
+
+    archive: str  # what to download
+    folder: str  # what it unpacks to
+    train: tuple[str, ...]
+    test: str
+    names: str
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What differs between CIFAR-10 and CIFAR-100."""
+
+    name: str
+    python: _Layout
+    binary: _Layout
+    labels: tuple[str, ...]  # keys of a python file, in the order of the label bytes of a binary record; classes last
+    names: str  # key of the class names in the python meta file
+    mean: tuple[float, float, float]  # of the training images, 0..255
+    std: tuple[float, float, float]
+    human: tuple[str, str]  # files of CIFAR-N
+    label_sets: dict[str, str]  # key in such a file -> name offered
+
+
+_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+_CIFAR10 = _Kind(
+    name="cifar10",
+    python=_Layout("cifar-10-python.tar.gz", "cifar-10-batches-py", _BATCHES, "test_batch", "batches.meta"),
+    binary=_Layout(
+        "cifar-10-binary.tar.gz",
+        "cifar-10-batches-bin",
+        tuple(f"{batch}.bin" for batch in _BATCHES),
+        "test_batch.bin",
+        "batches.meta.txt",
+    ),
+    labels=("labels",),
+    names="label_names",
+    mean=(125.307, 122.950, 113.865),
+    std=(62.993, 62.089, 66.705),
+    human=("cifar10n.npz", "CIFAR-10_human.pt"),
+    label_sets={name: name for name in ("worst", "aggre", "random1", "random2", "random3")}
+    | {"worse_label": "worst", "aggre_label": "aggre"}
+    | {f"random_label{i}": f"random{i}" for i in (1, 2, 3)},
+)
+_CIFAR100 = _Kind(
+    name="cifar100",
+    python=_Layout("cifar-100-python.tar.gz", "cifar-100-python", ("train",), "test", "meta"),
+    binary=_Layout("cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt"),
+    labels=("coarse_labels", "fine_labels"),
+    names="fine_label_names",
+    mean=(129.304, 124.070, 112.434),
+    std=(68.170, 65.392, 70.418),
+    human=("cifar100n.npz", "CIFAR-100_human.pt"),
+    label_sets={"noisy": "noisy", "noisy_label": "noisy", "fine": "noisy"},
+)
+
+
+def cifar10(root: Path | None = None) -> Dataset:
+    """50,000 + 10,000 images of 10 classes. Label sets of CIFAR-10N: worst, aggre, random1, random2, random3.
+
+    `root` holds cifar-10-batches-py (or cifar-10-batches-bin) or is that folder; None: the environment's WARPI_DATA.
+    CIFAR-N files are looked for in `root`, in `root`/cifar-n and in the same two places one folder up.
+    """
+    return _read(_CIFAR10, root)
+
+
+def cifar100(root: Path | None = None) -> Dataset:
+    """50,000 + 10,000 images of 100 classes in 20 superclasses. Label set of CIFAR-100N: noisy (its fine labels).
+
+    `root` as for `cifar10`, with cifar-100-python or cifar-100-binary.
+    """
+    return _read(_CIFAR100, root)
+
+
+def _read(kind: _Kind, root: Path | None) -> Dataset:
+    root = data_root(root, kind.name, _how_to_get(kind))
+    folder, layout = _folder(kind, root)
+    if missing := [name for name in (*layout.train, layout.test, layout.names) if not (folder / name).is_file()]:
+        raise UserError(f"{folder} has no file {missing[0]!r}; unpack {layout.archive} again, in full")
+    read = _read_python if layout is kind.python else _read_binary
+    train = [read(folder / name, kind) for name in layout.train]
+    x, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
+    x_test, labels_test = read(folder / layout.test, kind)
+    classes = _class_names(folder / layout.names, kind)
+
+    y, y_test = torch.tensor(labels[:, -1]), torch.tensor(labels_test[:, -1])
+    coarse = kind.labels[0] == "coarse_labels"
+    return Dataset(
+        name=kind.name,
+        examples=_examples(x, kind),
+        y=y,
+        classes=classes,
+        clean=y,
+        test=Split(_examples(x_test, kind), torch.arange(len(x_test)), y_test),
+        test_is_clean=True,
+        superclass=_superclass(np.concatenate([labels, labels_test]), len(classes), folder) if coarse else None,
+        label_sets=_human_labels(kind, root, y),
+    )
+
+
+def _how_to_get(kind: _Kind) -> str:
+    return (
+        f"download {kind.python.archive} (or {kind.binary.archive}), unpack it, and name the folder that now holds "
+        f"{kind.python.folder} with --root FOLDER or in the environment variable WARPI_DATA"
+    )
+
+
+def _folder(kind: _Kind, root: Path) -> tuple[Path, _Layout]:
+    """Where the files are and in which form; python files come first."""
+    with reading(root):
+        for layout in (kind.python, kind.binary):
+            for folder in (root / layout.folder, root):
+                if any((folder / name).is_file() for name in layout.train):
+                    return folder, layout
+    raise UserError(f"{kind.name} is not in {root}: {_how_to_get(kind)}")
+
+
+def _read_python(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """A pickled dict -> images [N, 3072], labels [N, 1 or 2]."""
+    record = safe_load(path)
+    data = record.get("data") if isinstance(record, dict) else None
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
+        raise UserError(f"{path}: no uint8 array 'data' of rows of {_PIXELS} pixels; is this a file of {kind.name}?")
+    columns = [_whole(record.get(key), f"{path}: {key!r}") for key in kind.labels]
+    for key, column in zip(kind.labels, columns, strict=True):
+        if len(column) != len(data):
+            raise UserError(f"{path}: {len(column)} labels under {key!r} for {len(data)} images; fetch the file again")
+    return data, np.stack(columns, axis=1)
+
+
+def _read_binary(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Records of label bytes and pixels -> images [N, 3072], labels [N, 1 or 2]."""
+    with reading(path):
+        records, size = np.frombuffer(path.read_bytes(), dtype=np.uint8), len(kind.labels) + _PIXELS
+    if len(records) % size or not len(records):
+        raise UserError(f"{path}: {len(records)} bytes are no whole number of records of {size}; fetch the file again")
+    records = records.reshape(-1, size)
+    return records[:, len(kind.labels) :], records[:, : len(kind.labels)].astype(np.int64)
+
+
+def _class_names(path: Path, kind: _Kind) -> tuple[str, ...]:
+    if path.suffix == ".txt":
+        with reading(path):
+            names: Any = path.read_text(encoding="utf-8").split()
+    else:
+        meta = safe_load(path)
+        names = meta.get(kind.names) if isinstance(meta, dict) else None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path}: no class names; is this a file of {kind.name}?")
+    return tuple(names)
+
+
+def _examples(x: NDArray[np.uint8], kind: _Kind) -> TensorExamples:
+    images = torch.from_numpy(np.ascontiguousarray(x)).view(-1, 3, 32, 32)  # [N, 3, 32, 32]
+    scale = Scale(torch.tensor(kind.mean).view(3, 1, 1), torch.tensor(kind.std).view(3, 1, 1))
+    return TensorExamples(images, scale, Crop(size=32, pad=4))
+
+
+def _superclass(labels: NDArray[np.int64], n_classes: int, folder: Path) -> Tensor | None:
+    """labels [N, 2] of (coarse, fine) -> [K]. None where some class has no example, as in a made-up sample."""
+    pairs = np.unique(labels[:, ::-1], axis=0)  # [>= K, 2] of (fine, coarse)
+    fine, count = np.unique(pairs[:, 0], return_counts=True)
+    if (count > 1).any():
+        raise UserError(f"{folder}: class {fine[count > 1][0]} has more than one superclass; fetch the files again")
+    return torch.tensor(pairs[:, 1]) if np.array_equal(fine, np.arange(n_classes)) else None
+
+
+def _human_labels(kind: _Kind, root: Path, y: Tensor) -> dict[str, Tensor]:
+    """The label sets of CIFAR-N under the names of `kind.label_sets`; {} where there is no such file."""
+    found: dict[str, Tensor] = {}
+    for path in _human_files(kind, root):
+        arrays = _npz(path) if path.suffix == ".npz" else _saved_by_torch(path)
+        names = kind.label_sets | {"clean": "clean", "clean_label": "clean"}
+        if not (held := [key for key in arrays if key in names]):
+            raise UserError(
+                f"{path}: no labels of {kind.name}; got {sorted(map(str, arrays))}, known are {sorted(names)}"
+            )
+        for key in held:  # others are superclass labels and the like
+            name, value = names[key], torch.from_numpy(_whole(arrays[key], f"{path}: {key!r}"))
+            if len(value) != len(y):
+                raise UserError(f"{path}: {len(value)} labels under {key!r} for {len(y)} images of {kind.name}")
+            known = y if name == "clean" else found.setdefault(name, value)
+            if (differ := (value != known).nonzero()).numel():
+                other = "the official labels" if name == "clean" else f"another file's {name!r}"
+                row = int(differ[0])
+                raise UserError(
+                    f"{path}: {key!r} differs from {other} in {len(differ)} rows, first in row {row} "
+                    f"({int(value[row])}, not {int(known[row])}); it belongs to other files or to another order of them"
+                )
+    return found
+
+
+def _human_files(kind: _Kind, root: Path) -> Iterator[Path]:
+    root = root.resolve()
+    folders = [place for folder in (root, root.parent) for place in (folder, folder / "cifar-n")]
+    for name in kind.human:
+        yield from [folder / name for folder in folders if (folder / name).is_file()][:1]
+
+
+def _npz(path: Path) -> dict[str, Any]:
+    arrays = load_arrays(path)
+    if isinstance(arrays, np.ndarray):
+        raise UserError(f"{path}: a single array, not a .npz of label sets; fetch it again")
+    return arrays
+
+
+def _saved_by_torch(path: Path) -> dict[str, Any]:
+    """A dict of numpy arrays as torch.save writes it: a pickle in a zip file, or (before torch 1.6) the fourth of
+    several pickles in a row."""
+    with reading(path), path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            saved = safe_load(_unzipped(file, path), str(path))
+        else:
+            file.seek(0)
+            saved = [safe_load(file) for _ in range(4)][-1]
+    if not isinstance(saved, dict):
+        raise UserError(f"{path}: holds a {type(saved).__name__}, not a dict of label arrays; fetch it again")
+    return saved
+
+
+def _unzipped(file: IO[bytes], path: Path) -> IO[bytes]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
+            if inner is None:
+                raise UserError(f"{path}: not a file of torch.save (no data.pkl inside); fetch it again")
+            return io.BytesIO(archive.read(inner))
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:
+        raise UserError(f"{path}: a damaged zip file ({e}); fetch it again") from e
+
+
+def _whole(values: Sequence[int] | NDArray[Any] | None, what: str) -> NDArray[np.int64]:
+    """Labels as int64 [N]."""
+    array = np.asarray([] if values is None else values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
+        raise UserError(f"{what} holds no list of whole numbers; fetch the file again")
+    return array.astype(np.int64)

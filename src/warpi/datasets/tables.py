@@ -1,0 +1,309 @@
+"""The user's own tables (.csv, .tsv, .parquet)."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from warpi.data.dataset import Dataset, Unseen
+from warpi.data.numeric import Columns, blurred, features
+from warpi.datasets.column_checks import check_label, check_words, names_images, tell_id
+from warpi.datasets.labels import MISSING, check_known, in_order, known, marked, numbered, parsed, plain, written
+from warpi.datasets.text_files import checked_names, checked_suffix, drop_flag, few, read_cells, reading
+from warpi.errors import UserError, missing, nearest, unknown
+
+logger = logging.getLogger("warpi.data")
+
+_RESERVED = ("clean_label", "verified", "split")
+_MAX_CATEGORIES = 1000
+_KINDS = ("integer", "floating", "mixed-integer-float", "decimal", "string", "boolean", "empty")  # of parquet columns
+
+
+def read_table(
+    path: Path,
+    label: str | None = None,
+    *,
+    drop: Sequence[str] = (),
+    classes: tuple[str, ...] | None = None,
+    like: Dataset | None = None,
+) -> Dataset:
+    """A table with one example a row; the first line (or the schema) names the columns.
+
+    Columns of numbers become features, all others one feature a distinct value, in sorted order. In .csv and
+    .tsv a column is numeric if every cell is a number; .parquet declares it. A missing or infinite cell is refused, and
+    so is a column in which nearly all cells are numbers. Columns to `drop` are as if they were not there.
+    Column names with a meaning: `label` (or the one named) holds the class; `clean_label` the true class, blank where
+    unknown; `verified` says (1/0, yes/no, true/false) that a person has checked the row, and where there is no such
+    column, the rows of a partly filled `clean_label` are the checked ones; `split` is train, test or meta. Rows of
+    test and meta become splits with a tensor of their own, are labelled by `clean_label` where that is filled, and do
+    not count as rows of the data set. Classes are the values of both label columns, numbers in numerical order.
+
+    A second file is read with `like`: the data set of the first, whose columns, categories and classes it then shares.
+    It may lack the columns to drop.
+    """
+    first = _columns_of(like, path)
+    label = label or (first.label if first else "label")
+    _check_drop(path, drop, label)
+    table = _read(path, label, (*drop, *(first.drop if first else ())))
+    for name in () if first else drop:
+        if name not in table.names:
+            raise _no_column(name, table, "--drop takes some of these")
+    if label not in table.columns:
+        raise _no_column(label, table, "name the label with --label COLUMN")
+    columns = first or _fit(table, label, tuple(drop))
+    _check_columns(table, columns, [name for name in _feature_names(table, label) if name not in columns.categories])
+    x = torch.from_numpy(_encode(table, columns, first is None))  # [N, D]
+    if not first:
+        columns = replace(columns, double=x.dtype == torch.float64)
+        for name in columns.categories:
+            tell_id(table.columns[name], name, path)
+
+    given = _labels(table.columns[label])
+    if "" in given:
+        at, n = table.at(given.index("")), given.count("")
+        raise UserError(f"{at}: column {label!r} is empty, in {n} rows in all; label them or drop them")
+    check_label(given, label, path, named=like is not None)
+    true = known(_labels(table.columns["clean_label"]), given) if "clean_label" in table.columns else [""] * len(given)
+    classes = classes or (like.classes if like else in_order({*given, *true} - {""}))
+    y, clean = (numbered(texts, classes, table.at) for texts in (given, true))
+    parts = _parts(table, len(y))
+    train, truth = parts["train"], torch.where(clean >= 0, clean, y)
+    return Dataset.of_parts(
+        path.stem,
+        {part: (features(x[rows], columns), (y if part == "train" else truth)[rows]) for part, rows in parts.items()},
+        classes,
+        clean=clean[train],
+        verified=marked(_labels(table.columns["verified"]), table.at)[train] if "verified" in table.columns else None,
+        test_is_clean="test" in parts and bool((clean[parts["test"]] >= 0).all()),
+        encoding=columns,
+    )
+
+
+def read_new_table(path: Path, columns: Columns, classes: tuple[str, ...]) -> Unseen:
+    """Rows to be predicted: the feature columns of the first table, with or without labels; others are not used."""
+    table = _read(path, columns.label, columns.drop, new=True)
+    _check_columns(table, columns, [])
+    unused = [name for name in _feature_names(table, columns.label) if name not in columns.categories]
+    if unused:
+        logger.warning("%s: columns that the run does not know are not used: %s", path, few(map(repr, unused)))
+    labels = {
+        name: numbered(known(_labels(table.columns[name]), classes), classes, table.at)
+        for name in dict.fromkeys((columns.label, "clean_label"))
+        if name in table.columns
+    }
+    return Unseen(features(torch.from_numpy(_encode(table, columns)), columns), labels)
+
+
+def _labels(values: NDArray[Any]) -> list[str]:
+    """Labels of a table column as text, '' where missing."""
+    return written(values) if values.dtype.kind == "O" else plain(values)
+
+
+class _Table(NamedTuple):
+    path: Path
+    label: str
+    names: list[str]  # of all columns
+    columns: dict[str, NDArray[Any]]  # those not dropped, [N]: numbers (NaN: missing) or an object array ("": missing)
+    lines: list[int] | None  # the line each row ends on; None: the file has no lines, and its types are declared
+    new: bool  # rows to be predicted: which columns there are is settled
+
+    def at(self, row: int) -> str:
+        return f"{self.path}, {self.row(row)}"
+
+    def row(self, row: int) -> str:
+        return f"row {row}" + (f" (line {self.lines[row]})" if self.lines else "")
+
+    def or_drop(self, *names: str) -> str:
+        """The other way out of trouble with columns, where it is still open."""
+        what = "the column" if len(names) == 1 else "the columns"
+        fixed = self.new or {self.label, *_RESERVED} & {*names}
+        return "" if fixed else f", or leave {what} out with {drop_flag(*names)}"
+
+
+_Cells = Callable[[_Table, int], NDArray[Any]]  # of a column, by its place
+
+
+def _read(path: Path, label: str, drop: Sequence[str], *, new: bool = False) -> _Table:
+    read = _read_parquet if checked_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
+    with reading(path):
+        names, cells, lines = read(path)
+    table = _Table(path, label, checked_names(path, names), {}, lines, new)
+    for j, name in enumerate(table.names):
+        if name in drop:
+            continue
+        if re.fullmatch(r"Unnamed: \d+", name):
+            raise UserError(f"{path}: column {j + 1} has no name; name or delete it{table.or_drop(name)}")
+        if name.lower() in _RESERVED and name not in (*_RESERVED, label):
+            like = f"column {name!r} looks like {name.lower()!r}, which has a meaning"
+            raise UserError(f"{path}: {like}; rename it{table.or_drop(name)}")
+        table.columns[name] = cells(table, j)
+    return table
+
+
+def _read_csv(path: Path) -> tuple[Iterable[object], _Cells, list[int] | None]:
+    names, rows, lines = read_cells(path, "\t" if path.suffix.lower() == ".tsv" else ",")
+    return names, lambda _, j: np.array([row[j] for row in rows], dtype=object), lines
+
+
+def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
+    try:
+        import pandas as pd
+
+        with path.open("rb") as file:
+            frame = pd.read_parquet(file)
+    except ImportError as e:  # pandas itself, or the pyarrow it needs here
+        raise missing("pandas" if e.name == "pandas" else "pyarrow", "reading .parquet", "tables") from e
+    except ValueError as e:
+        raise UserError(f"{path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
+    if not len(frame):
+        raise UserError(f"{path}: no rows")
+
+    def cells(table: _Table, j: int) -> NDArray[Any]:
+        series, name = frame.iloc[:, j], table.names[j]
+        categorical = isinstance(series.dtype, pd.CategoricalDtype)  # of text: others are stored as what they are
+        kind, blank = "string" if categorical else pd.api.types.infer_dtype(series, skipna=True), series.isna()
+        if kind not in _KINDS:
+            raise UserError(
+                f"{path}: column {name!r} holds values of type {kind}; allowed are numbers, text and true/false: "
+                f"convert or delete it{table.or_drop(name)}"
+            )
+        if kind in ("string", "boolean", "empty"):
+            texts = ["" if b else str(cell).strip() for cell, b in zip(series, blank, strict=True)]
+            return np.array(texts, dtype=object)
+        if kind == "integer" and not blank.any():  # as they are: large numbers may be names of classes
+            return np.asarray(series.to_numpy(dtype=np.uint64 if series.min() >= 0 else np.int64))
+        return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+
+    return frame.columns, cells, None
+
+
+def _columns_of(like: Dataset | None, path: Path) -> Columns | None:
+    if like is None:
+        return None
+    if not isinstance(like.encoding, Columns):
+        raise UserError(f"{path} is a table, {like.name} is not; give both in the same form")
+    return like.encoding
+
+
+def _check_drop(path: Path, drop: Sequence[str], label: str) -> None:
+    if isinstance(drop, str):
+        raise UserError(f"drop is a list of columns, got {drop!r}; give [{drop!r}]")
+    if label in drop:
+        raise UserError(f"{path}: {label!r} holds the labels and cannot be dropped; name another one with --label")
+    for name in drop:
+        if name in _RESERVED:
+            raise UserError(f"{path}: {name!r} has a meaning and cannot be dropped; rename it to have it ignored")
+
+
+def _fit(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
+    """Decide for every feature column whether it is a number or a set of categories."""
+    categories: dict[str, tuple[str, ...] | None] = {}
+    for name in _feature_names(table, label):
+        values = table.columns[name]
+        if values.dtype.kind != "O" or (table.lines and parsed(values) is not None):
+            categories[name] = None
+            continue
+        if table.lines:
+            check_words(values.tolist(), name, table.at)
+        distinct = set(values.tolist())
+        if len(distinct) > _MAX_CATEGORIES:
+            mend = (
+                "if it names images, call it 'path' in a .csv or .tsv" if names_images(distinct) else "make it numeric"
+            )
+            raise UserError(
+                f"{table.path}: column {name!r} is text with {len(distinct)} distinct values, at most "
+                f"{_MAX_CATEGORIES} can be encoded; {mend}{table.or_drop(name)}"
+            )
+        categories[name] = tuple(sorted(distinct - {""}))
+    if not categories:
+        dropped = f"; --drop leaves out {few(drop)}: keep one of them" if drop else ""
+        raise UserError(f"{table.path}: no column is left to learn from; columns: {few(table.names)}{dropped}")
+    return Columns(label, categories, drop)
+
+
+def _feature_names(table: _Table, label: str) -> list[str]:
+    return [name for name in table.columns if name != label and name not in _RESERVED]
+
+
+def _check_columns(table: _Table, columns: Columns, adds: list[str]) -> None:
+    differ = {"lacks": [name for name in columns.categories if name not in table.columns], "adds": adds}
+    if any(differ.values()):
+        parts = " and ".join(f"{verb} {few(map(repr, names))}" for verb, names in differ.items() if names)
+        both = f"; what is no feature, leave out of both with {drop_flag(*differ['lacks'])}"
+        ways = both if differ["lacks"] and not table.new else ""
+        raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}{ways}")
+
+
+def _encode(table: _Table, columns: Columns, first: bool = False) -> NDArray[np.floating]:
+    """[N, D] features, in float32 or float64: what the first table needs"""
+    gaps = dict[str, str]()
+    for name, categories in columns.categories.items():
+        values, words = table.columns[name], MISSING if categories is None else {""}
+        blank = [cell.lower() in words for cell in values] if values.dtype.kind == "O" else np.isnan(values).tolist()
+        if any(blank):
+            gaps[name] = f"{name!r} ({sum(blank)} of {len(blank)}, first {table.row(blank.index(True))})"
+    if gaps:
+        raise UserError(
+            f"{table.path}: cells are missing in {few(gaps.values())}; fill them or drop the rows"
+            f"{table.or_drop(*gaps)}: nothing is filled in for you"
+        )
+    blocks: list[NDArray[np.floating]] = [
+        _numbers(table, name) if c is None else _one_hot(table, name, c) for name, c in columns.categories.items()
+    ]
+    double = any(map(blurred, blocks)) if first else columns.double
+    return np.concatenate(blocks, axis=1, dtype=np.float64 if double else np.float32)
+
+
+def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[np.float32]:
+    """[N, C]"""
+    values = table.columns[name]
+    cells = values.tolist() if values.dtype.kind == "O" else plain(values)
+    index = {category: k for k, category in enumerate(categories)}
+    new = [row for row, cell in enumerate(cells) if cell not in index]
+    if new:
+        what = unknown(f"value of column {name!r} in {table.at(new[0])}:", cells[new[0]], index)
+        raise UserError(
+            f"{what}; the training table has no such value, {len(new)} rows here do: mend them, drop them, or train "
+            f"with rows that have it{table.or_drop(name)}"
+        )
+    x = np.zeros((len(cells), len(categories)), dtype=np.float32)
+    x[np.arange(len(cells)), [index[cell] for cell in cells]] = 1
+    return x
+
+
+def _numbers(table: _Table, name: str) -> NDArray[np.float64]:
+    """[N, 1]; every cell must be a finite number"""
+    values = table.columns[name]
+    numbers = parsed(values) if values.dtype.kind == "O" else values.astype(np.float64)
+    if numbers is None:
+        row = next(row for row, cell in enumerate(values) if parsed([cell]) is None)
+        raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, numbers in the training table")
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(numbers.astype(np.float32))
+    if bad.any():
+        row = int(bad.argmax())
+        cell = f"column {name!r} holds {values[row]}, allowed are finite numbers up to 3.4e38"
+        raise UserError(f"{table.at(row)}: {cell}; mend it or drop the row{table.or_drop(name)}")
+    return numbers[:, None]
+
+
+def _parts(table: _Table, n: int) -> dict[str, Tensor]:
+    """Rows by part; 'train' is always there."""
+    texts = [text.lower() for text in _labels(table.columns["split"])] if "split" in table.columns else ["train"] * n
+    check_known(texts, ("train", "test", "meta"), table.at, "value of 'split'")
+    if "train" not in texts:
+        raise UserError(f"{table.path}: no row has the split 'train'")
+    return {part: torch.tensor([row for row in range(n) if texts[row] == part]) for part in set(texts)}
+
+
+def _no_column(name: str, table: _Table, what_to_do: str) -> UserError:
+    near = nearest(name, table.names)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    return UserError(f"{table.path} has no column {name!r}{hint}; columns: {few(table.names)}; {what_to_do}")

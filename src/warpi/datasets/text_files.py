@@ -1,0 +1,115 @@
+"""What can go wrong with any file that a user names."""
+
+import csv
+import io
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from warpi.errors import UserError
+from warpi.utils.field_checks import join_names
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Inside, a file that may not be opened, cannot be read or is not the text it should be is the user's to mend."""
+    try:
+        yield
+    except OSError as e:
+        reason = e.strerror or str(e).partition("\n")[0]
+        raise UserError(f"cannot read {what}: {reason}; check the path and who may read it") from e
+    except UnicodeDecodeError as e:
+        raise UserError(f"{what} is not UTF-8 text ({e.reason} at byte {e.start}); save it as UTF-8") from e
+
+
+def data_root(root: Path | None, data: str, how_to_get: str) -> Path:
+    """The folder of a data set's files: the one given, else the one that the environment names in WARPI_DATA."""
+    if root is None and not os.environ.get("WARPI_DATA"):
+        raise UserError(f"{data} needs its files: {how_to_get}")
+    return root or Path(os.environ["WARPI_DATA"])
+
+
+def checked_suffix(path: Path, allowed: Sequence[str]) -> str:
+    """The ending of a file that is there, in small letters."""
+    if path.suffix.lower() not in allowed:
+        raise UserError(f"{path}: ends in {path.suffix!r}, allowed are {', '.join(allowed)}")
+    with reading(path):
+        if not path.is_file():
+            raise UserError(f"there is no file {path}")
+    return path.suffix.lower()
+
+
+class Cells(NamedTuple):
+    """A table that is text."""
+
+    names: list[str]  # of the columns
+    rows: list[list[str]]  # as many cells each
+    lines: list[int]  # the line each row ends on
+
+
+def read_cells(path: Path, delimiter: str | None = None) -> Cells:
+    """A .csv or .tsv file whose first line names the columns.
+
+    Without a delimiter, it is what that line has most of, and rows of blank cells are left out as blank lines are.
+    """
+    with reading(path):
+        data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = data[: e.start].count(b"\n") + 1
+        raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
+    lenient, delimiter = delimiter is None, delimiter or separator(text.lstrip("\r\n").partition("\n")[0])
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    rows, lines = list[list[str]](), list[int]()
+    try:
+        for row in reader:
+            if not row or (lenient and not any(map(str.strip, row))):
+                continue
+            rows.append([cell.strip() for cell in row])
+            lines.append(reader.line_num)
+            check_separator(path, rows[0], delimiter)
+            if len(row) != len(rows[0]):
+                raise UserError(
+                    f"{path}: line {reader.line_num} has {len(row)} cells, the first has {len(rows[0])}; the first "
+                    "names the columns: put nothing before it, and quote cells that hold the separator"
+                )
+    except csv.Error as e:
+        raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
+    if len(rows) < 2:
+        raise UserError(f"{path}: a first line with the names of the columns and at least one row are needed")
+    return Cells(rows[0], rows[1:], lines[1:])
+
+
+def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:
+    """Refuse a first line that would be cells with another separator, such as spreadsheets write in some countries."""
+    if len(names) == 1 and (other := next((mark for mark in ";\t,|" if mark != delimiter and mark in names[0]), "")):
+        raise UserError(f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells")
+
+
+def separator(line: str) -> str:
+    """What stands between the cells of a line."""
+    return "\t" if line.count("\t") > line.count(",") else ","
+
+
+def checked_names(path: Path, names: Iterable[object]) -> list[str]:
+    """Of all columns; one without a name is called as pandas calls it."""
+    texts = [str(name).strip() or f"Unnamed: {j}" for j, name in enumerate(names)]
+    for j, name in enumerate(texts):
+        if name in texts[:j]:
+            raise UserError(f"{path}: columns {texts.index(name) + 1} and {j + 1} are both called {name!r}; rename one")
+    return texts
+
+
+def few(names: Iterable[object]) -> str:
+    """A list of names that may be long, for a message."""
+    listed = [str(name) for name in names]
+    return ", ".join(listed[:20]) + (f", ... ({len(listed)} in all)" if len(listed) > 20 else "")
+
+
+def drop_flag(*names: str) -> str:
+    """The flag that leaves columns of a table out."""
+    return f"--drop {shlex.quote(join_names(names))}" if len(names) <= 20 else "--drop COLUMN,..."

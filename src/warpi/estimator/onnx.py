@@ -1,0 +1,123 @@
+"""A trained classifier as one module from numbers to probabilities, and as an ONNX file."""
+
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from warpi.autodiff.passes import untuned
+from warpi.data.examples import Scale
+from warpi.errors import UserError, missing
+from warpi.estimator.inputs import Layout, Prepare
+from warpi.training.method import evaluating
+from warpi.utils.files import write_atomically
+from warpi.utils.seeding import generator
+
+_TOLERANCE = 1e-5  # by which probabilities of the ONNX file may differ
+
+
+class Classifier(nn.Module):
+    """Numbers of a layout -> class probabilities, averaged over the networks that predict.  [B, ...] -> [B, K]"""
+
+    def __init__(self, layout: Layout, scale: Scale, nets: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.prepare = Prepare(layout, scale)
+        self.nets = nn.ModuleList(map(untuned, nets))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.prepare(x)
+        return torch.stack([net(x).softmax(dim=1) for net in self.nets]).mean(0)
+
+    @torch.no_grad()
+    def probabilities(self, X: np.ndarray, size: int = 1000) -> Tensor:
+        """[N, K] on the CPU; a sparse matrix is made dense `size` rows at a time."""
+        where, found = self.prepare.mean.device, []
+        with evaluating([self]):
+            for start in range(0, X.shape[0], size):
+                rows = X[start : start + size]
+                x = rows if isinstance(rows, np.ndarray) else rows.toarray()
+                found.append(self(torch.tensor(x, device=where)).double().cpu())
+        return torch.cat(found)
+
+
+def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) -> float | None:
+    """Write an ONNX file that agrees with onnxruntime; returns the largest difference, None: not compared.
+
+    Input `x` is what `Layout.numbers` gives, a batch of any size; output `probabilities`. The metadata name the classes
+    and, for tables, the categories whose positions stand for them.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as e:
+        raise missing(e.name or "onnx", "to_onnx", "onnx") from e
+    layout, scale = classifier.prepare.layout, Scale(classifier.prepare.mean, classifier.prepare.std)
+    x = layout.sample(64, scale, generator(0, "onnx")).to(scale.mean.device)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), _quiet():
+        file = Path(folder) / "classifier.onnx"
+        batch = torch.export.Dim("batch")
+        try:
+            torch.onnx.export(
+                classifier,
+                (x,),
+                file,
+                dynamo=True,
+                verbose=False,
+                external_data=False,
+                input_names=["x"],
+                output_names=["probabilities"],
+                dynamic_shapes={"x": {0: batch}},
+            )
+        except torch.onnx.errors.OnnxExporterError as e:
+            reason = str(e).strip().splitlines()[0]
+            raise UserError(f"the network cannot be written as ONNX ({reason}); use operators that ONNX has") from e
+        model = onnx.load(file)
+    about = {"classes": [str(name) for name in classes], "categories": layout.to_json()["categories"]}
+    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()})
+    content = model.SerializeToString()
+    difference = _difference(classifier, content, x)
+    if difference is not None and not difference <= _TOLERANCE:
+        raise UserError(
+            f"onnxruntime gives other probabilities than the classifier, by up to {difference:.1e} where "
+            f"{_TOLERANCE:g} is allowed; {path} was not written"
+        )
+    write_atomically(path, content)
+    return difference
+
+
+@torch.no_grad()
+def _difference(classifier: Classifier, content: bytes, x: Tensor) -> float | None:
+    """The largest difference of a probability, for batches of several sizes."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    largest = 0.0
+    for n in (1, 5, len(x)):
+        (theirs,) = session.run(["probabilities"], {"x": x[:n].cpu().numpy()})
+        ours = classifier(x[:n]).cpu().numpy()
+        largest = max(largest, float(np.abs(theirs - ours).max()))
+    return largest
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says about packages that nobody asked for."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)

@@ -1,0 +1,420 @@
+"""What few-shot tasks are drawn from: sinusoids, Omniglot, CIFAR-FS, miniImageNet, each in train / val / test."""
+
+import csv
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from warpi.data.decode import BROKEN, decode
+from warpi.data.examples import TensorExamples
+from warpi.datasets.cifar import cifar100
+from warpi.datasets.safe_pickle import safe_load
+from warpi.datasets.text_files import data_root, few, reading
+from warpi.errors import UserError, missing, unknown
+
+PARTS = ("train", "val", "test")
+_OMNIGLOT_SIDE, _MINI_SIDE = 28, 84
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+Values = Tensor | NDArray[Any] | Sequence[Any]
+"""What a user may give for a tensor: that, an array, or a list of numbers."""
+
+
+def as_tensor(values: Values, what: str) -> Tensor:
+    try:
+        return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, order="C"))
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise UserError(f"{what} must be a tensor, an array or a list of numbers, all rows alike: {e}") from e
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Images (or vectors) of K classes, those of a class one after the other."""
+
+    x: Tensor  # [N, C, H, W] uint8, or floats in [0, 1]; or [N, D] float32
+    first: Tensor  # [K] row of the first image of a class
+    count: Tensor  # [K] its number of images
+    names: tuple[str, ...]
+    least: int  # images of the smallest class
+    most: int  # and of the largest: as numbers, since reading a tensor on a GPU would make a step wait
+    rotations: int = 1  # 4: every class also turned by 90, 180 and 270 degrees, as a class of its own
+
+    @classmethod
+    def of(cls, images: Mapping[str, Values], rotations: int = 1) -> Self:
+        """From the images [n, C, H, W], or vectors [n, D], of each class: tensors or arrays."""
+        parts = {name: _inputs(x, name) for name, x in images.items()}
+        if not parts:
+            raise UserError("there are no classes; give the images of each by its name: Classes.of({'cat': images})")
+        forms = {name: (tuple(x.shape[1:]), x.dtype) for name, x in parts.items()}
+        (first, form), *others = forms.items()
+        if other := next((name for name, its in others if its != form), None):
+            raise UserError(f"{first!r} has inputs {form}, and {other!r} has {forms[other]}; make them alike")
+        if rotations > 1 and (len(form[0]) != 3 or form[0][1] != form[0][2]):
+            raise UserError(f"only square images can be turned, got inputs of shape {form[0]}; leave out rotations")
+        sizes = [len(x) for x in parts.values()]
+        x, count = torch.cat(list(parts.values())), torch.tensor(sizes)
+        return cls(x, count.cumsum(0) - count, count, tuple(parts), min(sizes), max(sizes), rotations)
+
+    def __len__(self) -> int:
+        """How many classes a task can choose from."""
+        return len(self.names) * self.rotations
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, x=self.x.to(device), first=self.first.to(device), count=self.count.to(device))
+
+    def digest(self) -> str:
+        """A hash by which a run knows its data again."""
+        content = hashlib.sha256(f"{tuple(self.x.shape)} {self.count.tolist()} {self.names} {self.rotations}".encode())
+        content.update(self.x.cpu().contiguous().numpy().data)
+        return content.hexdigest()
+
+
+def _inputs(values: Values, name: str) -> Tensor:
+    """The images or vectors of a class: bytes, or float32."""
+    x = as_tensor(values, f"the inputs of class {name!r}")
+    if x.dim() not in (2, 4) or not x.numel():
+        raise UserError(f"class {name!r} must have images [n, C, H, W] or vectors [n, D], got shape {tuple(x.shape)}")
+    if x.dim() == 4 and not (x.is_floating_point() or x.dtype == torch.uint8):
+        raise UserError(f"images must be bytes (uint8) or floats in [0, 1], got {x.dtype} for {name!r}; convert them")
+    return x if x.dtype == torch.uint8 else x.float()
+
+
+@dataclass(frozen=True)
+class Sines:
+    """y = A sin(w x + b) with A, w, b and x drawn uniformly (Zhen et al. 2020, section 5.1; there w varies too)."""
+
+    amplitude: tuple[float, float] = (0.1, 5.0)
+    frequency: tuple[float, float] = (0.8, 1.2)
+    phase: tuple[float, float] = (0.0, math.pi)
+    interval: tuple[float, float] = (-5.0, 5.0)
+
+    def functions(self, tasks: int, generator: Generator) -> Tensor:
+        """A, w and b of each task.  [T, 3]"""
+        ranges = (self.amplitude, self.frequency, self.phase)
+        u = torch.rand(tasks, 3, generator=generator, device=generator.device).unbind(1)
+        return torch.stack([low + (high - low) * v for (low, high), v in zip(ranges, u, strict=True)], dim=1)
+
+    def points(self, tasks: int, n: int, generator: Generator) -> Tensor:
+        """Inputs of each task.  [T, n, 1]"""
+        low, high = self.interval
+        return low + (high - low) * torch.rand(tasks, n, 1, generator=generator, device=generator.device)
+
+    def grid(self, n: int = 50) -> Tensor:
+        """n equally spaced inputs from the left end on, the right end left out.  [n, 1]"""
+        low, high = self.interval
+        return low + (high - low) / n * torch.arange(n)[:, None]
+
+    @staticmethod
+    def values(functions: Tensor, x: Tensor) -> Tensor:
+        """functions [T, 3], x [T, n, 1] -> y [T, n, 1]"""
+        a, w, b = functions[:, :, None, None].unbind(1)  # each [T, 1, 1]
+        return a * torch.sin(w * x + b)
+
+
+class FewShotData(NamedTuple):
+    """Where tasks come from: classes that no two parts share, or functions."""
+
+    name: str
+    train: Classes | Sines
+    val: Classes | Sines
+    test: Classes | Sines
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return tuple(self.train.x.shape[1:]) if isinstance(self.train, Classes) else (1,)
+
+    @property
+    def regression(self) -> bool:
+        return isinstance(self.train, Sines)
+
+    def part(self, name: str) -> Classes | Sines:
+        part: Classes | Sines = getattr(self, name)
+        return part
+
+    def check(self) -> None:
+        """Parts share no class, and all inputs are alike."""
+        parts = {name: part for name in PARTS if isinstance(part := self.part(name), Classes)}
+        if parts and len(parts) < len(PARTS):
+            raise UserError(f"only {', '.join(parts)} of {', '.join(PARTS)} are Classes; all parts must be of one kind")
+        for a, b in combinations(parts, 2):
+            if shared := sorted({*parts[a].names} & {*parts[b].names}):
+                raise UserError(
+                    f"classes that are in {a} and in {b}: {few(shared)}; give every class to one part, under a name of "
+                    "its own"
+                )
+            if (one := parts[a].x.shape[1:]) != (other := parts[b].x.shape[1:]):
+                raise UserError(f"inputs of {a} are {tuple(one)}, those of {b} {tuple(other)}; make them alike")
+
+    def to(self, device: torch.device | str) -> "FewShotData":
+        parts = (self.part(name) for name in PARTS)
+        return FewShotData(self.name, *(p.to(device) if isinstance(p, Classes) else p for p in parts))
+
+    def digest(self) -> str:
+        return " ".join(p.digest() if isinstance(p, Classes) else repr(p) for p in self[1:])
+
+
+class Entry(NamedTuple):
+    read: Callable[[Path | None], FewShotData]
+    summary: str
+
+
+def load_fewshot(name: str, root: Path | str | None = None) -> FewShotData:
+    """Read a data set of FEWSHOT. `root` holds its files; None: the environment's WARPI_DATA."""
+    if name not in FEWSHOT:
+        raise unknown("few-shot data set", name, FEWSHOT)
+    return FEWSHOT[name].read(Path(root) if root is not None else None)
+
+
+@cache
+def class_lists(name: str) -> Any:
+    """Which classes are in which part, as published."""
+    return json.loads((resources.files("warpi.fewshot") / "fewshot_splits.json").read_text())[name]
+
+
+def sines(root: Path | None = None) -> FewShotData:
+    """The sinusoids of the paper: nothing is read."""
+    if root is not None:
+        raise UserError(f"sines are made, not read: leave out --root {root}")
+    return FewShotData("sines", Sines(), Sines(), Sines())
+
+
+def omniglot(root: Path | None = None) -> FewShotData:
+    """1,623 characters of 20 drawings, 28 x 28, ink 255 on 0; Vinyals' 1,028 / 172 / 423 of them; 4 rotations.
+
+    `root` holds omniglot (or is that folder) with images_background and images_evaluation as published.
+    """
+    how = (
+        "unpack images_background.zip and images_evaluation.zip into a folder omniglot, and name the folder it is in "
+        "with --root FOLDER or in the environment variable WARPI_DATA"
+    )
+    root = data_root(root, "omniglot", how)
+    folder = next((f for f in (root / "omniglot", root) if (f / "images_background").is_dir()), None)
+    if folder is None:
+        raise UserError(f"{root} has no omniglot/images_background: {how}")
+
+    def read(part: Mapping[str, Sequence[int]]) -> Classes:
+        names = [f"{a}/character{i:02d}" for a, (low, high) in part.items() for i in range(low, high + 1)]
+        if absent := [name for name in names if not (folder / name).is_dir()]:
+            raise UserError(
+                f"{folder} has no folder {absent[0]!r} ({len(absent)} are missing); unpack it again, in full"
+            )
+        files = [_images_in(folder / name) for name in names]
+        flat = iter(_parallel(_drawing, [file for group in files for file in group]))
+        stacks = {n: np.stack([next(flat) for _ in group]) for n, group in zip(names, files, strict=True)}
+        return Classes.of({name: torch.from_numpy(x)[:, None] for name, x in stacks.items()}, rotations=4)
+
+    return FewShotData("omniglot", *(read(class_lists("omniglot")[part]) for part in PARTS))
+
+
+def cifar_fs(root: Path | None = None) -> FewShotData:
+    """100 classes of 600 images, 32 x 32: 64 / 16 / 20 classes of CIFAR-100, its train and test images together.
+
+    `root` as for `cifar100`.
+    """
+    whole = cifar100(root)
+    assert whole.test is not None and isinstance(whole.examples, TensorExamples)  # noqa: PT018
+    assert isinstance(whole.test.examples, TensorExamples)
+    x, y = torch.cat([whole.examples.x, whole.test.examples.x]), torch.cat([whole.y, whole.test.y])
+
+    def part(name: str) -> Classes:
+        wanted: list[str] = class_lists("cifar_fs")[name]
+        if absent := [n for n in wanted if n not in whole.classes or not (y == whole.classes.index(n)).any()]:
+            raise UserError(f"CIFAR-100 as it lies here has no images of {few(absent)}; fetch the official files again")
+        return Classes.of({n: x[y == whole.classes.index(n)] for n in wanted})
+
+    return FewShotData("cifar_fs", *map(part, PARTS))
+
+
+def mini_imagenet(root: Path | None = None) -> FewShotData:
+    """100 classes of 600 photographs, 84 x 84, in Ravi and Larochelle's 64 / 16 / 20 classes.
+
+    `root` holds one of: train, val and test with a folder a class; images with train.csv, val.csv and test.csv
+    (filename,label); a folder a class; mini-imagenet-cache-PART.pkl; miniImageNet_category_split_PART.pickle.
+    The first two say themselves which class is in which part.
+    """
+    root = data_root(root, "mini_imagenet", _MINI)
+    for folder in (root / "mini_imagenet", root / "miniimagenet", root / "mini-imagenet", root):
+        for look in (_mini_pickles, _mini_folders, _mini_csv, _mini_flat):
+            with reading(folder):
+                found = look(folder)
+            if found is not None:
+                data = FewShotData("mini_imagenet", *(Classes.of(found[part]) for part in PARTS))
+                return _disjoint(data, folder)
+    raise UserError(f"{root} has no files of miniImageNet: {_MINI}")
+
+
+_MINI = (
+    "put train, val and test with a folder of images a class there, or images with train.csv, val.csv and test.csv, or "
+    "mini-imagenet-cache-{train,val,test}.pkl, or miniImageNet_category_split_{train_phase_train,val,test}.pickle, and "
+    "name the folder with --root FOLDER or in the environment variable WARPI_DATA"
+)
+_Images = dict[str, Tensor]
+
+
+def _mini_pickles(folder: Path) -> dict[str, _Images] | None:
+    """The two kinds of pickles in use: rows of each class listed, or a label for each row."""
+    cache_files = {part: folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS}
+    names = {"train": "train_phase_train", "val": "val", "test": "test"}
+    split_files = {part: folder / f"miniImageNet_category_split_{name}.pickle" for part, name in names.items()}
+    for files in (cache_files, split_files):
+        if any(file.is_file() for file in files.values()):
+            if absent := [file.name for file in files.values() if not file.is_file()]:
+                raise UserError(f"{folder} has no {absent[0]}; all three parts are needed")
+            return {part: _mini_pickle(file) for part, file in files.items()}
+    return None
+
+
+def _mini_pickle(path: Path) -> _Images:
+    record = found if isinstance(found := safe_load(path), dict) else {}
+    x = record.get("image_data", record.get("data"))
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape[1:] != (_MINI_SIDE, _MINI_SIDE, 3):
+        raise UserError(f"{path}: no uint8 images [N, 84, 84, 3] under 'image_data' or 'data'; fetch it again")
+    rows, numbers = dict[str, NDArray[Any]](), {*range(len(x))}
+    with suppress(ValueError):  # of lists that are no array
+        if isinstance(listed := record.get("class_dict"), dict):
+            rows = {str(name): np.asarray(group) for name, group in listed.items()}
+        elif (labels := np.asarray(record.get("labels"))).shape == (len(x),) and labels.dtype.kind in "iuSU":
+            rows = {str(label): np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())}
+    fits = lambda group: group.ndim == 1 and group.size and group.dtype.kind in "iu" and {*group.tolist()} <= numbers
+    if not rows or not all(map(fits, rows.values())):
+        raise UserError(f"{path}: neither 'class_dict' nor 'labels' says of which class the {len(x)} images are")
+    images = torch.from_numpy(x).permute(0, 3, 1, 2)
+    return {name: images[group.tolist()] for name, group in rows.items()}
+
+
+def _mini_folders(folder: Path) -> dict[str, _Images] | None:
+    if not all((folder / part).is_dir() for part in PARTS):
+        return None
+    return {part: _photographs({c.name: _images_in(c) for c in _folders_in(folder / part)}) for part in PARTS}
+
+
+def _mini_csv(folder: Path) -> dict[str, _Images] | None:
+    if not (folder / "images").is_dir() or not all((folder / f"{part}.csv").is_file() for part in PARTS):
+        return None
+    return {part: _photographs(_listed(folder / f"{part}.csv", folder / "images")) for part in PARTS}
+
+
+def _listed(table: Path, folder: Path) -> dict[str, list[Path]]:
+    """The images of each class."""
+    files: dict[str, list[Path]] = {}
+    try:
+        with reading(table), table.open(newline="", encoding="utf-8-sig") as file:
+            for row in csv.DictReader(file):
+                if not row.get("filename") or not row.get("label"):
+                    raise UserError(f"{table}: columns filename and label are needed, got {few(row)}")
+                if not (path := folder / row["filename"]).is_file():
+                    raise UserError(f"{table} names {row['filename']!r}, which is not in {folder}; fetch it again")
+                files.setdefault(row["label"], []).append(path)
+    except csv.Error as e:
+        raise UserError(f"{table} is no table with columns filename and label ({e}); fetch it again") from e
+    if not files:
+        raise UserError(f"{table} names no image; a line filename,label for each is needed")
+    return files
+
+
+def _mini_flat(folder: Path) -> dict[str, _Images] | None:
+    """A folder a class; the published lists say in which part it is."""
+    lists = class_lists("mini_imagenet")
+    if not any((folder / name).is_dir() for part in PARTS for name in lists[part]):
+        return None
+    for part in PARTS:
+        if absent := [name for name in lists[part] if not (folder / name).is_dir()]:
+            raise UserError(f"{folder} has no folders {few(absent)} of the part {part}; all 100 classes are needed")
+    return {part: _photographs({name: _images_in(folder / name) for name in lists[part]}) for part in PARTS}
+
+
+def _disjoint(data: FewShotData, folder: Path) -> FewShotData:
+    """Parts must not share a class, else a test is none. Pickles may number the classes of each part from 0 on: such
+    classes are told apart by their first images."""
+    parts = [part for part in data[1:] if isinstance(part, Classes)]
+    numbered = any(name.isdigit() for part in parts for name in part.names)
+    firsts = [
+        [x.contiguous().numpy().tobytes() for x in part.x[part.first]] if numbered else part.names for part in parts
+    ]
+    known = [dict(zip(first, part.names, strict=True)) for first, part in zip(firsts, parts, strict=True)]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        if shared := [known[a][key] for key in known[a].keys() & known[b].keys()]:
+            raise UserError(f"{folder}: {PARTS[a]} and {PARTS[b]} share the classes {few(sorted(shared))}")
+    return data
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    found = sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not found:
+        raise UserError(f"{folder} holds no folders; one folder of images a class is needed")
+    return found
+
+
+def _images_in(folder: Path) -> list[Path]:
+    with reading(folder):
+        found = sorted(f for f in folder.iterdir() if f.suffix.lower() in _SUFFIXES and not f.name.startswith("."))
+    if not found:
+        raise UserError(f"{folder} holds no images ({', '.join(_SUFFIXES)})")
+    return found
+
+
+def _photographs(files: Mapping[str, Sequence[Path]]) -> _Images:
+    flat = iter(_parallel(_photograph, [file for group in files.values() for file in group]))
+    return {
+        name: torch.from_numpy(np.stack([next(flat) for _ in group])).permute(0, 3, 1, 2).contiguous()
+        for name, group in files.items()
+    }
+
+
+def _photograph(path: Path) -> NDArray[np.uint8]:
+    """[84, 84, 3], its sides squeezed to the square as others do."""
+    from PIL import Image
+
+    square = (_MINI_SIDE, _MINI_SIDE)
+    return np.asarray(decode(str(path), 2 * _MINI_SIDE).resize(square, Image.Resampling.LANCZOS))
+
+
+def _drawing(path: Path) -> NDArray[np.uint8]:
+    """[28, 28], ink 255."""
+    from PIL import Image
+
+    with Image.open(path, formats=("PNG", "JPEG")) as image:
+        small = image.convert("L").resize((_OMNIGLOT_SIDE, _OMNIGLOT_SIDE), Image.Resampling.LANCZOS)
+    return 255 - np.asarray(small)
+
+
+def _parallel(read: Callable[[Path], NDArray[np.uint8]], paths: Sequence[Path]) -> list[NDArray[np.uint8]]:
+    try:
+        from PIL.Image import DecompressionBombError
+    except ImportError as e:
+        raise missing("pillow", "reading images", "images") from e
+    broken: tuple[type[Exception], ...] = (DecompressionBombError, *BROKEN)
+
+    def one(path: Path) -> NDArray[np.uint8]:
+        try:
+            return read(path)
+        except broken as e:
+            raise UserError(f"cannot read the image {path}: {e}; fetch it again") from e
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(one, paths, chunksize=256))
+
+
+FEWSHOT: dict[str, Entry] = {
+    "sines": Entry(sines, "regression: sinusoids of varying amplitude, frequency and phase"),
+    "omniglot": Entry(omniglot, "1,623 handwritten characters and their rotations, Vinyals' split"),
+    "cifar_fs": Entry(cifar_fs, "CIFAR-100 as 64 / 16 / 20 classes"),
+    "mini_imagenet": Entry(mini_imagenet, "100 classes of ImageNet at 84 x 84, Ravi and Larochelle's split"),
+}

@@ -1,0 +1,82 @@
+"""Kernel ridge regression with a kernel that is the same for all tasks, on learned features."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
+from warpi.fewshot.learners.embedding import Norm, Psi, calibration, targets
+from warpi.fewshot.learners.kernels import fourier_features, gaussian_kernel, mean_distance
+from warpi.fewshot.learners.ridge import fit_features, fit_kernel
+from warpi.functional.gaussian import DiagGaussian
+from warpi.utils.field_checks import at_least, within
+
+
+@dataclass
+class KernelRidge(Learner):
+    """Y_hat = gamma k(x)^T (K + lambda I)^-1 Y + beta: the baselines of MetaVRF's tables.
+
+    `rff`: z(x) = sqrt(2/D) cos(w.psi(x) + b) with w ~ N(0, s^2 I) drawn once; s is learned.
+    `rbf`: k = exp(-|d|^2 / (2 r^2)) with r the mean distance of two support examples of the task.
+    """
+
+    year: ClassVar[int | None] = 2007
+    kernel: Literal["rff", "rbf"] = "rff"
+    bases: int | None = None  # D of rff; default: 2048, in regression 128
+    norm: Norm = "transductive"  # where the statistics of normalisations come from
+    minmax: bool = True  # features of a set scaled to [0, 1]
+    features: int | None = None  # width of psi; default: 64 channels, for vectors 40
+    dropout: float = 0.0  # in psi of images
+    floor: float = 0.01  # of the ridge lambda, which is learned above it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, bases=1, features=1, floor=0)
+        within(self, dropout=(0.0, 0.99))
+
+    def build(self, problem: Problem) -> nn.Module:
+        return Networks(self, problem)
+
+    def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
+        net: Networks = self.net
+        f, stats = net.psi(support_x)  # [T, S, d]
+        Y = targets(support_y, ways, f)
+        with torch.autocast(f.device.type, enabled=False):
+            lam = (net.ridge.abs() + self.floor).expand(len(f))
+            bandwidth = mean_distance(f).clamp_min(1e-6)  # [T]
+
+            def rows(g: Tensor) -> Tensor:
+                """What the ridge sees of features: kernel rows [T, N, S], or random features [T, N, D]."""
+                if self.kernel == "rbf":
+                    return gaussian_kernel(g, f, bandwidth)
+                q = DiagGaussian(torch.zeros_like(f[0, 0]), (2 * net.log_s).expand(f.shape[-1]))
+                return fourier_features(g, q, net.eps, net.phase)
+
+            fit = (fit_kernel if self.kernel == "rbf" else fit_features)(rows(f), Y, lam)
+
+        def predict(query_x: Tensor) -> Output:
+            g = net.psi(query_x, stats)[0]
+            with torch.autocast(g.device.type, enabled=False):
+                return Output(net.scale * fit.mean(rows(g)) + net.shift)
+
+        return predict
+
+
+class Networks(nn.Module):
+    """psi, the noise of the bases, and the numbers of the kernel and the ridge."""
+
+    def __init__(self, learner: KernelRidge, problem: Problem) -> None:
+        super().__init__()
+        self.psi = Psi(problem, learner.norm, learner.features, learner.dropout, learner.minmax)
+        self.ridge = nn.Parameter(torch.tensor(0.1))
+        self.scale, self.shift = calibration(problem)
+        if learner.kernel == "rff":
+            self.log_s = nn.Parameter(torch.zeros(()))
+            D = learner.bases or (128 if problem.regression else 2048)
+            self.eps: Tensor
+            self.phase: Tensor
+            self.register_buffer("eps", torch.randn(D, self.psi.features))
+            self.register_buffer("phase", 2 * math.pi * torch.rand(D))

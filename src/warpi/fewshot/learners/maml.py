@@ -1,0 +1,86 @@
+"""MAML: an initialisation from which a few gradient steps on the support go a long way."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from warpi.errors import UserError
+from warpi.fewshot.learner import Conditioned, Learner, Output, Problem, fit_loss
+from warpi.fewshot.learners.embedding import Convolutions, Psi
+from warpi.utils.field_checks import at_least
+
+
+@dataclass
+class MAML(Learner):
+    """theta_k+1 = theta_k - alpha d/dtheta L(theta_k; support), theta_0 learned through the steps, second order.
+
+    All tasks take their steps at once (`vmap` over tasks, each with weights of its own).
+
+    Reference: Finn et al., Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks, ICML 2017.
+    """
+
+    year: ClassVar[int | None] = 2017
+    any_ways: ClassVar[bool] = False
+    inner_lr: float = 0.01  # alpha
+    steps: int | None = None  # in training; default: 5, in regression 1
+    test_steps: int = 10
+    first_order: bool = False  # the gradient of the steps is taken as constant
+    norm: Literal["transductive", "support"] = "transductive"  # where the statistics of normalisations come from
+    features: int | None = None  # width of the network; default: 64 channels, for vectors 40
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, inner_lr=0, steps=1, test_steps=1, features=1)
+
+    def build(self, problem: Problem) -> nn.Module:
+        return Network(self, problem)
+
+    def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
+        if ways != self.problem.ways:
+            raise UserError(f"MAML was trained for {self.problem.ways} ways and has as many outputs; got {ways} ways")
+        training = self.net.training
+        steps = (self.steps or (5 if ways else 1)) if training else self.test_steps
+        start: dict[str, Tensor] = dict(self.net.named_parameters())
+
+        def support_loss(theta: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return fit_loss(functional_call(self.net, theta, (x[None],)), y[None], ways)
+
+        def descend(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            theta = start
+            for _ in range(steps):
+                slope = grad(support_loss)(theta, x, y)
+                if self.first_order:
+                    slope = {name: g.detach() for name, g in slope.items()}
+                theta = {name: p - self.inner_lr * slope[name] for name, p in theta.items()}
+            return theta
+
+        adapted = vmap(descend)(support_x, support_y)  # each [T, ...]
+
+        def answer(theta: dict[str, Tensor], seen: Tensor, x: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.net, theta, (x[None], seen[None]))[0]
+            return out
+
+        return lambda query_x: Output(vmap(answer)(adapted, support_x, query_x))  # [T, Q, W]
+
+
+class Network(nn.Module):
+    """psi and a linear layer."""
+
+    def __init__(self, learner: MAML, problem: Problem) -> None:
+        super().__init__()
+        self.psi = Psi(problem, learner.norm, learner.features)
+        if isinstance(self.psi.body, Convolutions):
+            self.psi.body.channels_last = False
+        self.last = nn.Linear(self.psi.features, problem.ways or problem.outputs)
+        nn.init.xavier_normal_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x: Tensor, support: Tensor | None = None) -> Tensor:
+        """Logits or numbers of inputs [T, N, ...]; with the statistics of `support` where these are wanted."""
+        stats = None
+        if support is not None and self.psi.norm == "support":
+            stats = self.psi(support)[1]
+        out: Tensor = self.last(self.psi(x, stats)[0])
+        return out

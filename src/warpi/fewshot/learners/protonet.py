@@ -1,0 +1,37 @@
+"""Prototypical networks."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.fewshot.learner import Conditioned, Output, Problem
+from warpi.fewshot.learners.embedding import Embedding, Psi, class_means
+from warpi.fewshot.learners.kernels import squared_distances
+
+
+@dataclass
+class ProtoNet(Embedding):
+    """p(y = c | x) = softmax_c(-|psi(x) - m_c|^2) with m_c the mean of psi over class c's support.
+
+    Reference: Snell et al., Prototypical Networks for Few-shot Learning, NeurIPS 2017.
+    """
+
+    solves: ClassVar[tuple[str, ...]] = ("classification",)
+    year: ClassVar[int | None] = 2017
+
+    def build(self, problem: Problem) -> nn.Module:
+        return Psi(problem, self.norm, self.features, self.dropout)
+
+    def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
+        f, stats = self.net(support_x)
+        with torch.autocast(f.device.type, enabled=False):
+            means = class_means(f, support_y, ways)  # [T, W, d]
+
+        def predict(query_x: Tensor) -> Output:
+            g = self.net(query_x, stats)[0]
+            with torch.autocast(g.device.type, enabled=False):  # bf16 would leave little of a difference of squares
+                return Output(-squared_distances(g, means))
+
+        return predict

@@ -1,1 +1,0 @@
-"""The paper's figures, and what V has learned, from finished runs."""

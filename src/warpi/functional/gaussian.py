@@ -1,0 +1,68 @@
+"""The diagonal Gaussian that both systems amortise."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from warpi.utils import distributed as parallel
+
+
+class DiagGaussian(NamedTuple):
+    """N(mean, diag(exp(log_var)))."""
+
+    mean: Tensor  # [..., D]
+    log_var: Tensor  # [..., D]
+
+    @property
+    def std(self) -> Tensor:
+        return torch.exp(0.5 * self.log_var)
+
+    def rsample(self, n: int, generator: Generator) -> Tensor:
+        """n samples mean + std * eps with eps ~ N(0, I), differentiable in mean and log_var.  [n, ..., D]
+
+        Of several ranks each draws eps for all their examples and takes its own.
+        """
+        size, (b, *rest) = parallel.ranks(), self.mean.shape
+        shape = (n, b * size, *rest)
+        eps = torch.randn(shape, generator=generator, device=self.mean.device, dtype=self.mean.dtype)
+        return self.mean + self.std * eps[:, parallel.share(b * size)]
+
+    def kl(self, other: "DiagGaussian") -> Tensor:
+        """KL[self || other], summed over the last dimension.  [...]"""
+        ratio = torch.exp(self.log_var - other.log_var)
+        shift = (self.mean - other.mean) ** 2 / torch.exp(other.log_var)
+        return 0.5 * (ratio + shift - 1 + other.log_var - self.log_var).sum(-1)
+
+    def mean_kl(self, others: "DiagGaussian") -> Tensor:
+        """The mean of KL[self || other] over N others [..., N, D], of which only moments are needed.  [...]
+
+        With p = 1 / var of another: mean(p), mean(p m), mean(p m^2) and mean(log_var) make a pass over self enough.
+        """
+        p = torch.exp(-others.log_var)
+        first, second, third = p.mean(-2), (p * others.mean).mean(-2), (p * others.mean**2).mean(-2)  # [..., D]
+        shift = self.mean**2 * first - 2 * self.mean * second + third
+        spread = torch.exp(self.log_var) * first + others.log_var.mean(-2) - self.log_var
+        return 0.5 * (spread + shift - 1).sum(-1)
+
+
+class GaussianHead(nn.Module):
+    """Two networks of three layers, ELU between them: h [..., inputs] -> N(mean(h), exp(log_var(h))) [..., outputs].
+
+    Weights are drawn from the global torch generator (Xavier normal), biases N(0, 1e-3).
+    """
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.mean, self.log_var = (_three_layers(inputs, hidden, outputs) for _ in range(2))
+
+    def forward(self, h: Tensor) -> DiagGaussian:
+        return DiagGaussian(self.mean(h), self.log_var(h))
+
+
+def _three_layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    layers = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
+    for layer in layers:
+        nn.init.xavier_normal_(layer.weight)
+        nn.init.normal_(layer.bias, std=1e-3)
+    return nn.Sequential(layers[0], nn.ELU(), layers[1], nn.ELU(), layers[2])

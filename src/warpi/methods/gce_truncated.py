@@ -1,0 +1,63 @@
+"""Truncated generalised cross-entropy."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from warpi.data.batch import Batch, Log
+from warpi.functional.losses import cross_entropy, truncated_cross_entropy
+from warpi.training.method import Method, descend
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.field_checks import within
+
+
+@dataclass
+class TruncatedGCE(Method):
+    """Generalised cross-entropy, constant where p_y <= k: such examples are pruned, and looked at again now and then.
+
+        L = 1/B sum_i w_i (L_q(p_{y_i}) - L_q(k)),    w_i = [p_{y_i} > k], found for all examples at once
+
+    Pruning begins after `start_prune` of the epochs, and w is found anew every `prune_every` of them.
+    Differs from the paper: w comes from the current network, not from the one that was best on validation data, which
+    methods do not see here. Pruning begins when the learning rate has fallen, as in the published schedules (epoch 40
+    of 120, 80 of 150), and is repeated every twelfth of the epochs (published: 10 of 120).
+    Reference: Zhang & Sabuncu, Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels,
+    NeurIPS 2018.
+    """
+
+    family: ClassVar[str] = "loss"
+    year: ClassVar[int | None] = 2018
+    q: float = 0.7  # of the loss of those that are kept, as in GCE
+    k: float = 0.5  # an example is pruned where the probability of its label is not above
+    start_prune: float = 0.7  # share of the epochs without pruning
+    prune_every: float = 1 / 12  # share of the epochs between two prunings
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, q=(0, 1), k=(1e-6, 1), start_prune=(0, 1), prune_every=(0, 1))
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        self.kept = torch.ones(len(task.train), device=task.train.y.device)  # [N] w
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        since = t - max(1, round(self.start_prune * self.recipe.epochs))  # an untrained network would prune all
+        due = since >= 0 and since % max(1, round(self.prune_every * self.recipe.epochs)) == 0
+        if due and self.loader.count == t * self.loader.steps:  # not where a run goes on in the middle of an epoch
+            self.prune()
+        yield from super().epoch(t)
+
+    def prune(self) -> None:
+        rows, z = survey(self.net, self.task.train)
+        p_y = (-cross_entropy(z, self.task.train.y[rows])).exp()
+        self.kept[rows] = (p_y > self.k).float()
+
+    def step(self, batch: Batch) -> Log:
+        kept = self.kept[batch.rows]  # [B]
+        loss = truncated_cross_entropy(self.net(batch.x), batch.y, kept, self.q, self.k).mean()
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach(), "kept": kept.mean()}

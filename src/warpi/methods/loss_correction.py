@@ -1,0 +1,97 @@
+"""Forward and backward loss correction by an estimated or given transition matrix."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from warpi.data.batch import Batch, Log
+from warpi.data.placeholder import Hollow
+from warpi.errors import UserError
+from warpi.functional.transition import backward_loss, forward_loss, from_anchors, row_normalised, well_conditioned
+from warpi.noise.matrix_file import SUFFIXES, read_matrix
+from warpi.training.method import Method, descend
+from warpi.training.predict_rows import survey
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import border, restart
+from warpi.utils.field_checks import within
+
+
+@dataclass
+class LossCorrection(Method):
+    """The transition matrix T of the noise corrects the loss: on the way forward, or on the way back.
+
+        T_ij = p(given = j | true = i),  estimated by  p(j | x^i),  x^i = argmax_x p(i | x)         Eqs. (12), (13)
+        backward:  L = 1/B sum_i (T^-1 l_i)_{y_i},  l_ik = -log softmax(F(x_i; theta))_k            Theorem 1
+        forward:   L = 1/B sum_i -log (T^T softmax(F(x_i; theta)))_{y_i}                            Theorem 2
+
+    The backward loss is unbiased: under the noise its expectation is the loss of the true label, T T^-1 l = l. With
+    T = I both are cross-entropy, by which a network is trained in the first `warmup` of the epochs; from its
+    probabilities T is estimated, and the training begins anew from the same initial weights.
+
+    Differs from the paper: both trainings share the recipe's epochs, and each has the whole schedule of the learning
+    rate; the paper does two whole ones. An estimate that
+    cannot be inverted well (condition above 100) is mixed with the identity, as the paper advises, a tenth at a time.
+    Reference: Patrini et al., Making Deep Neural Networks Robust to Label Noise: a Loss Correction Approach, CVPR 2017.
+    """
+
+    family: ClassVar[str] = "transition"
+    year: ClassVar[int | None] = 2017
+    direction: Literal["forward", "backward"] = "forward"
+    warmup: float = 0.3  # share of the epochs spent on the network that T is estimated from
+    quantile: float = 0.97  # of the anchors: 1 is the argmax, less leaves outliers out
+    matrix: tuple[float, ...] | str | None = None  # T where it is known: row after row, or a file; default: estimated
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, warmup=(0, 1), quantile=(0, 1))
+        if isinstance(self.matrix, str) and Path(self.matrix).suffix.lower() not in SUFFIXES:
+            raise UserError(
+                f"matrix takes the numbers of T row after row, as in 0.9,0.1,0.2,0.8, or a file of it "
+                f"({', '.join(SUFFIXES)}), got {self.matrix!r}"
+            )
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        K, device = task.n_classes, task.train.y.device
+        self.switch, self.corrected = border(self.warmup, recipe.epochs), self.matrix is not None
+        self.beginnings = [0] if self.corrected else [0, self.switch]
+        over = isinstance(task.train.examples, Hollow)  # such a run has its T in the checkpoint; the file may be gone
+        self.T = (torch.eye(K) if over or self.matrix is None else _given(self.matrix, task.classes)).to(device)
+        self.T_inverse = torch.linalg.inv(well_conditioned(self.T))
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= self.switch and not self.corrected:
+            _, z = survey(self.net, self.task.train)
+            self.T.copy_(from_anchors(z.softmax(1), self.quantile))  # Eqs. (12), (13)
+            self.T_inverse.copy_(torch.linalg.inv(well_conditioned(self.T)))
+            restart(self)
+            self.corrected = True
+        yield from super().epoch(t)
+
+    def step(self, batch: Batch) -> Log:
+        z = self.net(batch.x)
+        if self.direction == "forward" or not self.corrected:
+            loss = forward_loss(z, batch.y, self.T).mean()  # Theorem 2; with T = I cross-entropy
+        else:
+            loss = backward_loss(z, batch.y, self.T_inverse).mean()  # Theorem 1
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}
+
+
+def _given(matrix: tuple[float, ...] | str, classes: Sequence[str]) -> Tensor:
+    if isinstance(matrix, str):
+        return read_matrix(matrix, classes).float()
+    K = len(classes)
+    if len(matrix) != K * K:
+        raise UserError(
+            f"matrix has {len(matrix)} numbers, {K} classes need {K * K}: T row after row, rows = true class"
+        )
+    T = torch.tensor(matrix).reshape(K, K)
+    if not torch.allclose(row_normalised(T), T, atol=1e-4):
+        raise UserError("a row of matrix is no distribution: its numbers must be at least 0 and sum to 1")
+    return T

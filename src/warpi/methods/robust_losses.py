@@ -1,0 +1,145 @@
+"""Losses that a wrong label hurts less than it hurts cross-entropy: each method here is one loss on the logits."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from warpi.data.batch import Batch, Log
+from warpi.functional import losses
+from warpi.training.method import Method, descend
+from warpi.utils.field_checks import at_least, within
+
+
+def _step(method: Method, values: Tensor) -> Log:
+    """Down the mean of the losses of a batch.  [B]"""
+    loss = values.mean()
+    descend(loss, method.optimizer)
+    return {"loss": loss.detach()}
+
+
+@dataclass
+class MAE(Method):
+    """Mean absolute error: under symmetric noise its minimum stays where it is with clean labels.
+
+    L = 1/B sum_i |softmax(F(x_i; theta)) - y_i|_1 = 1/B sum_i 2 (1 - p_{y_i})
+    Reference: Ghosh et al., Robust Loss Functions under Label Noise for Deep Neural Networks, AAAI 2017.
+    """
+
+    family: ClassVar[str] = "loss"
+    year: ClassVar[int | None] = 2017
+
+    def step(self, batch: Batch) -> Log:
+        return _step(self, losses.absolute_error(self.net(batch.x), batch.y))
+
+
+@dataclass
+class GCE(Method):
+    """Generalised cross-entropy: between cross-entropy (q -> 0), which learns fast, and MAE (q = 1), which is robust.
+
+    L_q = 1/B sum_i (1 - p_{y_i}^q) / q
+    Reference: Zhang & Sabuncu, Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels,
+    NeurIPS 2018.
+    """
+
+    family: ClassVar[str] = "loss"
+    year: ClassVar[int | None] = 2018
+    q: float = 0.7  # 0: cross-entropy, 1: half the absolute error
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, q=(0, 1))
+
+    def step(self, batch: Batch) -> Log:
+        return _step(self, losses.generalised_cross_entropy(self.net(batch.x), batch.y, self.q))
+
+
+@dataclass
+class SCE(Method):
+    """Symmetric cross-entropy: beside the label's view of the prediction, the prediction's view of the label.
+
+        L = alpha CE(y, p) + beta RCE,    RCE = -sum_k p_k log y_k = -A (1 - p_y),  log 0 := A
+
+    `clip` is that of the published code: A = log 1e-4.
+    Reference: Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019.
+    """
+
+    family: ClassVar[str] = "loss"
+    year: ClassVar[int | None] = 2019
+    alpha: float = 0.1  # of cross-entropy; the paper's for CIFAR-10 (CIFAR-100: 6)
+    beta: float = 1.0  # of the reverse term; the paper's for CIFAR-10 (CIFAR-100: 0.1)
+    clip: float = 1e-4  # what stands for 0 in a label: A = log clip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, alpha=0, beta=0)
+        within(self, clip=(1e-38, 1))
+
+    def step(self, batch: Batch) -> Log:
+        A = math.log(self.clip)
+        return _step(self, losses.symmetric_cross_entropy(self.net(batch.x), batch.y, self.alpha, self.beta, A))
+
+
+@dataclass
+class Focal(Method):
+    """Focal loss: examples that are right already count little. Made for rare classes, not for wrong labels.
+
+    L = 1/B sum_i -(1 - p_{y_i})^gamma log p_{y_i}                                                            Eq. (4)
+    Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
+    """
+
+    family: ClassVar[str] = "loss"
+    year: ClassVar[int | None] = 2017
+    gamma: float = 2.0  # how little easy examples count; 0: cross-entropy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, gamma=0)
+
+    def step(self, batch: Batch) -> Log:
+        return _step(self, losses.focal(self.net(batch.x), batch.y, self.gamma))
+
+
+@dataclass
+class Bootstrap(Method):
+    """Bootstrapping: the target is partly the label, partly what the network believes itself.
+
+        soft: L = -sum_k (beta y_k + (1 - beta) p_k) log p_k
+        hard: L = -sum_k (beta y_k + (1 - beta) [k = argmax p]) log p_k
+
+    Reference: Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015.
+    """
+
+    family: ClassVar[str] = "loss"
+    year: ClassVar[int | None] = 2015
+    hard: bool = False  # believe in the likeliest class instead of in the probabilities
+    beta: float = 0.95  # trust in the label; the paper's 0.95 where soft, 0.8 where hard
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, beta=(0, 1))
+
+    def step(self, batch: Batch) -> Log:
+        loss = losses.hard_bootstrap if self.hard else losses.soft_bootstrap
+        return _step(self, loss(self.net(batch.x), batch.y, self.beta))
+
+
+@dataclass
+class LabelSmoothing(Method):
+    """Label smoothing: every label is a little of every class, so that no logit need grow without end.
+
+    L = 1/B sum_i CE((1 - epsilon) y_i + epsilon / K, p_i)
+    Reference: Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016.
+    """
+
+    family: ClassVar[str] = "loss"
+    year: ClassVar[int | None] = 2016
+    smoothing: float = 0.1  # epsilon
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, smoothing=(0, 1))
+
+    def step(self, batch: Batch) -> Log:
+        return _step(self, losses.smooth_cross_entropy(self.net(batch.x), batch.y, self.smoothing))

@@ -1,0 +1,95 @@
+"""BatchNorm whose statistics are those of all ranks, which can be differentiated backward, forward and twice."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from warpi.errors import UserError
+from warpi.utils import distributed as parallel
+
+
+class Total(torch.autograd.Function):
+    """The sum over the ranks: S(x) = sum_r x_r, on every rank.
+
+    It is linear, so that its product in forward mode is the same sum of the tangents. Its way back is too: every rank's
+    output depends on x_r, and the loss is that of all ranks together.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        parallel.total(total)
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # noqa: ARG004
+        return _total(g)
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:  # noqa: ARG004
+        return _total(t)
+
+
+def _total(x: Tensor) -> Tensor:
+    return cast("Tensor", Total.apply(x))  # type: ignore[no-untyped-call]
+
+
+class SharedBatchNorm(_BatchNorm):
+    """BatchNorm1d, 2d and 3d with the mean and variance of the batches of all ranks taken together.
+
+        m = S(sum x) / n,    s^2 = S(sum (x - m)^2) / n,    y = w (x - m) / sqrt(s^2 + eps) + b,    n = S(count)
+
+    PyTorch's SyncBatchNorm has neither a forward-mode rule nor a path on CPUs.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training and self.running_mean is not None:
+            return super().forward(input)
+        self._check_input_dim(input)
+        x = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
+        dims = [d for d in range(x.dim()) if d != 1]
+        shape = [-1 if d == 1 else 1 for d in range(x.dim())]
+        first = torch.cat([x.sum(dims), x.new_full((1,), x.numel() / x.shape[1])])
+        first = _total(first)  # [C + 1]
+        n = first[-1].detach()
+        mean = first[:-1] / n
+        away = x - mean.view(shape)
+        var = _total((away * away).sum(dims)) / n
+        if self.training:
+            self._track(mean.detach(), var.detach() * (n / (n - 1)))
+        y = away * torch.rsqrt(var + self.eps).view(shape)
+        if self.affine:
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        return y.to(input.dtype)
+
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        """Running statistics as BatchNorm keeps them: of the unbiased variance, without momentum a plain mean."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            rate = 1 / self.num_batches_tracked.to(mean) if self.momentum is None else self.momentum
+            self.running_mean.add_(rate * (mean.to(self.running_mean) - self.running_mean))
+            self.running_var.add_(rate * (var.to(self.running_var) - self.running_var))
+
+
+def synchronised(net: nn.Module) -> nn.Module:
+    """The same network, whose BatchNorm layers share their statistics among the ranks. Weights and names stay."""
+    for module in net.modules():
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            module.__class__ = SharedBatchNorm
+        elif isinstance(module, _BatchNorm) and not isinstance(module, SharedBatchNorm):
+            raise UserError(
+                f"{type(module).__name__} cannot be synchronised, only BatchNorm1d, 2d and 3d can; "
+                "leave --sync-batchnorm away, or take one of these"
+            )
+    return net

@@ -1,0 +1,270 @@
+"""Kinds of label noise. The same word means different things in different papers: each docstring says what is done.
+
+Every function takes labels y [N], the number of classes K, a rate r in 0..1 (or T in place of both) and a generator,
+changes nothing in place and corrupts each row independently of the others (open_set takes an exact share of the rows).
+Chance comes from a CPU generator wherever label hashes are to agree between machines.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from warpi.errors import UserError, unknown
+from warpi.noise.noise_file import NoisyLabels
+
+SCALES = ("raw", "unit", "standard")
+CIFAR10_CONFUSIONS = {"truck": "automobile", "bird": "airplane", "deer": "horse", "cat": "dog", "dog": "cat"}
+
+
+def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
+    """T = (1 - r) I + r/K 11': with probability r a label is drawn anew from all classes, the true one included.
+
+    Real share of wrong labels: r (1 - 1/K). GLC, L2RW, MW-Net and WarPI call this "uniform"; DivideMix's "sym" is the
+    same on average.
+    """
+    check_rate("uniform", n_classes, rate)
+    return _corrupt(y, (1 - rate) * _eye(n_classes) + rate / n_classes, generator)
+
+
+def symmetric(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
+    """T_ii = 1 - r, T_ij = r / (K - 1): with probability r a label becomes one of the other classes.
+
+    Excludes the true class, so the real share of wrong labels is r. Co-teaching, JoCoR and PLC call this "symmetric".
+    """
+    check_rate("symmetric", n_classes, rate, least=2)
+    off = rate / (n_classes - 1)
+    return _corrupt(y, (1 - rate - off) * _eye(n_classes) + off, generator)
+
+
+def flip(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed: int = 1) -> NoisyLabels:
+    """With probability r class i becomes j(i), one other class; several classes may share a j.
+
+    Excludes the true class, real share r. The map is that of the code of GLC, MW-Net and WarPI: numpy's legacy
+    generator with seed 1 and, class by class, one choice among the others in ascending order; for K = 10 it is
+    6 9 6 0 0 1 8 6 2 4. The "asymmetric" noise of WarPI's paper.
+    """
+    check_rate("flip", n_classes, rate, least=2)
+    return _corrupt(y, _to_targets(_class_map(n_classes, 1, map_seed), rate), generator)
+
+
+def flip2(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed: int = 1) -> NoisyLabels:
+    """With probability r/2 each, class i becomes one of two other classes, which the map names.
+
+    Excludes the true class, real share r. The map is drawn as for `flip`, two classes at once without replacement.
+    The flip noise of MW-Net; easier than `flip` at the same rate.
+    """
+    check_rate("flip2", n_classes, rate, least=3)
+    return _corrupt(y, _to_targets(_class_map(n_classes, 2, map_seed), rate), generator)
+
+
+def pair(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
+    """With probability r class i becomes i + 1 mod K. Excludes the true class, real share r. Co-teaching."""
+    check_rate("pair", n_classes, rate, least=2)
+    return _corrupt(y, _to_targets((torch.arange(n_classes) + 1)[:, None] % n_classes, rate), generator)
+
+
+def asymmetric(
+    y: Tensor,
+    n_classes: int,
+    rate: float,
+    generator: Generator,
+    classes: Sequence[str] = (),
+    superclass: Tensor | None = None,
+) -> NoisyLabels:
+    """With probability r a class becomes one that looks like it. Excludes the true class.
+
+    CIFAR-10 (known by its class names): truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog, the other
+    five stay, so the real share is r/2 when classes are balanced. With `superclass` [K], as in CIFAR-100: the next
+    class of the same superclass, in order of class number, circular; real share r, but a class alone in its
+    superclass stays. Forward (Patrini et al.), DivideMix, ELR.
+    """
+    check_rate("asymmetric", n_classes, rate)
+    target = torch.arange(n_classes)
+    if {*CIFAR10_CONFUSIONS, *CIFAR10_CONFUSIONS.values()} <= set(classes):
+        for source, looks_like in CIFAR10_CONFUSIONS.items():
+            target[classes.index(source)] = classes.index(looks_like)
+    elif superclass is not None:
+        for group in set(superclass.tolist()):
+            members = (superclass.cpu() == group).nonzero()[:, 0]
+            target[members] = members.roll(-1)
+    else:
+        raise UserError(
+            "asymmetric noise is defined for CIFAR-10 and for data with superclasses; use flip, flip2 or pair instead"
+        )
+    return _corrupt(y, _to_targets(target[:, None], rate), generator)
+
+
+def hierarchical(
+    y: Tensor, n_classes: int, rate: float, generator: Generator, superclass: Tensor | None = None
+) -> NoisyLabels:
+    """With probability r a label becomes one of the other classes of its superclass, all alike.
+
+    Excludes the true class, as the code of GLC and MW-Net does: T_ij = r / (n - 1) for the n classes of a superclass.
+    Real share r, but a class alone in its superclass stays.
+    """
+    check_rate("hierarchical", n_classes, rate)
+    if superclass is None:
+        raise UserError("hierarchical noise needs data with superclasses (CIFAR-100); use symmetric or flip instead")
+    same = (superclass[:, None] == superclass).cpu().double()  # [K, K]
+    others = same - _eye(n_classes)
+    n_others = others.sum(1, keepdim=True)
+    T = torch.where(n_others > 0, (1 - rate) * _eye(n_classes) + rate * others / n_others.clamp(min=1), same)
+    return _corrupt(y, T, generator)
+
+
+def matrix(y: Tensor, T: Tensor, generator: Generator) -> NoisyLabels:
+    """Class i becomes j with probability T_ij, T [K, K] of the user's own, whose rows sum to 1.
+
+    Real share: 1 - T_ii, in the mean over the rows.
+    """
+    return _corrupt(y, T, generator)
+
+
+def instance(
+    y: Tensor,
+    n_classes: int,
+    rate: float,
+    generator: Generator,
+    flat: Callable[[Tensor], Tensor],
+    scale: str = "raw",
+    top: float | None = None,
+    chunk: int | None = None,
+) -> NoisyLabels:
+    """Instance-dependent noise of PTD (Xia et al. 2020, Algorithm 2); `flat` maps rows [n] to their inputs [n, D].
+
+    q_i ~ N(r, 0.1^2) truncated to [0, 1]; one W_c ~ N(0, 1) [D, K] a class; row i becomes j != y_i with probability
+    q_i softmax_j(x_i W_{y_i}) over the other classes. Excludes the true class; the real share is the mean of q: r for
+    r between 0.2 and 0.8, but 0.13 for r = 0.1 and 0.92 for r = 1. Differs: r = 0 leaves the labels as they are.
+
+    The scale of x decides how sharp the softmax is, and papers differ without saying so:
+    "raw" as stored, pixels 0..255 (PTD, VRI, InstanceGM): nearly one target a row;
+    "unit" divided by `top`, the largest possible value (255 for images), or where None by the largest magnitude found;
+    "standard" each feature to mean 0 and deviation 1 over all rows: spreads over many targets.
+    """
+    check_rate("instance", n_classes, rate, least=2)
+    if scale not in SCALES:
+        raise unknown("scale of instance noise", scale, SCALES)
+    q, u = truncated_normal(len(y), rate, generator).to(y.device), _uniforms(len(y), generator).to(y.device)
+
+    def read(rows: Tensor) -> Tensor:
+        return flat(rows).to(y.device, torch.float64)  # double: label hashes must not hang on the order of a sum
+
+    everything = torch.arange(len(y))
+    n_features = read(everything[:1]).shape[1]
+    size = chunk or max(1, 2**22 // n_features)  # 32 MB at a time
+    shift, width = _scaling(map(read, torch.split(everything, size)), scale, top)
+    noisy, T = y.clone(), _eye(n_classes).to(y.device)
+    for c in range(n_classes):
+        W = torch.randn(n_features, n_classes, generator=generator, device=generator.device, dtype=torch.float64)
+        W = W.to(y.device)
+        of_class = (y == c).nonzero()[:, 0]
+        if not len(of_class):
+            continue
+        T[c] = 0
+        for rows in torch.split(of_class, size):
+            p = instance_probabilities((read(rows.cpu()) - shift) / width, c, q[rows], W)  # [n, K]
+            noisy[rows] = _sample(p.cumsum(1), u[rows])
+            T[c] += p.sum(0) / len(of_class)
+    return NoisyLabels(noisy, T)
+
+
+def instance_probabilities(x: Tensor, c: int, q: Tensor, W: Tensor) -> Tensor:
+    """What rows x [n, D] of class c become, given their flip rates q [n] and the class's W [D, K].  [n, K]"""
+    a = x @ W
+    if not bool(a.isfinite().all()):
+        raise UserError("instance noise needs finite inputs, got NaN or infinity; clean the inputs first")
+    a[:, c] = -torch.inf
+    p = q[:, None] * a.softmax(1)
+    p[:, c] = 1 - q
+    return p
+
+
+def truncated_normal(n: int, mean: float, generator: Generator, std: float = 0.1) -> Tensor:
+    """n draws of N(mean, std^2) truncated to [0, 1] by the inverse of its distribution; mean 0 gives zeros.  [n]"""
+    low, high = torch.special.ndtr((torch.tensor([0.0, 1.0], dtype=torch.float64) - mean) / std).tolist()
+    q = mean + std * torch.special.ndtri(low + (high - low) * _uniforms(n, generator))
+    return q.clamp(0, 1) if mean > 0 else torch.zeros_like(q)
+
+
+def open_set(y: Tensor, n_classes: int, rate: float, generator: Generator, n_other: int) -> NoisyLabels:
+    """round(r N) rows drawn at random get the inputs of as many different random rows of another data set of `n_other`.
+
+    Labels stay and T = I; the real share of rows whose label cannot be right is r (the other set must hold none of
+    the classes). The count is exact, as in the papers that mix CIFAR with SVHN or ImageNet32.
+    """
+    check_rate("open_set", n_classes, rate)
+    count = round(rate * len(y))
+    if count > n_other:
+        raise UserError(f"open_set noise at rate {rate} needs {count} other inputs, the other set has {n_other}")
+    here, there = (torch.randperm(n, generator=generator, device=generator.device)[:count] for n in (len(y), n_other))
+    replaced = torch.full_like(y, -1)
+    replaced[here.to(y.device)] = there.to(y.device)
+    return NoisyLabels(y.clone(), _eye(n_classes).to(y.device), replaced)
+
+
+def given(y: Tensor, n_classes: int, clean: Tensor | None) -> NoisyLabels:
+    """Labels as they are. T is counted against the true labels where these are known (>= 0) for all rows, else None."""
+    if clean is None or bool((clean < 0).any()):
+        return NoisyLabels(y.clone(), None)
+    counts = torch.bincount(clean * n_classes + y, minlength=n_classes**2).view(n_classes, n_classes).double()
+    totals = counts.sum(1, keepdim=True)
+    return NoisyLabels(y.clone(), torch.where(totals > 0, counts / totals.clamp(min=1), _eye(n_classes).to(y.device)))
+
+
+def check_rate(kind: str, n_classes: int, rate: float, least: int = 1) -> None:
+    if not 0 <= rate <= 1:
+        raise UserError(f"noise {kind!r}: the rate must lie in 0..1, got {rate}")
+    if n_classes < least:
+        raise UserError(f"noise {kind!r} needs at least {least} classes, the data has {n_classes}")
+
+
+def _eye(n_classes: int) -> Tensor:
+    return torch.eye(n_classes, dtype=torch.float64)
+
+
+def _class_map(n_classes: int, n_targets: int, seed: int) -> Tensor:
+    """The other classes that each class becomes, by the procedure of the published code.  [K, n_targets]"""
+    legacy, classes = np.random.RandomState(seed), np.arange(n_classes)
+    # `replace=False` permutes all candidates, even for one target: the published map of `flip` comes without it.
+    draws = [legacy.choice(np.delete(classes, i), n_targets, replace=n_targets == 1) for i in classes]
+    return torch.tensor(np.array(draws))
+
+
+def _to_targets(targets: Tensor, rate: float) -> Tensor:
+    """T that gives each class's targets [K, m] an equal part of the rate; a class that is its own target stays."""
+    T = (1 - rate) * _eye(len(targets))
+    return T.scatter_add(1, targets, torch.full(targets.shape, rate / targets.shape[1], dtype=torch.float64))
+
+
+def _uniforms(n: int, generator: Generator) -> Tensor:
+    return torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def _corrupt(y: Tensor, T: Tensor, generator: Generator) -> NoisyLabels:
+    """Draw row n from T[y_n]."""
+    T = T.to(y.device)
+    cdf, u = T.cumsum(1), _uniforms(len(y), generator).to(y.device)
+    chunks = zip(torch.split(y, 2**16), torch.split(u, 2**16), strict=True)  # keeps [rows, K] small
+    return NoisyLabels(torch.cat([_sample(cdf[labels], draws) for labels, draws in chunks]), T)
+
+
+def _sample(cdf: Tensor, u: Tensor) -> Tensor:
+    """The class in which u [n] falls: the first with cdf [n, K] > u, so that never one of probability 0.  [n]"""
+    return torch.searchsorted(cdf / cdf[:, -1:], u[:, None], right=True)[:, 0]  # the last is exactly 1 > u
+
+
+def _scaling(inputs: Iterable[Tensor], scale: str, top: float | None) -> tuple[Tensor | float, Tensor | float]:
+    """(shift, width) so that (x - shift) / width is x on the scale asked for."""
+    if scale == "raw":
+        return 0.0, 1.0
+    if scale == "unit":
+        width = top if top is not None else max(float(x.abs().max()) for x in inputs)
+        return 0.0, width or 1.0
+    n, origin, total, squares = 0, torch.tensor(0.0), torch.tensor(0.0), torch.tensor(0.0)
+    for x in inputs:
+        origin = x.mean(0) if n == 0 else origin  # sums around it do not cancel
+        n, total, squares = n + len(x), total + (x - origin).sum(0), squares + (x - origin).square().sum(0)
+    std = (squares / n - (total / n) ** 2).clamp(min=0).sqrt()
+    return origin + total / n, torch.where(std > 1e-12, std, 1.0)

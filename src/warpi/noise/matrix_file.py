@@ -1,0 +1,163 @@
+"""A transition matrix of the user's own, from a file: T[i, j] is the probability that class i is labelled as j."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from warpi.datasets.arrays import load_arrays
+from warpi.datasets.text_files import checked_suffix, read_cells, reading
+from warpi.errors import UserError, unknown
+
+SUFFIXES = (".npy", ".csv", ".json")
+ROUNDING = 1e-6  # by which the sum of a row may be off; what a noise manifest allows, too
+_FORM = "write a list of rows of numbers, or 'classes' with names and 'T' with such a list"
+
+
+class _Held(NamedTuple):
+    """What a file holds, in its own order."""
+
+    T: NDArray[Any]
+    true: list[str] | None = None  # names of the rows; None: they are the data's classes in their order
+    given: list[str] | None = None  # names of the columns
+
+
+def read_matrix(file: Path | str, classes: Sequence[str]) -> Tensor:
+    """T as the file has it, rows and columns in the order of `classes`: nothing is normalised.  [K, K] float64
+
+    .npy: the array. .csv: numbers alone, or below a first row and beside a first column of class names, in any order.
+    .json: a list of lists, or {"classes": [...], "T": [[...]]} as `warpi audit --json` and `warpi corrupt` write it.
+    """
+    path, K = Path(file), len(classes)
+    held = {".npy": _npy, ".csv": _csv, ".json": _json}[checked_suffix(path, SUFFIXES)](path)
+    rows, columns = (_order(path, names, classes) for names in (held.true, held.given))
+    if held.T.shape != (K, K):
+        raise UserError(
+            f"{path}: T is {_size(held.T)}, the data has {K} classes; give {K} x {K} probabilities, a row a true class "
+            "and a column a given one (names of classes, in a .csv, are a first row and a first column)"
+        )
+    T = torch.from_numpy(held.T.astype(np.float64))
+    _check(path, T, held.true or classes, held.given or classes)
+    return T[rows][:, columns]
+
+
+def _order(path: Path, names: list[str] | None, classes: Sequence[str]) -> list[int]:
+    """Where in the file each class of the data is.  [K]"""
+    if names is None:
+        return list(range(len(classes)))
+    for name in names:
+        if name not in classes:
+            raise unknown(f"class in {path}:", name, classes)
+        if names.count(name) > 1:
+            raise UserError(f"{path}: the class {name!r} is named twice; name each class of the data once")
+    for name in classes:
+        if name not in names:
+            raise UserError(f"{path}: the class {name!r} of the data is lacking; give a row and a column of each class")
+    return [names.index(name) for name in classes]
+
+
+def _check(path: Path, T: Tensor, true: Sequence[str], given: Sequence[str]) -> None:
+    """Refuse what is no probability, and rows that do not sum to 1."""
+    for i, j in (~((T >= 0) & (T <= 1 + ROUNDING))).nonzero().tolist():
+        raise UserError(
+            f"{path}: row {i + 1} ({true[i]!r}), column {j + 1} ({given[j]!r}) is {float(T[i, j]):.9g}; a probability "
+            "is a number from 0 to 1"
+        )
+    for i in (~_are_one(T.sum(1))).nonzero()[:, 0].tolist():
+        mend = "divide each row by its sum, or write more digits"
+        if bool(_are_one(T.sum(0)).all()):
+            mend = "the columns do: transpose the matrix"
+        raise UserError(
+            f"{path}: row {i + 1} ({true[i]!r}) sums to {float(T[i].sum()):.9g}, must sum to 1 (within {ROUNDING:g}), "
+            f"as a row is a true class and a column a given one; {mend}"
+        )
+
+
+def _are_one(sums: Tensor) -> Tensor:
+    return (sums - 1).abs() < ROUNDING
+
+
+def _npy(path: Path) -> _Held:
+    with reading(path), path.open("rb") as file:
+        if file.read(2) == b"PK":  # a .npz, which could be of any size
+            raise UserError(f"{path}: holds several arrays, must hold one array [K, K]; save it with numpy.save")
+    held = load_arrays(path)
+    if isinstance(held, dict) or held.dtype.kind not in "biuf" or held.ndim != 2:
+        got = "several arrays" if isinstance(held, dict) else f"{held.dtype} {list(held.shape)}"
+        raise UserError(f"{path}: holds {got}, must hold one array [K, K] of numbers; save it with numpy.save")
+    return _Held(held)
+
+
+def _csv(path: Path) -> _Held:
+    cells = read_cells(path)
+    if len(cells.names) == 1:
+        raise UserError(f"{path}: has one cell a line; put commas between the numbers, as in 0.75,0.25")
+    if all(_number(cell) is not None for cell in cells.names):
+        return _Held(_numbers(path, [cells.names, *cells.rows]))
+    true, given = [row[0] for row in cells.rows], cells.names[1:]
+    if len(true) != len(given):
+        raise UserError(
+            f"{path}: has {len(true)} rows and {len(given)} columns beside a first row and a first column of names; "
+            "give as many of both, and names at both sides or none"
+        )
+    return _Held(_numbers(path, [row[1:] for row in cells.rows]), true, given)
+
+
+def _numbers(path: Path, rows: list[list[str]]) -> NDArray[Any]:
+    for i, row in enumerate(rows, 1):
+        for j, cell in enumerate(row, 1):
+            if _number(cell) is None:
+                raise UserError(
+                    f"{path}: row {i} of the matrix, column {j} is {cell!r}, must be a number; write e.g. 0.25 (names "
+                    "of classes are a first row and a first column)"
+                )
+    return np.array(rows, dtype=object).astype(np.float64)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return None if "_" in cell else float(cell)  # python reads 1_0 as 10
+    except ValueError:
+        return None
+
+
+def _json(path: Path) -> _Held:
+    with reading(path):
+        text = path.read_bytes()
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, or not even text
+        raise UserError(f"{path} is not JSON ({error}); {_FORM}") from error
+    if not isinstance(content, dict):
+        return _Held(_listed(path, content))
+    if content.get("T") is None:
+        raise UserError(f"{path}: has no 'T', the transition matrix; {_FORM}")
+    names, T = content.get("classes"), _listed(path, content["T"])
+    if names is None:
+        return _Held(T)
+    if not isinstance(names, list) or not all(type(name) in (str, int) for name in names) or len(names) != len(T):
+        raise UserError(f"{path}: 'classes' must be one name a row of T, got {names!r:.60} for {_size(T)}; {_FORM}")
+    names = [str(name) for name in names]
+    return _Held(T, names, names)
+
+
+def _listed(path: Path, rows: Any) -> NDArray[Any]:
+    """Lists of JSON as an array."""
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise UserError(f"{path}: T is {rows!r:.60}, must be a list of lists; {_FORM}")
+    for i, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]):
+            raise UserError(f"{path}: row {i} of T has {len(row)} numbers, the first has {len(rows[0])}; {_FORM}")
+        for j, value in enumerate(row, 1):
+            if type(value) not in (int, float) or abs(value) > 1e300:
+                raise UserError(f"{path}: row {i} of T, column {j} is {value!r:.60}, must be a number; {_FORM}")
+    return np.array(rows, dtype=np.float64)
+
+
+def _size(T: NDArray[Any]) -> str:
+    return " x ".join(map(str, T.shape))

@@ -1,0 +1,183 @@
+"""Label noise as one writes it, `KIND[:ARG][,option=value...]`, to the labels it makes of a data set's."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Generator
+
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Examples, TensorExamples
+from warpi.errors import UserError, unknown
+from warpi.noise import kinds
+from warpi.noise.matrix_file import SUFFIXES, read_matrix
+from warpi.noise.noise_file import NoisyLabels, noise_of, read_manifest
+
+
+@dataclass(frozen=True)
+class NoiseEntry:
+    """A kind of noise as `warpi list noises` shows it. An option whose default is None must be given."""
+
+    summary: str
+    options: Mapping[str, int | str | None] = field(default_factory=dict)
+
+
+NOISES: dict[str, NoiseEntry] = {
+    "uniform": NoiseEntry("any class at random, the true one included (WarPI, MW-Net, L2RW, GLC)"),
+    "symmetric": NoiseEntry("any other class at random (Co-teaching, JoCoR, PLC)"),
+    "flip": NoiseEntry("one other class a class, drawn once (WarPI)", {"map_seed": 1}),
+    "flip2": NoiseEntry("two other classes a class, half the rate each (MW-Net)", {"map_seed": 1}),
+    "pair": NoiseEntry("the next class (Co-teaching)"),
+    "asymmetric": NoiseEntry("a class that looks alike: CIFAR-10, or data with superclasses (Forward, DivideMix, ELR)"),
+    "hierarchical": NoiseEntry("any other class of the same superclass (GLC)"),
+    "instance": NoiseEntry("depends on the input (PTD); scale: raw, unit or standard", {"scale": "raw"}),
+    "open_set": NoiseEntry("inputs of another data set under labels of this one", {"from": None}),
+    "matrix": NoiseEntry("by your own transition matrix: matrix:FILE, .npy, .csv or .json (rows: true class)"),
+    "given": NoiseEntry("labels as they are, or given:NAME (a label set), or given:FILE.json (a manifest)"),
+}
+# The kinds that ask for nothing but labels and their own options.
+_ALIKE: dict[str, Callable[..., NoisyLabels]] = {
+    kind.__name__: kind for kind in (kinds.uniform, kinds.symmetric, kinds.flip, kinds.flip2, kinds.pair)
+}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Which noise, as one writes it: `KIND[:ARG][,option=value...]`. `Noise.parse` makes one and checks it."""
+
+    kind: str
+    rate: float | None = None  # all kinds but those with a source
+    source: str | None = None  # `given`: a label set, a manifest *.json, or None, the data's own labels; `matrix`: T
+    options: tuple[tuple[str, int | str], ...] = ()  # sorted, without those at their defaults
+
+    @classmethod
+    def parse(cls, text: str) -> "Noise":
+        """`flip:0.4`, `flip:0.4,map_seed=3`, `open_set:0.2,from=cifar100`, `given:random1`, `given:noise.json`, ..."""
+        kind, colon, source = (part.strip() for part in text.partition(":"))
+        if kind == "given":
+            if colon and not source:
+                raise UserError("noise 'given:' needs a label set or a manifest after the colon; or write: given")
+            return cls(kind, source=source or None)
+        if kind == "matrix":
+            if Path(source).suffix.lower() not in SUFFIXES:
+                raise UserError(
+                    f"noise 'matrix' takes a file with a transition matrix ({', '.join(SUFFIXES)}), got {source!r}; "
+                    "write e.g. matrix:T.csv"
+                )
+            return cls(kind, source=source)
+        head, *settings = text.split(",")
+        kind, _, rate = (part.strip() for part in head.partition(":"))
+        if kind not in NOISES:
+            raise unknown("noise", kind, NOISES)
+        options = _parse_options(kind, settings)  # first: `given` takes none, and has no rate either
+        return cls(kind, _parse_rate(kind, rate), options=options)
+
+    def __str__(self) -> str:
+        if self.rate is None:
+            return self.kind if self.source is None else f"{self.kind}:{self.source}"
+        return ",".join([f"{self.kind}:{self.rate}", *(f"{name}={value}" for name, value in self.options)])
+
+    @property
+    def file(self) -> str | None:
+        """The file that the labels come from or are drawn by; None: there is none."""
+        is_manifest = self.source is not None and self.source.endswith(".json")
+        return self.source if self.kind == "matrix" or is_manifest else None
+
+    @property
+    def other_name(self) -> str | None:
+        """The data set whose inputs open-set noise puts in, to be loaded by the caller; None: no other is needed."""
+        if self.kind == "given" and self.file:
+            made_with = noise_of(self.file)
+            return Noise.parse(made_with).other_name if made_with.startswith("open_set") else None
+        name = dict(self.options).get("from")
+        return None if name is None else str(name)
+
+    def apply(self, dataset: Dataset, generator: Generator, other: Dataset | None = None) -> NoisyLabels:
+        """Corrupt the labels of all N rows; `other` is the data set called `other_name`."""
+        if self.kind == "given":
+            return self._given(dataset, other)
+        if self.kind == "matrix":
+            return kinds.matrix(dataset.y, read_matrix(cast(str, self.source), dataset.classes), generator)
+        settings: dict[str, Any] = {**NOISES[self.kind].options, **dict(self.options)}
+        draw = (dataset.y, dataset.n_classes, cast(float, self.rate), generator)
+        match self.kind:
+            case "asymmetric":
+                return kinds.asymmetric(*draw, dataset.classes, dataset.superclass)
+            case "hierarchical":
+                return kinds.hierarchical(*draw, dataset.superclass)
+            case "instance":
+                return kinds.instance(*draw, dataset.examples.flat, top=_largest_possible(dataset.examples), **settings)
+            case "open_set":
+                return kinds.open_set(*draw, _n_other(dataset, other))
+        return _ALIKE[self.kind](*draw, **settings)
+
+    def check(self, dataset: Dataset, other: Dataset | None = None) -> None:
+        """Refuse a file, or given labels, not there or not for this data set: nothing is drawn for that."""
+        if self.kind == "given":
+            self._given(dataset, other)
+        elif self.kind == "matrix":
+            read_matrix(cast(str, self.source), dataset.classes)
+
+    def _given(self, dataset: Dataset, other: Dataset | None) -> NoisyLabels:
+        if self.source is None:
+            return kinds.given(dataset.y, dataset.n_classes, dataset.clean)
+        if self.file is None:
+            if not dataset.label_sets:
+                beside = "put the files of CIFAR-N beside its own, or " if dataset.name.startswith("cifar") else ""
+                raise UserError(
+                    f"data set {dataset.name!r} has no label sets; {beside}give a manifest *.json or plain 'given'"
+                )
+            if self.source not in dataset.label_sets:
+                raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
+            return kinds.given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)
+        labels = read_manifest(self.source, dataset)
+        if labels.replaced is not None and int(labels.replaced.max()) >= (n := _n_other(dataset, other)):
+            raise UserError(f"noise manifest {self.source}: row {int(labels.replaced.max())} of {n} in the other set")
+        return labels
+
+
+def _parse_rate(kind: str, text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        raise UserError(f"noise {kind!r} needs a rate, {text!r} is not a number; write e.g. {kind}:0.4") from None
+    kinds.check_rate(kind, n_classes=2**31, rate=rate)
+    return rate + 0.0  # -0.0 is 0.0
+
+
+def _parse_options(kind: str, settings: Iterable[str]) -> tuple[tuple[str, int | str], ...]:
+    defaults = NOISES[kind].options
+    found: dict[str, int | str] = {}
+    for setting in settings:
+        name, _, text = (part.strip() for part in setting.partition("="))
+        if not defaults:
+            raise UserError(f"noise {kind!r} takes no options, got {setting!r}")
+        if name not in defaults:
+            raise unknown(f"option of noise {kind!r}", name, defaults)
+        if name in found or not text:
+            raise UserError(f"noise {kind!r}: give option {name!r} once and with a value, as {name}=VALUE")
+        if name == "scale" and text not in kinds.SCALES:
+            raise unknown("scale of instance noise", text, kinds.SCALES)
+        if name == "map_seed" and not (text.isascii() and text.isdigit() and int(text) < 2**32):
+            raise UserError(f"noise {kind!r}: map_seed is {text!r}, must be a whole number in 0..2**32-1")
+        found[name] = int(text) if name == "map_seed" else text
+    for name, default in defaults.items():
+        if default is None and name not in found:
+            raise UserError(f"noise {kind!r} needs the option {name!r}; write e.g. {kind}:0.2,{name}=cifar100")
+    return tuple(sorted((name, value) for name, value in found.items() if value != defaults[name]))
+
+
+def _n_other(dataset: Dataset, other: Dataset | None) -> int:
+    if other is None:
+        raise UserError("open_set noise needs the other data set; name it, e.g. open_set:0.2,from=cifar100")
+    if other.name == dataset.name:
+        raise UserError(f"open_set noise takes inputs of another data set, got {other.name!r} for both")
+    return len(other.examples)
+
+
+def _largest_possible(examples: Examples) -> float | None:
+    """255 for images stored as bytes or in files; None where features have no bound."""
+    stored = examples.x.dtype == torch.uint8 if isinstance(examples, TensorExamples) else len(examples.shape) == 3
+    return 255.0 if stored else None

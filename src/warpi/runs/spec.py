@@ -1,0 +1,234 @@
+"""Settings to a full specification: the flags of `warpi fit`, checked, with the defaults that suit the data."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from warpi.data.dataset import Dataset
+from warpi.data.image_files import PHOTO
+from warpi.datasets.load import DATASETS, finer, load_dataset, takes_size
+from warpi.errors import UserError, unknown
+from warpi.methods.registry import METHODS, of_others
+from warpi.noise.noise import Noise
+from warpi.runs.fingerprints import hashes, stamp
+from warpi.training.method import Method
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task, Truth, make_task
+from warpi.utils.field_checks import at_least, check_types
+
+_load: Callable[..., tuple[Dataset, Mapping[str, Any]]] = load_dataset
+_stamp: Callable[[str], str] = stamp
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What to learn from."""
+
+    data: str = "digits"  # a name of `warpi list datasets`, or a path: .npz .npy .csv .tsv .parquet, or an image folder
+    root: str | None = None  # folder of the data set's files; default: the environment variable WARPI_DATA
+    label: str | None = None  # column (or .npy file) of the labels
+    drop: tuple[str, ...] = ()  # columns of a table that are no features: an id, a file name, a remark (default: none)
+    image_size: int | None = None  # side at which image files are read; default: as they are up to 64, else 224
+    noise: str = "given"  # KIND:RATE of `warpi list noises`; "given" takes the labels as they are
+    meta: int | None = None  # trusted examples held out of clean data, or taken of those marked as trusted
+    meta_data: str | None = None  # a second file or folder with the trusted examples
+    val: float = 0.1  # share of the noisy rows held out for validation
+    test: float = 0.25  # share held out for testing where the data has no test set
+    limit: int | None = None  # use only that many rows, for a quick try
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(self, limit=1)
+
+    @classmethod
+    def stored(cls, spec: Mapping[str, Any]) -> Self:
+        """How the data of a stored specification is read."""
+        return cls(**{name: value for name, value in plain(spec).items() if name in READ})
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Files and folders of the user's own that the data is read from, as far as they are there."""
+        noise = Noise.parse(self.noise)
+        other = noise.other_name if noise.kind == "open_set" else None
+        named = (self.data, self.label, self.meta_data, other)
+        return tuple(place for place in named if place and place not in DATASETS and os.path.exists(place))
+
+    def stamps(self) -> dict[str, str]:
+        """What tells that these are as they were; to be taken before they are read."""
+        return {place: _stamp(place) for place in self.places}
+
+    def read(self) -> tuple[Dataset, Mapping[str, Any]]:
+        """The data, and the settings that suit it."""
+        root = Path(self.root) if self.root else None
+        return _load(self.data, root=root, image_size=self.image_size, label=self.label, drop=self.drop)
+
+
+READ = ("data", "root", "label", "drop", "image_size", "noise")
+"""Fields that say which rows there are, and with which labels: those of commands that do not train."""
+NOT_READ = tuple(f.name for f in fields(DataSpec) if f.name not in READ)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that decides the numbers of a run."""
+
+    data: DataSpec
+    method: str  # its name
+    base: Method  # whose hyper-parameters `options` replaces
+    options: Mapping[str, Any]  # all hyper-parameters of the method
+    changed: Mapping[str, Any]  # those that were set, and differ from what suits the data; reports print them
+    recipe: Recipe
+    hashes: Mapping[str, str | None]  # of the data as it was read
+    stamps: Mapping[str, str] = field(default_factory=dict)  # of the files it was read from
+
+    def to_json(self) -> dict[str, Any]:
+        recipe = {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
+        if not isinstance(net := recipe["net"], str):
+            named = net if hasattr(net, "__qualname__") else type(net)
+            recipe["net"] = f"{named.__module__}.{named.__qualname__}"
+        seed, data = recipe.pop("seed"), asdict(self.data)
+        if not self.data.drop:  # as specifications were before there was such a field
+            del data["drop"]
+        return {
+            **data,
+            "method": self.method,
+            "options": dict(self.options),
+            "changed": dict(self.changed),
+            "recipe": recipe,
+            "seed": seed,
+        }
+
+
+def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth]:
+    """Settings to a full specification and the task it describes.
+
+    A method is a name of METHODS, or a Method of the user's own, whose hyper-parameters then count as settings.
+    """
+    name, base = named(method)
+    settings = plain({**(asdict(method) if isinstance(method, Method) else {}), **settings})
+    names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
+    for setting in settings:
+        if not any(setting in group for group in names.values()):
+            error = of_others(f"setting {setting!r}", name, setting)
+            raise error or unknown("setting", setting, set().union(*names.values()))
+    chosen = {cls: {k: v for k, v in settings.items() if k in group} for cls, group in names.items()}
+    data = DataSpec(**chosen[DataSpec])
+    Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read
+
+    noise, stamps = Noise.parse(data.noise), data.stamps()
+    data, dataset, defaults, meta_data, other = read_all(data)
+    meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
+    data = replace(data, noise=str(noise), meta=meta)
+    task, truth = make_task(
+        dataset,
+        noise,
+        meta=data.meta,
+        val=data.val,
+        test=data.test,
+        limit=data.limit,
+        seed=settings.get("seed", Recipe.seed),
+        meta_data=meta_data,
+        other=other,
+    )
+    if data.data not in DATASETS:
+        defaults = finer(defaults, len(task.train), settings)
+    recipe, options, changed = suited(base, defaults, settings)
+    return RunSpec(data, name, base, options, changed, recipe, hashes(dataset, meta_data, other), stamps), task, truth
+
+
+def read_all(data: DataSpec) -> tuple[DataSpec, Dataset, Mapping[str, Any], Dataset | None, Dataset | None]:
+    """The data with the side of its images, the settings that suit it, trusted examples, and what noise draws from."""
+    noise, root = Noise.parse(data.noise), Path(data.root) if data.root else None
+    dataset, defaults = data.read()
+    if data.image_size is None and dataset.files is not None and (side := dataset.examples.shape[-1]) != PHOTO:
+        data = replace(data, image_size=side)
+
+    def read(name: str, **more: Any) -> Dataset:
+        size = data.image_size if takes_size(name, more.get("drop", ())) else None
+        return _load(name, root=root, image_size=size, **more)[0]
+
+    meta_data = read(data.meta_data, label=data.label, drop=data.drop, like=dataset) if data.meta_data else None
+    return data, dataset, defaults, meta_data, read(noise.other_name) if noise.other_name else None
+
+
+def suited(
+    base: Method, defaults: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
+    """Recipe, hyper-parameters of the method, and which of these were changed: as set, else as suits the data."""
+    recipe = Recipe(**{k: v for k, v in {**defaults, **settings}.items() if k in {f.name for f in fields(Recipe)}})
+    prefix = type(base).__name__ + "."
+    suits = asdict(base)
+    if type(base).__module__.startswith("warpi."):  # a class of the user's own may have the name of one of ours
+        usual = asdict(type(base)())  # what a variant of it sets, it keeps
+        found = {k.removeprefix(prefix): v for k, v in defaults.items() if k.startswith(prefix)}
+        suits |= {name: v for name, v in found.items() if suits[name] == usual[name]}
+    changed = {k: v for k, v in settings.items() if k in suits and v != suits[k]}
+    return recipe, suits | changed, changed
+
+
+def not_default(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stored specification that differ from what would be taken if nobody said anything, flat."""
+    usual = {**asdict(DataSpec()), "method": "warpi", **vars(suited(METHODS["warpi"], defaults, {})[0])}
+    del usual["data"]
+    recipe, seed = stored.get("recipe", {}), stored.get("seed", 0)
+    flat = plain({**{name: stored[name] for name in stored if name in usual or name == "data"}, **recipe, "seed": seed})
+    return {k: v for k, v in flat.items() if k not in usual or v != usual[k]} | plain(stored.get("changed", {}))
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Inside, data that several runs share is read once, and lies on a device once: nothing changes it in place."""
+    global _load, _stamp
+    before = _load, _stamp
+    _load = lru_cache(maxsize=4)(_load)
+    _stamp = lru_cache(_stamp)  # of what was read, not of what is there now
+    try:
+        yield
+    finally:
+        _load, _stamp = before
+
+
+def named(method: str | Method) -> tuple[str, Method]:
+    """The name of a method and the instance that holds its defaults."""
+    if isinstance(method, type) and issubclass(method, Method):
+        name = method.__name__
+        raise UserError(f"method is the class {name}, an instance of it is needed; give method={name}()")
+    if not isinstance(method, str | Method):
+        got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        raise UserError(
+            f"method must be a name of `warpi list methods` or a warpi.Method, got {got}; derive your class from "
+            "warpi.Method and define `step`"
+        )
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        return method, METHODS[method]
+    for name, default in METHODS.items():
+        if type(default) is type(method):
+            return name, default
+    try:
+        return type(method).__name__, type(method)()
+    except TypeError as e:
+        raise UserError(
+            f"the method {type(method).__name__} cannot be made without arguments ({e}); make it a @dataclass whose "
+            "fields, its hyper-parameters, all have defaults"
+        ) from e
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they look when read from a flag: paths are text, lists are tuples, numbers are python's own."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        return tuple(map(one, value)) if isinstance(value, list | tuple) else value
+
+    return {name: one(value) for name, value in settings.items()}

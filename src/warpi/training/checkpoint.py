@@ -1,0 +1,241 @@
+"""State on disk: one file, written atomically, checked by a hash, and nothing in it is ever unpickled.
+
+Tensors lie in the safetensors format; everything else is JSON in its header. The header also holds a SHA-256 over
+both, since neither torch nor safetensors notices a flipped bit.
+"""
+
+import hashlib
+import json
+import logging
+import random
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Generator, Tensor
+
+from warpi.errors import BROKEN, UserError, readable
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.files import write_atomically
+
+FORMAT = "warpi-checkpoint/1"
+log = logging.getLogger("warpi.checkpoint")
+_INPUTS = (Task, Recipe)  # made anew from the spec, never stored
+
+
+def state_of(obj: object) -> dict[str, Any]:
+    """Everything an object holds that is not a hyper-parameter (a dataclass field of a method) or an input."""
+    given = {f.name for f in fields(obj)} if is_dataclass(obj) else set()
+    own = {k: v for k, v in vars(obj).items() if k not in given and not isinstance(v, _INPUTS)}
+    return {k: v for k, v in own.items() if not callable(getattr(type(obj), k, None))}  # a step that is captured
+
+
+def restore(obj: object, stored: dict[str, Any]) -> None:
+    """Put stored state back into a started object; what other objects may hold (networks, weights) in place."""
+    state = state_of(obj)
+    if others := state.keys() ^ stored.keys():
+        raise _misfit(", ".join(sorted(others)), "a part of the one and not of the other")
+    for name, value in state.items():
+        try:
+            setattr(obj, name, fitted(value, stored[name]))
+        except BROKEN as e:
+            raise _misfit(name, " ".join(str(e).split("\n")[:2])) from e
+
+
+def global_rng() -> dict[str, Any]:
+    """The global generators of python, numpy and torch: a user's network may draw from them."""
+    version, numbers, gauss = random.getstate()
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002
+    state = {
+        "python": [version, list(numbers), gauss],
+        "numpy": [torch.tensor(np.asarray(keys).astype(np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_global_rng(state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    keys, *rest = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint in place of the last one, which is kept beside it as `NAME.previous`."""
+    write_atomically(path, packed(state, FORMAT), keep=_previous(path))
+
+
+def packed(state: dict[str, Any], form: str) -> bytes:
+    """A state as the content of a file of that format."""
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_encode(state, tensors))
+    header = {"format": form, "state": tree, "sha256": _digest(tree, tensors)}
+    content: bytes = safetensors.torch.save(tensors, header)
+    return content
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything to go on from."""
+    return path.exists() or _previous(path).exists()
+
+
+def digest(state: dict[str, Any]) -> str:
+    """A hash of everything in a state."""
+    tensors: dict[str, Tensor] = {}
+    return _digest(json.dumps(_encode(state, tensors)), tensors)
+
+
+def newest(path: Path) -> Path:
+    """The file to go on from: the last checkpoint, or the one before where a crash came between two renames."""
+    previous = _previous(path)
+    return previous if not path.exists() and previous.exists() else path
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint, or say what is wrong with it. Tensors that were on a GPU come back on `device`."""
+    previous, path = _previous(path), newest(path)
+    other = path != previous and previous.exists()
+    advice = f"delete it to go on from {previous.name}" if other else "delete it to begin anew"
+    return unpacked(path, FORMAT, advice, device)
+
+
+def unpacked(path: Path, form: str, advice: str, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The state in a file of that format, or an error that ends in the advice."""
+    what = form.partition("/")[0].removeprefix("warpi-")
+    try:
+        with safetensors.safe_open(path, "pt") as f:
+            header = f.metadata() or {}
+            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as e:
+        raise UserError(f"{path} is not a whole {what} ({e}); {advice}") from e
+    if header.get("format") != form:
+        raise UserError(f"{path} is no {what} of this version: got {header.get('format')!r}, allowed {form!r}")
+    tree = header.get("state", "")
+    if header.get("sha256") != _digest(tree, tensors):
+        raise UserError(f"{path} is damaged: checksum mismatch; {advice}")
+    with readable(path):
+        state: dict[str, Any] = _decode(json.loads(tree), tensors, device)
+    return state
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(path.name + ".previous")
+
+
+def _digest(tree: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(tree.encode())
+    for name in sorted(tensors):
+        t = tensors[name].contiguous()
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
+    return digest.hexdigest()
+
+
+def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """A tree of JSON values; tensors go into `tensors` and leave their name behind."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            tensors[name := str(len(tensors))] = value.detach().cpu().contiguous().clone()
+            return {"tensor" if value.device.type == "cpu" else "device tensor": name}
+        case Generator():
+            return {"generator": _encode(value.get_state(), tensors)}
+        case list() | tuple():
+            return {"list" if isinstance(value, list) else "tuple": [_encode(v, tensors) for v in value]}
+        case dict():
+            return {"dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]}
+    if callable(getattr(value, "state_dict", None)):
+        return _encode(dict(value.state_dict()), tensors)
+    raise TypeError(f"cannot store a {type(value).__name__} in a checkpoint; give it state_dict and load_state_dict")
+
+
+def _decode(tree: Any, tensors: dict[str, Tensor], device: torch.device | str = "cpu") -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, inner),) = tree.items()
+    match kind:
+        case "tensor":
+            return tensors[inner]
+        case "device tensor":
+            return tensors[inner].to(device)
+        case "generator":
+            return _decode(inner, tensors, device)
+        case "list":
+            return [_decode(v, tensors, device) for v in inner]
+        case "tuple":
+            return tuple(_decode(v, tensors, device) for v in inner)
+        case _:
+            return {_decode(k, tensors, device): _decode(v, tensors, device) for k, v in inner}
+
+
+def fitted(value: Any, stored: Any) -> Any:
+    """`stored` in the place of `value`: into it where it is an object with state, else instead of it."""
+    if isinstance(value, Generator):
+        if stored.numel() == value.get_state().numel():
+            value.set_state(stored)
+        else:  # a GPU's generator has another kind of state than a CPU's
+            log.warning("the run goes on on another kind of device: its chance begins anew")
+        return value
+    if isinstance(value, Tensor) and isinstance(stored, Tensor):
+        if not value.requires_grad:
+            return stored.to(value.device)  # not into it: it may be a tensor of the task
+        with torch.no_grad():
+            return value.copy_(stored)  # an optimizer holds it
+    if isinstance(value, torch.optim.Optimizer):
+        return _restored_optimizer(value, stored)
+    if callable(getattr(value, "load_state_dict", None)):
+        value.load_state_dict(stored)
+        return value
+    fixed = isinstance(value, list | tuple) and (
+        hasattr(value, "_make") or any(hasattr(v, "state_dict") for v in value)
+    )
+    if isinstance(value, list | tuple) and isinstance(stored, list | tuple) and (fixed or len(value) == len(stored)):
+        make: Any = getattr(value, "_make", type(value))  # a named tuple takes its parts one by one
+        return make([fitted(v, s) for v, s in zip(value, stored, strict=True)])
+    if isinstance(value, dict) and isinstance(stored, dict) and value.keys() == stored.keys():
+        return {k: fitted(v, stored[k]) for k, v in value.items()}
+    if value is not None and stored is not None and _kind(value) != _kind(stored):
+        raise ValueError(f"{stored!r:.60} stands for a {type(value).__name__}")
+    return stored
+
+
+def _kind(value: object) -> str:
+    """Of numbers one is as good as another, and of lists."""
+    kinds = {"number": int | float, "list": list | tuple}
+    return next((name for name, kind in kinds.items() if isinstance(value, kind)), type(value).__name__)
+
+
+def _restored_optimizer(value: torch.optim.Optimizer, stored: dict[str, Any]) -> torch.optim.Optimizer:
+    """How a step is done belongs to the device, not to the run; and moments lie in memory as their weights do."""
+    kinds = ("fused", "foreach", "capturable")
+    groups = [
+        {**group, **{k: own[k] for k in kinds if k in own}}
+        for group, own in zip(stored["param_groups"], value.param_groups, strict=True)
+    ]
+    rates = [group["lr"] for group in value.param_groups]
+    value.load_state_dict({**stored, "param_groups": groups})
+    for group, rate in zip(value.param_groups, rates, strict=True):
+        group["lr"] = rate.fill_(float(group["lr"])) if isinstance(rate, Tensor) else float(group["lr"])
+        for p in group["params"]:
+            for name, t in value.state.get(p, {}).items():
+                if isinstance(t, Tensor) and t.shape == p.shape and t.stride() != p.stride():
+                    value.state[p][name] = torch.empty_like(p, dtype=t.dtype).copy_(t)
+    return value
+
+
+def _misfit(name: str, why: str) -> UserError:
+    return UserError(
+        f"the checkpoint does not fit in {name!r}: {why}; go on with the network, device and version it was made with"
+    )

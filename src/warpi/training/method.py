@@ -1,0 +1,176 @@
+"""The contract between a method and the engine."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from warpi.autodiff.passes import laid_out, tuned
+from warpi.data.batch import Batch, Log
+from warpi.data.split import Loader
+from warpi.errors import UserError
+from warpi.nets.sync_batchnorm import synchronised
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils import distributed as parallel
+from warpi.utils.field_checks import check_types
+from warpi.utils.seeding import derive, generator
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
+"""What methods do about wrong labels, in the order of the lists."""
+
+
+@dataclass
+class Method(ABC):
+    """One way to learn from noisy labels.
+
+    Fields are hyper-parameters with the paper's defaults. Everything made in `start` is state: networks, optimizers,
+    generators, loaders, tensors, numbers, and lists or dicts of them; checkpoints hold it without further ado. A
+    method owns its networks and its optimizer steps. It does not print, write, read the clock or name a device, and
+    it cannot see the truth. The engine owns time, learning rates, evaluation and checkpoints.
+    """
+
+    family: ClassVar[str] = "baseline"  # a name of FAMILIES
+    year: ClassVar[int | None] = None  # of the paper
+    n_nets: ClassVar[int] = 1
+    stay_alike: ClassVar[bool] = False  # its networks learn alike from the same batches: they must begin differently
+    n_views: ClassVar[int] = 1  # augmented views of each training example
+    needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
+    least_batch: ClassVar[int] = 1  # examples that a step needs of a noisy batch
+    least_meta_batch: ClassVar[int] = 1  # and of a trusted one
+    needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; marked in reports
+    resumes_mid_epoch: ClassVar[bool] = True  # False where `epoch` keeps more between two steps than its loaders do
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        """Make all state. Redefine to add some; call this first."""
+        self.check(task)
+        device, seed = task.train.examples.device, recipe.seed
+        self.task, self.recipe = task, recipe
+        self.beginnings = [0]  # epochs in which a training begins: each has the whole schedule of the learning rate
+        self.nets: list[nn.Module] = [
+            tuned(
+                laid_out(_made(recipe, task, i).to(device).train()),
+                recipe.how(device, self.needs_meta),
+            )
+            for i in range(self.n_nets)
+        ]
+        if recipe.sync_batchnorm and parallel.ranks() > 1:
+            self.nets = [synchronised(net) for net in self.nets]
+        self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
+        self.generator = generator(seed, "method", device=device)
+        batches = derive(seed, "train batches")
+        self.loader = Loader(task.train, recipe.batch_size, batches, views=self.n_views)
+        if task.meta is not None:
+            self.meta_loader = Loader(task.meta, recipe.meta_batch_size, derive(seed, "meta batches"))
+
+    def check(self, task: Task) -> None:
+        """Say what this method lacks before anything is made."""
+        name = type(self).__name__
+        if self.needs_meta and task.meta is None:
+            raise UserError(
+                f"{name} needs trusted examples, and there are none; give a second file with --meta-data, mark rows in "
+                "a 'verified' column, or hold some out of a clean data set with --meta N; if nobody has checked any, "
+                "`warpi pick` says which to check, and methods like dmi_ns do without"
+            )
+        if self.needs_noise_rate and task.noise_rate is None:
+            raise UserError(
+                f"{name} needs the noise rate, which is unknown for this data; set it by hand (`noise_rate` of "
+                "NoisyLabelClassifier; --help shows the flag), or take one that does without it (`warpi list methods`)"
+            )
+
+    def check_twins(self) -> None:
+        """At the beginning of a training: networks that would stay alike have nothing to tell each other."""
+        if not self.stay_alike or any(isinstance(m, _DROPOUT) and m.p > 0 for m in self.net.modules()):
+            return
+        first, *others = ([*net.parameters()] for net in self.nets)
+        if any(other and all(map(torch.equal, first, other)) for other in others):
+            raise UserError(
+                f"{type(self).__name__} needs {self.n_nets} networks that begin differently, and a module of your own, "
+                "or weights of all layers from a file, makes them alike, and so they would stay; give a function that "
+                "makes a new one, such as net=lambda shape, n_classes: Net(), and no weights"
+            )
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        """Train for one epoch and yield a log after every step."""
+        for batch in self.loader.epoch(t):
+            yield self.step(batch)
+
+    @abstractmethod
+    def step(self, batch: Batch) -> Log:
+        """One update from one batch of noisy examples: the algorithm box of the paper."""
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Class probabilities of new inputs, averaged over the networks, in evaluation mode.  [B, K]"""
+        nets = self.predictors
+        with evaluating(nets):
+            return torch.stack([net(x).softmax(dim=1) for net in nets]).mean(0)
+
+    @property
+    def predictors(self) -> list[nn.Module]:
+        """The networks that predict, where not all of them do."""
+        return self.nets
+
+    @property
+    def net(self) -> nn.Module:
+        return self.nets[0]
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizers[0]
+
+    @property
+    def lr(self) -> float | Tensor:
+        """The classifier's current learning rate: a tensor on a GPU, where a captured step reads it anew each time."""
+        lr: float | Tensor = self.optimizer.param_groups[0]["lr"]
+        return lr
+
+    @property
+    def is_meta_step(self) -> bool:
+        """Whether the step on the batch that the loader gave last is one of those in which meta-parameters learn."""
+        return (self.loader.count - 1) % self.recipe.meta_every == 0
+
+
+def _made(recipe: Recipe, task: Task, number: int) -> nn.Module:
+    """A network; where a function of the user's own cannot make it, what it is called with is said."""
+    try:
+        return recipe.make_net(task.shape, task.n_classes, number)
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as e:
+        if isinstance(recipe.net, str | nn.Module):
+            raise
+        name, reason = getattr(recipe.net, "__name__", type(recipe.net).__name__), str(e).strip().splitlines()
+        raise UserError(
+            f"the network cannot be made: {name}(shape, n_classes) was called as {name}({task.shape}, "
+            f"{task.n_classes}) ({(reason or [type(e).__name__])[0]}); give the module itself, such as net=Net(), or a "
+            "function of these two that makes it"
+        ) from e
+
+
+@contextmanager
+def evaluating(nets: Iterable[nn.Module]) -> Iterator[None]:
+    """Networks in evaluation mode inside, and as they were afterwards."""
+    modules = [(module, module.training) for net in nets for module in net.modules()]
+    for module, _ in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modules:
+            module.training = training
+
+
+def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimizer down the gradient of a loss."""
+    optimizer.zero_grad()
+    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    loss.backward(inputs=own)  # type: ignore[no-untyped-call]  # not into a meta-network that shaped the loss
+    parallel.average(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    optimizer.step()

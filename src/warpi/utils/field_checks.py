@@ -1,0 +1,74 @@
+"""Describe and check the fields of a dataclass: help texts, types, choices and limits."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable
+from dataclasses import field, fields
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from warpi.errors import UserError, unknown
+
+T = TypeVar("T")
+
+
+def setting(default: T, help: str) -> T:
+    """A dataclass field with a default and the help text of its command-line flag."""
+    described: T = field(default=default, metadata={"help": help})
+    return described
+
+
+def at_least(settings: object, **limits: float) -> None:
+    """Fields that are numbers are finite and not below their limit; None is left alone."""
+    for name, limit in limits.items():
+        value = getattr(settings, name)
+        if value is not None and not (math.isfinite(value) and value >= limit):
+            raise UserError(f"{name} must be at least {limit:g}{'' if value < limit else ' and finite'}, got {value}")
+
+
+def within(settings: object, **limits: tuple[float, float]) -> None:
+    """Fields that are numbers, or tuples of them, lie in a closed interval; None is left alone."""
+    for name, (low, high) in limits.items():
+        value = getattr(settings, name)
+        if value is not None and not all(low <= x <= high for x in (value if isinstance(value, tuple) else (value,))):
+            raise UserError(f"{name} must be between {low:g} and {high:g}, got {value}")
+
+
+def check_types(settings: object) -> None:
+    """Every field of a dataclass is of the type it declares: a misspelt choice must not mean another one."""
+    hints = get_type_hints(type(settings))
+    for f in fields(settings):  # type: ignore[arg-type]
+        hint, value = hints[f.name], getattr(settings, f.name)
+        if not _fits(value, hint):
+            if get_origin(hint) is Literal:
+                if isinstance(value, str):
+                    raise unknown(f.name.replace("_", " "), value, map(str, get_args(hint)))
+                raise UserError(f"{f.name} must be one of {', '.join(map(repr, get_args(hint)))}, got {value!r}")
+            raise UserError(f"{f.name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
+
+
+def split_names(text: str) -> list[str]:
+    """The names in `a,b`; one that holds a comma stands in quotes: `"a, b",c`."""
+    rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return [name for row in rows for part in row if (name := part.strip())]
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Names as `split_names` reads them."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, kind) for kind in args)
+    if origin is Literal:
+        return value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(part, args[0]) for part in value)
+    if hint in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, origin or hint)

@@ -1,0 +1,144 @@
+"""Command-line flags made from dataclass fields: one flag a field, its help the comment behind it."""
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Container
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
+
+from warpi.errors import UserError, unknown
+from warpi.utils.field_checks import split_names
+from warpi.utils.files import check_no_folder
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes are UserErrors: one line, with the nearest flag where one was misspelt."""
+
+    def __init__(
+        self,
+        prog: str,
+        description: str = "",
+        add_help: bool = True,
+        explain: Callable[[str], UserError | None] = lambda _: None,
+    ) -> None:
+        """`explain` may return a better error than "unknown flag" for a flag that this parser does not have."""
+        super().__init__(prog, description=description, add_help=add_help, allow_abbrev=False)
+        self.explain = explain
+
+    def error(self, message: str) -> Never:
+        raise UserError(f"{self.prog}: {message}")
+
+    def read(self, argv: list[str]) -> dict[str, Any]:
+        """The flags that were given, by field name."""
+        required = [action for action in self._actions if action.required]
+        for action in required:  # a misspelt --out is a misspelt flag, not a missing one
+            action.required = False
+        known, rest = self.parse_known_args(argv)
+        if rest:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            if rest[0].startswith("-"):
+                flag = rest[0].split("=")[0]
+                raise self.explain(flag) or unknown("flag", flag, flags)
+            raise UserError(f"{self.prog}: unexpected {rest[0]!r}; flags begin with --, see {self.prog} --help")
+        for action in required:
+            if getattr(known, action.dest) in (None, []):
+                raise UserError(f"{self.prog}: required: {(*action.option_strings, action.metavar)[0]}")
+        for action in self._actions:  # before anything is computed
+            path = getattr(known, action.dest, None)
+            if action.metavar == "FILE" and action.option_strings and isinstance(path, Path):
+                check_no_folder(path, action.option_strings[0])
+        return vars(known)
+
+
+def add_fields(
+    parser: argparse.ArgumentParser,
+    title: str,
+    source: object,
+    skip: tuple[str, ...] = (),
+    suited: Container[str] = (),
+) -> None:
+    """A group of flags for the fields of a dataclass (or of an instance, whose values are then the defaults).
+
+    The defaults of the fields `suited` depend on the data. Flags that are not given stay out of the result, so that
+    defaults are decided in one place, later.
+    """
+    cls = source if isinstance(source, type) else type(source)
+    group, hints, comments = parser.add_argument_group(title), get_type_hints(cls), field_comments(cls)
+    for f in fields(cls):
+        if f.name in skip:
+            continue
+        default = f.default if isinstance(source, type) else getattr(source, f.name)
+        text = f.metadata.get("help") or comments.get(f.name, f.name.replace("_", " "))
+        if f.name in suited:
+            text = f"{text} (default: what suits the data)"
+        elif default is not None and text.find("default") < 0:
+            text = f"{text} (default: {_show(default)})"
+        group.add_argument(
+            "--" + f.name.replace("_", "-"),
+            default=argparse.SUPPRESS,
+            help=text.replace("%", "%%"),
+            **_reading(hints[f.name], f.name),
+        )
+
+
+def field_comments(cls: type) -> dict[str, str]:
+    """The comment behind each field of a class, by field name."""
+    pattern = re.compile(r"^    (\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
+    sources = [inspect.getsource(base) for base in reversed(cls.__mro__) if is_dataclass(base)]
+    return {name: text for source in sources for name, text in pattern.findall(source)}
+
+
+def _reading(hint: Any, name: str) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):  # X | None, or a union in which text stands for the rest
+        several = next((a for a in args if get_origin(a) is tuple), None)
+        if several is not None and str in args:
+            return {"type": _tuple_or_text(get_args(several)[0]), "metavar": "A,B,...|FILE"}
+        hint = str if str in args else next(a for a in args if a is not NoneType)
+        origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"choices": args, "metavar": "|".join(map(str, args)), "type": _one_of(args, name)}
+    if origin is tuple:
+        return {"type": _tuple_of(args[0]), "metavar": "A,B,..."}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"type": hint, "metavar": {int: "N", float: "X", str: "TEXT"}[hint]}
+
+
+def _one_of(allowed: tuple[Any, ...], name: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise unknown(name.replace("_", " "), text, map(str, allowed))
+        return text
+
+    return read
+
+
+def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    def tuple_of_numbers(text: str) -> tuple[Any, ...]:
+        return tuple(map(kind, split_names(text)))
+
+    return tuple_of_numbers
+
+
+def _tuple_or_text(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...] | str]:
+    """Numbers, or what is none: the name of a file that has them."""
+    many = _tuple_of(kind)
+
+    def tuple_or_text(text: str) -> tuple[Any, ...] | str:
+        try:
+            return many(text)
+        except ValueError:
+            return text
+
+    return tuple_or_text
+
+
+def _show(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_show, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

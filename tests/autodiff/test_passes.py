@@ -1,0 +1,514 @@
+"""Passes that are traced, cut into parts, checkpointed or in bf16, against plain ones."""
+
+import copy
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_bilevel import DEVICES, EXACT, NETS, TWICE, K, Residual, Setting, assert_same, perceptron
+from torch import Tensor, nn
+
+from warpi.autodiff import checked_trace as retrace
+from warpi.autodiff import passes
+from warpi.autodiff.passes import How, along, at, forward, tuned
+from warpi.autodiff.trace import Point, trace
+from warpi.errors import UserError
+from warpi.nets.preact_resnet import stage
+from warpi.nets.resnet import conv, resnet20
+from warpi.training.bilevel import meta_gradient
+from warpi.training.recipe import Recipe
+from warpi.utils.seeding import seeded
+
+TRACED = How(compile=True)
+REFUSED = TWICE
+"""Those whose trace fails: the plain passes do them."""
+WAYS = {
+    "traced": How(compile=True),
+    "lean": How(compile=True, lean=True),
+    "checkpointed": How(compile=True, checkpointing=True),
+    "in parts": How(accumulate=3),
+    "traced, in parts": How(compile=True, accumulate=3),
+}
+
+
+def trace_of(net: nn.Module) -> passes.Passes:
+    (found,) = passes._traces[net].values()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", NETS)
+def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: pytest.LogCaptureFixture) -> None:
+    passes._tell_untraced.cache_clear()
+    s = Setting(net, "warpi", device)
+    with seeded(3):
+        wanted_value, wanted = s.oracle()
+    tuned(s.net, TRACED)
+    with caplog.at_level(logging.WARNING), seeded(3):
+        value, grads = s.lookahead()
+    if net != "numpy" and (
+        "dropout" not in net or device == "cpu"
+    ):  # trying moves its generator; fused masks are others
+        assert value.item() == pytest.approx(wanted_value.item(), rel=EXACT)
+        assert_same(grads, wanted)
+    refused = all(found is None for found in passes._traces[s.net].values())
+    assert any("cannot be traced" in r.getMessage() for r in caplog.records) == refused
+    if device == "cpu" or net not in ("lstm", "attention, dropout"):  # whose kernels are others on a GPU
+        assert refused == (net in REFUSED)
+
+
+@pytest.mark.parametrize("net", ["mlp", "residual", "preact18", "dropout", "tied", "unused"])
+@pytest.mark.parametrize("way", ["traced", "lean", "checkpointed"])
+def test_a_traced_step_is_the_plain_step(net: str, way: str) -> None:
+    """Logits, gradients of the weights, running statistics and the global generator."""
+    plain, other = Setting(net, "warpi"), Setting(net, "warpi")
+    tuned(other.net, WAYS[way])
+    with seeded(1):
+        forward(other.net, other.x)  # the trace is made
+    for p, q in zip(plain.net.buffers(), other.net.buffers(), strict=True):
+        q.copy_(p)
+    for s in (plain, other):
+        with seeded(7):
+            s.loss(s.net(s.x)).backward()
+            s.drawn = torch.rand(3)
+    assert torch.equal(plain.drawn, other.drawn)
+    for (name, p), q in zip(plain.net.state_dict().items(), other.net.state_dict().values(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12, msg=name)
+    for p, q in zip(plain.net.parameters(), other.net.parameters(), strict=True):
+        if p.grad is None:
+            assert q.grad is None or not q.grad.any()
+        else:
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-10, atol=1e-14)
+
+
+class InShares(nn.Module):
+    """What a pass in parts means: BatchNorm normalises each part by itself."""
+
+    def __init__(self, net: nn.Module, n: int) -> None:
+        super().__init__()
+        self.net, self.n = net, n
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.net(part) for part in x.chunk(self.n)])
+
+
+@pytest.mark.parametrize("net", ["mlp", "residual", "dropout", "weight norm"])
+@pytest.mark.parametrize("way", ["in parts", "traced, in parts"])
+def test_in_parts(net: str, way: str) -> None:
+    """The meta gradient and the real step are those of a network that sees the batch in parts."""
+    s, other = Setting(net, "warpi"), Setting(net, "warpi")
+    s.net = InShares(s.net, 3)
+    tuned(other.net, WAYS[way])
+    results = []
+    for setting in (s, other):
+        with seeded(3):
+            noisy = forward(setting.net, setting.x)
+            value = meta_gradient(noisy, setting.loss, setting.x_meta, setting.meta_loss, setting.phi, 0.3)
+            setting.loss(noisy.z).backward()
+        grads = [p.grad for p in setting.net.parameters()]
+        results.append([value, *(p.grad for p in setting.phi), *grads, *setting.net.buffers()])
+    assert_same([r.double() for r in results[1]], [r.double() for r in results[0]], 1e-11)
+
+
+def test_batches_that_cannot_be_cut() -> None:
+    net = tuned(perceptron(5, 8, K), How(accumulate=4))
+    assert net(torch.randn(9, 5)).shape == (9, K)  # parts need not be equal
+    with pytest.raises(UserError, match="batch of 7 cannot be cut into 4"):
+        net(torch.zeros(7, 5))
+
+
+class Remembering(nn.Module):
+    """Reads what it changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.mean = nn.Linear(5, K), nn.Buffer(torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.5)
+        z: Tensor = self.fc(x - self.mean)
+        return z
+
+
+def test_parts_that_cannot_be_repeated() -> None:
+    net = tuned(Remembering(), How(accumulate=2))
+    with pytest.raises(UserError, match="cannot go through Remembering in parts"):
+        net(torch.randn(8, 5)).sum().backward()
+
+
+# --- depth ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_through_the_last_children_only(compile: bool) -> None:
+    """With the first children frozen, the whole gradient is that of the last ones."""
+    s, frozen = Setting("residual", "warpi"), Setting("residual", "warpi")
+    tuned(s.net, How(depth=2, compile=compile))
+    names = along(s.net)
+    assert {name.split(".")[0] for name in names} == {"shortcut", "fc"}
+    for name, p in frozen.net.named_parameters():
+        p.requires_grad_(name in names)
+    (value, got), (wanted_value, wanted) = s.lookahead(), frozen.oracle()
+    assert value.item() == pytest.approx(wanted_value.item(), rel=EXACT)
+    assert_same(got, wanted)
+    assert len(forward(s.net, s.x).done.back(torch.ones(6, K).double())) == len(list(s.net.parameters()))
+
+
+def test_a_depth_without_weights() -> None:
+    net = nn.Sequential(nn.Linear(5, K), nn.Linear(K, K).requires_grad_(False))
+    with pytest.raises(UserError, match="last 1 children of Sequential have no weights"):
+        along(tuned(net, How(depth=1)))
+
+
+# --- finite difference ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_finite_difference_is_near(compile: bool) -> None:
+    s = Setting("residual", "warpi")
+    _, wanted = s.oracle()
+    tuned(s.net, How(difference=True, compile=compile))
+    _, got = s.lookahead()
+    assert_same(got, wanted, 0.1)
+    with pytest.raises(AssertionError):
+        assert_same(got, wanted, 1e-9)  # it is what it says
+
+
+def test_what_does_not_go_together() -> None:
+    with pytest.raises(UserError, match="drowns in the rounding of bf16; use --precision 32"):
+        Recipe(precision="bf16", meta_gradient="difference")
+    with pytest.raises(UserError, match="add --compile"):
+        Recipe(checkpointing=True)
+
+
+# --- bf16 -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("mode", ["train", "frozen statistics"])
+def test_bf16(compile: bool, mode: str) -> None:
+    """Weights, logits and gradients are float32, and the meta gradient points where the exact one does."""
+    s = Setting("residual", "warpi", batch=64)
+    s.net, s.V, s.x, s.x_meta = s.net.float(), s.V.float(), s.x.float(), s.x_meta.float()
+    if mode != "train":
+        for module in s.net.modules():
+            module.training = not isinstance(module, nn.BatchNorm2d)
+    _, exact = s.oracle()
+    tuned(s.net, How(bf16=True, compile=compile))
+    noisy = forward(s.net, s.x)
+    assert noisy.z.dtype == torch.float32
+    _, grads = s.lookahead()
+    a, b = torch.cat([g.flatten() for g in grads]), torch.cat([g.flatten() for g in exact])
+    assert F.cosine_similarity(a, b, dim=0) > 0.9
+    assert {p.dtype for p in s.net.parameters()} == {torch.float32}
+    with torch.no_grad():
+        assert s.net.eval()(s.x).dtype == torch.float32
+    if compile:
+        assert all(found is not None for found in passes._traces[s.net].values())
+
+
+@pytest.mark.parametrize("way", ["traced", "lean", "checkpointed"])
+def test_bf16_traced_without_weights_of_batchnorm(way: str) -> None:
+    """Its kernel then gives statistics of another dtype than a trace is told."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, affine=False), nn.Tanh(), nn.Linear(8, K))
+    net, x = tuned(copy.deepcopy(plain), replace(WAYS[way], bf16=True)), torch.randn(16, 5)
+    g = {name: torch.randn_like(p) for name, p in plain.named_parameters()}
+    wanted, got = forward(plain, x).done.ahead(g), forward(net, x).done.ahead(g)
+    assert F.cosine_similarity(wanted.flatten(), got.flatten(), dim=0) > 0.99
+    trace_of(net)
+
+
+# --- tracing ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_pass_is_not_computed_again() -> None:
+    """The graphs of the two linear maps hold no operator of the pass; its 19 convolutions are 56 in all, not 94."""
+    net = tuned(resnet20((3, 8, 8), K, width=4), TRACED)
+    forward(net, torch.randn(4, 3, 8, 8))
+    found = trace_of(net)
+    n = 19
+
+    def count(part: passes.Any) -> int:
+        return sum("convolution.default" in str(node.target) for node in part.module.graph.nodes)
+
+    assert (count(found.pass_), count(found.back), count(found.ahead)) == (
+        n,
+        0,
+        2 * n - 1,
+    )  # x does not move: the first needs one
+    norms = [str(node.target) for node in found.ahead.module.graph.nodes if "batch_norm" in str(node.target)]
+    assert not norms
+
+
+def test_lean_and_checkpointed_passes_hand_on_less() -> None:
+    def handed_on(how: How) -> int:
+        with seeded(0):
+            stages = stage(8, 8, 2, 1), stage(8, 16, 2, 2)  # half of a pre-activation ResNet-18
+            net = tuned(nn.Sequential(conv(3, 8, 3), *stages, nn.Flatten(), nn.Linear(1024, K)), how)
+        forward(net, torch.randn(8, 3, 16, 16))
+        outputs = trace_of(net).pass_.outputs
+        return sum(node.meta["val"].numel() for node in outputs if node is not None and node.op != "placeholder")
+
+    traced = handed_on(TRACED)
+    assert handed_on(WAYS["lean"]) < 0.75 * traced
+    assert handed_on(WAYS["checkpointed"]) < 0.5 * traced
+
+
+class Fickle(nn.Module):
+    """Its python code does something else every time."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.fc, self.kind, self.calls = nn.Linear(5, K), kind, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(x)
+        if self.kind == "python":
+            return z * (1 + random.random())
+        if self.kind == "counts":
+            self.calls += 1
+            return z * self.calls
+        return z if z.sum() > 0 else 2 * z
+
+
+@pytest.mark.parametrize(("kind", "why"), [("python", "generators"), ("counts", "numbers"), ("values", "")])
+def test_networks_that_change_are_not_traced(kind: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    passes._tell_untraced.cache_clear()
+    net = tuned(Fickle(kind), TRACED)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            net(torch.randn(4, 5))
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert message.startswith("Fickle cannot be traced (")
+    assert why in message
+    assert nn.Linear(5, 4)(torch.randn(2, 5)).requires_grad  # what failed half-way has left torch as it was
+
+
+def block(kind: str) -> nn.Module:
+    """Operators in place, which overwrite what the way back needs; statistics that do not reach the logits."""
+    if kind == "silu":
+        body: list[nn.Module] = [
+            nn.Conv2d(3, 8, 3, bias=False),
+            nn.BatchNorm2d(8),
+            nn.SiLU(inplace=True),
+            nn.Conv2d(8, 8, 3),
+        ]
+        return nn.Sequential(*body, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(128, K))
+    if kind == "gru":
+        return Gru()
+    return Slices()
+
+
+class Gru(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.GRU(24, 6, batch_first=True), nn.Linear(6, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(self.body(x.flatten(2))[0][:, -1])
+        return z
+
+
+class Slices(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.fc = nn.Linear(192, 16), nn.Linear(16, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.first(x.flatten(1))
+        h[:, 0].mul_(1.2)
+        z: Tensor = self.fc(h.tanh())
+        return z
+
+
+@pytest.mark.parametrize("way", ["traced", "lean", "checkpointed"])
+@pytest.mark.parametrize("kind", ["silu", "gru", "slices"])
+def test_operators_in_place(kind: str, way: str) -> None:
+    with seeded(0):
+        net, x = block(kind).double(), torch.randn(6, 3, 8, 8).double()
+        if kind == "gru":
+            x = x.view(6, 8, 24)
+        u = torch.randn(6, K).double()
+        g = {name: torch.randn_like(p) for name, p in net.named_parameters()}
+    plain = forward(net, x).done
+    wanted = [*plain.back(u), plain.ahead(g)]
+    done = forward(tuned(net, WAYS[way]), x).done
+    assert_same([*done.back(u), done.ahead(g), *done.back(u)], [*wanted, *wanted[:-1]])
+
+
+class Constant(nn.Module):
+    """Holds a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.fc, self.k = nn.Linear(5, K), scale * torch.arange(1.0, K + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(x) * self.k
+        return z
+
+
+def test_tensors_that_a_network_holds() -> None:
+    x = torch.randn(4, 5)
+    for scale in (1.0, 2.0):
+        net = tuned(Constant(scale), TRACED)
+        assert_same([net(x).detach()], [(net.fc(x) * net.k).detach()], 1e-6)
+        assert trace_of(net)
+
+
+def test_networks_that_are_the_same_share_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, traced = torch.randn(4, 5), []
+    monkeypatch.setattr(retrace, "_known", OrderedDict())
+    monkeypatch.setattr(retrace, "trace", lambda *a, **k: traced.append(1) or trace(*a, **k))
+    for wanted in (1, 1, 2):  # the third has other shapes
+        layers = nn.Linear(5, 8 * wanted), nn.Tanh(), nn.Linear(8 * wanted, K)
+        net = tuned(nn.Sequential(*layers), TRACED)
+        assert_same([net(x).detach()], [layers[2](layers[1](layers[0](x))).detach()], 1e-6)
+        assert len(traced) == wanted
+
+
+class Either(nn.Module):
+    """Does one of two things, which is not seen from outside."""
+
+    def __init__(self, what: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc, self.what = nn.Linear(5, K), what
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.what(self.fc(x))
+
+
+def test_networks_that_only_look_the_same_do_not() -> None:
+    x = torch.randn(4, 5)
+    for what in (torch.tanh, torch.sigmoid, torch.tanh):
+        net = tuned(Either(what), TRACED)
+        assert_same([net(x).detach()], [what(net.fc(x)).detach()], 1e-6)
+        assert trace_of(net)
+
+
+class Bounded(nn.Module):
+    """Bounds that the first batch does not reach."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.fc, self.bounds = nn.Linear(5, K), (low, high)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).clamp(*self.bounds)
+
+
+def test_what_a_first_batch_does_not_show_counts() -> None:
+    x = torch.randn(4, 5)
+    for bound in (100.0, 10.0):
+        net = tuned(Bounded(-bound, bound), TRACED)
+        net(x)
+        with torch.no_grad():
+            net.fc.weight.mul_(50)
+        assert_same([net(x).detach()], [net.fc(x).clamp(-bound, bound).detach()], 1e-6)
+
+
+def test_a_trace_that_gives_no_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing(Point):
+        def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
+            return super().ahead(g) * torch.nan
+
+    monkeypatch.setattr(retrace, "Point", Nothing)
+    net = tuned(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, K)), TRACED)
+    net(torch.randn(4, 5))
+    assert list(passes._traces[net].values()) == [None]
+
+
+def test_numbers_that_are_set_later_count() -> None:
+    net = tuned(nn.Sequential(nn.Linear(5, 8), nn.LeakyReLU(0.1), nn.Linear(8, K)), TRACED)
+    x = torch.randn(4, 5)
+    before = net(x)
+    net[1].negative_slope = 0.9  # type: ignore[index]
+    assert not torch.equal(net(x), before)
+
+
+def test_a_difference_needs_the_same_masks() -> None:
+    s = Setting("dropout", "warpi")
+    with seeded(3):
+        _, wanted = s.oracle()
+    tuned(s.net, How(compile=True, difference=True))
+    with seeded(3):
+        _, got = s.lookahead()
+    assert_same(got, wanted, 0.1)
+
+
+def test_a_tuned_network_is_still_a_network(tmp_path: Path) -> None:
+    net = tuned(Residual(), How(bf16=True, compile=True))
+    x = torch.randn(4, 3, 8, 8, requires_grad=True)
+    (d,) = torch.autograd.grad(net(x).sum(), x)  # inputs have gradients too
+    assert d.abs().sum() > 0
+    torch.save(net, tmp_path / "net.pt")
+    again = torch.load(tmp_path / "net.pt", weights_only=False)
+    assert type(again).__name__ == "Residual"
+    assert passes.how_of(again) == How(bf16=True, compile=True)
+    (g,) = torch.autograd.grad(net(x.detach()).sum(), [net.fc.weight], create_graph=True)
+    with pytest.raises(RuntimeError):  # not zero without a word
+        torch.autograd.grad(g.sum(), [net.fc.weight])
+
+
+def test_a_new_shape_is_a_new_trace() -> None:
+    net = tuned(perceptron(5, 8, K), TRACED)
+    for n in (4, 6, 4):
+        assert net(torch.randn(n, 5)).shape == (n, K)
+    assert len(passes._traces[net]) == 2
+
+
+def test_too_many_shapes_are_done_plainly_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    passes._tell_untraced.cache_clear()
+    net = tuned(nn.Linear(5, K), TRACED)
+    with caplog.at_level(logging.WARNING):
+        for n in range(2, 14):
+            assert net(torch.randn(n, 5)).shape == (n, K)
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "too many shapes" in message
+
+
+def test_a_copy_of_a_tuned_network_is_its_own() -> None:
+    net = tuned(Residual(), TRACED)
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    x = torch.randn(4, 3, 8, 8)
+    assert net(x).abs().sum() > 0
+    assert other(x).abs().sum() == 0
+    assert isinstance(net, Residual)
+    assert list(net.state_dict()) == list(Residual().state_dict())
+
+
+def test_a_pass_elsewhere_touches_nothing() -> None:
+    for way in WAYS.values():
+        s = Setting("residual", "warpi")
+        before = {name: t.clone() for name, t in s.net.state_dict().items()}
+        tuned(s.net, way)
+        done = at(s.net, {name: p + 1 for name, p in s.net.named_parameters()}, s.x)
+        assert all(d.abs().sum() > 0 for d in done.back(torch.ones_like(done.z)))
+        assert all(torch.equal(before[name], t) for name, t in s.net.state_dict().items())
+        assert all(p.grad is None for p in s.net.parameters())
+
+
+@pytest.mark.parametrize("way", [How(), *WAYS.values()], ids=["plain", *WAYS])
+def test_ahead_after_the_weights_have_moved(way: How) -> None:
+    """With a snapshot, J is that of the pass, whatever has become of the weights since."""
+    s = Setting("residual", "warpi")
+    tuned(s.net, way)
+    g = {name: torch.randn_like(p) for name, p in s.net.named_parameters()}
+    wanted = forward(s.net, s.x).done.ahead(g)
+    noisy = forward(s.net, s.x, snapshot=True)
+    with torch.no_grad():
+        for p in s.net.parameters():
+            p.mul_(1.1)
+    assert_same([noisy.done.ahead(g)], [wanted])

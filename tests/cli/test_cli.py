@@ -1,0 +1,530 @@
+"""The command line: what it imports, what it says, and how it ends."""
+
+import argparse
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from warpi.cli import app as cli
+from warpi.cli.app import COMMANDS, main
+from warpi.datasets.load import DATASETS
+from warpi.errors import UserError
+from warpi.fewshot.learners.registry import LEARNERS
+from warpi.methods.registry import METHODS
+from warpi.nets.registry import NETS
+from warpi.noise.noise import NOISES
+from warpi.runs.spec import DataSpec, prepare
+from warpi.sweep.plan import read_plan
+from warpi.training.recipe import Recipe
+from warpi.utils.field_checks import check_types
+from warpi.utils.flags import Parser, add_fields, field_comments
+
+FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, cwd=cwd)
+
+
+Files = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Small data sets of a user's own, most of them with a mistake."""
+    folder = tmp_path_factory.mktemp("data")
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype("f4")
+    y = np.arange(60) % 3
+    hole = x.copy()
+    hole[4, 1] = np.nan
+    wrong = np.where(np.arange(60) == 7, 5, y)
+    names = np.array(["a", "b", "c"])
+    arrays: dict[str, dict[str, Any]] = {
+        "good": {"x": x, "y": y, "clean": y},
+        "range": {"x": x, "y": wrong, "classes": names},
+        "negative": {"x": x, "y": np.where(wrong == 5, -1, y), "classes": names},
+        "fraction": {"x": x, "y": y + 0.5},
+        "lengths": {"x": x, "y": y[:50]},
+        "nan": {"x": hole, "y": y},
+        "no rows": {"x": x[:0], "y": y[:0]},
+        "empty class": {"x": x, "y": y, "classes": np.array(["a", "b", "c", "d"])},
+        "meta lacks": {"x": x, "y": y, "x_meta": x[:4], "y_meta": np.array([0, 0, 1, 1])},
+        "objects": {"x": x, "y": y.astype(object)},
+        "two": {"x": x[:2], "y": y[:2]},
+    }
+    paths = {name: folder / f"{name}.npz" for name in arrays}
+    for name, path in paths.items():
+        np.savez(path, **arrays[name])
+    for name, content in {
+        "ids.csv": "id,a,label\n1,2,p\n3,4,q\n",
+        "text.npz": "hello",
+        "none.csv": "",
+        "bare.csv": "a,b\n1,2\n",
+        "letter.docx": "x",
+    }.items():
+        path = paths[name.split(".")[0]] = folder / name
+        path.write_text(content)
+    return {name: str(path) for name, path in paths.items()}
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    # names
+    (["fti"], "unknown command 'fti'; did you mean 'fit'?"),
+    (
+        ["--bogus"],
+        "unknown command '--bogus'; allowed: audit, bench, corrupt, fewshot, figures, fit, list, pick, predict, ",
+    ),
+    (["FIT", "--epohcs", "3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
+    (["FIT", "--epohcs=3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
+    (["FIT", "--epoch", "3"], "unknown flag '--epoch'"),
+    (["FIT", "--samples", "3"], "unknown flag '--samples'"),
+    (
+        ["FIT", "--method", "ce", "--meta-lr", "1"],
+        "unknown flag '--meta-lr': method ce has no such setting; leave it out, or choose one of mwnet, ",
+    ),
+    (["FIT", "--rat", "3"], "unknown flag '--rat'; allowed: "),  # not '--lr': dashes are no likeness
+    (["FIT", "--data", "foo"], "unknown data set 'foo'; allowed: "),
+    (["FIT", "--method", "wrapi"], "unknown method 'wrapi'; did you mean 'warpi'?"),
+    (["FIT", "--noise", "unifrom:0.4"], "unknown noise 'unifrom'; did you mean 'uniform'?"),
+    (["FIT", "--net", "resnet23"], "unknown net 'resnet23'; did you mean 'resnet"),
+    (["FIT", "--net", "own.mine:Net"], "wrn28_10; one of your own: warpi --use FILE.py ..., or warpi.fit(net=...)"),
+    (["FIT", "--data", "digit"], "unknown data set 'digit'; did you mean 'digits'?"),
+    (["FIT", "--optimizer", "sdg"], "unknown optimizer 'sdg'; did you mean 'sgd'?"),
+    (["FIT", "--device", "gpu"], "unknown device 'gpu'; allowed: auto, cpu, cuda"),
+    (["list", "method"], "unknown list 'method'; did you mean 'methods'?"),
+    (["list", "nets", "--jsn"], "unknown flag '--jsn'; did you mean '--json'?"),
+    # values
+    (["FIT", "--noise", "uniform:1.4"], "0..1, got 1.4"),
+    (["FIT", "--noise", "uniform:x"], "'x' is not a number"),
+    (["FIT", "--noise", "uniform"], "needs a rate"),
+    (["FIT", "--epochs", "ten"], "argument --epochs: invalid int value: 'ten'"),
+    (["FIT", "--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
+    (["FIT", "--lr", "-1"], "lr must be at least 0, got -1.0"),
+    (["FIT", "--lr", "inf"], "lr must be at least 0 and finite, got inf"),
+    (["FIT", "--milestones", "a,b"], "argument --milestones: invalid"),
+    (["FIT", "--limit", "-3"], "limit must be at least 1, got -3"),
+    (["FIT", "--val", "1.5"], "val is a share of the rows in [0, 1), got 1.5"),
+    (["FIT", "--threads", "0"], "threads must be at least 1 and at most 1024, got 0"),
+    (["FIT", "--batch-size", "1"], "batches of 1 example"),
+    (["FIT", "--meta", "3"], "3 trusted examples cannot hold all 10 classes"),
+    (["FIT", "--lr", "1e30", "--epochs", "3"], "became"),
+    # what is missing
+    (["fit"], "required: --out"),
+    (["FIT", "--out"], "argument --out: expected one argument"),
+    (["FIT", "extra"], "unexpected 'extra'; flags begin with --"),
+    (["list"], "required: methods|datasets|noises|nets|learners"),
+    (["report"], "required: DIR"),
+    (["report", "nowhere"], "nowhere does not exist; give a run folder"),
+    (["corrupt"], "required: --out"),
+    (["FIT", "--data", "nothere.npz"], "no file or folder 'nothere.npz'"),
+    (["FIT", "--noise", "given:nothere.json"], "cannot read the noise manifest nothere.json"),
+    (["FIT", "--weights", "nothere.pt"], "nothere.pt"),
+    (["FIT", "--data", "cifar10", "--root", "nothere"], "cifar10 is not in nothere"),
+    (["FIT", "--data", "{good}", "--meta-data", "nothere.npz"], "no file or folder 'nothere.npz'"),
+    # folders
+    (["FIT", "--out", "{good}"], "cannot read {good}/spec.json: Not a directory; choose another folder"),
+    (["FIT", "--out", "{good}/below"], "Not a directory; choose another folder"),
+    (["corrupt", "--out", "nowhere/q.json", "--noise", "pair:0.1"], "cannot write nowhere/q.json: No such file"),
+    (["corrupt", "--out", "{good}/q.json", "--noise", "pair:0.1"], "q.json: Not a directory"),
+    # data
+    (["FIT", "--data", "{range}"], "row 7 of train: '5'"),
+    (["FIT", "--data", "{negative}"], "row 7 of train: '-1'"),
+    (["FIT", "--data", "{fraction}"], "row 0 holds 0.5"),
+    (["FIT", "--data", "{lengths}"], "y has 50 rows, the inputs have 60"),
+    (["FIT", "--data", "{nan}"], "row 4, column 1 holds nan"),
+    (["FIT", "--data", "{no rows}"], "[0, 3]"),
+    (["FIT", "--data", "{empty class}", "--meta", "0"], "1 of 4 classes have no example among the training rows: 'd'"),
+    (["FIT", "--data", "{meta lacks}", "--meta", "4"], "class '2' has 0 examples"),
+    (["FIT", "--data", "{good}", "--meta-data", "{two}", "--meta", "3"], "class '2' has 0 examples"),
+    (["FIT", "--data", "{objects}"], "objects are refused"),
+    (["FIT", "--data", "{text}"], "text.npz"),
+    (["FIT", "--data", "{none}"], "none.csv"),
+    (["FIT", "--data", "{bare}"], "has no column 'label'; columns: a, b"),
+    (["FIT", "--data", "{letter}"], "allowed are .npz"),
+    # columns to leave out
+    (["FIT", "--drop", "id"], "digits is no table; --drop is for tables (.csv, .tsv, .parquet): leave it out"),
+    (["FIT", "--data", "{good}", "--drop", "id"], "good.npz is no table; --drop is for tables"),
+    (
+        ["FIT", "--data", "{ids}", "--drop", "ids"],
+        "ids.csv has no column 'ids' (did you mean 'id'?); columns: id, a, l",
+    ),
+    (["FIT", "--data", "{ids}", "--drop", "id,label"], "ids.csv: 'label' holds the labels and cannot be dropped"),
+    (
+        ["FIT", "--data", "{ids}", "--drop", "id, a"],
+        "no column is left to learn from; columns: id, a, label; --drop le",
+    ),
+    (["corrupt", "--drop", "id", "--out", "n.json", "--noise", "pair:0.1"], "digits is no table; --drop is for tables"),
+    (
+        ["pick", "3", "--data", "{ids}", "--drop", "x", "--csv", "n.csv"],
+        "ids.csv has no column 'x'; columns: id, a, la",
+    ),
+    (["review", "--data", "{ids}", "--drop", "x", "--out", "n"], "ids.csv has no column 'x'; columns: id, a, label"),
+    (["FIT", "--method", "warpi", "--meta", "0"], "if nobody has checked any, `warpi pick` says which to check"),
+]
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(("argv", "message"), MISTAKES, ids=[" ".join(argv) for argv, _ in MISTAKES])
+    def test_one_line_and_exit_code_2(
+        self,
+        argv: list[str],
+        message: str,
+        files: Files,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        if argv[0] == "FIT":
+            argv = [*FIT, "--out", "run", *argv[1:]]
+        argv = [a.format(**files) for a in argv]
+        assert main(argv) == 2
+        out, err = capsys.readouterr()
+        assert "1e30" in argv or out == "", "nothing is begun that cannot be ended"
+        assert err.startswith("warpi: ")
+        assert message.format(**files) in err
+        assert err.count("\n") == 1
+        assert err.endswith("\n")
+        assert not (tmp_path / "run" / "done").exists()
+
+    def test_a_meta_set_that_lacks_a_class(
+        self, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for extra in (["--data", files["meta lacks"]], ["--data", files["good"], "--meta-data", files["two"]]):
+            assert main(["fit", "--method", "ce", "--out", str(tmp_path / "a"), *extra]) == 2
+            assert "1 of 3 classes have no example among the trusted examples: '2'" in capsys.readouterr().err
+
+    def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+        """No traceback and no warning of a library, as a user sees it."""
+        got = python("-m", "warpi", *FIT, "--out", "run", "--lr", "1e30", "--epochs", "9", cwd=tmp_path)
+        assert got.returncode == 2
+        assert got.stderr.count("\n") == 1
+        assert "(lr 1e+30); lower --lr" in got.stderr
+
+    def test_ctrl_c_before_training(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def interrupted(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("warpi.runs.run.prepare", interrupted)
+        assert main([*FIT, "--out", str(tmp_path)]) == 130
+        assert capsys.readouterr().err == "warpi: interrupted\n"
+
+
+class TestHelp:
+    def test_without_torch(self) -> None:
+        """The overview and the version are there at once: nothing heavy is imported for them."""
+        program = """
+import sys
+from warpi.cli.app import main
+codes = [main([]), main(["--help"]), main(["-h"]), main(["help"]), main(["--version"])]
+heavy = [name for name in ("torch", "numpy", "sklearn", "rich", "scipy") if name in sys.modules]
+sys.exit(f"{codes} {heavy}" if any(codes) or heavy else 0)
+"""
+        got = python("-c", program)
+        assert got.returncode == 0, got.stderr
+        assert got.stdout.count("usage: warpi COMMAND") == 4
+        assert got.stdout.splitlines()[-1].startswith("warpi 0.")
+
+    def test_the_overview_names_every_command(self) -> None:
+        for name in COMMANDS:
+            assert f"\n  {name} " in cli.USAGE
+
+    @pytest.mark.parametrize("command", list(COMMANDS))
+    def test_of_each_command(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as e:
+            main([command, "--help"])
+        assert e.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: warpi {command}")
+
+    @pytest.mark.parametrize("method", list(METHODS))
+    def test_every_field_is_a_flag_with_help(self, method: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with contextlib.suppress(SystemExit):
+            main(["fit", "--method", method, "--help"])
+        text = capsys.readouterr().out.split("\n  --")
+        flags = {part.split()[0].rstrip(","): part for part in text[1:]}
+        for cls in (DataSpec, Recipe, type(METHODS[method])):
+            for f in fields(cls):
+                flag = f.name.replace("_", "-")
+                assert flag in flags, f"{cls.__name__}.{f.name}"
+                assert len(flags[flag].split()) > 2, f"no help for --{flag}"
+
+    def test_defaults_that_depend_on_the_data_say_so(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with contextlib.suppress(SystemExit):
+            main(["fit", "--help"])
+        text = capsys.readouterr().out.split("\n  --")
+        flags = {part.split()[0].rstrip(","): " ".join(part.split()) for part in text[1:]}
+        suited = {flag for flag, said in flags.items() if "(default: what suits the data)" in said}
+        assert suited >= {"net", "epochs", "lr", "batch-size", "output", "label-input"}
+        assert "(default: 0.9)" in flags["momentum"]
+
+    @pytest.mark.parametrize("command", ["fit", "corrupt", "pick", "review"])
+    def test_columns_can_be_dropped_wherever_labels_can_be_named(
+        self, command: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with contextlib.suppress(SystemExit):
+            main([command, "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert "--label TEXT" in text
+        assert (
+            "--drop A,B,... columns of a table that are no features: an id, a file name, a remark (default: none)"
+            in text
+        )
+
+    def test_every_comment_of_a_field_is_found(self) -> None:
+        assert set(field_comments(DataSpec)) == {f.name for f in fields(DataSpec)}
+        assert field_comments(DataSpec)["limit"] == "use only that many rows, for a quick try"
+
+
+class TestList:
+    @pytest.mark.parametrize(
+        ("what", "names"),
+        [
+            ("methods", [*METHODS]),
+            ("datasets", [*DATASETS, "PATH"]),
+            ("noises", [*NOISES]),
+            ("nets", [*NETS]),
+            ("learners", [*LEARNERS]),
+        ],
+    )
+    def test_json_and_table(self, what: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["list", what, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["name"] for row in rows] == names
+        assert all(row["summary"] for row in rows)
+        assert main(["list", what]) == 0
+        table = capsys.readouterr().out
+        assert all(name in table for name in names)
+        assert table.endswith("The page of each: docs/methods/NAME.md\n") is (what == "methods")
+
+    def test_methods_say_what_they_need(self, capsys: pytest.CaptureFixture[str]) -> None:
+        main(["list", "methods", "--json"])
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+        assert rows["warpi"]["needs"] == ["trusted data"]
+        assert rows["ce"]["needs"] == []
+        assert rows["warpi_detc"]["options"]["samples"] == 0
+        assert "samples=0" in rows["warpi_detc"]["summary"]
+        assert all((ROOT / row["docs"]).exists() for row in rows.values())
+
+
+class TestFit:
+    def test_flags_reach_the_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = tmp_path / "a run"
+        argv = ["fit", "--limit", "300", "--noise", "pair:0.2", "--method", "warpi", "--out", str(out), "--meta", "20"]
+        argv += ["--epochs", "2", "--seed", "4", "--lr", "0.02", "--samples", "2"]
+        argv += ["--output", "sigmoid"]
+        argv += ["--virtual-lr", "0.1", "--milestones", "0.5", "--schedule", "cosine", "--net", "mlp", "--val", "0.2"]
+        assert main(argv) == 0
+        text = capsys.readouterr().out.splitlines()
+        assert re.fullmatch(
+            r"digits, noise pair:0.2 \([\d.]+ % wrong\): \d+ noisy, 20 trusted, \d+ validation, \d+ test rows; "
+            r"10 classes, inputs of 64; warpi trains mlp for 2 epochs",
+            text[0],
+        )
+        assert text[1].startswith("epoch 1/2  loss ")
+        assert text[-1].startswith("warpi after 2 epochs: test accuracy ")
+        spec = json.loads((out / "spec.json").read_text())["spec"]
+        assert (spec["noise"], spec["seed"], spec["meta"], spec["val"]) == ("pair:0.2", 4, 20, 0.2)
+        assert spec["changed"] == {"samples": 2, "output": "sigmoid", "virtual_lr": 0.1}
+        assert spec["options"]["label_input"] == "one_hot", "what suits the data is no change"
+        assert spec["recipe"]["milestones"] == [0.5]
+        assert (spec["recipe"]["lr"], spec["recipe"]["schedule"]) == (0.02, "cosine")
+        before = (out / "results.jsonl").read_text()
+
+        assert main(["fit", "--out", str(out), "--resume"]) == 0  # the method is known from the folder
+        assert (out / "results.jsonl").read_text() == before
+        assert main([*argv, "--resume", "--quiet"]) == 0
+        capsys.readouterr()
+        assert main([*argv, "--resume", "--samples", "3"]) == 2
+        assert "was begun with samples = 2, not 3" in capsys.readouterr().err
+        assert main(argv) == 2
+        assert "already holds a run" in capsys.readouterr().err
+
+    def test_quiet(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*FIT, "--out", str(tmp_path), "--quiet"]) == 0
+        assert capsys.readouterr() == ("", "")
+
+    def test_no_test_set(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*FIT, "--out", str(tmp_path), "--test", "0"]) == 0
+        assert "no test set" in capsys.readouterr().out
+
+    def test_own_data(self, files: Files, tmp_path: Path) -> None:
+        argv = ["--method", "warpi", "--meta", "9", "--epochs", "1", "--noise", "flip:0.3"]
+        assert main(["fit", "--data", files["good"], "--out", str(tmp_path), *argv, "--quiet"]) == 0
+        assert json.loads((tmp_path / "spec.json").read_text())["facts"]["n_meta"] == 9
+
+    def test_few_rows(self, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """More and smaller steps on a table of few rows, unless somebody says how many; not on a named data set."""
+        argv = ["fit", "--data", files["good"], "--meta", "9", "--noise", "flip:0.3", "--epochs", "1"]
+        assert main([*argv, "--out", str(tmp_path / "a")]) == 0
+        assert "rows are few for warpi: on such tables --method glc and" in capsys.readouterr().out
+        assert main([*argv, "--out", str(tmp_path / "b"), "--method", "ce"]) == 0
+        assert "few for" not in capsys.readouterr().out
+        own = {"data": files["good"], "meta": 9, "noise": "flip:0.3"}
+        for settings, epochs, lr in (
+            (own, 469, 0.0032),
+            (own | {"epochs": 1}, 1, 0.05),
+            ({"data": "digits", "limit": 300, "meta": 20, "noise": "pair:0.4"}, 30, 0.05),
+        ):
+            recipe = prepare("ce", **settings)[0].recipe
+            assert (recipe.epochs, round(recipe.lr, 4)) == (epochs, lr)
+
+
+class TestSweep:
+    def test_columns_to_drop(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A list is one value; several are a list of lists, and names that differ in case have folders of their own."""
+        rows = [f"{k},{k % 5},{k % 7},{k},{'pq'[k % 2]}" for k in range(60)]
+        (tmp_path / "t.csv").write_text("\n".join(["id,a,b,ID/no,label", *rows]))
+        file = tmp_path / "s.toml"
+        fixed = f'[defaults]\ndata = "{tmp_path / "t.csv"}"\nepochs = 1\nmethod = "ce"\n'
+        argv = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--jobs", "1", "--device", "cpu"]
+        file.write_text(fixed + 'drop = ["id", "ID/no"]\n')
+        assert main(argv) == 0
+        spec = json.loads((tmp_path / "runs" / "ce_given_seed0" / "spec.json").read_text())["spec"]
+        assert spec["drop"] == ["id", "ID/no"]
+        file.write_text(fixed + '[grid]\ndrop = [["id"], ["id", "b"], ["id", "ID/no"], ["id", "ID-no"]]\n')
+        names = [job.name for job in read_plan(file).jobs]
+        assert names[:2] == ["ce_given_drop-id_seed0", "ce_given_drop-id,b_seed0"]
+        assert len({name.lower() for name in names}) == 4
+        assert not any("/" in name for name in names)
+        file.write_text(fixed + 'drop = "id"\n')
+        assert main([*argv, "--dry-run"]) == 2
+        assert "drop must be tuple[str, ...], got 'id'" in capsys.readouterr().err
+
+
+class TestCorrupt:
+    @pytest.mark.parametrize("kind", ["uniform:0.4", "pair:0.3", "instance:0.2"])
+    def test_the_same_noise_as_fit_would_draw(
+        self, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        manifest = tmp_path / "noise.json"
+        assert main(["corrupt", "--data", "digits", "--noise", kind, "--seed", "7", "--out", str(manifest)]) == 0
+        said = capsys.readouterr().out.split("sha256 ")[1].strip()
+        assert main([*FIT, "--noise", kind, "--seed", "7", "--out", str(tmp_path / "a")]) == 0
+        assert main([*FIT, "--noise", f"given:{manifest}", "--seed", "7", "--out", str(tmp_path / "b")]) == 0
+        facts = [json.loads((tmp_path / run / "spec.json").read_text())["facts"] for run in "ab"]
+        assert [each.pop("noise_file_sha256") is None for each in facts] == [True, False]
+        assert facts[0] == facts[1]
+        assert facts[0]["noise_sha256"] == said == json.loads(manifest.read_text())["sha256"]
+        results = [(tmp_path / run / "results.jsonl").read_text().split('"seconds"')[0] for run in "ab"]
+        assert results[0] == results[1]
+
+
+class TestReport:
+    def test_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for seed in "01":
+            assert main([*FIT, "--epochs", "2", "--seed", seed, "--out", str(tmp_path / seed), "--quiet"]) == 0
+        assert main(["report", str(tmp_path / "0"), str(tmp_path / "1"), "--json", str(tmp_path / "t.json")]) == 0
+        (row,) = json.loads((tmp_path / "t.json").read_text())
+        assert (row["method"], row["data"], row["noise"], row["net"], row["n_seeds"]) == (
+            *("ce", "digits", "given", "mlp", 2),
+        )
+        epochs = [[*map(json.loads, (tmp_path / seed / "results.jsonl").read_text().splitlines())] for seed in "01"]
+        assert row["last_mean"] == pytest.approx(np.mean([run[-1]["test_acc"] for run in epochs]))
+        assert row["last_std"] == pytest.approx(np.std([run[-1]["test_acc"] for run in epochs], ddof=1))
+        assert row["best_mean"] == pytest.approx(np.mean([max(e["test_acc"] for e in run) for run in epochs]))
+        assert row["val_mean"] is not None
+        assert "ce" in capsys.readouterr().out
+
+
+@dataclass
+class Parent:
+    shape: tuple[int, ...] = (1, 2)  # sizes; 100 % of them
+    share: float | None = None  # a share, if any
+
+
+@dataclass
+class Settings(Parent):
+    kind: Literal["one", "two"] = "one"  # which kind
+    fast: bool = False  # hurry
+    bold: bool = True  # be bold
+    name: str | Callable[[], str] = "x"  # a name, or a function
+    number: int = 1
+    rate: float = 0.1  # default depends
+    names: tuple[str, ...] = ()  # names (default: none)
+
+
+def read(*argv: str) -> dict[str, Any]:
+    parser = Parser(prog="test")
+    add_fields(parser, "settings", Settings)
+    return parser.read(list(argv))
+
+
+class TestFlags:
+    def test_what_is_not_given_stays_out(self) -> None:
+        assert read() == {}
+
+    @pytest.mark.parametrize(
+        ("argv", "wanted"),
+        [
+            (["--shape", "3,4,5"], {"shape": (3, 4, 5)}),
+            (["--shape", "7"], {"shape": (7,)}),
+            (["--shape", ""], {"shape": ()}),
+            (["--share", "0.25"], {"share": 0.25}),
+            (["--kind", "two"], {"kind": "two"}),
+            (["--fast"], {"fast": True}),
+            (["--no-fast"], {"fast": False}),
+            (["--no-bold"], {"bold": False}),
+            (["--name", "y"], {"name": "y"}),
+            (["--number=-4"], {"number": -4}),
+            (["--rate", "1e-3"], {"rate": 0.001}),
+            (["--names", "a"], {"names": ("a",)}),
+            (["--names", 'a, b c ,"d, ""e""",'], {"names": ("a", "b c", 'd, "e"')}),
+            (["--names", "a\nb"], {"names": ("a", "b")}),
+        ],
+    )
+    def test_round_trip(self, argv: list[str], wanted: dict[str, Any]) -> None:
+        got = read(*argv)
+        assert got == wanted
+        assert {name: type(value) for name, value in got.items()} == {n: type(v) for n, v in wanted.items()}
+        check_types(Settings(**got))  # what a flag gives is what python must give
+        assert vars(Settings(**got)) == {**vars(Settings()), **wanted}
+
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["--kind", "tow"], "unknown kind 'tow'; did you mean 'two'?"),
+            (["--shape", "1,x"], "argument --shape: invalid"),
+            (["--number", "1.5"], "argument --number: invalid int value: '1.5'"),
+            (["--fast=yes"], "argument --fast"),
+            (["--num", "3"], "unknown flag '--num'"),
+            (["--share"], "expected one argument"),
+            (["word"], "unexpected 'word'"),
+        ],
+    )
+    def test_mistakes(self, argv: list[str], message: str) -> None:
+        with pytest.raises(UserError) as e:
+            read(*argv)
+        assert message in str(e.value)
+
+    def test_help(self) -> None:
+        parser = Parser(prog="test")
+        add_fields(parser, "settings", Settings(number=5), skip=("rate",))
+        text = " ".join(parser.format_help().split())
+        for part in (
+            "--shape A,B,... sizes; 100 % of them (default: 1,2)",  # a comment of the parent class
+            "--share X a share, if any --",
+            "--kind one|two which kind (default: one)",
+            "--fast, --no-fast hurry (default: False)",
+            "--number N number (default: 5)",  # no comment: its name; the default is the instance's
+        ):
+            assert part in text
+        assert "--rate" not in text
+
+    def test_a_default_that_is_explained_is_not_repeated(self) -> None:
+        parser = argparse.ArgumentParser()
+        add_fields(parser, "settings", Settings)
+        assert "default depends" in parser.format_help()
+        assert "(default: 0.1)" not in parser.format_help()

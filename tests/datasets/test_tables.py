@@ -1,0 +1,808 @@
+"""Tables of the user's own."""
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from warpi.data.dataset import Dataset, Unseen
+from warpi.data.examples import TensorExamples
+from warpi.data.numeric import Columns
+from warpi.data.split import Split
+from warpi.datasets.digits import digits
+from warpi.datasets.tables import read_new_table, read_table
+from warpi.errors import UserError
+
+pd = pytest.importorskip("pandas")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Callable[..., Path]:
+    def write(text: str | bytes, name: str = "t.csv") -> Path:
+        file = tmp_path / name
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+        return file
+
+    return write
+
+
+def x_of(source: Dataset | Split | None) -> np.ndarray:
+    assert source is not None
+    assert isinstance(source.examples, TensorExamples)
+    return source.examples.x.numpy()
+
+
+def listed(tensor: torch.Tensor | None) -> list[Any]:
+    assert tensor is not None
+    return tensor.tolist()
+
+
+def test_numbers_and_categories(table: Callable[..., Path]) -> None:
+    data = read_table(table("age,colour,ok,label\n1.5,red,True,dog\n-2e1,blue,False,cat\n3,red,True,dog\n"))
+    assert data.name == "t"
+    assert data.classes == ("cat", "dog")
+    assert data.y.tolist() == [1, 0, 1]
+    #                                  age  blue red False True
+    np.testing.assert_array_equal(x_of(data), [[1.5, 0, 1, 0, 1], [-20, 1, 0, 1, 0], [3, 0, 1, 0, 1]])
+    assert x_of(data).dtype == np.float32
+    assert isinstance(data.examples, TensorExamples)
+    assert data.examples.standardise
+    assert data.encoding == Columns("label", {"age": None, "colour": ("blue", "red"), "ok": ("False", "True")})
+    assert data.clean is data.trusted is data.test is data.meta is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffa,b,label\n1,x,p\n2,y y,q\n",
+        "a,b,label\r\n1,x,p\r\n2,y y,q\r\n",
+        "a,b,label\r1,x,p\r2,y y,q",
+        'a, "b" ,label\n"1","x","p"\n 2 ,"y y",q\n'.replace(' "b" ', ' "b"'),
+        "\na,b,label\n\n1,x,p\n\n2,y y,q\n\n",
+    ],
+)
+def test_ways_to_write_a_csv(table: Callable[..., Path], text: str) -> None:
+    data = read_table(table(text))
+    np.testing.assert_array_equal(x_of(data), [[1, 1, 0], [2, 0, 1]])
+    assert data.classes == ("p", "q")
+    assert isinstance(data.encoding, Columns)
+    assert data.encoding.categories == {"a": None, "b": ("x", "y y")}
+
+
+def test_quotes_unicode_and_tabs(table: Callable[..., Path]) -> None:
+    data = read_table(table('a,Größe,label\n1,"groß, ""sehr""",猫\n2,"zwei\nZeilen",犬\n'))
+    assert isinstance(data.encoding, Columns)
+    assert data.encoding.categories["Größe"] == ('groß, "sehr"', "zwei\nZeilen")
+    assert data.classes == ("犬", "猫")
+    data = read_table(table("a\tb\tlabel\n1\tx, y\tp\n2\tz\tq\n", "t.tsv"))
+    assert isinstance(data.encoding, Columns)
+    assert data.encoding.categories["b"] == ("x, y", "z")
+
+
+def test_classes_in_order(table: Callable[..., Path]) -> None:
+    assert read_table(table("a,label\n1,10\n2,9\n3,-1\n")).classes == ("-1", "9", "10")
+    assert read_table(table("a,label\n1,10\n2,9\n3,b\n")).classes == ("10", "9", "b")
+    assert read_table(table("a,label\n1,007\n2,12\n")).classes == ("007", "12")  # spelling is kept
+    assert read_table(table("a,label\n1,1.0\n2,0.0\n3,1\n")).classes == ("0", "1")
+    assert read_table(table("a,label\n1,True\n2,False\n")).classes == ("False", "True")
+    assert read_table(table("a,label\n1,none\n2,some\n")).classes == ("none", "some")
+    assert read_table(table("a,kind\n1,p\n2,q\n"), label="kind").classes == ("p", "q")
+
+
+def test_truth_columns(table: Callable[..., Path]) -> None:
+    """Blanks of clean_label are unknown; a class may appear there alone; whole numbers may be written as floats."""
+    data = read_table(table("a,label,clean_label\n1,0,\n2,1,2.0\n3,0,0.0\n"))
+    assert data.classes == ("0", "1", "2")
+    assert listed(data.clean) == [-1, 2, 0]
+    assert listed(data.trusted) == [False, True, True]
+    assert x_of(data).shape == (3, 1)
+
+    data = read_table(table("a,label,clean_label\n1,0,0\n2,1,0\n"))
+    assert listed(data.clean) == [0, 0]
+    assert data.trusted is None  # all filled: nothing says which of them were checked
+
+    data = read_table(table("a,label,clean_label\n1,p,\n2,q,\n"))
+    assert data.clean is None
+    assert data.trusted is None
+
+    data = read_table(table("a,label,clean_label,verified\n1,p,,yes\n2,q,p,0\n3,q,NA,\n4,q,,TRUE\n"))
+    assert listed(data.clean) == [-1, 0, -1, -1]
+    assert listed(data.trusted) == [True, False, False, True]
+
+    data = read_table(table("a,label,verified\n1,p,1.0\n2,q,\n"))
+    assert data.clean is None
+    assert listed(data.trusted) == [True, False]
+
+
+def test_split_column(table: Callable[..., Path]) -> None:
+    data = read_table(
+        table("a,c,label,clean_label,split\n1,u,p,,train\n2,v,q,p,test\n3,w,q,,Test\n4,u,p,,train\n5,u,p,q,meta\n")
+    )
+    assert data.y.tolist() == [0, 0]
+    np.testing.assert_array_equal(x_of(data), [[1, 1, 0, 0], [4, 1, 0, 0]])
+    assert data.test is not None
+    assert data.test.rows.tolist() == [0, 1]
+    assert data.test.y.tolist() == [0, 1]  # the true label where there is one
+    np.testing.assert_array_equal(x_of(data.test), [[2, 0, 1, 0], [3, 0, 0, 1]])
+    assert data.meta is not None
+    assert data.meta.y.tolist() == [1]
+    assert data.clean is None  # nothing is known about the training rows
+
+
+def test_a_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None:
+    first = read_table(table("a,c,n,kind\n1,u,5,p\n2,v,6,q\n3,7,7,r\n"), label="kind")
+    second = read_table(table("kind,n,c,a\nq,1,7,9\n", "s.csv"), like=first)  # other order, '7' looks like a number
+    assert second.classes == ("p", "q", "r")
+    assert second.y.tolist() == [1]
+    np.testing.assert_array_equal(x_of(second), [[9, 1, 0, 0, 1]])  # a, c=7, c=u, c=v, n
+    assert second.encoding == first.encoding
+    for text, what in (
+        ("kind,n,c\nq,1,u\n", "it lacks 'a'"),
+        ("kind,n,c,a,z,w\nq,1,u,1,1,1\n", "it adds 'z', 'w'"),
+        ("kind,n,C,a\nq,1,u,1\n", "it lacks 'c' and adds 'C'"),
+        (
+            "kind,n,c,a\nq,1,uu,1\nq,1,w,1\n",
+            r"value of column 'c' .*row 0 \(line 2\): 'uu'; did you mean 'u'\?; .* 2 rows .* drop them, or train with",
+        ),
+        ("kind,n,c,a\nq,1,u,1\nq,1,u,one\n", r"row 1 \(line 3\): column 'a' holds 'one', numbers in the training"),
+        (
+            "kind,n,c,a\nqq,1,u,1\n",
+            r"unknown class in .*row 0 \(line 2\): 'qq'; did you mean 'q'\?; mend the label or leave",
+        ),
+        ("a,c,n,label\n1,u,5,p\n", "no column 'kind'"),
+    ):
+        with pytest.raises(UserError, match=what):
+            read_table(table(text, "s.csv"), like=first)
+    with pytest.raises(UserError, match="digits is not; give both in the same form"):
+        read_table(table("a,label\n1,1\n"), like=digits())
+
+
+def test_given_classes(table: Callable[..., Path]) -> None:
+    file = table("a,label\n1,p\n2,q\n")
+    assert read_table(file, classes=("q", "p", "o")).y.tolist() == [1, 0]
+    with pytest.raises(UserError, match=r"unknown class .*'q'"):
+        read_table(file, classes=("p", "o"))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "at least one row"),
+        ("a,label\n", "at least one row"),
+        ("a,lable\n1,2\n", r"no column 'label' \(did you mean 'lable'\?\); columns: a, lable; .*--label"),
+        ("a,z\n1,2\n", r"no column 'label'; columns: a, z"),
+        ("label,split\n1,train\n", "no column is left to learn from"),
+        ("a,a,label\n1,2,3\n", "columns 1 and 2 are both called 'a'"),
+        (
+            ",a,label\n0,1,2\n",
+            r"column 1 has no name; name or delete it, or leave the column out with --drop 'Unnamed: 0'$",
+        ),
+        ("a,label\n1,p\n2,q,r\n", "line 3 has 3 cells, the first has 2"),
+        ("a,label\n1,p\n2\n", "line 3 has 1 cells, the first has 2"),
+        ('a,label\n1,p\n"2,q\n', r"line 3: .*quote"),
+        ('a,label\n1,"p"x\n', "line 2: "),
+        ("a,label\n1,p\n,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\); fill them"),
+        ("a,label\n1,p\nnan,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\)"),
+        ("a,label\n1,p\nNA,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\)"),
+        (
+            "a,b,c,label\n1,,u,p\n,x,u,p\n,,u,q\n",
+            r"missing in 'a' \(2 of 3, first row 1 \(line 3\)\), 'b' \(2 of 3, first row 0 .*; fill .* --drop a,b: ",
+        ),
+        ("a;label\n1;p\n2;q\n", "seems to be separated by ';'; save it with ','"),
+        ("a;label\n1,5;p\n2,5;q\n", "seems to be separated by ';'"),
+        ("a\tlabel\n1\tp\n", "seems to be separated by"),
+        ("a,label\n-inf,p\n1,q\n", r"row 0 \(line 2\): column 'a' holds -inf, allowed are finite"),
+        (
+            "a,label\n1e39,p\n1,q\n",
+            r"row 0 \(line 2\): column 'a' holds 1e39, allowed are finite numbers up to 3\.4e38",
+        ),
+        ("a,b,label\n1,x,p\n2,,q\n", r"missing in 'b' \(1 of 2, first row 1 \(line 3\)\)"),
+        ('a,label\n"1\n",p\n\n1, \n', r"row 1 \(line 5\): column 'label' is empty"),
+        ("a,label\n1,1\n1,nan\n2,\n", r"row 1 \(line 3\): column 'label' is empty, in 2 rows in all"),
+        ("a,label\n1,p\n1,nan\n2,q\n2,nan\n", "2 rows have the label 'nan' .* looks like a missing label; label these"),
+        ("a,label\n1,p\n1,N/A\n", "1 rows have the label 'N/A' .* give the class another name"),
+        ("a,label,verified\n1,p,maybe\n", r"value of 'verified' in .*row 0 \(line 2\): 'maybe'"),
+        ("a,label,split\n1,p,trian\n", r"value of 'split' in .*row 0 \(line 2\): 'trian'; did you mean 'train'"),
+        ("a,label,split\n1,p,test\n", "no row has the split 'train'"),
+        (b"a,label\n1,p\n2,\xe9t\xe9\n", "line 3 is not UTF-8"),
+        ("a,label\n1,p\n".encode("utf-16"), "line 1 is not UTF-8"),
+    ],
+)
+def test_broken_tables(table: Callable[..., Path], text: str | bytes, what: str) -> None:
+    file = table(text)
+    with pytest.raises(UserError, match=what) as e:
+        read_table(file)
+    assert str(file) in str(e.value)
+
+
+def column(cells: list[str], name: str = "a") -> str:
+    """A csv of a column, and of what is beyond doubt."""
+    rows = (f'{k % 7}.5,"{cell}",{"pq"[k % 2]}\n' for k, cell in enumerate(cells))
+    return f"b,{name},label\n" + "".join(rows)
+
+
+NUMERALS = [str(k % 11) for k in range(39)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "what"),
+    [
+        (
+            [*NUMERALS, "1.2.3"],
+            r"row 39 \(line 41\): column 'a' holds '1.2.3' and numbers in 39 of 40 rows; mend the cell, .* --drop a;",
+        ),
+        (
+            ["n/a", "", "?", *NUMERALS, "-"],
+            r"row 2 \(line 4\): column 'a' holds '\?', in 2 rows .* numbers in 39 of 41",
+        ),
+        (
+            [f"{k},5" for k in range(40)],
+            r"row 0 \(line 2\): column 'a' has decimal commas \(it holds '0,5'\).* --drop a;",
+        ),
+        ([*NUMERALS, "1,5"], r"row 39 \(line 41\): column 'a' has decimal commas \(it holds '1,5'\)"),
+        ([f"1.234,{k}" for k in range(40)], "column 'a' has decimal commas .* separators of thousands"),
+    ],
+)
+def test_a_column_that_is_meant_to_hold_numbers(table: Callable[..., Path], cells: list[str], what: str) -> None:
+    """Such a column used to become one feature a value, without a word."""
+    with pytest.raises(UserError, match=what):
+        read_table(table(column(cells)))
+
+
+def test_columns_that_are_no_numbers(table: Callable[..., Path]) -> None:
+    code = [*["0", "1", "2"] * 13, *["3+"] * 3]  # few values, and the word comes again and again
+    for cells in ([*NUMERALS[:30], *"abcdefghij"], ["a,b", "c,d"] * 20, [f"n{text}" for text in NUMERALS], code):
+        data = read_table(table(column(cells)))
+        assert isinstance(data.encoding, Columns)
+        assert data.encoding.categories["a"] == tuple(sorted(set(cells)))
+
+
+def test_columns_that_only_name_the_rows(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    numbers = [str(k) for k in range(100, 140)]
+    for cells, what in (
+        (numbers, "column 'a' counts the rows and is learned from; if it is an id, leave it out with --drop a$"),
+        (numbers[::-1], "column 'a' counts the rows"),
+        (
+            [f"2020-01-{k}" for k in range(40)],
+            "column 'a' has 40 distinct words in 40 rows, .* leave it out with --drop a$",
+        ),
+    ):
+        caplog.clear()
+        file = table(column(cells), f"{cells[0]}.csv")
+        first = read_table(file)
+        read_table(file, like=first)
+        read_table(file)  # said once
+        assert len(caplog.messages) == 1
+        assert re.search(what, caplog.messages[0])
+    caplog.clear()
+    for k, cells in enumerate(
+        ([*numbers[:39], "100"], [f"{k}.5" for k in range(40)][::2] * 2, ["u", "v"] * 20, numbers[:9])
+    ):
+        read_table(table(column(cells), f"{k}.csv"))
+    assert not caplog.messages
+
+
+def test_columns_of_dates(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    for k, form in enumerate(
+        (
+            *("2024-01-{:02}", "2024/1/{}", "{}.01.2024", "{:02}.01.24", "1/{}/24", "01/{:02}/2024", "{} Jan 2024"),
+            *("{}-jan-24", "January {}, 2024", "2024-01-{:02}T12:30:00Z", "2024-01-{:02} 12:30:00.5+01:00"),
+        )
+    ):
+        caplog.clear()
+        read_table(table(column([form.format(day % 9 + 1) for day in range(60)]), f"{k}.csv"))
+        assert len(caplog.messages) == 1, form
+        assert "column 'a' has 9 distinct words in 60 rows" in caplog.messages[0]
+        assert re.search(r"it seems to hold dates \(.*1.*\): leave it out with --drop a$", caplog.messages[0])
+
+
+def test_columns_of_many_words(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    for n, rows, told in ((50, 300, 0), (51, 300, 1), (60, 1200, 0), (61, 1200, 1)):
+        caplog.clear()
+        read_table(table(column([f"w{k % n}" for k in range(rows)]), f"{n}.csv"))
+        assert len(caplog.messages) == told, n
+    assert "has 61 distinct words in 1200 rows, each becomes a feature" in caplog.messages[0]
+
+
+def test_columns_that_seem_to_say_which_rows_were_checked(
+    table: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("trusted", "Is_Trusted", "clean", "checked"):
+        for cells in (["0", "1"], ["yes", "no"], ["True", "False"]):
+            caplog.clear()
+            read_table(table(column(cells, name), f"{name}{cells[0]}.csv"))
+            (message,) = caplog.messages
+            assert f"column {name!r} is learned from like any other" in message
+            assert f"call it 'verified', else leave it out with --drop {name}" in message
+    caplog.clear()
+    for name, cells in (("clean", ["0", "2"]), ("trusted", ["a", "b"]), ("flag", ["0", "1"])):
+        read_table(table(column(cells, name), "other.csv"))
+    assert not caplog.messages
+
+
+def test_classes_that_are_almost_one(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    text = "a,label\n1,Tiger\n2,Tiger\n3,tiger\n4,house cat\n5,House-Cat\n6,lion\n"
+    first = read_table(table(text))
+    (message,) = caplog.messages
+    assert "the classes 'House-Cat' (1 rows) and 'house cat' (1 rows) in 'label' differ only in case, sp" in message
+    assert "and so do 1 more; if they are one class, write them alike" in message
+    caplog.clear()
+    read_table(table(text, "again.csv"), like=first)
+    read_table(table("a,label\n1,a\n2,A\n3,b\n", "letters.csv"))
+    read_table(table("a,label\n1,-1\n2,1\n3,1-0\n4,10\n", "signs.csv"))
+    read_table(table("a,label\n1,A\n2,A-\n3,B+\n4,B\n", "grades.csv"))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("1", "01"), ("1", "+1"), ("0", "-0.0"), ("0.5", "0.50"), ("café", "cafe\u0301"), ("x", "x\u200b")],
+)
+def test_classes_that_look_alike(
+    table: Callable[..., Path], caplog: pytest.LogCaptureFixture, one: str, other: str
+) -> None:
+    read_table(table(f"a,label\n1,{one}\n2,{other}\n3,z\n", f"{one!a}.csv"))
+    (message,) = caplog.messages
+    assert "differ only in case, spaces, dashes or notation; if they are one class, write them alike" in message
+
+
+def test_numbers_that_are_written_with_signs(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    for k, cells in enumerate((["5%", "10 %", "12.5%"], ["$1", "−$2", "$3"], ["1 000", "20\u202f000", "−7"])):
+        caplog.clear()
+        read_table(table(column(cells * 10), f"{k}.csv"))
+        (message,) = caplog.messages
+        assert (
+            f"column 'a' holds numbers with signs in them ('{cells[0]}'), and each becomes a feature of its" in message
+        )
+        assert message.endswith("write plain numbers, such as 1000 or -0.5, or leave it out with --drop a")
+    caplog.clear()
+    read_table(table(column(["5%", "10%"] * 20), "code.csv"))
+    read_table(table(column(["Q1", "Q2", "3 rooms"] * 20), "words.csv"))
+    assert not caplog.messages
+
+
+def test_labels_that_are_quantities(table: Callable[..., Path]) -> None:
+    def labelled(labels: list[Any]) -> Path:
+        return table("a,label\n" + "".join(f"{k % 5},{label}\n" for k, label in enumerate(labels)))
+
+    for labels in ([k / 7 for k in range(60)], list(range(60)), [k % 25 + 0.5 for k in range(200)]):
+        with pytest.raises(UserError, match=r"'label' holds \d+ different numbers in .* looks like a quantity"):
+            read_table(labelled(labels))
+    for labels in ([k % 25 for k in range(60)], [k % 10 / 2 for k in range(60)], list(range(10))):
+        assert read_table(labelled(labels)).n_classes == len(set(labels))
+
+
+def test_too_many_categories(table: Callable[..., Path]) -> None:
+    rows = [f"{k},id{k},p" for k in range(1001)]
+    with pytest.raises(
+        UserError,
+        match=r"column 'name' is text with 1001 distinct values.*make it numeric, or leave .* --drop name$",
+    ):
+        read_table(table("\n".join(["a,name,label", *rows])))
+    assert x_of(read_table(table("\n".join(["a,name,label", *rows[:1000]])))).shape == (1000, 1001)
+
+
+def test_words_that_python_takes_for_numbers(table: Callable[..., Path]) -> None:
+    data = read_table(table("a,label\n1_0,p\n10,q\n"))
+    assert isinstance(data.encoding, Columns)
+    assert data.encoding.categories == {"a": ("10", "1_0")}
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no file"):
+        read_table(tmp_path / "absent.csv")
+    with pytest.raises(UserError, match=r"ends in '\.xls', allowed are \.csv, \.tsv, \.parquet"):
+        read_table(tmp_path / "t.xls")
+
+
+def test_parquet_reads_as_csv_does(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "a": [1, 2, 3],
+            "b": [0.5, -1.0, 2.0],
+            "code": ["1", "2", "1"],  # declared as text
+            "kind": pd.Categorical(["v", "u", "v"]),
+            "ok": [True, False, True],
+            "whole": pd.array([1, 2, 3], dtype="Int64"),
+            "label": [10, 9, 10],
+            "clean_label": [None, 9, 11],
+            "verified": [None, True, False],
+        }
+    )
+    frame.to_parquet(tmp_path / "t.parquet")
+    data = read_table(tmp_path / "t.parquet")
+    assert isinstance(data.encoding, Columns)
+    assert data.encoding.categories == {
+        "a": None, "b": None, "code": ("1", "2"), "kind": ("u", "v"), "ok": ("False", "True"), "whole": None,
+    }  # fmt: skip
+    np.testing.assert_array_equal(x_of(data)[1], [2, -1, 0, 1, 1, 0, 1, 0, 2])
+    assert data.classes == ("9", "10", "11")
+    assert data.y.tolist() == [1, 0, 1]
+    assert listed(data.clean) == [-1, 0, 2]
+    assert listed(data.trusted) == [False, True, False]
+    frame.to_csv(tmp_path / "second.csv", index=False)
+    second = read_table(tmp_path / "second.csv", like=data)  # a second file in the other form
+    np.testing.assert_array_equal(x_of(second), x_of(data))
+    assert listed(second.clean) == listed(data.clean)
+
+
+def frame_of(column: Any, **more: Any) -> Any:
+    return pd.DataFrame({"a": [0.5, 1, 2, 3], "x": column, "label": list("pqpq")} | more)
+
+
+def alike(a: Dataset, b: Dataset) -> bool:
+    """Everything that a reader decides is the same."""
+
+    def parts(data: Dataset) -> list[Any]:
+        inputs = [(x_of(s).tolist(), s.y.tolist()) if s else None for s in (data, data.test, data.meta)]
+        known = [None if t is None else t.tolist() for t in (data.clean, data.trusted)]
+        return [*inputs, *known, data.classes, data.encoding]
+
+    return parts(a) == parts(b)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "categories"),
+    [
+        ([1, 2, 3, 4], "Int64", None),
+        ([1, 2, 3, 4], "UInt8", None),
+        ([1.5, 2, 3, 4], "Float32", None),
+        ([1, 2, 3, 4], "int64[pyarrow]", None),
+        ([1, 2, 3, 4.5], "float16", None),
+        ([2**63, 1, 2, 3], "uint64", None),
+        ([-1, 2, 3, 4], "int8", None),
+        ([Decimal("1.5"), Decimal("2"), Decimal("3"), Decimal("4")], "object", None),
+        ([True, False, True, True], "boolean", ("False", "True")),
+        ([True, False, True, True], "bool[pyarrow]", ("False", "True")),
+        (["u", "v", "u", "u"], "string", ("u", "v")),
+        (["u", "v", "u", "u"], "string[pyarrow]", ("u", "v")),
+        (["u", "v", "u", "u"], pd.CategoricalDtype(["z", "v", "u"]), ("u", "v")),  # unused ones are not there
+        ([10, 9, 10, 9], "category", None),  # whole numbers are written as such
+    ],
+)
+def test_types_of_parquet(tmp_path: Path, values: list[Any], dtype: Any, categories: tuple[str, ...] | None) -> None:
+    """As a feature and as labels; the same table as csv is read as the same data."""
+    column = pd.Series(values, dtype=dtype)
+    for name, frame in {
+        "feature": frame_of(column),
+        "label": frame_of([1, 2, 3, 4], label=column),
+        "clean_label": frame_of([1, 2, 3, 4], label=column, clean_label=column[::-1].reset_index(drop=True)),
+    }.items():
+        frame.to_parquet(tmp_path / "t.parquet")
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        data = read_table(tmp_path / "t.parquet")
+        assert alike(data, read_table(tmp_path / "t.csv")), name
+        assert isinstance(data.encoding, Columns)
+        if name == "feature":
+            assert data.encoding.categories["x"] == categories
+            if categories is None:
+                np.testing.assert_array_equal(x_of(data)[:, 1], np.array(values, dtype=np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "float64", "int64[pyarrow]", "boolean", "string", "category"])
+def test_blanks_of_parquet(tmp_path: Path, dtype: Any) -> None:
+    """A blank is unknown in clean_label, and refused elsewhere."""
+    values = {"boolean": [True, None, False, True], "string": ["q", None, "p", "p"], "category": ["q", None, "p", "p"]}
+    column = pd.Series(values.get(dtype, [1, None, 0, 0]), dtype=dtype)
+    frame = frame_of([1, 2, 3, 4], clean_label=column, verified=[None, True, False, None])
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = read_table(tmp_path / "t.parquet")
+    assert alike(data, read_table(tmp_path / "t.csv"))
+    assert [k == -1 for k in listed(data.clean)] == [False, True, False, False]
+    assert listed(data.trusted) == [False, True, False, False]
+    for name in ("x", "label"):
+        (frame_of(column) if name == "x" else frame_of([1, 2, 3, 4], label=column)).to_parquet(tmp_path / "t.parquet")
+        with pytest.raises(
+            UserError, match=rf"row 1: column '{name}' is empty|missing in '{name}' \(1 of 4, first row 1\)"
+        ):
+            read_table(tmp_path / "t.parquet")
+
+
+DAYS = pd.to_datetime(["2020-01-01", "2020-01-02"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"a": [1.0, None], "label": ["p", "q"]}, r"missing in 'a' \(1 of 2, first row 1\)"),
+        ({"a": ["x", None], "label": ["p", "q"]}, r"missing in 'a' \(1 of 2, first row 1\)"),
+        ({"a": [1.0, float("inf")], "label": ["p", "q"]}, "row 1: column 'a' holds inf"),
+        ({"a": [1, 2], "label": ["p", None]}, "row 1: column 'label' is empty"),
+        ({"a": [1, 2], "label": [1.0, None]}, "row 1: column 'label' is empty"),
+        (
+            {"a": DAYS, "label": [1, 2]},
+            "column 'a' holds values of type datetime64; .* convert or delete it, or leave .* --drop a$",
+        ),
+        ({"a": DAYS.tz_localize("UTC"), "label": [1, 2]}, "column 'a' holds values of type datetime64"),
+        ({"a": pd.Categorical(DAYS), "label": [1, 2]}, "column 'a' holds values of type datetime64"),
+        ({"a": DAYS.date, "label": [1, 2]}, "column 'a' holds values of type date"),
+        ({"a": DAYS - DAYS[0], "label": [1, 2]}, "column 'a' holds values of type timedelta64"),
+        ({"a": [1, 2], "label": DAYS}, "column 'label' holds values of type datetime64; .* convert or delete it$"),
+        ({"a": [1, 2], "label": [1, 2], "clean_label": DAYS}, "column 'clean_label' holds values of type datetime64"),
+        ({"a": [b"u", b"v"], "label": [1, 2]}, "column 'a' holds values of type bytes"),
+        ({"a": [[1], [2]], "label": [1, 2]}, "column 'a' holds values of type mixed"),
+        ({"a": [], "label": []}, "no rows"),
+        ({"a": [1, 2], "b": [1, 2]}, "no column 'label'"),
+    ],
+)
+def test_broken_parquet(tmp_path: Path, columns: dict[str, Any], what: str) -> None:
+    file = tmp_path / "t.parquet"
+    pd.DataFrame(columns).to_parquet(file)
+    with pytest.raises(UserError, match=what) as e:
+        read_table(file)
+    assert str(file) in str(e.value)
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    file = tmp_path / "t.parquet"
+    pd.DataFrame({"a": [1, 2], "label": [1, 2]}).to_parquet(file)
+    whole = file.read_bytes()
+    for data in (b"", b"PAR1 or not", whole[:-1], whole[:40] + b"x" * 40 + whole[80:], whole[:-20] + whole[-8:]):
+        file.write_bytes(data)
+        with pytest.raises(UserError, match=r"t\.parquet") as e:
+            read_table(file)
+        assert "\n" not in str(e.value)
+
+
+def test_files_that_may_not_be_read(
+    tmp_path: Path, table: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd.DataFrame({"a": [1], "label": [1]}).to_parquet(tmp_path / "t.parquet")
+    files = [tmp_path / "t.parquet", *(table("a,label\n1,1\n", name) for name in ("t.csv", "t.tsv"))]
+
+    def denied(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(io, "open", denied)  # root may read anything
+    for file in files:
+        with pytest.raises(UserError, match=f"cannot read {file}: Permission denied; check"):
+            read_table(file)
+
+
+def test_large_whole_numbers_stay_apart_as_labels(tmp_path: Path) -> None:
+    pd.DataFrame({"a": [1, 2], "label": [2**60, 2**60 + 1]}).to_parquet(tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet").classes == (str(2**60), str(2**60 + 1))
+
+
+def test_without_pandas(tmp_path: Path, table: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pd.DataFrame({"a": [1], "label": [1]}).to_parquet(tmp_path / "t.parquet")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r"needs the package 'pandas'.*warpi\[tables\]"):
+        read_table(tmp_path / "t.parquet")
+    assert len(read_table(table("a,label\n1,p\n")).y) == 1  # .csv does without
+
+
+# csv.writer does not quote a lone carriage return, which is the end of a line to any reader.
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=6)
+WORDS = TEXT.map(lambda text: "w" + text.strip() + "w")  # no blanks at the ends, not a number
+NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[str], list[list[Any]], list[str]]:
+    """Names, columns of numbers or words, labels."""
+    n = draw(st.integers(1, 8))
+    names = draw(st.lists(WORDS, min_size=1, max_size=4, unique=True))
+    columns = [draw(st.lists(draw(st.sampled_from([NUMBERS, WORDS])), min_size=n, max_size=n)) for _ in names]
+    return names, columns, draw(st.lists(WORDS, min_size=n, max_size=n))
+
+
+@given(tables(), st.sampled_from([",", "\t"]), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["utf-8", "utf-8-sig"]))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_csv_round_trip(
+    tmp_path: Path, made: tuple[list[str], list[list[Any]], list[str]], delimiter: str, end: str, encoding: str
+) -> None:
+    names, columns, labels = made
+    file = tmp_path / ("t.tsv" if delimiter == "\t" else "t.csv")
+    with file.open("w", newline="", encoding=encoding) as f:
+        writer = csv.writer(f, delimiter=delimiter, lineterminator=end)
+        writer.writerow([*names, "label"])
+        writer.writerows(zip(*columns, labels, strict=True))
+    data = read_table(file)
+    assert [data.classes[k] for k in data.y.tolist()] == labels
+    assert list(data.classes) == sorted(set(labels))
+    assert isinstance(data.encoding, Columns)
+    x, start = x_of(data), 0
+    for name, column in zip(names, columns, strict=True):
+        categories = data.encoding.categories[name]
+        if isinstance(column[0], float):
+            assert categories is None
+            assert x[:, start].tolist() == column
+            start += 1
+            continue
+        assert categories == tuple(sorted(set(column)))
+        block = x[:, start : start + len(categories)]
+        assert (block.sum(1) == 1).all()
+        assert [categories[k] for k in block.argmax(1)] == column
+        start += len(categories)
+    assert start == x.shape[1]
+    np.testing.assert_array_equal(x_of(read_table(file, like=data)), x)
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Any:
+    """A table whose types are beyond doubt in a csv too: numbers, words, true/false; some truth, some parts."""
+    n = draw(st.integers(1, 6))
+
+    def column(values: st.SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(values, min_size=n, max_size=n))
+
+    words = st.sampled_from(["red", "two words", "a, b", 'q"q', "ü"])
+    kinds = [NUMBERS, st.integers(-(2**40), 2**40), words, st.booleans()]
+    made = {f"c{j}": column(draw(st.sampled_from(kinds))) for j in range(draw(st.integers(1, 4)))}
+    names = draw(st.sampled_from([words, st.integers(-3, 12), st.booleans()]))
+    made["label"] = column(names)
+    if draw(st.booleans()):
+        made["clean_label"] = column(st.none() | names)
+    if draw(st.booleans()):
+        made["verified"] = column(st.sampled_from([True, False, None]))
+    if draw(st.booleans()):
+        made["split"] = ["train", *column(st.sampled_from(["train", "test", "meta"]))[1:]]
+    return pd.DataFrame(made)
+
+
+@given(frames())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_csv_and_parquet_of_a_table_are_the_same_data(tmp_path: Path, frame: Any) -> None:
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    first, second = read_table(tmp_path / "t.csv"), read_table(tmp_path / "t.parquet")
+    assert alike(first, second)
+    assert alike(read_table(tmp_path / "t.parquet", like=first), read_table(tmp_path / "t.csv", like=second))
+
+
+@pytest.mark.parametrize(("last", "known"), [("a", True), ("", False)])
+def test_whether_test_labels_are_known_to_be_right(tmp_path: Path, last: str, known: bool) -> None:
+    rows = ["x,label,clean_label,split", "1,a,,train", "2,b,,train", "3,a,b,test", f"4,a,{last},test"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    dataset = read_table(tmp_path / "t.csv")
+    assert dataset.test is not None
+    assert dataset.test_is_clean is known
+
+
+def test_a_reserved_column_in_another_spelling(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,label,Clean_Label\n1,a,a\n2,b,b\n")
+    with pytest.raises(UserError, match="column 'Clean_Label' looks like 'clean_label'"):
+        read_table(tmp_path / "t.csv")
+
+
+# -- columns that are left out ----------------------------------------------------------------------------------------
+
+
+def read_like(path: Path, first: Dataset) -> Unseen:
+    assert isinstance(first.encoding, Columns)
+    return read_new_table(path, first.encoding, first.classes)
+
+
+def undropped(data: Dataset) -> Dataset:
+    assert isinstance(data.encoding, Columns)
+    return replace(data, encoding=replace(data.encoding, drop=()))
+
+
+@given(frames(), st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_dropped_columns_change_nothing_wherever_they_are(tmp_path: Path, frame: Any, data: st.DataObject) -> None:
+    """Even columns that would be refused; the first file, a second one that has them or not, new rows."""
+    n, wide = len(frame), frame.copy()
+    extra: dict[str, list[Any]] = {
+        "id": list(range(n)),
+        "a, remark": [f"text {k}, 'quoted'" if k else None for k in range(n)],
+        "half": [*["1"] * (n - 1), "?"],
+        "Split": ["of hair"] * n,
+        "path": [f"{k}.png" for k in range(n)],
+        "day": list(pd.date_range("2020-01-01", periods=n)),
+    }
+    names = data.draw(st.lists(st.sampled_from(list(extra)), unique=True, min_size=1))
+    for name in names:
+        wide.insert(data.draw(st.integers(0, wide.shape[1])), name, extra[name])
+    for suffix, write in ((".csv", "to_csv"), (".tsv", "to_csv"), (".parquet", "to_parquet")):
+        more = {"index": False, "sep": "\t" if suffix == ".tsv" else ","} if write == "to_csv" else {}
+        bare, full = tmp_path / f"bare{suffix}", tmp_path / f"bare/bare{suffix}"
+        full.parent.mkdir(exist_ok=True)
+        getattr(frame, write)(bare, **more)
+        getattr(wide, write)(full, **more)
+        plain, dropped = read_table(bare), read_table(full, drop=names)
+        assert alike(plain, undropped(dropped))
+        assert plain.examples.digest() == dropped.examples.digest()
+        assert dropped.encoding == Columns("label", plain.encoding.categories, tuple(names))  # type: ignore[attr-defined]
+        assert alike(read_table(bare, like=dropped), read_table(full, like=dropped, drop=names))
+        for file in (bare, full):
+            new = read_like(file, dropped)
+            assert isinstance(new.examples, TensorExamples)
+            assert new.examples.x.tolist() == np.concatenate(_in_order(frame, dropped)).tolist()
+
+
+def _in_order(frame: Any, data: Dataset) -> list[np.ndarray]:
+    """Inputs of all parts, in the order of the rows of the table."""
+    parts = list(frame["split"]) if "split" in frame else ["train"] * len(frame)
+    left = {part: iter(x_of(s)) for part, s in (("train", data), ("test", data.test), ("meta", data.meta)) if s}
+    return [next(left[part])[None] for part in parts]
+
+
+def test_a_dropped_column_is_not_used_and_not_named(table: Callable[..., Path], caplog: Any) -> None:
+    first = read_table(table("id,a,label\n1,5,p\n2,6,q\n"), drop=["id"])
+    new = read_like(table("a,more,id\n7,1,x\n", "new.csv"), first)
+    assert isinstance(new.examples, TensorExamples)
+    assert new.examples.x.tolist() == [[7]]
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith("not used: 'more'")
+
+
+def test_a_column_without_a_name(table: Callable[..., Path]) -> None:
+    """As pandas writes the index, and calls it when it reads it."""
+    file = table(",a,label\n0,5,p\n1,6,q\n")
+    first = read_table(file, drop=["Unnamed: 0"])
+    assert x_of(first).tolist() == [[5], [6]]
+    assert alike(read_table(file, like=first), first)
+    with pytest.raises(UserError, match=r"column 1 has no name; name or delete it$"):
+        read_like(file, read_table(table("a,label\n5,p\n6,q\n", "bare.csv")))
+
+
+@pytest.mark.parametrize(
+    ("drop", "label", "what"),
+    [
+        (
+            ["ide"],
+            None,
+            r"has no column 'ide' \(did you mean 'id'\?\); columns: id, a, label, kind, verified; .*--drop",
+        ),
+        (["zzz", "id"], None, r"has no column 'zzz'; columns: id, a, label, kind, verified; "),
+        (["ID"], None, r"has no column 'ID'"),
+        ([""], None, r"has no column ''; columns"),
+        (["label"], None, "'label' holds the labels and cannot be dropped; name another one with --label"),
+        (["kind"], "kind", "'kind' holds the labels"),
+        (["id", "verified"], None, "'verified' has a meaning and cannot be dropped; rename it"),
+        (["clean_label"], None, "'clean_label' has a meaning and cannot be dropped"),
+        (["split"], None, "'split' has a meaning and cannot be dropped"),
+        (["id", "a", "kind"], None, r"no column is left to learn from; .* --drop leaves out id, a, kind: keep one"),
+        ("id", None, r"drop is a list of columns, got 'id'; give \['id'\]"),
+    ],
+)
+def test_columns_that_cannot_be_dropped(
+    table: Callable[..., Path], drop: list[str], label: str | None, what: str
+) -> None:
+    file = table("id,a,label,kind,verified\n1,5,p,r,1\n2,6,q,s,0\n")
+    with pytest.raises(UserError, match=what):
+        read_table(file, label, drop=drop)
+
+
+def test_label_may_be_dropped_where_another_column_is_the_label(table: Callable[..., Path]) -> None:
+    file = table("a,label,kind\n5,p,r\n6,q,s\n")
+    assert x_of(read_table(file, "kind", drop=["label"])).tolist() == [[5], [6]]
+
+
+def test_the_way_out_is_said_where_there_is_one(table: Callable[..., Path]) -> None:
+    """Of a second file too; not of new rows, for which it is too late."""
+    text = "a,the name,label\n1,u,p\n2,v,q\n"
+    first, new = read_table(table(text)), table("a,the name,label\n1,w,p\n", "s.csv")
+    with pytest.raises(UserError, match=r"'w'; .* drop them, .*, or leave the column out with --drop 'the name'$"):
+        read_table(new, like=first)
+    with pytest.raises(UserError, match=r"'w'; .* mend them, drop them, or train with rows that have it$"):
+        read_like(new, first)
+    with pytest.raises(UserError, match=r"it lacks 'the name'; .*--drop 'the name'$"):
+        read_table(table("a,label\n1,p\n", "s.csv"), like=first)
+    with pytest.raises(UserError, match=r"it lacks 'the name'$"):
+        read_like(table("a,label\n1,p\n", "s.csv"), first)
+    gaps = table("a,the name,label\n1,u,p\n,,q\n", "s.csv")
+    with pytest.raises(
+        UserError, match=r"fill them or drop the rows, or leave the columns out with --drop 'a,the name': nothing"
+    ):
+        read_table(gaps)
+    with pytest.raises(UserError, match=r"fill them or drop the rows: nothing"):
+        read_like(gaps, first)
+    with pytest.raises(
+        UserError, match=r"'Split' looks like 'split', .*; rename it, or leave the column out with --drop Split$"
+    ):
+        read_table(table("a,Split,label\n1,u,p\n2,v,q\n", "s.csv"))

@@ -1,0 +1,678 @@
+"""NoisyLabelClassifier: scikit-learn's own checks, every kind of X, files, and no trusted examples."""
+
+import os
+import pickle
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+import torch
+from scipy.sparse import csr_array, csr_matrix
+from sklearn.base import clone
+from sklearn.exceptions import FitFailedWarning
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_validate
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+from torch import Tensor, nn
+
+from warpi import METHODS, Batch, Dataset, Log, Method, NoisyLabelClassifier, Recipe, UserError, WarPI, make_task, train
+from warpi.data.numeric import features
+from warpi.data.sparse import SparseExamples
+from warpi.data.split import Split
+from warpi.estimator.pseudo_trusted import EACH, NoTrustedExamples, agreed
+from warpi.methods.plain import CE
+from warpi.training.checkpoint import packed
+from warpi.training.task import Task, Truth
+from warpi.utils.seeding import derive, seeded
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def arrays(split: Split | None) -> Arrays:
+    assert split is not None
+    return split.examples.flat(split.rows).numpy(), split.y.numpy()
+
+
+@pytest.fixture(scope="module")
+def small(digits: Dataset) -> tuple[Arrays, Arrays, Arrays]:
+    """Noisy, trusted and test rows; small enough for two epochs in no time."""
+    task, truth = make_task(digits, "pair:0.3", meta=20, limit=400, val=0.0, seed=1)
+    return arrays(task.train), arrays(task.meta), arrays(truth.test)
+
+
+class Bare(nn.Module):
+    """A network whose class takes neither shape nor classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+
+def fast(method: Any = "ce", **params: Any) -> NoisyLabelClassifier:
+    return NoisyLabelClassifier(method, **{"epochs": 2, "random_state": 0, **params})
+
+
+# --- scikit-learn -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::warpi.untrusted.NoTrustedExamples")
+def test_check_estimator() -> None:
+    """All checks, no expected failures; that of array-API inputs needs a variable set before scipy is imported."""
+    results = check_estimator(NoisyLabelClassifier(epochs=6, batch_size=16), on_skip=None)
+    skipped = {result["check_name"] for result in results if result["status"] != "passed"}
+    assert len(results) > 40
+    assert skipped <= (set() if os.environ.get("SCIPY_ARRAY_API") else {"check_array_api_input"})
+
+
+def test_clone_pickle_and_cross_validation(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), _, (x_test, _) = small
+    model = fast(settings={"weight_decay": 0.0})
+    assert clone(model).get_params() == model.get_params()
+    p = model.fit(x, y).predict_proba(x_test)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_proba(x_test), p)
+    assert len(pickle.dumps(model)) < 200_000, "no training data, no optimizer inside"
+    np.testing.assert_array_equal(clone(model).fit(x, y).predict_proba(x_test), p)
+    out = cross_val_predict(model, x, y, cv=StratifiedKFold(2), method="predict_proba")
+    assert out.shape == (len(x), 10)
+
+
+def test_pipeline_transforms_trusted_examples_too(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_meta, y_meta), (x_test, _) = small
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = fast("warpi").set_fit_request(X_meta=True, y_meta=True)
+        pipe = Pipeline([("scale", StandardScaler()), ("model", model)], transform_input=["X_meta"])
+        got = pipe.fit(x, y, X_meta=x_meta, y_meta=y_meta).predict_proba(x_test)
+    scale = StandardScaler().fit(x)
+    want = fast("warpi").fit(scale.transform(x), y, scale.transform(x_meta), y_meta)
+    np.testing.assert_allclose(got, want.predict_proba(scale.transform(x_test)), atol=1e-6)
+
+
+def test_trusted_rows_follow_their_rows_through_a_grid_search(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_meta, y_meta), _ = small
+    everything, labels = np.concatenate([x, x_meta]), np.concatenate([y, y_meta])
+    trusted = np.arange(len(labels)) >= len(y)
+    order = np.random.default_rng(0).permutation(len(labels))
+    grid = GridSearchCV(fast("warpi"), {"lr": [1e-6, 0.1]}, cv=[(order, order)])
+    grid.fit(everything, labels, trusted=trusted)
+    assert grid.best_params_ == {"lr": 0.1}
+    direct = fast("warpi", lr=0.1).fit(everything, labels, trusted=trusted)
+    apart = fast("warpi", lr=0.1).fit(x, y, x_meta, y_meta)
+    np.testing.assert_allclose(direct.predict_proba(x), apart.predict_proba(x), atol=1e-6)
+    assert (direct.label_quality_[trusted] == 1).all()
+    assert (direct.label_quality_[~trusted] < 1).any()
+
+
+# --- what it does -----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_library_and_finds_wrong_labels(
+    digits: Dataset, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """The same networks, bit for bit, as the library's own loop; quiet, no files, global chance as it was."""
+    task, truth = make_task(digits, "pair:0.4", meta=50, val=0.0, seed=5)
+    (x, y), (x_meta, y_meta), (x_test, y_test) = arrays(task.train), arrays(task.meta), arrays(truth.test)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(7), np.random.seed(7), random.seed(7)  # noqa: NPY002
+    names = np.array([f"digit {k}" for k in range(10)])
+    model = NoisyLabelClassifier(random_state=3, epochs=20).fit(x, names[y], x_meta, names[y_meta])
+    chance = torch.rand(1).item(), np.random.rand(), random.random()  # noqa: NPY002
+    torch.manual_seed(7), np.random.seed(7), random.seed(7)  # noqa: NPY002
+    assert chance == (torch.rand(1).item(), np.random.rand(), random.random())  # noqa: NPY002
+    assert capsys.readouterr() == ("", "")
+    assert not list(tmp_path.iterdir())
+
+    own = Dataset("x", features(torch.tensor(x)), torch.tensor(y), digits.classes)
+    checked = Dataset("m", features(torch.tensor(x_meta)), torch.tensor(y_meta), digits.classes)
+    same, _ = make_task(own, meta_data=checked, val=0.0, test=0.0)
+    method = WarPI(output="tanh", label_input="one_hot")
+    with seeded(derive(3, "training")):
+        method.start(same, Recipe(epochs=20, seed=3))
+        records = [record for record in train(method, same) if record]
+    scale = same.train.examples.scale  # type: ignore[attr-defined]
+    p = method.predict((torch.tensor(x_test) - scale.mean) / scale.std).numpy()
+    np.testing.assert_allclose(model.predict_proba(x_test), p, atol=1e-6)
+    assert [r["loss"] for r in model.history_] == [r["loss"] for r in records]
+
+    assert model.method_ == "warpi"
+    assert model.classes_.tolist() == sorted(names.tolist())
+    assert model.n_features_in_ == 64
+    assert model.score(x_test, names[y_test]) > 0.88
+    assert truth.clean is not None
+    assert roc_auc_score(truth.clean.numpy() == y, model.label_quality_) > 0.9
+    assert ((model.label_quality_ >= 0) & (model.label_quality_ <= 1)).all()
+    np.testing.assert_allclose(model.transition_.sum(1), 1)
+    assert truth.T is not None
+    assert np.abs(model.transition_ - truth.T.numpy()).mean() < 0.03
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method(name: str, small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_meta, y_meta), _ = small
+    model = fast(name, noise_rate=0.3).fit(x[:80], y[:80], x_meta, y_meta)
+    assert model.method_ == name
+    assert len(model.history_) == 2
+    np.testing.assert_allclose(model.predict_proba(x).sum(1), 1, atol=1e-6)
+
+
+def test_settings_and_methods_by_value(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), trusted, _ = small
+    by_name = fast("warpi", settings={"samples": 2, "meta_lr": 1e-3, "momentum": 0.5}).fit(x, y, *trusted)
+    value = WarPI(samples=2, meta_lr=1e-3, output="tanh", label_input="one_hot")
+    by_value = fast(value, settings={"momentum": 0.5}).fit(x, y, *trusted)
+    np.testing.assert_array_equal(by_name.predict_proba(x), by_value.predict_proba(x))
+    plain = fast("warpi").fit(x, y, *trusted)
+    assert np.abs(plain.predict_proba(x) - by_name.predict_proba(x)).max() > 1e-4
+
+
+@dataclass
+class Halved(CE):
+    """A method of a user's own, whose second network only looks on."""
+
+    def step(self, batch: Batch) -> Log:
+        return super().step(batch)
+
+
+class Guessing(Halved):
+    def predict(self, x: Tensor) -> Tensor:
+        return torch.full((len(x), self.task.n_classes), 1 / self.task.n_classes)
+
+
+def test_random_state(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), _, _ = small
+    state = np.random.RandomState(4)
+    first, second = (fast(random_state=state).fit(x, y).predict_proba(x) for _ in range(2))
+    again = fast(random_state=np.random.RandomState(4)).fit(x, y).predict_proba(x)
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - second).max() > 1e-4
+    np.random.seed(0)  # noqa: NPY002
+    free = [fast(random_state=None).fit(x, y).predict_proba(x) for _ in range(2)]
+    assert np.abs(free[0] - free[1]).max() > 1e-4
+
+
+def test_threads_give_the_same(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), meta, _ = small
+
+    def p(_: int) -> np.ndarray:
+        return fast("warpi").fit(x, y, *meta).predict_proba(x)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(p, range(3)))
+    for other in found:
+        np.testing.assert_array_equal(other, p(0))
+
+
+# --- kinds of X -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table() -> tuple[pd.DataFrame, np.ndarray]:
+    """The class is told by a number and by two kinds of categories."""
+    chance = np.random.default_rng(0)
+    truth = chance.integers(3, size=240)
+    frame = pd.DataFrame(
+        {
+            "size": 1000 + 50 * truth + 10 * chance.normal(size=240),
+            "colour": pd.Categorical.from_codes(truth, ["red", "green", "blue", "never seen"]),
+            "place": np.array(["north", "south", "west"])[(truth + chance.integers(2, size=240)) % 3],
+            "old": chance.random(240) < 0.5,
+        }
+    )
+    return frame, np.array(["a", "b", "c"], dtype=object)[truth]
+
+
+def test_numbers_that_a_frame_holds_as_objects_are_numbers(table: tuple[pd.DataFrame, np.ndarray]) -> None:
+    """Each of them used to be a category of its own, so that new rows with other numbers were refused."""
+    frame, y = table
+    loose = frame.astype({"size": object, "old": object})
+    model = fast(epochs=2).fit(loose, y)
+    np.testing.assert_array_equal(model.predict_proba(frame), fast(epochs=2).fit(frame, y).predict_proba(frame))
+    assert model.predict(loose.assign(size=loose["size"] + 1)).shape == y.shape
+    numbers = frame[["size"]]
+    only = fast(epochs=2).fit(numbers.astype(object), y).predict_proba(numbers)
+    np.testing.assert_array_equal(only, fast(epochs=2).fit(numbers, y).predict_proba(numbers))
+    with pytest.raises(ValueError, match=r"NaN: column 'size', row 3"):
+        fast().fit(loose.assign(size=loose["size"].where(loose.index != 3, None)), y)
+
+
+def test_frames_with_categories_in_memory_and_in_files(
+    table: tuple[pd.DataFrame, np.ndarray], tmp_path: Path, monkeypatch: Any
+) -> None:
+    frame, y = table
+    model = fast(epochs=10, batch_size=16).fit(frame, y)
+    assert model.feature_names_in_.tolist() == list(frame.columns)
+    assert model.n_features_in_ == 4
+    assert model.score(frame, y) > 0.95
+    p = model.predict_proba(frame)
+    wide = np.concatenate(
+        [frame[["size"]], pd.get_dummies(frame["colour"]), pd.get_dummies(frame["place"]), frame[["old"]]], axis=1
+    )
+    np.testing.assert_allclose(fast(epochs=10, batch_size=16).fit(wide, y).predict_proba(wide), p, atol=1e-6)
+
+    with pytest.raises(UserError, match=r"column 'place' of X, row 0: 'east' did not occur"):
+        model.predict(frame.assign(place="east"))
+    with pytest.raises(ValueError, match=r"NaN: column 'place', row 3"):
+        model.predict(frame.assign(place=frame["place"].mask(frame.index == 3)))
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame[["colour", "size", "place", "old"]])
+    with pytest.raises(UserError, match="must be a frame with the columns"):
+        model.predict(np.zeros((2, 4)))
+    with pytest.raises(UserError, match=r"column 'when' of X holds Timestamp"):
+        fast().fit(frame.assign(when=pd.Timestamp("2026-01-01")).assign(place="x"), y)
+    with pytest.raises(UserError, match=r"column 'place' of X has 1001 categories, at most 1000"):
+        fast().fit(pd.DataFrame({"place": [f"p{k}" for k in range(1001)]}), np.arange(1001) % 2)
+
+    model.save(tmp_path / "model.warpi")
+    loaded = NoisyLabelClassifier.load(tmp_path / "model.warpi")
+    np.testing.assert_array_equal(loaded.predict_proba(frame), p)
+    assert loaded.predict(frame).tolist() == model.predict(frame).tolist()
+    for name in ("label_quality_", "transition_", "feature_names_in_", "classes_"):
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(model, name))
+    assert loaded.get_params() == model.get_params()
+    assert loaded.history_ == model.history_
+
+    onnxruntime = pytest.importorskip("onnxruntime")
+    difference = model.to_onnx(tmp_path / "model.onnx")
+    assert difference is not None
+    assert difference < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (theirs,) = session.run(None, {"x": model.encode(frame)})
+    np.testing.assert_allclose(theirs, p, atol=1e-5)
+    assert session.get_modelmeta().custom_metadata_map["classes"] == '["a", "b", "c"]'
+    assert "never seen" in session.get_modelmeta().custom_metadata_map["categories"]
+
+    before = (tmp_path / "model.onnx").read_bytes()  # an exporter that gets it wrong: by other weights
+    monkeypatch.setattr("torch.onnx.export", lambda _net, _x, file, **_: file.write_bytes(before))
+    with torch.no_grad():
+        loaded.net_.nets[0].fc.bias[0] += 0.1
+    with pytest.raises(UserError, match=r"onnxruntime gives other probabilities .* by up to .* where 1e-05 is allowed"):
+        loaded.to_onnx(tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").read_bytes() == before
+
+
+TEXTS = {
+    "sport": "goal match team coach league player score season stadium referee",
+    "food": "bread soup oven salt recipe butter kitchen dinner garlic spoon",
+    "space": "orbit rocket moon star planet launch comet engine crew gravity",
+}
+
+
+def test_text_stays_sparse(monkeypatch: Any) -> None:
+    chance = np.random.default_rng(3)
+    y = chance.integers(3, size=600)
+    names, words = list(TEXTS), [text.split() for text in TEXTS.values()]
+    filler = [f"word{k}" for k in range(60)]
+    texts = [" ".join([*chance.choice(words[c], 5), *chance.choice(filler, 3)]) for c in y]
+    true, y = np.array(names)[y], np.where(chance.random(600) < 0.2, (y + 1) % 3, y)
+    labels = np.array(names)[y]
+    sizes: list[int] = []
+    flat = SparseExamples.flat
+    monkeypatch.setattr(SparseExamples, "flat", lambda self, rows: (sizes.append(len(rows)), flat(self, rows))[1])
+    pipe = make_pipeline(TfidfVectorizer(), fast("gce", epochs=6, batch_size=32)).fit(texts[:400], labels[:400])
+    assert max(sizes) == 32, "made dense a batch at a time"
+    assert np.mean(pipe.predict(texts[400:]) == true[400:]) > 0.9
+    model, x = pipe[-1], pipe[:-1].transform(texts[400:])
+    np.testing.assert_allclose(model.predict_proba(x.toarray()), model.predict_proba(csr_matrix(x)), atol=1e-6)
+
+
+def test_sparse_examples_against_dense_ones() -> None:
+    dense = np.array([[0, 2, 0, 0], [1, 0, 0, 0], [0, 0, 0, 3], [1, 0, 0, 0]], dtype=np.float32)
+    examples = SparseExamples.of(csr_array(dense))
+    rows = torch.tensor([2, 0])
+    examples = examples.scaled(examples.standardised(rows))
+    rms = ((9 + 4) / 8) ** 0.5
+    (read,) = examples.stream([(torch.tensor([3, 2]), 0)], augment=True, views=2, part=slice(1, None))
+    assert read.kept is None
+    for view in read.views:
+        np.testing.assert_allclose(view.numpy(), dense[2:3] / rms, rtol=1e-6)
+    assert (examples.shape, len(examples), examples.to("cpu").device.type) == ((4,), 4, "cpu")
+    assert examples.digest() == SparseExamples.of(dense).digest() != SparseExamples.of(2 * dense).digest()
+    found = list(examples.contents(torch.arange(4)))
+    assert [found.index(content) for content in found] == [0, 1, 2, 1]
+    with pytest.raises(UserError, match="open_set noise"):
+        examples.replaced(rows, examples, rows)
+
+
+def test_entries_of_long_sparse_rows_are_missing_in_training() -> None:
+    chance = np.random.default_rng(0)
+    dense = (chance.random((40, 400)) + 1) * (chance.random((40, 400)) < 0.1)  # 40 entries a row
+    long, rows = SparseExamples.of(dense, augment=True), torch.arange(40)
+
+    def read(examples: SparseExamples, seed: int, part: slice = slice(None), augment: bool = True) -> list[Any]:
+        (read,) = examples.stream([(rows, seed)], augment=augment, views=2, part=part)
+        return [view.numpy() for view in read.views]
+
+    one, two = read(long, 0)
+    assert (one != two).any(), "each view is drawn anew"
+    np.testing.assert_array_equal(one, read(long, 0)[0])
+    np.testing.assert_array_equal(read(long, 0, slice(5, 9))[1], two[5:9])
+    kept = one != 0
+    assert kept.sum() == pytest.approx(0.3 * (dense != 0).sum(), rel=0.1)
+    np.testing.assert_allclose(one[kept], dense[kept] / 0.3, rtol=1e-5)
+    np.testing.assert_allclose(read(long, 0, augment=False)[0], dense, rtol=1e-6)
+    medium, short = (SparseExamples.of(csr_array(dense[:, :n]), augment=True) for n in (160, 60))
+    assert medium.dropped == pytest.approx(1 - 8 * 40 / np.count_nonzero(dense[:, :160]))
+    assert 0 < medium.dropped < 0.7
+    assert short.dropped == SparseExamples.of(dense).dropped == 0
+
+
+def test_settings_of_sparse_inputs(monkeypatch: Any) -> None:
+    """They are other ones than those of tables, and what the user says goes first."""
+    seen: list[tuple[Any, float]] = []
+    start = Method.start
+
+    def noted(self: Method, task: Any, recipe: Any) -> None:
+        seen.append((recipe.weight_decay, task.train.examples.dropped if recipe.weight_decay != 5e-4 else 0))
+        start(self, task, recipe)
+
+    monkeypatch.setattr(Method, "start", noted)
+    for module in ("warpi.datasets.load", "warpi.estimator.classifier"):
+        monkeypatch.setattr(f"{module}.ENOUGH", 1)  # of few rows each has others
+    chance = np.random.default_rng(1)
+    x, y = chance.random((60, 40)), np.arange(60) % 2
+    auto = [
+        NoisyLabelClassifier(epochs=1, random_state=0).fit(form(x), y, x[:6], y[:6]) for form in (csr_array, np.array)
+    ]
+    assert [model.method_ for model in auto] == ["glc", "warpi"]
+    assert seen == [(2e-3, 0.7), (5e-4, 0)]
+    model = NoisyLabelClassifier("ce", augment=False, settings={"weight_decay": 0.1}, random_state=0).fit(
+        csr_array(x), y
+    )
+    assert seen[2:] == [(0.1, 0.0)]
+    assert len(model.history_) == 20
+
+
+def test_sparse_rows_that_are_also_trusted_are_used_once(caplog: Any) -> None:
+    chance = np.random.default_rng(0)
+    x, y = csr_array(chance.random((40, 6)) * (chance.random((40, 6)) < 0.5)), np.arange(40) % 2
+    fast("glc").fit(x, y, x[:6], y[:6])
+    assert "6 of 40 rows of X are also in X_meta, and are used only there" in caplog.messages
+
+
+def test_sparse_input_is_left_as_it_is() -> None:
+    """Columns out of order, a zero that is stored, memory that may only be read (as joblib gives it to workers)."""
+    parts = np.array([1, 2, 0, 4], np.float32), np.array([3, 0, 1, 2], np.int32), np.array([0, 2, 4], np.int32)
+    for part in parts:
+        part.flags.writeable = False
+    x = csr_matrix(parts, shape=(2, 4))
+    rows = SparseExamples.of(x)
+    assert rows.flat(torch.arange(2)).tolist() == [[2, 0, 0, 1], [0, 0, 4, 0]]
+    assert x.indices.tolist() == [3, 0, 1, 2]
+    same = SparseExamples.of(x.toarray())
+    assert list(rows.contents(torch.arange(2))) == list(same.contents(torch.arange(2)))
+
+
+class Spots(nn.Module):
+    """A small convolutional network of a user's own."""
+
+    def __init__(self, channels: int, n_classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, n_classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layers(x)
+        return z
+
+
+def test_images_in_any_layout_and_networks_of_your_own(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    y = np.arange(90) % 3
+    x = chance.integers(256, size=(90, 3, 8, 8), dtype=np.uint8)
+    x[np.arange(90), y] //= 2  # one darker channel a class
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Spots(3, 3)
+    settings = {"epochs": 12, "batch_size": 16, "lr": 0.05}
+    first = fast(net=net, **settings).fit(x, y)
+    assert first.score(x, y) > 0.9
+    last = fast(net=net, **settings).fit(x.transpose(0, 2, 3, 1), y)
+    np.testing.assert_array_equal(first.predict_proba(x), last.predict_proba(x.transpose(0, 2, 3, 1)))
+    floats = (x / 255).astype(np.float64)
+    np.testing.assert_allclose(
+        fast(net=net, **settings).fit(floats, y).predict_proba(floats), first.predict_proba(x), atol=1e-3
+    )
+    still = fast(net=net, augment=False, **settings).fit(x, y)
+    assert np.abs(still.predict_proba(x) - first.predict_proba(x)).max() > 1e-3
+    with pytest.raises(UserError, match="X holds float64, the classifier was fitted on uint8"):
+        first.predict(floats)
+    with pytest.raises(UserError, match=r"X has the shape \['N', 3, 8, 9\], the classifier was fitted on"):
+        first.predict(np.zeros((2, 3, 8, 9), dtype=np.uint8))
+    with pytest.raises(UserError, match=r"\['N', 8, 8, 4\], which looks like \[N, H, W, C\] with C 4"):
+        fast().fit(np.zeros((90, 8, 8, 4), dtype=np.uint8), y)  # used to be eight channels of 8 x 4 pixels
+    four = np.concatenate([x, x[:, :1]], axis=1)
+    assert fast(epochs=1).fit(four, y).predict(four).shape == y.shape
+
+    grey = fast(net=lambda shape, k: Spots(shape[0], k), epochs=1).fit(x[:, 0], y)
+    assert grey.shape_ == (1, 8, 8)
+    assert fast(net="resnet20", epochs=1, batch_size=45).fit(x, y).predict(x[:4]).shape == (4,)
+    series = fast(net=nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), epochs=1).fit(floats[:, :, :, 0], y)
+    assert series.shape_ == (3, 8)
+
+    first.save(tmp_path / "spots")
+    with pytest.raises(UserError, match=r"holds the weights of .*Spots, not the network itself"):
+        NoisyLabelClassifier.load(tmp_path / "spots")
+    np.testing.assert_array_equal(
+        NoisyLabelClassifier.load(tmp_path / "spots", net=Spots(3, 3)).predict_proba(x), first.predict_proba(x)
+    )
+    with pytest.raises(UserError, match="the network given is not the one in"):
+        NoisyLabelClassifier.load(tmp_path / "spots", net=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_were_changed_are_refused(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
+    (x, y), trusted, _ = small
+    value = replace(METHODS["warpi"], samples=1)
+    model = fast(value, random_state=np.random.RandomState(0)).fit(x, y, *trusted)
+    path = tmp_path / "model"
+    model.save(path)
+    loaded = NoisyLabelClassifier.load(path)
+    assert loaded.method == value
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    np.testing.assert_array_equal(clone(loaded).fit(x, y, *trusted).predict_proba(x), model.predict_proba(x))
+    content = path.read_bytes()
+    chance = random.Random(0)
+    for _ in range(20):
+        place = chance.randrange(8, len(content))
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+        with pytest.raises(UserError, match=str(path)):
+            NoisyLabelClassifier.load(path)
+    for other, why in (
+        (content[:-1], "not a whole classifier"),
+        (pickle.dumps(model), "not a whole classifier"),
+        (packed({}, "warpi-checkpoint/1"), "no classifier of this version"),
+    ):
+        path.write_bytes(other)
+        with pytest.raises(UserError, match=why):
+            NoisyLabelClassifier.load(path)
+    for name in ("nothing", ""):  # a folder is none either
+        with pytest.raises(UserError, match=r"there is no file .*; give one that NoisyLabelClassifier.save wrote"):
+            NoisyLabelClassifier.load(tmp_path / name)
+    path.write_text("age,income\n" * 50)
+    with pytest.raises(UserError, match=r"not a whole classifier.*give a file that NoisyLabelClassifier.save wrote"):
+        NoisyLabelClassifier.load(path)
+
+
+def test_a_method_of_your_own(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
+    (x, y), _, _ = small
+    model = fast(Halved()).fit(x, y)
+    np.testing.assert_array_equal(model.predict_proba(x), fast("ce").fit(x, y).predict_proba(x))
+    model.save(tmp_path / "model")
+    loaded = NoisyLabelClassifier.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict_proba(x), model.predict_proba(x))
+    with pytest.raises(UserError, match=r"unknown method 'test_estimator.Halved'"):
+        loaded.fit(x, y)
+    with pytest.raises(UserError, match="Guessing redefines `predict`"):
+        fast(Guessing()).fit(x, y)
+
+
+# --- without trusted examples -----------------------------------------------------------------------------------------
+
+
+def test_without_trusted_examples_it_says_what_it_does(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), _, _ = small
+    with pytest.warns(NoTrustedExamples, match="dmi_ns is trained, which needs none"):
+        assert fast("auto").fit(x, y).method_ == "dmi_ns"
+    with pytest.warns(NoTrustedExamples, match="glc needs trusted examples, and there are none"):
+        assert fast("glc", epochs=1).fit(x, y).method_ == "glc"
+    fast("elr").fit(x, y)  # asked for, and needs none: nothing to warn of
+    with pytest.warns(NoTrustedExamples), pytest.raises(UserError, match="7 rows are too few to choose"):
+        fast("glc").fit(x[:7], np.arange(7) % 2)
+
+
+def test_few_rows(small: tuple[Arrays, Arrays, Arrays], monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, y), meta, _ = small
+    assert fast("auto").fit(x, y, *meta).method_ == "glc"
+    history = fast("ce", epochs=None).fit(x, y).history_
+    assert (len(history), history[0]["lr"]) == (107, pytest.approx(0.05 * 30 / 107))
+    monkeypatch.setattr("warpi.estimator.classifier.ENOUGH", len(x))
+    assert fast("auto").fit(x, y, *meta).method_ == "warpi"
+
+
+class Oracle:
+    """Knows the truth of rows it has not seen, and believes all it was told."""
+
+    def __init__(self, task: Task, clean: dict[bytes, int]) -> None:
+        self.seen = dict(zip(map(_key, _inputs(task.train)), task.train.y.tolist(), strict=True))
+        self.clean, self.k = clean, task.n_classes
+
+    def predict(self, x: Tensor) -> Tensor:
+        believed = [self.seen.get(_key(row), self.clean[_key(row)]) for row in x]
+        return torch.eye(self.k)[believed]
+
+
+def _key(row: Tensor) -> bytes:
+    return bytes(row.numpy().tobytes())
+
+
+def _inputs(split: Split) -> Tensor:
+    return torch.cat([batch.x for batch in split.batches(1000)])
+
+
+def test_agreement_is_with_networks_that_never_saw_the_label(tiny: tuple[Task, Truth]) -> None:
+    task, truth = tiny
+    assert truth.clean is not None
+    clean = dict(zip(map(_key, _inputs(task.train)), truth.clean.tolist(), strict=True))
+    learn: Any = lambda part: Oracle(part, clean)
+    chosen = agreed(replace(task, meta=None), learn, seed=0)
+    assert chosen.meta is not None
+    right = [clean[_key(x)] == y for x, y in zip(_inputs(chosen.meta), chosen.meta.y.tolist(), strict=True)]
+    assert all(right)
+    counts, whole = torch.bincount(chosen.meta.y), torch.bincount(task.train.y)
+    assert counts.tolist() == (whole // 4).clamp(1, EACH).tolist()
+    assert not set(chosen.meta.rows.tolist()) & set(chosen.train.rows.tolist())
+    assert len(chosen.meta) + len(chosen.train) == len(task.train)
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "extra", "message"),
+    [
+        ({"method": "warpy"}, {}, "unknown method 'warpy'; did you mean 'warpi'"),
+        ({"settings": {"lrr": 1}}, {}, "unknown setting 'lrr'; did you mean 'lr'"),
+        ({"settings": {"seed": 1}}, {}, "unknown setting 'seed'"),
+        ({"settings": {"meta_lr": 1}}, {}, "unknown setting 'meta_lr': method ce has no such .* one of .*warpi"),
+        ({"net": "resnet"}, {}, "unknown net 'resnet'"),
+        ({"epochs": 0}, {}, "epochs must be at least 1"),
+        ({"batch_size": 1}, {}, "batches of 1 example"),
+        ({"method": "co_teaching"}, {}, "needs the noise rate, .*`noise_rate` of NoisyLabelClassifier"),
+        ({"noise_rate": 1.2}, {}, r"noise_rate is a share of the labels in \[0, 1\), got 1.2"),
+        ({"device": "tpu"}, {}, "unknown device 'tpu'"),
+        ({}, {"X_meta": np.zeros((3, 64))}, "X_meta and y_meta come together"),
+        ({}, {"X_meta": np.zeros((3, 64)), "y_meta": [0, 1, 77]}, "y_meta, row 2: the class 77 does not occur in y"),
+        ({}, {"X_meta": np.zeros((1, 64)), "y_meta": ["7"]}, "the class '7' does not occur in y; classes: 0, 1"),
+        ({}, {"X_meta": np.zeros((2, 64)), "y_meta": [0, 1]}, "8 of 10 classes have no example among the trusted"),
+        ({}, {"trusted": np.arange(5)}, "`trusted` must be 300 booleans"),
+        ({}, {"trusted": np.zeros(300, bool)}, r"marks none of the 300 rows.* this fold has none.*shuffle=True"),
+        ({"net": nn.Linear(64, 10).requires_grad_(False)}, {}, "Linear has no parameters that are trained"),
+        ({"net": lambda shape, K: nn.Flatten()}, {}, "Flatten has no parameters that are trained"),  # noqa: ARG005
+        ({"net": Bare}, {}, r"net=Bare cannot be called with \(shape, n_classes\).*the module itself, net=Bare\("),
+        ({"net": lambda: None}, {}, r"cannot be called with.*give it these two arguments"),
+        ({}, {"trusted": np.ones(300, bool), "X_meta": np.zeros((1, 64)), "y_meta": [0]}, "got both"),
+    ],
+)
+def test_mistakes(params: Any, extra: Any, message: str, small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), _, _ = small
+    x, y = (np.tile(a, (2, 1)[: a.ndim])[:300] for a in (x, y))
+    with pytest.raises(UserError, match=message):
+        fast(**params).fit(x, y, **extra)
+
+
+def test_trusted_rows_of_a_frame_are_a_frame(table: tuple[pd.DataFrame, np.ndarray]) -> None:
+    frame, y = table
+    with pytest.raises(UserError, match="X_meta must be a frame with the columns of the X to fit, got ndarray"):
+        fast().fit(frame, y, frame.to_numpy()[:9], y[:9])
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.linspace(0, 1, 30), "Unknown label type"),
+        (np.where(np.arange(30) == 4, np.nan, 1.0), "NaN"),
+        (np.array(["a", None, "b"] * 10, dtype=object), r"y, row 1: the label is missing \(None\)"),
+        (["a", "b", None] * 10, r"y, row 2: the label is missing \(None\)"),
+        (pd.Series(["a", "b", pd.NA] * 10), r"y, row 2: the label is missing"),
+        (pd.Series(["a", None] * 15, dtype="string"), r"y, row 1: the label is missing \(<NA>\)"),
+        (pd.Series([1, 2, None] * 10, dtype="Int64"), "y, row 2: the label is missing|Input y contains NaN"),
+        (np.array(["a", "b", np.nan] * 10, dtype=object), r"y, row 2: the label is missing \(nan\)"),
+        (["a"] * 30, "one class"),
+        (np.zeros(30, np.int64), "y holds one class, 0;"),
+        (["a", "b"], "inconsistent numbers of samples"),
+    ],
+)
+def test_labels_that_are_none(y: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fast().fit(np.random.default_rng(0).random((30, 2)), y)
+
+
+def test_texts_and_labels_of_trusted_rows_that_are_missing() -> None:
+    texts = [f"word{i % 7} thing" for i in range(30)]
+    for X in (texts, np.array(texts), pd.Series(texts, index=range(5, 35))):
+        with pytest.raises(ValueError, match=r"X holds texts.*TfidfVectorizer"):
+            fast().fit(X, ["a", "b"] * 15)
+    x = np.random.default_rng(0).random((30, 2))
+    with pytest.raises(ValueError, match="y_meta, row 1: the label is missing"):
+        fast().fit(x, ["a", "b"] * 15, x[:2] + 1, ["a", None])
+
+
+def test_a_fold_without_trusted_rows_is_no_part_of_the_mean(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_meta, y_meta), _ = small
+    everything, labels = np.concatenate([x, x_meta]), np.concatenate([y, y_meta])
+    trusted = np.arange(len(labels)) >= len(y)
+    folds = [(np.flatnonzero(~trusted), np.flatnonzero(trusted)), (np.arange(len(labels)), np.arange(20))]
+    with pytest.warns(FitFailedWarning, match="this fold has none of the trusted rows"):
+        found = cross_validate(fast("warpi"), everything, labels, cv=folds, params={"trusted": trusted})
+    assert np.isnan(found["test_score"]).tolist() == [True, False]
+
+
+def test_probabilities_for_logits_are_told(small: tuple[Arrays, Arrays, Arrays], recwarn: Any) -> None:
+    (x, y), trusted, _ = small
+    own = nn.Sequential(nn.Linear(64, 10), nn.Softmax(1))
+    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*take the Softmax off"):
+        fast(net=own).fit(x, y, *trusted)
+    recwarn.clear()
+    fast(net=nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax(1))).fit(x, y, *trusted)  # which are logits, too
+    assert not recwarn.list
+
+
+def test_public_method_contract() -> None:
+    """Only `predictors` says which networks predict: a method that redefined `predict` could not be used."""
+    assert all(type(method).predict is Method.predict for method in METHODS.values())

@@ -1,0 +1,438 @@
+"""The figures: arrays against naive loops and closed forms, pictures from small files alone, numbers that agree."""
+
+import json
+import math
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from warpi import UserError, fit
+from warpi.cli.app import main
+from warpi.methods.plain import CE
+from warpi.methods.warpi import OUTPUTS, WarPI
+from warpi.report import figures as draw
+from warpi.report.experiments import Experiment, find_runs, group
+from warpi.report.figure_data import EDGES, FILE, KINDS, error, read, write
+from warpi.report.measure import _means, measure
+from warpi.report.plot_style import COLOURS, drawing, look, looks
+from warpi.runs.reopen import reopen
+
+TINY = {"data": "digits", "limit": 400, "epochs": 3, "meta": 20, "batch_size": 32, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """WarPI, its control, and Meta-Weight-Net, measured."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, method in (("warpi4", "warpi"), ("detc4", "warpi_detc"), ("mwnet4", "mwnet")):
+        fit(folder / name, method=method, noise="flip:0.4", **TINY)
+    assert main(["figures", str(folder), "--arrays", "--device", "cpu"]) == 0
+    return folder
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_against_loops(runs: Path) -> None:
+    """The deterministic control draws nothing, so that everything can be computed again an example at a time."""
+    run, a = reopen(runs / "detc4", "cpu"), read(runs / "detc4")
+    assert a is not None
+    method, truth, k = run.method, run.truth.clean, run.task.n_classes
+    assert isinstance(method, WarPI)
+    assert truth is not None
+    method.net.eval()
+    n, raw, rectified = np.zeros((k, k)), [], []
+    given, followed, seen, v_given = np.zeros((k, k)), np.zeros((k, k)), np.zeros((k, k)), np.zeros((k, k))
+    for batch in run.task.train.batches(1):
+        i, y = int(batch.rows), int(batch.y)
+        with torch.no_grad():
+            z = method.net(batch.x)
+            v = OUTPUTS[method.output](method.V(z, batch.y).mean)
+        guess, true = int(z.argmax()), int(truth[i])
+        raw.append(float(-z.log_softmax(1)[0, y]))
+        rectified.append(float(-(v * z).log_softmax(1)[0, y]))
+        given[true, y] += 1
+        followed[true, int((v * z).argmax())] += 1
+        seen[guess, y] += 1
+        n[y, guess] += 1
+        v_given[y, guess] += float(v[0, y])
+    assert np.array_equal(a["v_count"], n)
+    np.testing.assert_allclose(a["T_given"], given / given.sum(1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(a["T_rectified"], followed / followed.sum(1, keepdims=True), atol=1e-6)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(a["T_classifier"], seen / seen.sum(1, keepdims=True), atol=1e-6)
+        np.testing.assert_allclose(a["v_given"], v_given / n, atol=1e-4)
+    for name, values in (("raw", raw), ("rectified", rectified)):
+        binned, _ = np.histogram(np.clip(values, 0, EDGES[-1] - 1e-9), EDGES)
+        assert np.abs(a[f"loss_{name}"].sum(0) - binned).sum() <= 2, "but for rounding at a border"
+        mean = np.nansum(a[f"loss_{name}_mean"] * a["n_kind"]) / a["n_kind"].sum()
+        assert mean == pytest.approx(np.mean(values), rel=1e-4)
+    wrong = int((run.task.train.y != truth).sum())
+    assert a["n_kind"].tolist() == [len(truth) - wrong, wrong, 0]
+    assert not any(name.startswith("sigma") for name in a), "of which nothing was learned"
+
+
+def test_calibration_is_that_of_the_results(runs: Path) -> None:
+    for name in ("warpi4", "mwnet4"):
+        (run,) = find_runs([runs / name])
+        a = read(run.path)
+        assert a is not None
+        assert a["bin_count"].sum() == run.facts["n_test"]
+        share = a["bin_count"] / a["bin_count"].sum()
+        assert 100 * np.nansum(share * a["bin_accuracy"]) == pytest.approx(run.epochs[-1]["test_acc"], abs=1e-3)
+        (experiment,) = group([run])
+        numbers = draw.numbers(draw.Measured(experiment, a))
+        assert numbers["ece_percent"] == pytest.approx(run.epochs[-1]["test_ece"], abs=0.01)
+        assert ("rectified" in numbers["estimation_error_percent"]) == (name == "warpi4")
+        errors, n = numbers["test_errors"], run.facts["n_test"]
+        assert 100 * (1 - errors["all"] / n) == pytest.approx(run.epochs[-1]["test_acc"], abs=1e-3)
+        to = [max((j for j in range(10) if j != i), key=lambda j: float(a["T_given"][i, j])) for i in range(10)]
+        along = sum(int(a["confusion_test"][i, j]) for i, j in enumerate(to))
+        assert errors["as_the_noise_has_it"] == along < errors["all"], "flip noise: one other class for each"
+
+
+def test_means_leave_out_what_is_not_there() -> None:
+    """Where there are two classes and one is predicted in place of the other, there are no other classes."""
+    values = torch.tensor([[1.0, torch.nan], [3.0, 4.0], [5.0, torch.nan]])
+    found = _means(values, torch.tensor([0, 0, 2]), 3).tolist()
+    assert found[0] == [2, 4]
+    assert found[2][0] == 5
+    assert all(map(math.isnan, [found[2][1], *found[1]])), "nothing is left"
+
+
+def test_sigma_is_logged_where_there_is_one(runs: Path) -> None:
+    logged = {run.path.name: [e.get("sigma") for e in run.epochs] for run in find_runs([runs])}
+    assert all(0 < s < 5 for s in logged["warpi4"])
+    (run,) = find_runs([runs / "warpi4"])
+    assert all(0 < math.exp(e["log_sigma"]) < e["sigma"] for e in run.epochs), "the geometric mean is the smaller one"
+    assert logged["detc4"] == logged["mwnet4"] == [None] * 3
+
+
+def test_error_of_a_matrix() -> None:
+    T = np.array([[0.6, 0.4, 0], [0, 1, 0], [0.2, 0, 0.8]])
+    assert error(T, T) == 0
+    assert error(np.eye(3)[[1, 2, 0]], np.eye(3)) == pytest.approx(100)
+    assert error(np.eye(3), T) == pytest.approx(100 * (0.4 + 0 + 0.2) / 3)
+    assert error(np.array([[0.6, 0.4, 0], [0, 1, 0], [np.nan] * 3]), T) == pytest.approx(100 / 3), "not known is wrong"
+
+
+def test_arrays_are_read_without_pickle(tmp_path: Path) -> None:
+    assert read(tmp_path) is None
+    names = ["x", "y"]
+    kinds, T = np.ones(len(KINDS), np.float32), np.eye(2, dtype=np.float32)
+    losses = np.ones((len(KINDS), len(EDGES) - 1), np.float32)
+    whole = {"classes": np.array(names), "n_kind": kinds, "loss_raw": losses, "loss_raw_mean": kinds, "T_classifier": T}
+    write(tmp_path, whole)
+    found = read(tmp_path)
+    assert found is not None
+    assert found["classes"].tolist() == names
+    for name in whole:
+        for changed in ({name: np.zeros((0, 3))}, {name: np.array("x")}, {name: np.array([1j])}, {"bin_count": kinds}):
+            write(tmp_path, whole | changed)
+            with pytest.raises(UserError, match=r"figures\.npz \((\w+ is |there is no bin_)"):
+                read(tmp_path)
+        write(tmp_path, {k: v for k, v in whole.items() if k != name})
+        with pytest.raises(UserError, match=f"there is no {name}"):
+            read(tmp_path)
+    with pytest.raises(ValueError):
+        write(tmp_path, {"a": np.array([{}], dtype=object)})
+    np.savez(tmp_path / FILE, a=np.array([{}], dtype=object))
+    with pytest.raises(UserError, match=r"cannot read .*figures\.npz"):
+        read(tmp_path)
+    (tmp_path / FILE).write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"delete it"):
+        read(tmp_path)
+
+
+def test_only_finished_runs_are_measured(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "detc4", tmp_path / "a", ignore=shutil.ignore_patterns("done", FILE))
+    assert main(["figures", str(tmp_path / "a"), "--arrays"]) == 0
+    assert not (tmp_path / "a" / FILE).exists()
+    with pytest.raises(UserError, match="not finished"):
+        measure(tmp_path / "a", "cpu")
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_from_small_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without weights, and the same bytes again."""
+    for name in ("warpi4", "mwnet4"):
+        shutil.copytree(runs / name, tmp_path / "kept" / name, ignore=shutil.ignore_patterns("*.safetensors*", ".*"))
+    out = tmp_path / "out"
+    assert main(["figures", str(tmp_path / "kept"), "--out", str(out)]) == 0
+    expected = {
+        "losses-digits-mlp-warpi",
+        "confusion-digits-mlp-warpi",
+        "rectifier-digits-mlp-warpi-flip-0.4",
+        "stability-digits-flip-0.4-mlp-3-epochs",
+        "sigma-digits-mlp-3-epochs",
+        "calibration-digits-flip-0.4-mlp",
+    }
+    assert {path.stem for path in out.glob("*.png")} == {path.stem for path in out.glob("*.svg")} == expected
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in out.glob("*.png"))
+    assert str(out / "sigma-digits-mlp-3-epochs.png") in capsys.readouterr().out
+    numbers = json.loads((out / "figures.json").read_text())
+    assert numbers["digits, mlp, warpi, flip:0.4"]["v_given"].keys() == {"right", "wrong"}
+    again = tmp_path / "again"
+    assert main(["figures", str(tmp_path / "kept"), "--out", str(again), "--only", "sigma"]) == 0
+    for kind in ("png", "svg"):
+        assert (again / f"sigma-digits-mlp-3-epochs.{kind}").read_bytes() == (
+            out / f"sigma-digits-mlp-3-epochs.{kind}"
+        ).read_bytes()
+    assert len(list(again.glob("*.png"))) == 1
+
+
+def test_numbers_name_the_run_they_are_of(runs: Path, tmp_path: Path) -> None:
+    for seed, without in ((0, FILE), (7, "nothing")):
+        folder = tmp_path / f"seed{seed}"
+        shutil.copytree(runs / "warpi4", folder, ignore=shutil.ignore_patterns("*.safetensors*", ".*", without))
+        stored = json.loads((folder / "spec.json").read_text())
+        stored["spec"]["seed"] = seed
+        (folder / "spec.json").write_text(json.dumps(stored))
+    (numbers,) = draw.figures(find_runs([tmp_path]), tmp_path / "out", ["samples"])[1].values()
+    assert numbers["seed"] == 7
+
+
+def test_noises_stand_beside_each_other(runs: Path) -> None:
+    (experiment,), a = experiments(runs / "warpi4"), read(runs / "warpi4")
+    assert a is not None
+    two = [draw.Measured(replace(experiment, noise=noise), a) for noise in ("flip:0.2", "flip:0.4")]
+    with drawing():
+        losses, confusion, rectifier = draw.losses(two), draw.confusion(two), draw.rectifier(two[0])
+        assert losses is not None
+        assert confusion is not None
+        assert rectifier is not None
+        assert [axes.get_title("left") for axes in losses.axes[:2]] == ["noise flip:0.2", "noise flip:0.4"]
+        assert len(losses.axes) == 2 * 3
+        assert len(confusion.axes) == 2 * (3 + 1), "three matrices and a scale a row"
+        said = f"error {error(a['T_rectified'], a['T_given']):.1f} %"
+        assert said in confusion.axes[1].get_title()
+        assert len(rectifier.axes) == 2 * (3 + 1)
+        a = {name: value for name, value in a.items() if "rectified" not in name and not name.startswith("v_")}
+        other = [draw.Measured(experiment, a)]
+        assert draw.losses(other) is draw.confusion(other) is draw.rectifier(other[0]) is None
+
+
+def test_mistakes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figures", str(runs)]) == 2
+    assert "--out DIR" in capsys.readouterr().err
+    assert main(["figures", str(runs), "--out", str(tmp_path), "--only", "loses"]) == 2
+    assert "did you mean 'losses'" in capsys.readouterr().err
+    bare = made(tmp_path / "bare", "ce", [50.0, 60.0])
+    assert main(["figures", str(bare), "--out", str(tmp_path / "x")]) == 2
+    err = capsys.readouterr().err
+    assert "1 runs have neither weights nor figures.npz" in err
+    assert "these runs (of ce) allow no figure: losses takes a finished run whose weights" in err
+    assert "stability takes two or more methods with a meta loss" in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_each_kind_asked_for_has_its_reason(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Meta-Weight-Net is measured, but has no v."""
+    args = ["figures", str(runs / "mwnet4"), "--out", str(tmp_path), "--only"]
+    assert main([*args, "rectifier,samples"]) == 2
+    err = capsys.readouterr().err
+    assert "rectifier takes v, which" in err
+    assert "samples takes runs of warpi" in err
+    assert "weights" not in err
+    assert main([*args, "calibration,sigma"]) == 0
+    said = capsys.readouterr()
+    assert "calibration-" in said.out
+    assert said.err.startswith("warpi: not drawn: sigma takes σ")
+    assert len(said.err.splitlines()) == 1
+
+
+@dataclass
+class Mine(CE):
+    """A method that only the user has."""
+
+
+def test_a_run_that_cannot_be_measured_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "runs" / "mine"
+    fit(mine, method=Mine(), noise="flip:0.4", **{**TINY, "epochs": 1})
+    capsys.readouterr()
+    for wish in (["--arrays"], ["--out", str(tmp_path / "x")]):
+        assert main(["figures", str(mine), *wish]) == 2, "nothing is left"
+        first, last = capsys.readouterr().err.splitlines()
+        assert f"measure({str(mine)!r}, method=MyMethod())" in first
+        assert ("none of these runs could be measured" if wish == ["--arrays"] else "allow no figure") in last
+    shutil.copytree(runs / "detc4", tmp_path / "runs" / "detc4")
+    (tmp_path / "runs" / "detc4" / FILE).unlink()
+    wish = ["--out", str(tmp_path / "out"), "--device", "cpu", "--only", "losses"]
+    assert main(["figures", str(tmp_path / "runs"), *wish]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(f"warpi: {mine} is not measured: ")
+    assert len(said.err.splitlines()) == 1
+    assert "losses-digits-mlp-warpi-detc.png" in said.out
+    assert "bin_count" in measure(str(mine), "cpu", method=Mine())
+    assert main(["figures", str(mine), "--out", str(tmp_path / "mine")]) == 0, "measured from Python"
+    assert [path.name for path in (tmp_path / "mine").glob("*.png")] == ["calibration-digits-flip-0.4-mlp.png"]
+
+
+def test_a_run_that_cannot_be_read_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, results, arrays = (tmp_path / name for name in ("spec", "results", "arrays"))
+    for folder in (spec, results, arrays):
+        shutil.copytree(runs / "mwnet4", folder, ignore=shutil.ignore_patterns("*.safetensors*", ".*"))
+    (spec / "spec.json").write_text("{")
+    (results / "results.jsonl").write_text("no json\n" + (results / "results.jsonl").read_text())
+    (arrays / FILE).write_bytes(b"no archive")
+    bad, out = [str(spec), str(results), str(arrays)], ["--out", str(tmp_path / "out")]
+    assert main(["figures", *bad, str(runs / "warpi4"), *out, "--only", "losses"]) == 0
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 3
+    assert all(f"warpi: left out: {path}" in said.err for path in (spec, results))
+    assert f"left out: cannot read {arrays / FILE}" in said.err
+    assert "losses-digits-mlp-warpi.png" in said.out
+    assert main(["figures", str(spec), *out]) == 2
+    assert capsys.readouterr().err.startswith(f"warpi: {spec / 'spec.json'} is not JSON")
+    assert main(["figures", *bad, *out]) == 2
+    err = capsys.readouterr().err
+    assert all(path in err for path in bad)
+
+
+def made(folder: Path, method: str, accs: list[float], seconds: float = 1.0, **options: Any) -> Path:
+    """A run folder as `warpi fit` leaves it, without weights."""
+    folder.mkdir(parents=True)
+    changed = {k: v for k, v in options.items() if k == "samples"}
+    spec = {"data": "cifar10", "noise": "flip:0.4", "method": method, "seed": 0, "options": options, "changed": changed}
+    spec["recipe"] = {"net": "resnet32", "epochs": len(accs)}
+    (folder / "spec.json").write_text(json.dumps({"format": "warpi-run/1", "spec": spec}))
+    meta = {} if method == "ce" else {"meta_loss": 0.5}
+    lines = [
+        {"epoch": t, "test_acc": acc, "seconds": 9.0 if t == 1 else seconds, **meta} for t, acc in enumerate(accs, 1)
+    ]
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "done").touch()
+    return folder
+
+
+def experiments(folder: Path) -> list[Experiment]:
+    return group(find_runs([folder]))
+
+
+def test_samples(tmp_path: Path) -> None:
+    """The best and the last epoch of the long runs; the time of the short ones, without the first epoch."""
+    for n, last in ((1, 80.0), (4, 82.0), (10, 83.0)):
+        made(tmp_path / f"long{n}", "warpi", [70.0, 85.0, 84.0, last], 3.0, samples=n, output="sigmoid")
+        made(tmp_path / f"short{n}", "warpi", [10.0, 11.0], 2.0 + n / 100, samples=n, output="sigmoid", mean_init=None)
+    made(tmp_path / "long20", "warpi", [70.0, 85.0, 84.0, 81.0], 3.0, samples=20, output="sigmoid")  # not timed
+    made(tmp_path / "other", "warpi", [99.0, 99.0, 99.0, 99.0], 0.1, samples=10, output="tanh")
+    with drawing():
+        figure = draw.samples(experiments(tmp_path))
+        assert figure is not None
+        left, right = figure.axes
+        last, best = (line.get_xydata().tolist() for line in left.get_lines())  # type: ignore[union-attr]
+        assert last == [[1, 80], [4, 82], [10, 83], [20, 81]]
+        assert best == [[1, 85], [4, 85], [10, 85], [20, 85]]
+        (times,) = (line.get_xydata().tolist() for line in right.get_lines())  # type: ignore[union-attr]
+        assert times == [[1, 2.01], [4, 2.04], [10, 2.10]]
+        assert draw.samples(experiments(tmp_path / "other")) is None
+
+
+def test_stability_takes_several_methods_of_one_length(tmp_path: Path) -> None:
+    made(tmp_path / "a" / "mwnet", "mwnet", [50.0, 60.0, 55.0])
+    assert draw.stability(experiments(tmp_path / "a")) is None
+    made(tmp_path / "a" / "warpi", "warpi", [50.0, 61.0, 62.0])
+    made(tmp_path / "a" / "ce", "ce", [50.0, 40.0, 30.0])
+    made(tmp_path / "a" / "longer", "warpi", [50.0] * 5)
+    ((_, plot), (_, other)) = draw.FIGURES["stability"](experiments(tmp_path / "a"), [])
+    with drawing():
+        drawn = [figure for figure in (plot(), other()) if figure is not None]
+    (figure,) = drawn
+    left, right = figure.axes
+    assert sorted(str(line.get_label()) for line in left.get_lines()) == ["ce", "mwnet", "warpi"], "not by their epochs"
+    assert sum(len(line.get_xydata()) > 0 for line in right.get_lines()) == 2, "plain training has no meta loss"  # type: ignore[arg-type]
+
+
+def test_stability_shows_bands_and_methods_without_meta_loss(tmp_path: Path) -> None:
+    for seed, method, accs in ((0, "mwnet", [50.0, 60.0]), (0, "warpi", [70.0, 80.0]), (1, "warpi", [20.0, 99.0])):
+        folder = made(tmp_path / f"{method}{seed}", method, accs)
+        stored = json.loads((folder / "spec.json").read_text())
+        stored["spec"]["seed"] = seed
+        (folder / "spec.json").write_text(json.dumps(stored))
+    folder = made(tmp_path / "gce", "gce", [55.0, 58.0])
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    lines = [{name: value for name, value in line.items() if name != "meta_loss"} for line in lines]
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with drawing():
+        figure = draw.stability(experiments(tmp_path))
+        assert figure is not None
+        left, right = figure.axes
+        assert [line.get_label() for line in left.get_lines()] == ["mwnet", "warpi", "gce"]
+        assert "1 to 2 seeds (band: ± one standard deviation)" in figure.get_suptitle()
+        assert sum(len(line.get_xydata()) > 0 for line in right.get_lines()) == 2  # type: ignore[arg-type]
+        (low, high), deviation = left.get_ylim(), np.std([70.0, 20.0], ddof=1)
+        assert low < 45 - deviation
+        assert high > 89.5 + np.std([80.0, 99.0], ddof=1)
+        for axes in (left, right):
+            assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+def test_sigma_has_room_and_whole_epochs(runs: Path) -> None:
+    with drawing():
+        figure = draw.sigma(experiments(runs / "warpi4"))
+        assert figure is not None
+        (axes,) = figure.axes
+        low, high = axes.get_ylim()
+        assert axes.get_yscale() == "log", "a collapse is a matter of powers of ten"
+        for curve in axes.get_lines():  # the mean and the geometric one
+            assert all(low < value < high for value in curve.get_ydata())  # type: ignore[union-attr]
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+def test_sigma_names_every_number_of_samples_where_there_are_several(tmp_path: Path) -> None:
+    for n in (10, 1):
+        folder = made(tmp_path / str(n), "warpi", [50.0, 60.0], samples=n)
+        stored = json.loads((folder / "spec.json").read_text())
+        stored["spec"]["changed"] = {} if n == 10 else {"samples": n}
+        (folder / "spec.json").write_text(json.dumps(stored))
+        lines = [json.loads(line) | {"sigma": 1.0} for line in (folder / "results.jsonl").read_text().splitlines()]
+        (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for folder, names in ((tmp_path, ["warpi (samples=10)", "warpi (samples=1)"]), (tmp_path / "10", ["warpi"])):
+        with drawing():
+            figure = draw.sigma(experiments(folder))
+        assert figure is not None
+        labels = [str(curve.get_label()) for curve in figure.axes[0].get_lines() if len(curve.get_xdata())]  # type: ignore[arg-type]
+        assert [label for label in labels if label.startswith("warpi")] == [f"{name}, flip:0.4" for name in names]
+
+
+def test_a_method_has_its_colour_in_every_figure() -> None:
+    assert looks(["ce", "warpi"]) == looks(["warpi", "ce"])[::-1]
+    often = looks(["warpi", "mwnet", "ce", "warpi_detc", "gce"])
+    assert len({colour for colour, _ in often}) == 5
+    many = looks(["warpi", "gce", "warpi", "mlc", "elr", "Mine", "gce"])
+    assert len(set(many)) == 7, "markers tell lines of one colour apart"
+    assert many[0][0] == many[2][0] == often[0][0]
+    assert looks(["warpi"] * 9) == [look(i) for i in range(9)], "colours where there is one method alone"
+    assert looks(["warpi"])[0][0] == COLOURS[0]
+
+
+def test_numbers_in_a_matrix_stand_out(runs: Path) -> None:
+    """Of white and black the one with the higher contrast, also on a middle teal; and scales say what they show."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+
+    def luminance(colour: Any) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+    draw._matrix(Figure().subplots(), np.full((2, 2), 0.1), np.array(["a", "b"]), "viridis", 0.1, 0.1, True)
+    axes, x = Figure().subplots(), np.linspace(0, 1, 100).reshape(10, 10)
+    image = draw._matrix(axes, x, np.array(list("abcdefghij")), "viridis", 0, 1)
+    for text in axes.texts:
+        j, i = map(int, text.get_position())
+        back, front = luminance(image.to_rgba(x[i, j])[:3]), luminance(text.get_color())
+        dark, light = sorted((back, front))
+        assert (light + 0.05) / (dark + 0.05) > 4.3
+    a = read(runs / "warpi4")
+    assert a is not None
+    with drawing():
+        figure = draw.rectifier(draw.Measured(experiments(runs / "warpi4")[0], a))
+    assert figure is not None
+    assert [axes.get_ylabel() for axes in figure.axes[-2:]] == ["mean v", "mean σ"]

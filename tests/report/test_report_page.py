@@ -1,0 +1,349 @@
+"""The page of a run: drawn from plain values, filled from real runs, looked at by a browser."""
+
+import base64
+import csv
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_report import NASTY, Page, epochs_of, make, spec_of
+from test_review_browser import LAPTOP, PHONE, Browser
+from test_review_browser import browser as browser  # a fixture
+
+from warpi.audit.result import read_audit
+from warpi.cli.app import main
+from warpi.errors import UserError
+from warpi.report import svg_charts as charts
+from warpi.report.curves import Line
+from warpi.report.experiments import find_runs, summarise
+from warpi.report.figure_data import EDGES
+from warpi.report.page import to_html
+from warpi.report.page_data import Audited, ClassRate, Detail, Losses, Suspect
+from warpi.report.page_details import SUSPECTS, details
+from warpi.runs.reopen import reopen
+from warpi.runs.run import fit
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("page") / "digits"
+    fit(out=out, data="digits", noise="pair:0.4", meta=50, limit=500, epochs=6, seed=0, quiet=True, device="cpu")
+    return out
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table with numbers, a category and no truth; half of it has been checked."""
+    folder, chance = tmp_path_factory.mktemp("table"), np.random.default_rng(0)
+    with (folder / "mine.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["size", "colour", "label", "verified"])
+        for i in range(120):
+            red = i % 2
+            label = ("apple", "<pear>")[red if chance.random() < 0.8 or i % 4 < 2 else 1 - red]
+            rows.writerow([round(red + chance.normal() / 4, 3), ("green", "red")[red], label, int(i % 4 < 2)])
+    fit(out=folder / "run", data=str(folder / "mine.csv"), epochs=3, seed=0, quiet=True, device="cpu")
+    return folder
+
+
+def a_detail(run: Path, word: str = NASTY) -> Detail:
+    """All that a page can show, with a word that must not get out of its place."""
+    test = np.array([[8, 2], [1, 9]])
+    suspects = (
+        Suspect(3, word, word, 0.9999, 0.1, None, ((word, word), ("text", "x" * 1000)), False),
+        Suspect(4, "a", "b", 0.42, 0.1, ("image/png", b"\x89PNG"), (("file", word),), True),
+        Suspect(5, "a", "b", 0.4, 0.1, None, (("file", "broken.jpg"),), False),
+    )
+    rates = (ClassRate(word, 100, 0.1, 0.05, 0.2, 7, word), ClassRate("b", 100, 0.2, 0.1, 0.3, 8, ""))
+    counts = {"right": np.r_[5, np.zeros(49)], "wrong": np.r_[np.zeros(10), 3, np.zeros(39)]}
+    losses = tuple(Losses(name, counts, {"right": 0.1, "wrong": 2.0}) for name in ("raw", "rectified"))
+    audit = Audited(200, 15, (0.15, 0.1, 0.2), rates, word, word, 0.5, suspects)
+    return Detail(run, (word, "b"), test, test.T, EDGES, losses, audit, (word,))
+
+
+# -- the page from plain values --------------------------------------------------------------------------------------
+
+
+def test_whatever_is_shown_is_escaped_and_inside(tmp_path: Path) -> None:
+    run = make(
+        tmp_path / "a", epochs_of([80.0, 85.0], meta_loss=[1.0, 0.5]), spec_of(changed={"opt": NASTY}), n_test=20
+    )
+    runs = find_runs([run])
+    text = to_html(summarise(runs), runs, [a_detail(run)])
+    page = Page(text)
+    assert not {"script", "link", "iframe", "object"} & set(page.seen)
+    assert page.loads == ["data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()]
+    assert "url(" not in text
+    assert page.words.count(NASTY) >= 9  # labels, cells, class, suggestion, what could not be had, ...
+    assert "x" * 401 not in page.words
+    assert "> 99.9 %" in page.words
+    for part in (
+        "Do not believe it: the classifier is right about 50 %",
+        "Losses",
+        "rectified: mean 0.10 (right), mean 2.00 (wrong)",
+        "Worst classes",
+        "cannot be read",
+    ):
+        assert part in page.words
+
+
+def test_placeholders_in_labels_stay_what_they_are(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", epochs_of([80.0]), spec_of(changed={"opt": "@@STYLE@@ BODY"}))
+    runs = find_runs([run])
+    assert "@@STYLE@@ BODY" in Page(to_html(summarise(runs), runs)).words
+
+
+@pytest.mark.parametrize(("accuracy", "n"), [(95.0, 400), (100.0, 50), (10.0, 20)])
+def test_intervals_are_wilsons(tmp_path: Path, accuracy: float, n: int) -> None:
+    """Its ends are the p with (share - p)^2 = z^2 p (1 - p) / n: checked by that, not by the formula solved for p."""
+    runs = find_runs([make(tmp_path / "a", epochs_of([accuracy]), n_test=n)])
+    words = Page(to_html(summarise(runs), runs)).words
+    found = re.search(r"95 % interval (\d+\.\d) to (\d+\.\d)", words)
+    assert found
+    for end in map(float, found.groups()):
+        gap = lambda p: (accuracy / 100 - p) ** 2 - 1.959964**2 * p * (1 - p) / n
+        below, above = max(0.0, end / 100 - 0.0005), min(1.0, end / 100 + 0.0005)
+        assert gap(below) * gap(above) <= 1e-12, (end, gap(below), gap(above))
+
+
+def test_worst_classes_come_first(tmp_path: Path) -> None:
+    runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
+    counts = np.array([[10, 0, 0], [3, 6, 1], [0, 2, 8]])
+    text = to_html(summarise(runs), runs, [Detail(runs[0].path, ("x", "y", "z"), test=counts)])
+    rows = re.findall(r"<tr>(.*?)</tr>", text.split("Worst classes")[1].split("</table>")[0])[1:]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    assert [(c[0], c[1], c[2], c[4]) for c in cells] == [
+        ("y", "10", "60.0 %", "x (3)"),
+        ("z", "10", "80.0 %", "y (2)"),
+        ("x", "10", "100.0 %", "–"),
+    ]
+
+
+def test_of_many_classes_those_with_the_most_wrong_labels_come_first(tmp_path: Path) -> None:
+    runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
+    rates = tuple(ClassRate(f"k{k:02}", 10, k / 100, 0.0, 1.0, k, "") for k in range(50))
+    audit = Audited(500, 9, (0.1, 0.0, 0.2), rates, "p", "u", None, ())
+    text = to_html(summarise(runs), runs, [Detail(runs[0].path, audit=audit)]).split("By given label")[1]
+    assert re.findall(r"k\d\d", text) == [f"k{k:02}" for k in reversed(range(50))]
+    assert re.findall(r"k\d\d", text.split("<details>")[0])[-1] == "k40"
+    assert "40 more" in text
+
+
+def test_seeds_are_averaged_and_each_has_its_command(tmp_path: Path) -> None:
+    for seed, last in enumerate((90.0, 93.0, 87.0)):
+        make(tmp_path / str(seed), epochs_of([80.0, last]), spec_of(seed=seed), n_test=100, noise_sha256=f"{seed}abc")
+    runs = find_runs([tmp_path])
+    words = Page(to_html(summarise(runs), runs)).words
+    assert "90.00 ± 3.00" in words  # sqrt((0 + 9 + 9) / 2)
+    assert "mean ± sd of 3" in words
+    for seed in range(3):
+        assert f"--seed {seed} " in words
+        assert f"noise {seed}abc" in words
+
+
+def test_many_experiments_are_compared_and_each_can_be_opened(tmp_path: Path) -> None:
+    make(tmp_path / "a", epochs_of([80.0, 85.0]), n_test=100)
+    make(tmp_path / "b", epochs_of([70.0, 95.0]), spec_of("gce"), n_test=100)
+    make(tmp_path / "c", epochs_of([70.0]), spec_of("new", noise="uniform:0.1"), done=False)
+    make(tmp_path / "d", [], spec_of("begun", noise="uniform:0.1"), done=False)
+    runs = find_runs([tmp_path])
+    found = details(runs)
+    assert [d.run.name for d in found] == ["a", "b", "d", "c"]
+    assert "no checkpoint.safetensors" in found[0].missing[0]
+    assert "has not ended" in found[2].missing[0]
+    page = Page(to_html(summarise(runs), runs, found))
+    assert page.seen.count("details") >= 4
+    assert "digits, noise uniform:0.1, mlp" in page.words
+    assert "No epoch has ended yet." in page.words
+    assert "has not ended" in page.words
+
+
+# -- charts ----------------------------------------------------------------------------------------------------------
+
+
+def points(svg: str, kind: str) -> list[tuple[float, float]]:
+    (path,) = re.findall(rf'<path class="{kind} c\d"[^>]* d="M([^"Z]*)Z?"', svg)
+    return [(float(x), float(y)) for x, y in (pair.split() for pair in path.split(" L"))]
+
+
+def test_a_line_runs_through_its_values() -> None:
+    series = [charts.Series("a", Line([1, 2, 5], [10.0, 30.0, 20.0], [0.0, 5.0, 0.0]), 0)]
+    svg = charts.lines("accuracy", series, "%")
+    (x1, y1), (x2, y2), (x5, y5) = points(svg, "line")
+    assert x2 - x1 == pytest.approx((x5 - x1) / 4, abs=0.1)
+    assert y5 == pytest.approx((y1 + y2) / 2, abs=0.1)
+    assert y2 < y5 < y1  # up is small
+    band = points(svg, "band")
+    assert band[1][1] < y2 < band[-2][1]
+    assert "20%" in svg
+
+
+def test_values_far_apart_get_a_logarithmic_axis_and_one_epoch_a_dot() -> None:
+    svg = charts.lines("loss", [charts.Series("a", Line([1, 2, 3], [10.0, 1.0, 0.01], [0.0] * 3), 0)])
+    (_, a), (_, b), (_, c) = points(svg, "line")
+    assert c - b == pytest.approx(2 * (b - a), abs=0.2)
+    assert "<circle" in charts.lines("loss", [charts.Series("a", Line([1], [1.0], [0.0]), 8)])
+    assert "stroke-dasharray" in charts.swatch(8)
+
+
+def test_a_matrix_of_many_classes_stays_small() -> None:
+    K = 100
+    counts = np.random.default_rng(0).poisson(0.3, (K, K)) + 60 * np.eye(K, dtype=int)
+    svg = charts.matrix("confusion", counts, [f"class {k}" for k in range(K)], "true", "predicted")
+    assert len(svg) < 120_000
+    cells = sum(path.count("z") for path in re.findall(r'class="(?:hit|miss)"[^>]* d="([^"]*)"', svg))
+    assert cells == np.count_nonzero(counts)
+    assert "class 7" not in svg  # no room for names
+
+
+# -- real runs -------------------------------------------------------------------------------------------------------
+
+
+def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path) -> None:
+    runs = find_runs([digits_run])
+    (before,) = details(runs)
+    assert before.audit is None
+    assert "--audit" in before.missing[0]
+    (detail,) = details(runs, audit=True)
+    facts, last = runs[0].facts, runs[0].epochs[-1]
+    assert detail.missing == ()
+    assert detail.test is not None
+    assert detail.train is not None
+    assert (detail.test.sum(), detail.train.sum()) == (facts["n_test"], facts["n_train"])
+    exam = reopen(digits_run).truth.test
+    assert exam is not None
+    assert detail.test.sum(1).tolist() == np.bincount(exam.y.numpy(), minlength=10).tolist()  # rows are true classes
+    assert 100 * detail.test.trace() / detail.test.sum() == pytest.approx(last["test_acc"], abs=1e-3)
+    assert sum(counts.sum() for counts in detail.losses[0].counts.values()) == facts["n_train"]
+    assert [each.name for each in detail.losses] == ["raw", "rectified"]
+    stored, audit = read_audit(digits_run), detail.audit
+    assert audit is not None
+    assert detail.train.sum(1).tolist() == np.bincount(stored.given, minlength=10).tolist()
+    assert [s.row for s in audit.suspects] == stored.row[stored.ranked][:SUSPECTS].tolist()
+    assert sum(c.issues for c in audit.by_class) == audit.n_issues == stored.is_label_issue.sum()
+    for s in audit.suspects:
+        assert s.picture is not None
+        assert s.picture[0] == "image/png"
+        assert s.picture[1].startswith(b"\x89PNG")
+
+
+def test_a_run_that_may_only_be_read_is_audited_and_shown(
+    digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of a colleague, or in an archive: all used to end where the audit could not be stored in their folder."""
+    run = tmp_path / "run"
+    shutil.copytree(digits_run, run, ignore=shutil.ignore_patterns("audit.npz", "figures.npz"))
+
+    def refuse(path: Path, _: bytes) -> None:
+        raise UserError(f"cannot write {path}: Permission denied; what was there before is intact")
+
+    for module in (
+        "warpi.audit.result",
+        "warpi.audit.out_of_sample",
+        "warpi.report.figure_data",
+    ):  # chmod does not keep root out
+        monkeypatch.setattr(f"{module}.write_atomically", refuse)
+    (detail,) = details(find_runs([run]), audit=True)
+    assert (detail.missing, detail.audit is None, detail.test is None) == ((), False, False)
+    assert "losses and confusion are not stored in the run: cannot write" in capsys.readouterr().err
+    assert main(["audit", str(run), "--folds", "2", "--json", str(tmp_path / "audit.json")]) == 0
+    said = capsys.readouterr()
+    assert "probably wrong; noise rate" in said.out
+    assert "the audit is not stored in the run: cannot write" in said.err
+    assert main(["pick", "20", str(run), "--csv", str(tmp_path / "check.csv")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.json", "check.csv", "run"]
+    assert not (run / "audit.npz").exists()
+
+
+def test_the_command_makes_one_page_and_the_same_again(digits_run: Path, tmp_path: Path) -> None:
+    assert main(["report", str(digits_run), "--out", str(tmp_path / "a"), "--audit"]) == 0
+    assert main(["report", str(digits_run), "--out", str(tmp_path / "b")]) == 0  # the audit is there now
+    text = (tmp_path / "a" / "report.html").read_text()
+    assert (tmp_path / "b" / "report.html").read_text() == text
+    page = Page(text)
+    assert page.seen.count("img") == SUSPECTS
+    assert all(load.startswith("data:image/png;base64,") for load in page.loads)
+    facts = json.loads((digits_run / "spec.json").read_text())["facts"]
+    for part in (facts["inputs_sha256"], facts["noise_sha256"], "--noise pair:0.4", "Confusion"):
+        assert part in page.words
+
+
+def test_rows_of_a_table_are_shown_as_text(table: Path, tmp_path: Path) -> None:
+    (detail,) = details(find_runs([table / "run"]), audit=True)
+    assert detail.audit is not None
+    assert detail.audit.trusted is not None
+    first = dict(detail.audit.suspects[0].words)
+    assert set(first) == {"size", "colour"}
+    assert first["colour"] in ("red", "green")
+    assert not detail.audit.pictures
+    assert main(["report", str(table / "run"), "--out", str(tmp_path)]) == 0
+    words = Page((tmp_path / "report.html").read_text()).words
+    assert "<pear>" in words
+    assert "against given labels" in words
+
+
+def test_what_cannot_be_had_is_said_and_where_it_was_asked_for_an_error(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("spec.json", "results.jsonl", "done", "checkpoint.safetensors"):
+        (run / name).write_bytes((table / "run" / name).read_bytes())
+    content = (run / "spec.json").read_text().replace(str(table), str(tmp_path))  # where there is no table
+    (run / "spec.json").write_text(content)
+    assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
+    assert "losses and confusion are not on the page: no file or folder" in capsys.readouterr().err
+    assert (
+        "Not shown: losses and confusion: no file or folder"
+        in Page((tmp_path / "page" / "report.html").read_text()).words
+    )
+    with pytest.raises(UserError, match="no file or folder"):
+        details(find_runs([run]), audit=True)
+    assert main(["report", str(run), "--audit"]) == 2
+    assert "--out DIR" in capsys.readouterr().err
+
+
+def test_photos_become_thumbnails_with_their_names(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    for i in range(40):
+        file = tmp_path / "photos" / ("train" if i < 32 else "meta") / ("dark", "light")[i % 2] / f"{i:02}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = chance.integers(0, 120, (300, 400, 3), dtype=np.uint8) + np.uint8(120 * (i % 2))
+        Image.fromarray(pixels).save(file)
+    settings = {"data": str(tmp_path / "photos"), "image_size": 8, "net": "mlp", "batch_size": 8, "meta_batch_size": 8}
+    fit(out=tmp_path / "run", epochs=1, seed=0, quiet=True, device="cpu", **settings)
+    (detail,) = details(find_runs([tmp_path / "run"]), audit=True)
+    assert detail.audit is not None
+    s = detail.audit.suspects[0]
+    assert s.picture is not None
+    with Image.open(io.BytesIO(s.picture[1])) as image:
+        assert max(image.size) == 240
+    assert not s.small
+    assert (tmp_path / "photos" / "train" / dict(s.words)["file"]).exists()
+
+
+# -- in a browser ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_fits_a_laptop_and_a_phone_and_loads_nothing(browser: Browser, tmp_path: Path) -> None:
+    run = make(tmp_path / "a", epochs_of([80.0, 85.0]), spec_of(data="x" * 200, changed={"opt": NASTY}), n_test=20)
+    runs = find_runs([run])
+    (tmp_path / "page.html").write_text(to_html(summarise(runs), runs, [a_detail(run, "y" * 150)]))
+    grounds = set()
+    for size in (LAPTOP, PHONE):
+        for scheme in ("light", "dark"):
+            wrong: list[str] = []
+            page = browser.new_context(viewport=size, color_scheme=scheme).new_page()  # type: ignore[arg-type]
+            page.on("console", lambda message: wrong.append(message.text))
+            page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else wrong.append(r.url))
+            page.goto((tmp_path / "page.html").as_uri())
+            assert wrong == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+            assert page.locator("svg.chart").first.bounding_box()["width"] > 250  # type: ignore[index]
+            grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(grounds) == 2

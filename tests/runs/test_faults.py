@@ -1,0 +1,347 @@
+"""Processes that die: whatever moment it is, the run goes on from its last checkpoint and ends as if nothing had been.
+
+Processes are forked from a server that has imported everything, since torch alone takes seconds; one is started from
+nothing, as a user's are. Moments of death are drawn in units of the time that a step takes on this machine.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from warpi.training import checkpoint
+
+PROC = Path("/proc")
+pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="watches processes through /proc")
+
+EPOCHS, STEPS = 8, 20  # about so many steps an epoch
+FIT = ["fit", "--data", "digits", "--noise", "uniform:0.4", "--method", "warpi", "--threads", "1", "--limit", "300"]
+FIT += ["--batch-size", "8", "--epochs", str(EPOCHS), "--resume"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+SERVER = """
+import json, os, sys, traceback
+from pathlib import Path
+from tempfile import TemporaryDirectory
+import torch
+from warpi.training import checkpoint
+from warpi.cli.app import main
+
+def save_forever(file, n):
+    while True:
+        checkpoint.save(Path(file), {"n": n, "x": torch.full((250_000,), float(n))})
+        n += 1
+
+def work(job):
+    return main(job["argv"]) if "argv" in job else save_forever(job["file"], job["n"])
+
+with TemporaryDirectory() as folder:  # what torch imports late is imported now
+    main([*json.loads(sys.argv[1]), "--epochs", "1", "--quiet", "--out", folder])
+print("ready", flush=True)
+for line in sys.stdin:
+    job = json.loads(line)
+    if "wait" in job:
+        print("code", os.waitstatus_to_exitcode(os.waitpid(job["wait"], 0)[1]), flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            log = os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(log, 1), os.dup2(log, 2)
+            code = work(job)
+        except SystemExit as e:
+            code = e.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
+    print("pid", pid, flush=True)
+"""
+
+
+class Child:
+    """A process under way."""
+
+    def __init__(self, pid: int, wait: Callable[[], int]) -> None:
+        self.pid, self._wait = pid, wait
+        self.code: int | None = None
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        self.code = self._wait() if self.code is None else self.code
+        return self.code
+
+    def ended(self) -> bool:
+        try:
+            return (PROC / str(self.pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            return True
+
+    def catches(self, number: int) -> bool:
+        """Whether the process has a handler for a signal."""
+        try:
+            lines = (PROC / str(self.pid) / "status").read_text().splitlines()
+        except OSError:
+            return False
+        return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith("SigCgt"))
+
+    def send(self, number: int) -> int:
+        """The exit code after a signal; the process may have come to its end before."""
+        if not self.ended():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+        return self.wait()
+
+
+class Server:
+    """Forks processes."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", SERVER, json.dumps(FIT)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+        self.children: list[Child] = []
+        self._read("ready")
+
+    def _read(self, word: str) -> int:
+        """The number in the next line, which must begin with `word`: an exit code is never taken for a process."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith(word), line
+        return int(line.removeprefix(word).strip() or 0)
+
+    def _ask(self, word: str, **job: Any) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return self._read(word)
+
+    def start(self, **job: Any) -> Child:
+        pid = self._ask("pid", **job)
+        self.children.append(Child(pid, lambda: self._ask("code", wait=pid)))
+        return self.children[-1]
+
+    def clear(self) -> None:
+        for child in self.children:
+            if child.code is None:  # a test has failed and left it
+                child.send(signal.SIGKILL)
+        self.children.clear()
+
+    def stop(self) -> None:
+        self.clear()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.stop()
+
+
+class Lab:
+    """A run folder in which processes train and die."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        self.out, self.log = folder / "run", folder / "log"
+        self.file = self.out / "checkpoint.safetensors"
+        self.fresh: list[subprocess.Popen[bytes]] = []
+
+    def start(self, seconds: float = 300.0, fresh: bool = False) -> Child:
+        """Train in a process, which stores a checkpoint every so many seconds; `fresh`: not a fork."""
+        argv = [*FIT, "--out", str(self.out), "--checkpoint-seconds", str(seconds), "--quiet"]
+        if not fresh:
+            return self.server.start(argv=argv, log=str(self.log))
+        with self.log.open("a") as log:
+            process = subprocess.Popen([sys.executable, "-m", "warpi", *argv], stderr=log, stdout=log, env=ENVIRONMENT)
+        self.fresh.append(process)
+        return Child(process.pid, process.wait)
+
+    def position(self) -> tuple[int, int]:
+        """Where the last checkpoint is, which must be whole."""
+        if not checkpoint.exists(self.file):
+            return 0, 0
+        at = checkpoint.load(self.file)["position"]
+        return at["epoch"], at["step"]
+
+    def end(self) -> tuple[dict[str, Any], list[dict[str, float]], str]:
+        """All that a run leaves behind but the time it took."""
+        assert (self.out / "done").exists()
+        lines = [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
+        for line in lines:
+            line.pop("seconds")
+        return dict(_leaves(checkpoint.load(self.file))), lines, (self.out / "spec.json").read_text()
+
+
+def wait_for(child: Child, file: Path, changes: int) -> None:
+    """Until a file has been replaced so many times, or the process has ended."""
+    known = _version(file)
+    while changes > 0 and not child.ended():
+        if (now := _version(file)) not in (known, None):
+            known, changes = now, changes - 1
+        time.sleep(0.0005)
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number of a state by its path; tensors as dtype, shape and bytes."""
+    if isinstance(tree, Tensor):
+        yield name, (str(tree.dtype), tuple(tree.shape), tree.contiguous().numpy().tobytes())
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(value, f"{name}/{key}")
+    else:
+        yield name, tree
+
+
+def assert_same(got: Lab, wanted: Lab) -> None:
+    a, b = got.end(), wanted.end()
+    assert a[0].keys() == b[0].keys()
+    assert [name for name in a[0] if a[0][name] != b[0][name]] == []
+    assert a[1:] == b[1:]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(server, tmp_path_factory.mktemp("undisturbed"))
+    assert lab.start().wait() == 0, lab.log.read_text()
+    leaves = lab.end()[0]
+    assert sum(isinstance(value, tuple) for value in leaves.values()) > 30, "networks, optimizers and generators"
+    assert len(lab.end()[1]) == EPOCHS
+    return lab
+
+
+@pytest.fixture(scope="module")
+def step(undisturbed: Lab) -> float:
+    """Seconds a step takes on this machine when nothing is in its way."""
+    lines = (undisturbed.out / "results.jsonl").read_text().splitlines()
+    return min(json.loads(line)["seconds"] for line in lines) / STEPS
+
+
+@pytest.fixture
+def lab(server: Server, tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(server, tmp_path)
+    yield made
+    server.clear()
+    for process in made.fresh:  # still there where a test has failed
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_again_and_again(undisturbed: Lab, lab: Lab, step: float, seed: int) -> None:
+    """SIGKILL cannot be caught: there is no farewell. At least ten deaths a run, at other moments for another seed."""
+    chance = random.Random(seed)
+    deaths: list[tuple[int, int]] = []
+    for attempt in range(100):
+        child = lab.start(seconds=chance.choice([0, 3, 6]) * step)
+        if len(deaths) < 12:
+            if attempt == 0:  # before there is any checkpoint
+                wait_for(child, lab.out / "spec.json", 1)
+            else:
+                wait_for(child, lab.file, chance.randint(1, 2))
+                time.sleep(chance.uniform(0, 3 * step))
+            code = child.send(signal.SIGKILL)
+        else:
+            code = child.wait()
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, lab.log.read_text()
+        assert not (lab.out / "done").exists()
+        deaths.append(lab.position())
+    assert_same(lab, undisturbed)
+    assert lab.log.read_text() == ""
+    assert deaths == sorted(deaths), "it never falls behind a checkpoint"
+    assert len(deaths) >= 10
+    assert sum(at > 0 for _, at in deaths) >= 5, "most of them in the middle of an epoch"
+    assert len(set(deaths)) >= 6
+    assert not list(lab.out.glob(".*.part")), "what a dead process left half written is swept"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop(undisturbed: Lab, lab: Lab, step: float, number: signal.Signals, code: int) -> None:
+    """SIGTERM and Ctrl-C: a checkpoint is written at once, though none was due, and the way back is said."""
+    chance = random.Random(code)
+    stops: list[tuple[int, int]] = []
+    for attempt in range(5):
+        child = lab.start(fresh=(attempt, number) == (2, signal.SIGINT))
+        while not child.catches(signal.SIGTERM):  # training has begun
+            assert not child.ended(), lab.log.read_text()
+            time.sleep(0.0005)
+        time.sleep(chance.uniform(0, 1.5 * STEPS * step))
+        if (got := child.send(number)) == 0:
+            break
+        assert got == code, lab.log.read_text()
+        stops.append(lab.position())
+    if not (lab.out / "done").exists():
+        assert lab.start().wait() == 0
+    assert_same(lab, undisturbed)
+    assert len(stops) >= 3
+    assert stops == sorted(stops)
+    assert any(at > 0 for _, at in stops), "the signal alone brought these checkpoints about"
+    line = f"warpi: stopped by {number.name}; go on with: warpi fit --out {lab.out} --resume\n"
+    assert lab.log.read_text() == line * len(stops)
+
+
+def test_killed_while_it_writes(server: Server, tmp_path: Path) -> None:
+    """The last good checkpoint always loads, and half a file is never taken for one."""
+    chance = random.Random(3)
+    file, log = tmp_path / "checkpoint.safetensors", tmp_path / "log"
+    first = server.start(file=str(file), n=1, log=str(log))
+    wait_for(first, file, 1)
+    began = time.perf_counter()
+    wait_for(first, file, 10)
+    a_write = (time.perf_counter() - began) / 10
+    assert first.send(signal.SIGKILL) == -signal.SIGKILL
+    n, n_halves = 10, 0
+    for k in range(100):
+        child = server.start(file=str(file), n=n + 1, log=str(log))
+        wait_for(child, file, chance.randint(0, 1))  # a process needs a while before its first write
+        if k % 2:
+            time.sleep(chance.uniform(0, 2 * a_write))
+        else:  # as soon as there is half a file
+            while not list(tmp_path.glob(".*.part")):
+                assert not child.ended(), log.read_text()
+        assert child.send(signal.SIGKILL) == -signal.SIGKILL, log.read_text()
+        halves = list(tmp_path.glob(".*.part"))
+        n_halves += len(halves)
+        for half in halves:
+            half.unlink()
+        state = checkpoint.load(file)
+        assert state["n"] >= n, "what was stored is stored"
+        assert (state["x"] == state["n"]).all()
+        n = state["n"]
+    assert n > 40
+    assert n_halves > 10, "some of these moments lay within a write"
+
+
+def test_two_processes_in_one_folder(undisturbed: Lab, lab: Lab) -> None:
+    first = lab.start(seconds=0.0)
+    wait_for(first, lab.file, 2)
+    os.kill(first.pid, signal.SIGSTOP)  # it must not come to its end meanwhile
+    assert not (lab.out / "done").exists()
+    assert lab.start().wait() == 2
+    assert lab.log.read_text().startswith(f"warpi: another process is training in {lab.out}; wait for it")
+    assert first.send(signal.SIGKILL) == -signal.SIGKILL
+    assert lab.start().wait() == 0, "the lock dies with its process"
+    assert_same(lab, undisturbed)

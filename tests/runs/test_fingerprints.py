@@ -1,0 +1,142 @@
+"""What a run was made from is known by what is in it: files that change behind a name are noticed."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+from warpi.errors import UserError
+from warpi.nets.registry import make_net
+from warpi.report.experiments import find_runs, group
+from warpi.runs.fingerprints import stamp
+from warpi.runs.run import fit
+from warpi.runs.spec import DataSpec, prepare, read_once
+from warpi.sweep.queue import _other_content
+
+N = 120
+X, Y = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32), np.arange(N) % 2
+PARTS = {"x": X, "y": Y, "clean": Y, "x_test": X[:20] + 9, "y_test": Y[:20]}
+
+
+def made(where: Path, **change: Any) -> dict[str, Any]:
+    """Data, trusted examples and weights in files; settings that name them."""
+    where.mkdir(exist_ok=True)
+    np.savez(where / "data.npz", **{**PARTS, **{k: v for k, v in change.items() if k in PARTS}})
+    np.savez(where / "trusted.npz", x=change.get("x_meta", X[:20] + 5), y=change.get("y_meta", Y[:20]))
+    net = make_net("mlp", (3,), 2)
+    for p in net.parameters():
+        p.data.fill_(change.get("weight", 0.01))
+    save_file(net.state_dict(), where / "net.safetensors")
+    files = {"data": where / "data.npz", "meta_data": where / "trusted.npz", "weights": where / "net.safetensors"}
+    return {"method": "ce", "net": "mlp", "epochs": 1, **{name: str(file) for name, file in files.items()}}
+
+
+CHANGES: list[tuple[dict[str, Any], str, str]] = [
+    ({"x_meta": X[:20] + 6}, "the set of trusted examples", "meta"),
+    ({"y_meta": Y[1:21]}, "the set of trusted examples", "meta"),
+    ({"x_test": X[:20] + 8}, "the test set", "test_set"),
+    ({"y_test": Y[1:21]}, "the test set", "test_set"),
+    ({"clean": Y[::-1].copy()}, "what the data says about labels", "labels"),
+    ({"weight": 0.02}, "the file of --weights", "weights"),
+]
+
+
+@pytest.mark.parametrize(("change", "what", "fact"), CHANGES, ids=[next(iter(each[0])) for each in CHANGES])
+def test_a_run_does_not_go_on_with_other_files_nor_share_a_mean(
+    tmp_path: Path, change: dict[str, Any], what: str, fact: str
+) -> None:
+    run, settings = tmp_path / "run", {**made(tmp_path / "files"), "seed": 0}
+    fit(run, **settings)
+    fit(run, resume=True)
+    assert _other_content(run, settings) is None
+    fit(tmp_path / "other", seed=1, **made(tmp_path / "files", **change))
+    with pytest.raises(UserError, match=rf"^{what} of {run} has changed: {fact}_sha256 was"):
+        fit(run, resume=True)
+    assert re.search(rf": ({fact}_sha256|its sha256) was ", _other_content(run, settings) or ""), "a sweep sees it"
+    assert len(group(find_runs([run, tmp_path / "other"]))) == 2
+    old = json.loads((run / "spec.json").read_text())
+    del old["facts"][f"{fact}_sha256"]
+    (run / "spec.json").write_text(json.dumps(old))  # as versions of before wrote it
+    fit(run, resume=True)
+    assert len(group(find_runs([run, tmp_path / "other"]))) == 1, "nothing tells them apart"
+
+
+def test_noise_of_the_same_labels_from_another_file(tmp_path: Path) -> None:
+    few = {"data": "digits", "method": "ce", "epochs": 1, "limit": 200, "meta": 20}
+    np.save(file := tmp_path / "T.npy", np.eye(10))
+    fit(tmp_path / "run", **few, noise=f"matrix:{file}")
+    np.save(file, np.eye(10, dtype=np.float32))
+    with pytest.raises(UserError, match=r"the file of --noise of .* has changed: noise_file_sha256 was"):
+        fit(tmp_path / "run", resume=True)
+
+
+def images(root: Path) -> Path:
+    for i in range(40):
+        file = root / "ab"[i % 2] / "deep" / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(file)
+    return root
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_an_image_that_was_painted_over_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    if not in_memory:
+        monkeypatch.setattr("warpi.datasets.image_folders.IN_MEMORY", 0)
+    root = images(tmp_path / "images")
+    fit(tmp_path / "run", data=str(root), method="ce", epochs=1)
+    fact = "inputs" if in_memory else "files"
+    shutil.copytree(root, tmp_path / "copy")
+    shutil.rmtree(root)
+    shutil.copytree(tmp_path / "copy", root, copy_function=shutil.copyfile)  # other times, the same files
+    fit(tmp_path / "run", resume=True)
+    settings = {"method": "ce", "epochs": 1, "data": str(root), "seed": 0}
+    assert _other_content(tmp_path / "run", settings) is None
+    noise = np.random.default_rng(0).integers(0, 255, (8, 8, 3), np.uint8)
+    Image.fromarray(noise).save(root / "a" / "deep" / "0.png")
+    with pytest.raises(UserError, match=rf"has changed: {fact}_sha256 was"):
+        fit(tmp_path / "run", resume=True)
+    assert f"{root}: {fact}_sha256 was" in (_other_content(tmp_path / "run", settings) or "")
+
+
+def test_no_change_keeps_a_stamp(tmp_path: Path) -> None:
+    """Of the same size, and with the times of before: rsync -t, touch -r, a link that leads elsewhere."""
+    for version in ("v1", "v2"):
+        images(tmp_path / version)
+    os.symlink("v1", tmp_path / "now")
+    data, file = str(tmp_path / "now"), tmp_path / "v1" / "a" / "deep" / "0.png"
+    seen = [stamp(data), stamp(data)]
+    assert seen[0] == seen[1]
+    before, size = os.stat(file), file.stat().st_size
+    file.write_bytes(b"x" * size)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    seen.append(stamp(data))
+    (file.parent / "new.png").write_bytes(b"")
+    seen.append(stamp(data))
+    (tmp_path / "now").unlink()
+    os.symlink("v2", tmp_path / "now")
+    seen.append(stamp(data))
+    os.symlink("loop", tmp_path / "v2" / "loop")
+    os.symlink("..", tmp_path / "v2" / "a" / "up")
+    assert len({*seen, stamp(data)}) == 5, "links do not lead in circles"
+
+
+def test_a_stamp_is_of_what_was_read(tmp_path: Path) -> None:
+    """Where several runs share what was read once, the file may change meanwhile."""
+    settings = made(tmp_path)
+    data = DataSpec(settings["data"], meta_data=settings["meta_data"])
+    with read_once():
+        first = prepare(**settings)[0]
+        made(tmp_path, x_meta=X[:20] + 6)
+        second = prepare(**settings, seed=1)[0]
+        assert (first.hashes, first.stamps) == (second.hashes, second.stamps)
+        assert first.stamps == data.stamps()
+    assert first.stamps != data.stamps()

@@ -1,0 +1,351 @@
+"""`warpi predict`: a finished run used on new rows, read as the training rows were."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import warpi
+from warpi.cli.app import main
+from warpi.datasets.image_folders import read_new_images
+from warpi.errors import UserError
+from warpi.runs.run import Run, fit
+
+N = 60
+CHANCE = np.random.default_rng(0)
+
+
+def write(path: Path, *rows: tuple[Any, ...]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def cells(k: int) -> tuple[Any, ...]:
+    return round(100 + 30 * np.sin(k), 3), ("red", "green", "blue")[k % 3], k % 2 * 5 - 2.5
+
+
+def given(k: int) -> str:
+    return ("cat", "dog")[k % 2]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def own(run: Run) -> np.ndarray:
+    """What the method of a run says about all rows of its data."""
+    everything = warpi.Split(run.task.train.examples, torch.arange(N), torch.zeros(N, dtype=torch.int64))
+    return torch.cat([run.method.predict(batch.x) for batch in everything.batches(7)]).numpy()
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("predict")
+
+
+@pytest.fixture(scope="module")
+def table(here: Path) -> Run:
+    file = write(here / "table.csv", ("a", "colour", "b", "animal"), *((*cells(k), given(k)) for k in range(N)))
+    return fit(here / "table", data=file, label="animal", method="ce", epochs=2)
+
+
+def test_the_training_file_gives_what_the_method_says(
+    table: Run, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = here / "out.csv"
+    assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out)]) == 0
+    rows, p = read(out), own(table)
+    assert list(rows[0]) == ["row", "predicted_label", "probability", "p_cat", "p_dog"]
+    assert [int(row["row"]) for row in rows] == list(range(N))
+    np.testing.assert_allclose([[float(row["p_cat"]), float(row["p_dog"])] for row in rows], p, atol=1e-6)
+    np.testing.assert_allclose([float(row["probability"]) for row in rows], p.max(1), atol=1e-6)
+    assert [row["predicted_label"] for row in rows] == [("cat", "dog")[k] for k in p.argmax(1)]
+    assert p.std(0).min() > 0.01
+    agree = 100 * np.mean([row["predicted_label"] == given(k) for k, row in enumerate(rows)])
+    said = capsys.readouterr().out
+    assert f"('animal', {N} rows, which may be wrong themselves): {agree:.2f} %" in said
+    assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out), "--quiet"]) == 0
+    assert not capsys.readouterr().out
+
+
+def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In any order of columns, one row alone, without labels: scale and encoding are those of the run."""
+    p = own(table)
+    a, colour, b = cells(5)
+    found = warpi.predict(table.path, write(here / "new.csv", ("b", "id", "colour", "a"), (b, "x", colour, a)))
+    np.testing.assert_allclose(found.probabilities, p[5:6], atol=1e-6)
+    assert caplog.messages == [f"{here / 'new.csv'}: columns that the run does not know are not used: 'id'"]
+    assert not found.labels
+    assert not found.accuracy
+    rows = [(*cells(k), label, clean) for k, label, clean in ((0, "", "cat"), (1, "dog", "dog"), (2, "nan", ""))]
+    names = ("a", "colour", "b", "animal", "clean_label")
+    found = warpi.predict(table, write(here / "some.csv", names, *rows))
+    np.testing.assert_allclose(found.probabilities, p[:3], atol=1e-6)
+    assert found.labels["animal"].tolist() == [-1, 1, -1]
+    assert {name: n for name, (_, n) in found.accuracy.items()} == {"animal": 1, "clean_label": 2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ([("b",), (1,)], "it lacks 'a', 'colour'"),
+        (
+            [("a", "colour", "b"), (1, "red", 2), (1, "pink", 2)],
+            r"column 'colour' in .*row 1 \(line 3\): 'pink'.*drop them",
+        ),
+        ([("a", "colour", "b"), (1, "red", "x")], "column 'b' holds 'x', numbers in the training table"),
+        ([("a", "colour", "b"), ("", "", 1)], r"missing in 'a' \(1 of 1, first row 0 \(line 2\)\), 'colour'"),
+        ([("a", "colour", "b", "animal"), (1, "red", 2, "cow")], "unknown class in .* 'cow'"),
+        ([("path",), ("x.png",)], r"got image files, the run was trained on a table"),
+    ],
+)
+def test_tables_that_do_not_fit(table: Run, tmp_path: Path, rows: list[tuple[Any, ...]], what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        warpi.predict(table, write(tmp_path / "new.csv", *rows))
+
+
+def test_runs_that_cannot_predict(table: Run, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = here / "table.csv"
+    with pytest.raises(UserError, match=r"no file or folder '.*absent\.csv'"):
+        warpi.predict(table, here / "absent.csv")
+    with pytest.raises(UserError, match="there is no run in"):
+        warpi.predict(tmp_path, data)
+    assert main(["predict", str(table.path), "--data", str(data), "--csv", str(tmp_path / "no" / "out.csv")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    (table.path / "done").rename(tmp_path / "done")
+    try:
+        with pytest.raises(UserError, match=r"is not finished, 2 of 2 epochs are done; go on with: warpi fit"):
+            warpi.predict(table.path, data)
+    finally:
+        (tmp_path / "done").rename(table.path / "done")
+
+
+@pytest.fixture(scope="module")
+def dropped(table: Run, here: Path) -> Run:
+    """A run on the same table, to which columns were added that are no features; the first makes images of it."""
+    names = ("path", "a", "colour", "checked, when", "b", "animal")
+    rows = [(f"x/{k}.png", *cells(k)[:2], "" if k % 3 else f"on day {k}", cells(k)[2], given(k)) for k in range(N)]
+    file, again = write(here / "wide.csv", names, *rows), here / "wide"
+    argv = ["fit", "--data", str(file), "--label", "animal", "--drop", 'path,"checked, when"', "--out", str(again)]
+    assert main([*argv, "--method", "ce", "--epochs", "2", "--quiet"]) == 0
+    run = fit(again, resume=True)  # nobody says it again
+    facts = [json.loads((each.path / "spec.json").read_text())["facts"] for each in (table, run)]
+    assert facts[0] == facts[1]
+    return run
+
+
+def test_dropped_columns_are_not_missed(table: Run, dropped: Run, here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """New rows with and without them; probabilities are those of the run that never saw them."""
+    p = own(table)
+    for file in (here / "wide.csv", here / "table.csv"):
+        found = warpi.predict(dropped.path, file)
+        np.testing.assert_array_equal(found.probabilities, warpi.predict(table.path, here / "table.csv").probabilities)
+        np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
+    a, colour, b = cells(5)
+    odd = write(here / "odd.csv", ("checked, when", "b", "colour", "a"), (12.5, b, colour, a))
+    np.testing.assert_allclose(warpi.predict(dropped, odd).probabilities, p[5:6], atol=1e-6)
+    assert not caplog.messages
+    with pytest.raises(UserError, match="got image files, the run was trained on a table"):
+        warpi.predict(table, here / "wide.csv")
+
+
+def test_every_command_reopens_the_data_as_it_was_read(
+    dropped: Run, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored, path = json.loads((dropped.path / "spec.json").read_text())["spec"], str(dropped.path)
+    assert stored["drop"] == ["path", "checked, when"]
+    assert main(["fit", "--out", path, "--resume", "--drop", 'path,"checked, when"', "--quiet"]) == 0
+    assert main(["fit", "--out", path, "--resume", "--drop", "path"]) == 2
+    assert "was begun with drop = ('path', 'checked, when'), not ('path',)" in capsys.readouterr().err
+    assert main(["audit", path, "--csv", str(here / "audit.csv"), "--quiet"]) == 0
+    assert len(read(here / "audit.csv")) == N
+    assert main(["pick", "6", path, "--csv", str(here / "check.csv")]) == 0
+    assert main(["report", path, "--out", str(here / "report")]) == 0
+    page = (here / "report" / "report.html").read_text()
+    assert "without the columns path,&quot;checked, when&quot;" in page
+    assert "--drop &#x27;path,&quot;checked, when&quot;&#x27;" in page
+    assert main(["review", path, "--export", str(here / "corrected.json")]) == 0
+    data = ["--data", str(here / "wide.csv"), "--label", "animal", "--drop", 'path,"checked, when"']
+    assert main(["pick", "6", *data, "--csv", str(here / "check.csv")]) == 0
+    checked = [{**row, "checked_label": row["given_label"]} for row in read(here / "check.csv")]
+    write(here / "check.csv", tuple(checked[0]), *(tuple(row.values()) for row in checked))
+    trusted = here / "trusted.csv"
+    assert main(["pick", "--estimate", str(here / "check.csv"), *data, "--trusted", str(trusted)]) == 0
+    assert list(read(trusted)[0]) == list(read(here / "wide.csv")[0]), "all columns, for rows to be found by"
+    assert main(["corrupt", *data, "--noise", "instance:0.2", "--out", str(here / "noise.json")]) == 0
+    argv = ["fit", *data, "--meta-data", str(trusted), "--noise", f"given:{here / 'noise.json'}", "--epochs", "1"]
+    assert main([*argv, "--out", str(here / "meta"), "--quiet"]) == 0
+    assert len(warpi.predict(here / "meta", here / "wide.csv")) == N
+    reviewed = ["review", *data, "--out", str(here / "reviewed"), "--export", str(here / "labels.csv")]
+    assert main(reviewed) == 0
+
+
+def test_a_run_from_before_columns_could_be_dropped(table: Run, tmp_path: Path) -> None:
+    """What is not used leaves no trace: the specification is as it was, and so is what its runs are compared by."""
+    assert "drop" not in json.loads((table.path / "spec.json").read_text())["spec"]
+    assert fit(table.path, resume=True, drop=[]).history == table.history
+    with pytest.raises(UserError, match=r"was begun with drop = \(\), not \('a',\)"):
+        fit(table.path, resume=True, drop=["a"])
+    run = fit(tmp_path / "none", data=table.path.with_suffix(".csv"), label="animal", method="ce", epochs=1, drop=[])
+    assert "drop" not in json.loads((run.path / "spec.json").read_text())["spec"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layer(x)
+        return z
+
+
+def test_a_network_of_the_users_own(table: Run, tmp_path: Path) -> None:
+    data, net = table.path.with_suffix(".csv"), Net()
+    run = fit(tmp_path / "own", data=data, label="animal", method="ce", epochs=1, net=net)
+    with pytest.raises(
+        UserError, match=r"made with a network of your own, .*warpi\.predict\(.*, data, net=MyNet\(\)\)"
+    ):
+        warpi.predict(run.path, data)
+    np.testing.assert_allclose(warpi.predict(run.path, data, net=net).probabilities, own(run), atol=1e-6)
+
+
+def test_arrays(tmp_path: Path) -> None:
+    x, y = CHANCE.normal(50, 9, (N, 3)), np.arange(N) % 2
+    np.savez(tmp_path / "first.npz", x=x, y=y, classes=np.array(["cat", "dog"]))
+    run = fit(tmp_path / "run", data=tmp_path / "first.npz", method="ce", epochs=1)
+    p = own(run)
+    found = warpi.predict(run.path, tmp_path / "first.npz")
+    np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
+    assert found.labels["y"].tolist() == y.tolist()
+    np.savez(tmp_path / "new.npz", x=x[3:4])
+    np.save(tmp_path / "new.npy", x[3:4])
+    for name in ("new.npz", "new.npy"):
+        found = warpi.predict(run, tmp_path / name)
+        np.testing.assert_allclose(found.probabilities, p[3:4], atol=1e-6)
+        assert not found.labels
+    np.save(tmp_path / "new_labels.npy", np.array(["dog"]))
+    assert warpi.predict(run, tmp_path / "new.npy").labels["y"].tolist() == [1]
+    np.save(tmp_path / "wide.npy", np.ones((2, 4)))
+    with pytest.raises(UserError, match=r"an input is float32 \[4\], expected float32 \[3\]"):
+        warpi.predict(run, tmp_path / "wide.npy")
+    np.save(tmp_path / "pictures.npy", np.ones((2, 8, 8), np.uint8))
+    with pytest.raises(UserError, match=r"an input is uint8 \[1, 8, 8\], expected float32 \[3\]"):
+        warpi.predict(run, tmp_path / "pictures.npy")
+
+
+def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    places = sorted(f"{given(k)}/{k}.png" for k in range(N))
+    for place in places:
+        (tmp_path / "photos" / place).parent.mkdir(parents=True, exist_ok=True)
+        pixels = CHANCE.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / place)
+    run = fit(tmp_path / "run", data=tmp_path / "photos", image_size=8, net="resnet20", method="ce", epochs=1)
+    p = own(run)
+    found = warpi.predict(run.path, tmp_path / "photos")
+    np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
+    assert found.paths == tuple(places)
+    assert [("cat", "dog")[k] for k in found.labels["folder"]] == [place[:3] for place in places]
+
+    flat = tmp_path / "flat"
+    for k in (4, 2):
+        (flat / f"deep{k}").mkdir(parents=True)
+        (flat / f"deep{k}" / "x.png").write_bytes((tmp_path / "photos" / places[k]).read_bytes())
+    found = warpi.predict(run, flat)
+    np.testing.assert_allclose(found.probabilities, p[[2, 4]], atol=1e-6)
+    assert found.paths == ("deep2/x.png", "deep4/x.png")
+    assert not found.labels
+    (flat / "bad.png").write_bytes(b"no image")
+    found = warpi.predict(run, flat)
+    assert (found.row.tolist(), found.unread) == ([1, 2], 1)
+    assert "unreadable image left out" in caplog.text
+    found.to_csv(tmp_path / "out.csv")
+    assert read(tmp_path / "out.csv")[0].items() >= {"row": "1", "path": "deep2/x.png"}.items()
+
+    listed = write(
+        tmp_path / "list.csv", ("path", "label"), (f"photos/{places[7]}", "dog"), (f"photos/{places[1]}", "")
+    )
+    found = warpi.predict(run, listed)
+    np.testing.assert_allclose(found.probabilities, p[[7, 1]], atol=1e-6)
+    assert found.labels["label"].tolist() == [1, -1]
+    listed = write(tmp_path / "list.csv", ("path",), (f"photos/{places[7]}",))
+    assert not warpi.predict(run, listed).labels
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        (["train/cat/1.png", "test/cat/1.png"], "holds test, train; give one of them"),
+        (["cat/1.png", "2.png"], "images beside folders of classes, the first is 2.png"),
+        (["cat/1.png", "cow/2.png"], "unknown class .* 'cow'"),
+        (["x/readme.txt"], "holds no images"),
+    ],
+)
+def test_folders_that_do_not_fit(tmp_path: Path, files: list[str], what: str) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(b"")
+    with pytest.raises(UserError, match=what):
+        read_new_images(tmp_path, 8, ("cat", "dog"))
+
+
+def image(path: Path, grey: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (8, 8), grey).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run on a manifest whose images lie in another folder."""
+    here = tmp_path_factory.mktemp("listed")
+    for k in range(N):
+        image(here / "photos" / f"{k}.png", 100 * (k % 2) + k)
+    rows = [(f"{k}.png", given(k)) for k in range(N)]
+    file = write(here / "lists" / "train.csv", ("path", "label"), *rows)
+    return fit(here / "run", data=file, root=here / "photos", method="ce", epochs=1)
+
+
+def test_a_manifest_means_the_files_beside_it(listed: Run, tmp_path: Path) -> None:
+    """Not those of the same name that the run was trained on; absolute paths lead anywhere."""
+    new = image(tmp_path / "new" / "0.png", 250)
+    folder = warpi.predict(listed, new.parent).probabilities
+    assert not np.allclose(folder, own(listed)[:1], atol=1e-6)
+    for cell in ("0.png", new, "../new/0.png"):
+        found = warpi.predict(listed, write(new.parent / "list.csv", ("path",), (cell,)))
+        np.testing.assert_allclose(found.probabilities, folder, atol=1e-6)
+        assert found.paths == (str(cell),)
+    found = warpi.predict(listed, write(tmp_path / "elsewhere" / "list.csv", ("path",), ("7.png",)))
+    np.testing.assert_allclose(found.probabilities, own(listed)[7:8], atol=1e-6)
+    with pytest.raises(UserError, match="line 2: the path is empty"):
+        warpi.predict(listed, write(tmp_path / "list.csv", ("path", "label"), ("", "cat")))
+
+
+def test_a_folder_that_has_the_name_of_a_data_set(listed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image(tmp_path / "digits" / "0.png", 3)
+    monkeypatch.chdir(tmp_path)
+    assert len(warpi.predict(listed, "digits")) == 1
+
+
+def test_small_images_of_a_run_that_read_them_as_photos(
+    listed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a stored run names no size, it is 224, whatever would be chosen now."""
+    monkeypatch.setattr("warpi.datasets.image_folders.usual_size", lambda _: 224)
+    photos = listed.path.parent / "photos"
+    data = {"data": listed.path.parent / "lists" / "train.csv", "root": photos, "net": "mlp"}
+    run = fit(tmp_path / "run", **data, method="ce", epochs=1, limit=20)
+    before = warpi.predict(run, photos).probabilities
+    monkeypatch.undo()
+    assert '"image_size": null' in (run.path / "spec.json").read_text()
+    np.testing.assert_allclose(warpi.predict(run.path, photos).probabilities, before, atol=1e-6)
+    assert fit(run.path, resume=True).task.shape == (3, 224, 224)

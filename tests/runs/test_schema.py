@@ -1,0 +1,93 @@
+"""A run folder that is damaged, or somebody else's: every command says so in a line."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpi.cli.app import main
+from warpi.training import checkpoint
+
+JUNK = (None, True, -1, 10**30, float("nan"), "x", [], {"a": 1}, [[1], "b"])
+COMMANDS = {
+    "report": ["report", "RUN"],
+    "report --json": ["report", "RUN", "--json", "OUT/rows.json"],
+    "fit": ["fit", "--out", "RUN", "--resume", "--device", "cpu"],
+    "predict": ["predict", "RUN", "--data", "OUT/new.npz", "--csv", "OUT/new.csv", "--device", "cpu"],
+    "audit": ["audit", "RUN", "--device", "cpu"],
+    "figures": ["figures", "RUN", "--arrays", "--device", "cpu"],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("stored") / "run"
+    data = ["--data", "digits", "--noise", "pair:0.4", "--meta", "20", "--limit", "200"]
+    assert main(["fit", *data, "--epochs", "2", "--out", str(out), "--device", "cpu", "--quiet"]) == 0
+    np.savez(out.parent / "new.npz", x=np.zeros((2, 64), np.float32))
+    return out
+
+
+def variants(tree: Any, junk: Iterator[Any]) -> Iterator[Any]:
+    """A tree with one of its parts gone, and with junk in its place; every part once."""
+    yield next(junk)
+    for key in tree if isinstance(tree, dict) else ():
+        yield {k: v for k, v in tree.items() if k != key}
+        for inner in variants(tree[key], junk):
+            yield {**tree, key: inner}
+
+
+def said(command: str, run: Path) -> int:
+    """Whatever was done to the run: what a command gives, which may not be a traceback."""
+    words = [word.replace("RUN", str(run)).replace("OUT", str(run.parent)) for word in COMMANDS[command]]
+    try:
+        return main(words)
+    except SystemExit as e:
+        return int(str(e.code))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_values_of_other_kinds(run: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`spec.json` and `results.jsonl` with junk in every place."""
+    copy, codes = shutil.copytree(run, tmp_path / "run"), set[int]()
+    shutil.copy(run.parent / "new.npz", tmp_path)
+    for name in ("spec.json", "results.jsonl"):
+        whole = (run / name).read_text()
+        *before, tree = [whole] if name == "spec.json" else whole.splitlines(keepends=True)
+        step = 1 if command == "report" else 5  # the others are slower
+        for changed in islice(variants(json.loads(tree), cycle(JUNK)), 0, None, step):
+            (copy / name).write_text("".join(before) + json.dumps(changed) + "\n")
+            codes.add(said(command, copy))
+        shutil.copy(run / name, copy)
+    assert codes == {0, 2}
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00" * 99, b"[" * 99_999, b'{"epoch": 1}\n[3]\n'])
+@pytest.mark.parametrize("name", ["spec.json", "results.jsonl", "checkpoint.safetensors"])
+def test_bytes(run: Path, tmp_path: Path, name: str, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(run.parent / "new.npz", tmp_path)
+    for command in COMMANDS:
+        copy = shutil.copytree(run, tmp_path / "run", dirs_exist_ok=True)
+        (copy / name).write_bytes(content)
+        assert said(command, copy) in (0, 2), command
+        assert name != "spec.json" or f"{copy / name} is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["nets", "optimizers", "meta_optimizer", "meta_loader", "generator", "V"])
+@pytest.mark.parametrize("junk", ["x", [], {"a": 1}, 3])
+def test_a_checkpoint_of_something_else(
+    run: Path, tmp_path: Path, part: str, junk: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a hash that is right."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    state = checkpoint.load(copy / "checkpoint.safetensors")
+    checkpoint.save(copy / "checkpoint.safetensors", {**state, "method": {**state["method"], part: junk}})
+    for command in ("audit", "fit"):
+        assert said(command, copy) == 2
+        assert f"the checkpoint does not fit in {part!r}" in capsys.readouterr().err

@@ -1,0 +1,434 @@
+"""The recipes of the paper's tables, the results that are kept of them, and the pages made from these."""
+
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+from warpi.cli.app import main
+from warpi.nets import registry as nets
+from warpi.nets.resnet import resnet20
+from warpi.sweep.plan import Job, read_plan
+from warpi.sweep.queue import KEPT
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    return script("results_pages")
+
+
+@pytest.fixture(scope="module")
+def keep() -> ModuleType:
+    return script("keep")
+
+
+# -- the recipes -----------------------------------------------------------------------------------------------------
+
+CIFAR = {"batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "epochs": 80}
+PHOTOS = {"batch_size": 128, "meta_batch_size": 128, "net": "resnet50", "weights": "torchvision"}
+PUBLISHED = {"output": "sigmoid", "label_input": "embedding", "activation": "tanh", "hidden": 100, "meta_lr": 3e-4}
+PAPER = {  # network and tab:params of the paper, how many runs, L
+    "asymmetric": ({**CIFAR, "net": "resnet32"}, 2 * 4 * 3 * 6, 10),
+    "asymmetric-others": ({**CIFAR, "net": "resnet32"}, 2 * 2 * 3 * 6, None),
+    "uniform": ({**CIFAR, "net": "wrn28_10"}, 2 * 2 * 3 * 7, 10),
+    "instance": ({**CIFAR, "net": "resnet18"}, 2 * 2 * 3 * 6, 10),
+    "clothing1m": ({**PHOTOS, "lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "epochs": 10}, 12, 1),
+    "food101n": ({**PHOTOS, "optimizer": "adam", "lr": 3e-4, "weight_decay": 0.0, "epochs": 30}, 12, 1),
+    "curves": ({**CIFAR, "net": "resnet32", "epochs": 200, "milestones": (0.4, 0.5)}, 2 * 4, 10),
+}
+
+
+COMMAND = re.compile(r"warpi sweep (recipes/\S+\.toml(?: \S+)*)")
+
+
+def test_commands_in_the_heads_of_recipes_can_be_called(capsys: pytest.CaptureFixture[str]) -> None:
+    said = [
+        m[1]
+        for file in (ROOT / "recipes").glob("*.toml")
+        for line in file.read_text().splitlines()
+        if (m := COMMAND.search(line))
+    ]
+    assert len(said) > 12
+    for command in said:
+        assert main(["sweep", *shlex.split(command), "--dry-run"]) == 0, command
+    capsys.readouterr()
+
+
+def test_heads_of_recipes_say_how_many_runs_there_are() -> None:
+    heads = {
+        file: re.search(r"^#.*\b(\d+) runs\b", file.read_text(), re.M) for file in (ROOT / "recipes").glob("*.toml")
+    }
+    said = {file: int(found[1]) for file, found in heads.items() if found}
+    assert len(said) > 12
+    assert said == {file: len(read_plan(file).jobs) for file in said}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_recipes_have_the_papers_settings(name: str) -> None:
+    settings, n, samples = PAPER[name]
+    plan = read_plan(ROOT / "recipes" / f"{name}.toml")
+    assert len(plan.jobs) == n
+    assert plan.kept[0] == Path("docs/results") / name.removesuffix("-others")
+    for job in plan.jobs:
+        assert {key: job.settings.get(key) for key in settings} == settings, job.name
+        if job.settings["method"] in ("warpi", "warpi_detc"):
+            assert {key: job.settings.get(key) for key in PUBLISHED} == PUBLISHED, "the published form, by name"
+        if job.settings["method"] == "warpi":
+            assert job.settings["samples"] == samples
+
+
+def test_what_the_issue_asks_for_first_comes_first() -> None:
+    jobs = read_plan(ROOT / "recipes" / "asymmetric.toml").jobs
+    assert {(j.settings["data"], j.settings["noise"]) for j in jobs[:18]} == {("cifar10", "flip:0.4")}
+    assert {j.settings["noise"] for j in jobs} == {
+        f"{kind}:{rate}" for kind in ("flip", "flip2") for rate in (0.2, 0.4)
+    }
+    first = read_plan(ROOT / "recipes" / "v-output.toml").jobs[:10]
+    assert {(j.settings["noise"], j.settings["output"]) for j in first} == {
+        (noise, output) for noise in ("flip:0.4", "uniform:0.6") for output in ("sigmoid", "tanh", "unbounded")
+    }
+    assert not any("mean_init" in j.settings for j in first), "as published"
+
+
+def test_dry_run_prints_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(ROOT / "recipes" / "asymmetric.toml"), "--dry-run", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "warpi_flip-0.4_data-cifar10_seed0" in said
+    assert "144 runs in" in said
+
+
+# -- photographs, made up in the published layout --------------------------------------------------------------------
+
+
+def photo(path: Path) -> None:
+    """No two are the same: what is trusted must not be tested on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    colours = np.random.default_rng(zlib.crc32(str(path).encode())).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(colours).save(path)
+
+
+def listed(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def clothes(root: Path) -> None:
+    parts = {"noisy_train": 3, "clean_train": 1, "clean_val": 1, "clean_test": 1}  # images a class
+    labels: dict[str, list[str]] = {"noisy": [], "clean": []}
+    for part, n in parts.items():
+        keys = [f"images/{part}/{k}_{i}.jpg" for k in range(14) for i in range(n)]
+        for key in keys:
+            photo(root / key)
+        labels[part.partition("_")[0]] += [f"{key} {i // n}" for i, key in enumerate(keys)]
+        listed(root / f"{part}_key_list.txt", keys)
+    for kind, lines in labels.items():
+        listed(root / f"{kind}_label_kv.txt", lines)
+
+
+def dishes(root: Path) -> None:
+    release, classes = root / "Food-101N_release", ["pie", "soup", "waffles"]
+    listed(release / "meta" / "classes.txt", ["class_name", *classes])
+    for part, numbers in (("verified_train", range(4)), ("verified_val", range(4, 6))):
+        keys = [f"{name}/{i}.jpg" for name in classes for i in numbers]
+        listed(release / "meta" / f"{part}.tsv", ["class_name/key\tverification_label", *(f"{key}\t1" for key in keys)])
+        for key in keys:
+            photo(release / "images" / key)
+    listed(root / "food-101" / "meta" / "test.txt", [f"{name}/9" for name in classes])
+    for name in classes:
+        photo(root / "food-101" / "images" / name / "9.jpg")
+
+
+@pytest.mark.parametrize(("name", "make", "n_test"), [("clothing1m", clothes, 14), ("food101n", dishes, 3)])
+def test_photographs(name: str, make: Any, n_test: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One epoch of each method in the published layout. A small network stands for ResNet-50, to save time."""
+    make(tmp_path / "data")
+    monkeypatch.setitem(nets.NETS, "resnet50", nets.NetEntry("a small one", resnet20))
+    state = {key: value.contiguous() for key, value in resnet20((3, 32, 32), 1000).state_dict().items()}
+    save_file({key: value.clone() for key, value in state.items()}, tmp_path / "imagenet.safetensors")
+    argv = ["sweep", str(ROOT / "recipes" / f"{name}.toml"), "--root", str(tmp_path / "data"), "--jobs", "1"]
+    argv += ["--out", str(tmp_path / "runs"), "--device", "cpu", "--set", "seed=0", "--set", "epochs=1"]
+    argv += ["--set", "image_size=32", "--set", "threads=1", "--set", f"weights={tmp_path / 'imagenet.safetensors'}"]
+    assert main(argv) == 0
+    runs = sorted((tmp_path / "runs").glob("*/spec.json"))
+    assert [json.loads(run.read_text())["spec"]["method"] for run in runs] == ["ce", "mwnet", "warpi_detc", "warpi"]
+    for run in runs:
+        facts = json.loads(run.read_text())["facts"]
+        assert facts["n_test"] == n_test
+        assert facts["n_meta"] == {"clothing1m": 14, "food101n": 6}[name]
+        (record,) = [json.loads(line) for line in (run.parent / "results.jsonl").read_text().splitlines()]
+        assert np.isfinite(record["loss"])
+        assert "test_acc" in record
+
+
+# -- pages -----------------------------------------------------------------------------------------------------------
+
+
+def test_pages_are_those_of_the_results_that_are_kept(pages: ModuleType) -> None:
+    """`make results` would change nothing."""
+    for name, table in pages.TABLES.items():
+        committed = (ROOT / "docs" / "results" / f"{name}.md").read_text()
+        assert pages.page(name, table, ROOT) == committed, f"docs/results/{name}.md is old: make results"
+
+
+def forge(folder: Path, job: Job, accs: list[float]) -> None:
+    """What is kept of a run that was never run."""
+    settings = job.settings
+    spec = {
+        "data": settings["data"],
+        "noise": settings["noise"],
+        "method": settings["method"],
+        "seed": settings["seed"],
+    }
+    options = {"samples": settings["samples"]} if "samples" in settings else {}
+    spec |= {"options": options, "changed": {}}
+    spec["recipe"] = {"net": settings["net"], "epochs": settings["epochs"], "batch_size": 100}
+    facts = {"n_train": 44100, "noise_sha256": f"{settings['seed']:064}", "wrong_share": 0.4, "test_labels": "clean"}
+    environment = {"gpu": "A GPU", "torch": "2.0", "python": "3", "date": "2026-01-02"}
+    content = {"format": "warpi-run/1", "version": "0", "spec": spec, "facts": facts, "environment": environment}
+    meta = {"meta_loss": 0.25, "sigma": 1.0}
+    accs = [accs[0]] * (settings["epochs"] - len(accs)) + accs
+    lines = [{"epoch": t, "test_acc": acc, "val_acc": -acc, "seconds": 2.0, **meta} for t, acc in enumerate(accs, 1)]
+    (folder / job.name).mkdir(parents=True)
+    (folder / job.name / "spec.json").write_text(json.dumps(content))
+    (folder / job.name / "sweep.json").write_text(json.dumps({**settings, "root": "/elsewhere"}))
+    (folder / job.name / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / job.name / "done").touch()
+
+
+def test_a_page_has_our_figures_beside_the_printed_ones(pages: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    kept = tmp_path / "docs" / "results"
+    for job in read_plan(ROOT / "recipes" / "asymmetric.toml").jobs[:18]:
+        seed, method = job.settings["seed"], job.settings["method"]
+        if (method, seed) != ("ce", 2):
+            forge(kept / "asymmetric", job, [85.0, 90.0 + seed, 88.0 + seed] if method == "warpi" else [60.0, 50.0])
+    for job in read_plan(ROOT / "recipes" / "curves.toml").jobs[:4]:
+        forge(kept / "curves", job, [70.0, 80.0, 75.5])
+    for name in ("samples", "samples-time"):
+        for job in read_plan(ROOT / "recipes" / f"{name}.toml").jobs[:2]:
+            forge(kept / name, job, [70.0, 80.0, 79.0] + [78.0] * (name == "samples"))
+    pages.main(["--root", str(tmp_path)])
+    text = (kept / "asymmetric.md").read_text()
+    assert "| WarPI | 3 | 89.00 ± 1.00 | 85.00 ± 0.00 | 91.00 ± 1.00 | 89.87 | +1.13 |" in text
+    assert "| Base Model | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 60.00 ± 0.00 | 70.77° | -10.77 |" in text
+    assert "| MWNet | 3 | 50.00 ± 0.00 | 50.00 ± 0.00 | 60.00 ± 0.00 | 87.54° | -27.54 |" in text, "of another noise"
+    assert "| GLC | – | – | – | – | 88.92° | – |" in text
+    assert "| `clean_only` | 3 |" in text
+    assert "`flip2:0.4`\n" not in text, "nothing of it was run"
+    assert "199 of 216 runs" in text
+    assert "- cifar10 flip:0.4: ce (2), glc (0, 1, 2)" in text
+    assert "Printed, and asked for by no recipe: Co-teaching (at 0.2), " in text
+    assert "Machine: A GPU. Versions: warpi 0, torch 2.0, python 3. Runs begun on: 2026-01-02." in text
+    assert "| cifar10 | flip:0.4 | 1 | 40.00 % | 44100 | `0000000000000000` |" in text
+    assert "| `mwnet` | 1 | 75.50 | 80.00 | 199 | 4.50 | 0.250 | 0.250 |" in (kept / "curves.md").read_text()
+    assert "| 1 | 1 | 78.00 | 70.00 | 80.00 | 2.00 | 0.0045 |" in (kept / "samples.md").read_text()
+    pictures = (kept / "figures.md").read_text()
+    for epochs in (80, 200):
+        assert f"![stability-cifar10-flip-0.4-resnet32-{epochs}-epochs](figures/stability-" in pictures
+    assert pictures.count("Not yet") == 4
+    before = {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()}
+    assert len([path for path in before if path.suffix == ".png"]) == 5
+    pages.main(["--root", str(tmp_path)])
+    assert {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()} == before, "the same bytes"
+
+
+def test_printed_figures_of_the_other_noise_are_marked(pages: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    kept = tmp_path / "docs" / "results"
+    jobs = [
+        j for j in read_plan(ROOT / "recipes" / "asymmetric.toml").jobs if j.name.startswith("warpi_flip2-0.4_data-c")
+    ]
+    for job in jobs[:2]:
+        forge(kept / "asymmetric", job, [60.0])
+    text = pages.page("asymmetric", pages.TABLES["asymmetric"], tmp_path)
+    assert "| WarPI | 2 | 60.00 ± 0.00 | 60.00 ± 0.00 | 60.00 ± 0.00 | 89.87° |" in text
+    assert "| MWNet | – | – | – | – | 87.54 | – |" in text
+    file = kept / "asymmetric" / jobs[1].name / "spec.json"
+    file.write_text(file.read_text().replace('"n_train": 44100', '"n_train": 44100, "n_parameters": 1'))
+    with pytest.raises(SystemExit, match="differ in more than the seed"):
+        pages.page("asymmetric", pages.TABLES["asymmetric"], tmp_path)
+
+
+def test_printed_figures(pages: ModuleType) -> None:
+    for name, table in pages.PAPER.items():
+        assert table["lines"][0] < table["rows"][0]["line"] < table["rows"][-1]["line"] < table["lines"][1]
+        assert all(len(row["values"]) == len(table["columns"]) for row in table["rows"]), name
+    rows = {row["name"]: row["values"] for row in pages.PAPER["asymmetric"]["rows"]}
+    assert rows["WarPI"] == [90.93, 89.87, 65.52, 62.37]
+
+
+# -- keeping results -------------------------------------------------------------------------------------------------
+
+
+def test_keep(keep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done, other, third = read_plan(ROOT / "recipes" / "curves.toml").jobs[:3]
+    runs = tmp_path / "runs" / "curves"
+    for job in (done, other, third):
+        forge(runs, job, [70.0, 80.0])
+        (runs / job.name / "checkpoint.safetensors").write_bytes(b"weights" * 1_500_000)
+    (runs / done.name / "figures.npz").write_bytes(b"arrays")
+    for job in (other, third):
+        (runs / job.name / "done").unlink()
+    keep.main([str(runs), "--tar", str(tmp_path / "kept.tar.gz")])
+    keep.main([str(tmp_path / "kept.tar.gz"), "--to", str(tmp_path / "results")])
+    found = {str(p.relative_to(tmp_path / "results")) for p in (tmp_path / "results").rglob("*") if p.is_file()}
+    assert found == {f"curves/{done.name}/{name}" for name in (*KEPT, "figures.npz")}, "and no weights"
+    keep.main([str(runs), "--to", str(tmp_path / "directly")])
+    assert (tmp_path / "directly" / "curves" / done.name / "spec.json").exists()
+    keep.main([str(runs), "--begun", str(tmp_path)])
+    parts = sorted(tmp_path.glob("begun-*.tar"))
+    assert len(parts) == 2, "each small enough to be carried"
+    keep.main([*map(str, parts), "--to", str(tmp_path / "next")])
+    went = tmp_path / "next" / "curves" / third.name
+    assert (went / "checkpoint.safetensors").read_bytes() == (runs / third.name / "checkpoint.safetensors").read_bytes()
+    assert not (went / "done").exists()
+    said = capsys.readouterr().out
+    assert "1 finished runs kept in" in said
+    assert f"0 finished runs kept in {tmp_path / 'next'}\n2 begun runs kept in {tmp_path / 'next'}\n" in said
+    (went / "results.jsonl").write_text("it went on\n")
+    (went / "done").touch()
+    keep.main([*map(str, parts), "--to", str(tmp_path / "next")])
+    assert (went / "results.jsonl").read_text() == "it went on\n"
+    assert f"{went} is there already" in capsys.readouterr().out
+    (runs / other.name / "checkpoint.safetensors").write_bytes(bytes(16 * 2**20))
+    keep.main([str(runs), "--begun", str(tmp_path / "more")])
+    said = capsys.readouterr().out
+    assert f"curves/{other.name} is too large to be carried" in said
+    assert "1 begun runs kept in" in said
+
+
+def test_only_runs_that_a_recipe_names_are_kept(
+    keep: ModuleType, pages: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, *others = read_plan(ROOT / "recipes" / "curves.toml").jobs[:6]
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    runs, kept = tmp_path / "runs" / "curves", tmp_path / "docs" / "results"
+    for job in (right, *others, Job("unknown_seed0", right.settings)):
+        forge(runs, job, [70.0, 80.0])
+
+    def change(job: Job, name: str, old: str, new: str) -> None:
+        text = (file := runs / job.name / name).read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+
+    change(others[0], "sweep.json", '"epochs": 200', '"epochs": 3')
+    change(others[1], "spec.json", '"net": "resnet32"', '"net": "resnet32", "momentum": 0.5')
+    change(others[2], "sweep.json", "{", "")
+    change(others[3], "results.jsonl", '{"epoch": 7,', '{"epoch": 7')
+    (runs / others[4].name / "sweep.json").unlink()
+    shutil.copytree(runs / right.name, tmp_path / "runs" / "mine" / right.name)
+    said = {
+        f"curves/{others[0].name}": "it was run with epochs = 3, not with epochs = 200",
+        f"curves/{others[1].name}": "it was run with momentum = 0.5, not with momentum = 0.9",
+        f"curves/{others[2].name}": f"curves/{others[2].name}/sweep.json is not JSON (Extra data",
+        f"curves/{others[3].name}": "its results.jsonl does not hold every epoch",
+        f"curves/{others[4].name}": "there is no sweep.json",
+        "curves/unknown_seed0": "no recipe whose runs are in 'curves' names it",
+        f"mine/{right.name}": "no recipe whose runs are in 'mine' names it",
+    }
+    tables, archive = [str(runs), str(tmp_path / "runs" / "mine")], str(tmp_path / "all.tar.gz")
+    keep.main([*tables, "--tar", archive])
+    assert "8 finished runs kept in" in capsys.readouterr().out, "nothing is lost on the way"
+    for source in (tables, [archive]):
+        keep.main([*source, "--to", str(kept)])
+        lines = capsys.readouterr().out.splitlines()
+        assert [p.relative_to(kept).as_posix() for p in kept.glob("*/*")] == [f"curves/{right.name}"]
+        assert lines.pop() == f"1 finished runs kept in {kept}"
+        assert len(lines) == len(said)
+        for name, why in said.items():
+            assert any(line.startswith(f"{name} is left out: {why}") for line in lines), (name, lines)
+        shutil.rmtree(kept)
+
+    for job in (right, others[0]):  # one that an older version has kept
+        shutil.copytree(runs / job.name, kept / "curves" / job.name)
+    text = pages.pictures(tmp_path)
+    assert f"{kept / 'curves' / others[0].name} is no run that the recipe" in capsys.readouterr().err
+    shutil.rmtree(kept / "curves" / others[0].name)
+    assert pages.pictures(tmp_path) == text
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../../evil/spec.json", "a/../spec.json", "/a/b/spec.json", "a/b/evil.py"])
+def test_an_archive_writes_nowhere_else(keep: ModuleType, tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(SystemExit, match="no file of a run"):
+        keep.main([str(tmp_path / "x.tar"), "--to", str(tmp_path / "to")])
+    assert not (tmp_path / "to").exists()
+
+
+def gpu_sh(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    own = {"WORK": str(tmp_path / "work"), "OUT": str(tmp_path / "out"), "PYTHON": sys.executable}
+    script = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *words]
+    return subprocess.run(script, capture_output=True, text=True, check=False, env=os.environ | own, timeout=120)
+
+
+def test_the_script_for_a_gpu_machine_can_be_read(tmp_path: Path) -> None:
+    done = gpu_sh(tmp_path)
+    assert done.returncode == 2
+    assert "gpu.sh sweep SECONDS RECIPE" in done.stdout
+    assert "set -euo" not in done.stdout
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="counts the files of a checkout")
+def test_what_is_carried_fits_into_a_call(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    files = [
+        tmp_path / name for name in ("unpack.py", "cifar10/train0.webp.zip", "cifar10/train1.webp.zip", "begun-0.tar")
+    ]
+    for file, size in zip(files, (100, 40 * 2**20, 39 * 2**20, 1000), strict=True):
+        file.touch()
+        os.truncate(file, size)  # sparse
+    done = gpu_sh(tmp_path, "carry", str(tmp_path / "to"), *map(str, files))
+    assert done.returncode == 0, done.stderr
+    found = {str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*") if path.is_file()}
+    assert found == {"0/unpack.py", "0/cifar10/train0.webp.zip", "1/cifar10/train1.webp.zip", "1/begun-0.tar"}
+    os.truncate(files[0], 64 * 2**20)
+    assert "fit into a call" in gpu_sh(tmp_path, "carry", str(tmp_path / "to"), str(files[0])).stderr
+
+
+def test_what_runs_in_the_background_is_waited_for_and_packed(tmp_path: Path) -> None:
+    """Of a machine that goes back when nobody calls it: one call starts, another waits and takes all there is."""
+    run = tmp_path / "work" / "runs" / "table" / "ce_seed0"
+    run.mkdir(parents=True)
+    for name in (*KEPT, "checkpoint.safetensors"):
+        (run / name).write_text("{}\n")
+    (tmp_path / "work" / "out-it").mkdir()
+    (tmp_path / "work" / "out-it" / "tests.log").write_text("3 passed")
+    assert gpu_sh(tmp_path, "start", "it", "restore", "no.tar").returncode == 0
+    assert gpu_sh(tmp_path, "start", "next", "--after", "it", "restore", "later.tar").returncode == 0
+    assert "nothing was started as x" in gpu_sh(tmp_path, "start", "more", "--after", "x", "wait", "1").stderr
+    done = gpu_sh(tmp_path, "wait", "60")
+    assert done.returncode == 0, done.stderr
+    assert "no.tar is left alone" in done.stdout  # what the log of the background says
+    assert "later.tar is left alone" in done.stdout
+    assert (tmp_path / "out" / "tests.log").read_text() == "3 passed"
+    with tarfile.open(tmp_path / "out" / "kept.tar.gz") as tar:
+        assert {Path(name).name for name in tar.getnames()} == set(KEPT)

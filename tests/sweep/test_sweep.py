@@ -1,0 +1,1160 @@
+"""Many runs from one file: what is asked for, in which order and folder, several at once, through every kind of end."""
+
+import hashlib
+import json
+import os
+import queue
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import Tensor, nn
+
+import warpi.sweep.runner
+from warpi import UserError, fit
+from warpi.cli.app import main
+from warpi.noise.noise_file import NoisyLabels, write_manifest
+from warpi.runs import spec
+from warpi.sweep import interleave as lanes
+from warpi.sweep import queue as folders
+from warpi.sweep.display import Board, duration
+from warpi.sweep.gpu_packing import Crowd, Meter
+from warpi.sweep.interleave import Claim, Event, drive
+from warpi.sweep.plan import Job, Plan, read_plan
+from warpi.sweep.queue import KEPT, State
+from warpi.sweep.runner import means
+from warpi.training import checkpoint
+
+CPU = torch.device("cpu")
+TINY = {"data": "digits", "limit": 300, "epochs": 2, "meta": 20, "batch_size": 32, "threads": 1}
+TABLES = """
+[defaults]
+data = "digits"
+limit = 300
+epochs = {epochs}
+meta = 20
+batch_size = {batch}
+threads = 1
+[grid]
+noise = ["pair:0.4"]
+method = ["ce", "warpi"]
+seed = [0, 1]
+"""
+
+
+def write(folder: Path, text: str, name: str = "sweep.toml") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+LONGER = "[method.warpi]\nepochs = 10\n"  # so that there is time to be killed
+
+
+def tiny(folder: Path, epochs: int = 2, batch: int = 32, more: str = "") -> Path:
+    return write(folder, TABLES.format(epochs=epochs, batch=batch) + more)
+
+
+def names(plan: Plan) -> list[str]:
+    return [job.name for job in plan.jobs]
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_sections_and_their_precedence(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [sweep]
+        out = "runs/x"
+        [defaults]
+        epochs = 3
+        lr = 0.1
+        milestones = [0.5]
+        [grid]
+        noise = ["pair:0.4", "flip:0.20"]
+        seed = [0, 1]
+        [method.warpi]
+        samples = [1, 5]
+        lr = 0.2
+        [[runs]]
+        method = ["ce", "warpi"]
+        [[runs]]
+        method = "mwnet"
+        seed = [7]
+        noise = "uniform:0.6"
+        milestones = [[0.5], [0.6, 0.8]]
+        """,
+    )
+    plan = read_plan(file)
+    assert plan.out == Path("runs/x")
+    found = {job.name: job.settings for job in plan.jobs}
+    first = ["ce_pair-0.4_seed0", "warpi_pair-0.4_samples-1_seed0", "warpi_pair-0.4_samples-5_seed0"]
+    assert names(plan)[:4] == [*first, "ce_pair-0.4_seed1"], "what a table adds to the grid moves fastest"
+    assert len(found) == 4 + 8 + 2
+    assert found["ce_flip-0.2_seed1"] == {
+        "method": "ce",
+        "noise": "flip:0.2",
+        "seed": 1,
+        "epochs": 3,
+        "lr": 0.1,
+        "milestones": (0.5,),
+    }
+    assert found["warpi_pair-0.4_samples-5_seed0"]["lr"] == 0.2
+    assert found["mwnet_uniform-0.6_milestones-0.6,0.8_seed7"]["milestones"] == (0.6, 0.8)
+    assert "mwnet_uniform-0.6_milestones-0.5_seed7" in found
+
+
+def test_order_is_that_of_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, '[grid]\nseed = [1, 0]\nmethod = ["warpi", "ce"]\n')
+    plan = read_plan(file)
+    assert names(plan) == ["warpi_given_seed1", "ce_given_seed1", "warpi_given_seed0", "ce_given_seed0"]
+    assert plan.out == Path("runs/sweep"), "named after the file"
+    assert read_plan(file, tmp_path).out == tmp_path
+
+
+AXES = {
+    "seed": st.integers(0, 99),
+    "lr": st.floats(1e-6, 10),
+    "noise": st.sampled_from(["pair:0.4", "pair:0.2", "given", "open_set:0.2,from=cifar100", "given:a/b.json"]),
+    "method": st.sampled_from(["ce", "clean_only", "mwnet", "warpi", "warpi_detc"]),
+    "net": st.sampled_from(["mlp", "wrn28_10", "resnet32"]),
+    "data": st.sampled_from(["digits", "a/x.csv", "a-x.csv", "a x.csv"]),
+    "meta": st.integers(1, 50),
+}
+GRIDS = st.sets(st.sampled_from(sorted(AXES)), min_size=1).flatmap(
+    lambda keys: st.fixed_dictionaries(
+        {key: st.lists(AXES[key], min_size=1, max_size=3, unique=True) for key in sorted(keys)}
+    )
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GRIDS)
+def test_cross_product(tmp_path_factory: pytest.TempPathFactory, grid: dict[str, list[Any]]) -> None:
+    folder = tmp_path_factory.mktemp("grid")
+
+    def plan(axes: dict[str, list[Any]]) -> Plan:
+        lines = [f"{key} = {json.dumps(values)}" for key, values in axes.items()]
+        return read_plan(write(folder, "[grid]\n" + "\n".join(lines)))
+
+    wanted = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    jobs = plan(grid).jobs
+    assert [{key: job.settings[key] for key in grid} for job in jobs] == wanted, "each once, the last key fastest"
+    assert len({job.name for job in jobs}) == len(jobs), "no two in one folder"
+    assert all(not set(job.name) & set("/\\: *?\"<>|'") and len(job.name) < 160 for job in jobs)
+    alone = plan({key: [value] for key, value in wanted[-1].items()}).jobs[0]
+    assert alone == jobs[-1], "a name does not depend on what else is in the grid"
+
+
+def test_names_are_readable_and_hashed_where_they_must_be(tmp_path: Path) -> None:
+    def name(**values: Any) -> str:
+        lines = [f"{key} = [{json.dumps(value)}]" for key, value in values.items()]
+        return names(read_plan(write(tmp_path, "[grid]\n" + "\n".join(lines))))[0]
+
+    assert name(method="warpi", noise="pair:0.4", seed=0) == "warpi_pair-0.4_seed0"
+    assert (
+        name(method="warpi", lr=0.1, compile=True, output="tanh") == "warpi_given_compile-true_lr-0.1_output-tanh_seed0"
+    )
+    a, b = name(data="a/x.csv"), name(data="a-x.csv")
+    assert a != b
+    assert a.startswith("warpi_given_data-a-x.csv_seed0_")
+    long = [name(method="forward", matrix=100 * [0.1], seed=seed) for seed in (0, 1)]
+    assert [re.sub(r"_[0-9a-f]{8}$", "", each)[-6:] for each in long] == ["_seed0", "_seed1"], "a seed is not cut off"
+
+
+def test_what_a_block_says_itself_is_chosen_from_and_not_overruled(tmp_path: Path) -> None:
+    """A matrix made for one kind of noise is not used under another because a part of the sweep is asked for."""
+    file = write(
+        tmp_path,
+        """
+        [grid]
+        noise = ["pair:0.4", "uniform:0.6"]
+        seed = [0]
+        [[runs]]
+        method = ["ce", "warpi"]
+        [[runs]]
+        method = "warpi"
+        noise = "pair:0.4"
+        output = ["tanh", "sigmoid"]
+        """,
+    )
+
+    def asked(*changes: str) -> list[str]:
+        return names(read_plan(file, changes=changes))
+
+    every = asked()
+    assert len(every) == 6
+    assert asked("noise=uniform:0.6") == ["ce_uniform-0.6_seed0", "warpi_uniform-0.6_seed0"]
+    assert asked("method=ce") == ["ce_pair-0.4_seed0", "ce_uniform-0.6_seed0"]
+    text = '[[runs]]\nseed = [5]\noutput = ["tanh", "sigmoid"]\n[[runs]]\noutput = "unbounded"'
+    picked = read_plan(write(tmp_path, text, "v.toml"), changes=["output=tanh", "lr=0.2"]).jobs
+    assert [(job.name, job.settings["lr"]) for job in picked] == [("warpi_given_output-tanh_seed5", 0.2)]
+    assert set(asked('method=["warpi", "ce"]')) == set(every)
+    assert len(asked("seed=[3, 4]")) == 12  # of the grid: put in its place
+    with pytest.raises(UserError, match=r"no run is left: none of its \[\[runs\]\] has --set method=gce"):
+        asked("method=gce")
+
+
+BAD = {
+    "[defaults]\nepoch = 3": "unknown setting in [defaults] 'epoch'; did you mean 'epochs'?",
+    "[grid]\nlrr = [1.0]": "unknown setting in [grid] 'lrr'; did you mean 'lr'?",
+    "[defautls]\nlr = 1.0": "unknown section 'defautls'; did you mean 'defaults'?",
+    "[sweep]\nouts = 'x'": "unknown setting in [sweep] 'outs'",
+    "[sweep]\nout = 3": "out in [sweep] must be text, got 3",
+    "[method.warpy]\nlr = 0.1": "unknown method 'warpy'; did you mean 'warpi'?",
+    "[method]\nwarpi = 3": "settings of a method are written as [method.warpi], got 3",
+    "[method.warpi]\nmethod = 'ce'": "method cannot be set in [method.warpi]",
+    "[grid]\nmethod = ['warpi', 'cee']": "unknown method 'cee'",
+    "[grid]\nseed = 3": "seed in [grid] must be a list of values, got 3; one value goes into [defaults]",
+    "[grid]\nmilestones = [0.5]": "milestones in [grid] must be a list of values, got [0.5]",
+    "[grid]\nseed = []": "seed in [grid] is an empty list",
+    "[defaults]\nseed = [1, 2]": "seed in [defaults] must be one value, got [1, 2]; several go into [grid]",
+    "[defaults]\nlr = 'fast'": "lr must be float, got 'fast'",
+    "[defaults]\nepochs = 0": "epochs must be at least 1, got 0",
+    "[defaults]\nlimit = -3": "limit must be at least 1, got -3",
+    "[defaults]\nprecision = 32": "precision in [defaults] must be text, got 32; write it in quotes",
+    "[grid]\nprecision = ['bf16', 32]": "precision in [grid] must be text, got 32; write it in quotes",
+    "[[runs]]\ndata = 1979-05-27": "data in [[runs]] 1 must be text, got 1979-05-27; write it in quotes",
+    "[defaults]\nnet = 'resnet33'": "unknown net 'resnet33'; did you mean 'resnet32'?",
+    "[defaults]\nnoise = 'pairs:0.4'": "unknown noise 'pairs'; did you mean 'pair'?",
+    "[defaults]\nthreads = 0": "threads must be at least 1",
+    "[defaults]\nsamples = 5\n[grid]\nmethod = ['ce', 'warpi']": "'samples' is no setting of the method 'ce'; "
+    "put it into [method.NAME] of the methods that have it: warpi, warpi_detc",
+    "[grid]\nseed = [1, 1]": "the run warpi_given_seed1 is described twice",
+    "[defaults]\nlr = 0.1\n[[runs]]\n[[runs]]\nlr = 0.1": "the run warpi_given_lr-0.1_seed0 is described also as "
+    "warpi_given_seed0",
+    "runs = 3": "runs must be written as [[runs]], got 3",
+    "lr = ": "is not TOML",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_mistakes_are_named(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        read_plan(file)
+    assert str(error.value).startswith(f"{file}")
+    assert BAD[text] in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*none\.toml"):
+        read_plan(tmp_path / "none.toml")
+
+
+def test_set_by_hand(tmp_path: Path) -> None:
+    file = tiny(tmp_path, more="[method.warpi]\nsamples = 2\n")
+    changes = ["epochs=7", "seed=1", "noise=flip:0.2", "warpi.samples=3", "lr=[0.1, 0.2]"]
+    plan = read_plan(file, changes=changes, root=Path("D"))
+    assert names(plan) == [f"{m}_flip-0.2_lr-{lr}_seed1" for m in ("ce", "warpi") for lr in (0.1, 0.2)]
+    assert all(job.settings["epochs"] == 7 and job.settings["root"] == "D" for job in plan.jobs)
+    assert plan.jobs[-1].settings["samples"] == 3
+    for text, said in {
+        "epochs": "key=value",
+        "epoch=3": "did you mean",
+        "cee.lr=3": "unknown method",
+        "lr=[]": "empty",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            read_plan(file, changes=[text])
+
+
+def test_text_that_looks_like_a_number_needs_no_quotes_by_hand(tmp_path: Path) -> None:
+    file = tiny(tmp_path)
+    changes = ["precision=32", "data=2024-01-01", "label=true", "weights=1e3", 'root="7"', "method=ce", "epochs=3"]
+    (settings, _) = (job.settings for job in read_plan(file, changes=changes).jobs)
+    wanted = {"precision": "32", "data": "2024-01-01", "label": "true", "weights": "1e3", "root": "7", "epochs": 3}
+    assert {key: settings[key] for key in wanted} == wanted
+    both = read_plan(file, changes=['precision=["32", "bf16"]', "warpi.output=tanh"]).jobs
+    assert [job.settings["precision"] for job in both] == ["32", "bf16"] * 4
+    for text, said in {
+        'precision=[32, "bf16"]': "precision in --set must be text, got 32; write it in quotes",
+        "precision=16": "unknown precision '16'",
+        "warpi.output=3": "unknown output '3'",
+        "method=3": "unknown method '3'",
+        "epochs=two": "epochs must be int, got 'two'",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(said)):
+            read_plan(file, changes=[text])
+
+
+def test_a_setting_that_is_a_list_for_one_method_alone(tmp_path: Path) -> None:
+    """`hidden` is a number for warpi and mwnet, and a list for vri."""
+
+    def asked(text: str, *changes: str) -> list[str]:
+        plan = read_plan(write(tmp_path, text), changes=changes)
+        return [f"{job.settings['method']} {job.settings['hidden']}" for job in plan.jobs]
+
+    two = ["warpi 50", "warpi 80"]
+    assert asked("[grid]\nhidden = [50, 80]") == asked("[method.warpi]\nhidden = [50, 80]") == two
+    assert asked("[[runs]]\nhidden = [50, 80]") == asked("", "hidden=[50, 80]") == two
+    assert asked("", "warpi.hidden=[50, 80]") == two
+    assert asked('[[runs]]\nmethod = "vri"\nhidden = [50, 80]') == asked("", "method=vri", "hidden=[50, 80]")
+    assert asked("[method.vri]\nhidden = [[50, 80], [9]]", "method=vri") == ["vri (50, 80)", "vri (9,)"]
+
+
+def test_a_change_for_a_method_that_would_be_lost_is_refused(tmp_path: Path) -> None:
+    text = '[[runs]]\nmethod = "warpi"\nsamples = [1, 5]\n[[runs]]\nmethod = ["ce", "mwnet"]\n'
+    said = r"warpi\.samples would change nothing: .* write --set method=warpi --set samples"
+    with pytest.raises(UserError, match=said):
+        read_plan(write(tmp_path, text), changes=["warpi.samples=1"])
+    assert names(read_plan(tmp_path / "sweep.toml", changes=["method=warpi", "samples=1"])) == [
+        "warpi_given_samples-1_seed0"
+    ]
+    found = read_plan(tmp_path / "sweep.toml", changes=["mwnet.hidden=7"]).jobs
+    assert [job.settings.get("hidden") for job in found] == [None, None, None, 7]
+
+
+def test_every_recipe_of_this_repository_can_be_read() -> None:
+    found = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+    assert found
+    for file in found:
+        assert read_plan(file).jobs, file
+
+
+def test_the_file_of_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = names(read_plan(write(tmp_path, text)))
+    assert len(found) == 2 * 3 * 3 + 3 * 2
+    for name in re.findall(r"`(warpi_\S+seed\d)`", page):
+        assert name in found
+
+
+def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was done elsewhere, of which the results are left, is done; with other settings, or in part, it is not."""
+    kept = tmp_path / "kept"
+    file = tiny(tmp_path, epochs=1, more=f'[sweep]\nkept = "{kept}"\n')
+    only = ["--set", "method=ce", "--jobs", "1", "--device", "cpu"]
+    assert main(["sweep", str(file), "--out", str(tmp_path / "there"), *only]) == 0
+    for run in (tmp_path / "there").glob("ce_*"):
+        for name in KEPT:
+            write_bytes(kept / run.name / name, (run / name).read_bytes())
+    capsys.readouterr()
+
+    def dry(*more: str) -> str:
+        assert main(["sweep", str(file), "--out", str(tmp_path / "here"), "--dry-run", *more]) == 0
+        return capsys.readouterr().out
+
+    assert "4 runs in" in (said := dry())
+    assert "2 done, 0 begun, 2 missing" in said
+    assert main(["sweep", str(file), "--out", str(tmp_path / "here"), *only]) == 0
+    said = capsys.readouterr().out
+    assert "nothing to do, all 2 runs are done" in said
+    assert re.search(r"ce +2 ", said), "they are in the table"
+    assert not (tmp_path / "here").exists()
+    assert "0 done, 0 begun, 4 missing" in dry("--set", "epochs=2"), "the results of another run"
+    spec_file = kept / "ce_pair-0.4_seed1" / "spec.json"
+    spec_file.write_text(spec_file.read_text().replace('"momentum": 0.9', '"momentum": 0.8'))
+    assert "1 done, 0 begun, 3 missing" in dry(), "done when another momentum was the default"
+    results = kept / "ce_pair-0.4_seed0" / "results.jsonl"
+    whole = results.read_bytes()
+    for broken in (b"", whole[:30], b"[1, 2]\n", whole + whole):
+        results.write_bytes(broken)
+        assert "0 done, 0 begun, 4 missing" in dry(), "a record of every epoch, and no more"
+    results.write_bytes(whole)
+    assert "1 done, 0 begun, 3 missing" in dry()
+    (tmp_path / "kept2").mkdir()
+    results.parent.rename(tmp_path / "kept2" / "of_another_sweep")
+    assert "0 done" in dry()
+    file.write_text(file.read_text().replace(f'"{kept}"', f'["{kept}", "{kept}2"]'))
+    assert "1 done, 0 begun, 3 missing" in dry(), "a run of two sweeps is done once"
+    (tmp_path / "kept2" / "of_another_sweep" / "results.jsonl").unlink()
+    assert "0 done, 0 begun, 4 missing" in dry()
+
+
+def test_kept_runs_of_other_data_or_broken_ones_are_none(tmp_path: Path) -> None:
+    """Under another name a run is known by its settings: those of files of one's own, by where they lie, too."""
+    for root in ("raw", "cropped"):
+        for name in KEPT:
+            write_bytes(tmp_path / "kept" / root / name, b"{}")
+    settings = {"data": "list.csv", "noise": "given", "seed": 0, "method": "ce"}
+    for root in ("raw", "cropped"):
+        (tmp_path / "kept" / root / "sweep.json").write_text(json.dumps(settings | {"root": root}))
+    write_bytes(tmp_path / "kept" / "broken" / "sweep.json", b"{")
+    found = {
+        root: folders._asked(tmp_path / "kept")[folders._key(settings | {"root": root})] for root in ("raw", "cropped")
+    }
+    assert found == {root: [tmp_path / "kept" / root] for root in found}
+    named = settings | {"data": "digits"}
+    assert folders._key(named | {"root": "/here"}) == folders._key(named | {"root": "/there"})
+    assert folders.kept([tmp_path / "kept"], Job("other", settings | {"root": "third"})) is None
+
+
+def test_kept_results_are_sought_where_one_stands(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tiny(tmp_path, epochs=1, more='[sweep]\nkept = "results/flip"\n')
+    monkeypatch.chdir(tmp_path)
+    read_plan(file)
+    assert f"there is no results in {tmp_path}, so that no kept run counts as done" in caplog.text
+    caplog.clear()
+    (tmp_path / "results").mkdir()
+    read_plan(file)
+    assert not caplog.text, "nothing was kept yet"
+
+
+def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tiny(tmp_path, epochs=1)
+    flags = ["--set", "method=ce", "--out", str(tmp_path / "runs"), "--jobs", "1", "--device", "cpu"]
+    assert main(["sweep", str(file), "--set", "seed=[0]", *flags]) == 0
+    (tmp_path / "runs" / "ce_pair-0.4_seed0" / "results.jsonl").write_text("{bro\n")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["sweep", str(file), *flags])
+    assert "does not hold every epoch; delete the folder to run it anew" in (said := capsys.readouterr()).err
+    assert "1 of 2 runs done" in said.out
+    (spec_file := tmp_path / "runs" / "ce_pair-0.4_seed0" / "spec.json").write_text("{")
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", str(file), *flags])
+    assert ended.value.code == 1
+    assert f"{spec_file} is not JSON" in (said := capsys.readouterr()).err
+    assert re.search(r"ce +1 ", said.out), "the other one is"
+
+
+def finished(plan: Plan, job: Job, **facts: Any) -> Path:
+    """The folder of a run that is done, without a training."""
+    settings = {key: value for key, value in job.settings.items() if key != "threads"}
+    of = spec.prepare(**settings)[0]
+    known = {"format": "warpi-run/1", "version": "0", "spec": of.to_json(), "facts": facts}
+    known["environment"] = {"stamps": of.stamps}
+    content = {"spec.json": known, "sweep.json": job.settings, "done": {}}
+    for name, each in content.items():
+        write_bytes(plan.out / job.name / name, json.dumps(each).encode())
+    write_bytes(plan.out / job.name / "results.jsonl", b"{}\n" * of.recipe.epochs)
+    return plan.out / job.name
+
+
+def test_what_was_made_from_another_version_of_the_noise_is_not_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("T.npy", np.eye(10))
+    file = write(tmp_path, "[defaults]\nmethod = 'ce'\nepochs = 1\nnoise = 'matrix:T.npy'\n[grid]\nseed = [0, 1, 2]")
+    plan = read_plan(file)
+    made, old = plan.jobs[0], plan.jobs[1]
+    path = finished(plan, made, noise_file_sha256=hashlib.sha256(Path("T.npy").read_bytes()).hexdigest())
+    finished(plan, old)
+    assert folders.look(plan, made).done
+    np.save("T.npy", np.eye(10) * 0.5 + 0.05)
+    assert main(["sweep", str(file), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "1 done, 0 begun, 1 missing, 1 refused" in said, "of one that has stored no hash nothing is known"
+    with pytest.raises(UserError, match=r"was made from another version of T\.npy: its sha256 .* or delete the folder"):
+        folders.look(plan, made)
+    assert (folders.why_not_kept(path, made.settings) or "").startswith("it was made from another version of T.npy")
+    assert folders.why_not_kept(plan.out / old.name, old.settings) is None
+    refused = list[Event]()
+    queue = warpi.sweep.Queue(plan, "a session", refused.append)
+    claim = queue.take()
+    assert claim is not None
+    assert (claim.job, [event.run for event in refused]) == (plan.jobs[2], [made.name])
+    claim.held.close()
+    assert (path / "done").exists(), "it is left alone"
+    Path("T.npy").unlink()
+    assert folders.look(plan, made).done, "what is gone is not needed"
+
+
+def test_what_was_made_from_another_version_of_the_data_is_not_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "a,label\n" + "".join(f"{i % 7}.5,{'pq'[i % 2]}\n" for i in range(60))
+    data = write(tmp_path, rows, "x.csv")
+    text = f"[defaults]\nmethod = 'ce'\nepochs = 1\ndata = '{data}'\nlabel = 'label'"
+    plan = read_plan(write(tmp_path, text), tmp_path / "runs")
+    (job,) = plan.jobs
+    facts = folders._facts(spec.DataSpec(str(data), label="label"), 0)
+    path = finished(plan, job, **facts)
+    reads = folders._facts.cache_info().misses
+    assert folders.look(plan, job).done
+    assert folders._facts.cache_info().misses == reads, "it was not touched, and is not read"
+    os.utime(data)
+    assert folders.look(plan, job).done, "touched, and the same"
+    for changed, what in {rows.replace("p", "q", 1): "labels", rows.replace("3.5", "3.6", 1): "inputs"}.items():
+        (tmp_path / "new").write_text(changed)
+        os.utime(tmp_path / "new", ns=(0, 0))  # an older file that is put in its place
+        os.replace(tmp_path / "new", data)
+        os.utime(path / "spec.json", (4e9, 4e9))  # a copy of the run that is newer still
+        with pytest.raises(UserError, match=rf"{path} was made from another version of {data}: {what}_sha256 was"):
+            folders.look(plan, job)
+    assert not caplog.text
+    data.write_text("nothing")
+    assert folders.look(plan, job).done, "what cannot be compared is told"
+    assert f"{data} was touched since runs were made from it, and cannot be compared with theirs" in caplog.text
+    data.write_text(rows)
+    assert folders.look(plan, job).done
+
+
+def test_a_run_of_fit_with_another_setting_that_the_sweep_does_not_name_is_refused(tmp_path: Path) -> None:
+    plan = read_plan(tiny(tmp_path), tmp_path / "runs", changes=["method=ce", "seed=0"])
+    (job,) = plan.jobs
+    other = Job(job.name, {**job.settings, "momentum": 0.5})
+    (finished(plan, other) / "sweep.json").unlink()
+    events = list[Event]()
+    assert warpi.sweep.Queue(plan, "a session", events.append).take() is None
+    (event,) = events
+    assert "was begun with momentum = 0.5, not with momentum = 0.9; choose another --out" in event.reason
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+# -- the means -------------------------------------------------------------------------------------------------------
+
+
+def test_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warpi.sweep, "cores", lambda: 4)
+    assert means("cpu", "auto", 2).threads == 2
+    assert len(means("auto", "auto", None).processes) == 4
+    for flags in (("cpu,cpu", "auto", None), ("cpu", "3", None), ("cpu", "auto", 0), ("gpu", "auto", None)):
+        with pytest.raises(UserError):
+            means(*flags)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    two = means("auto", "3", None)
+    assert [str(device) for device in two.processes] == ["cuda:0", "cuda:1"]
+    assert (two.per_gpu, two.threads) == (3, None)
+    assert [str(d) for d in means("cuda:1", "auto", None).devices] == ["cuda:1"]
+    shared = means("auto", "auto", 3)  # three processes on each of two GPUs, a run each
+    assert [str(device) for device in shared.processes] == ["cuda:0", "cuda:1"] * 3
+    assert (shared.per_gpu, means("auto", "2", 3).per_gpu, means("auto", "auto", 1).per_gpu) == (1, 2, None)
+    for flags in (
+        ("cuda:0,cuda:0", "auto", None),
+        ("cuda:0,cpu", "auto", None),
+        ("cuda", "auto", 0),
+        ("cuda", "0", None),
+    ):
+        with pytest.raises(UserError):
+            means(*flags)
+
+
+# -- how many at once ------------------------------------------------------------------------------------------------
+
+
+class Gpu:
+    """A made-up GPU: `total[n]` is what n runs do together, in steps of the cheapest run a second."""
+
+    def __init__(self, total: list[float], memory: float = 100.0, cost: Callable[[int], float] = lambda _: 1.0) -> None:
+        self.total, self.memory, self.cost = total, memory, cost
+        self.now, self.crowd = 0.0, Crowd()
+        self.meter = Meter(lambda: self.now)
+
+    def settle(self, seconds: int = 60) -> int:
+        n = 0
+        for tick in range(10 * seconds):
+            if n != self.crowd.limit:
+                n = self.crowd.limit
+                self.meter.restart([str(i) for i in range(n)])
+                self.now += 3.0  # slow beginnings are not measured
+            self.now += 0.1
+            for i in range(n):
+                self.meter.add(str(i), int(self.total[n] / n / self.cost(i) * 0.1))
+            if tick % 30 == 0:
+                self.now += 2.0
+                self.meter.pause(2.0)  # an evaluation
+            if rates := self.meter.rates():
+                self.crowd.measured(rates, self.memory - 10 * n, 10 * n)
+        return self.crowd.limit
+
+
+def test_one_more_while_it_pays() -> None:
+    flat = [0, 1000, 1000, 1000]
+    assert Gpu(flat).settle() == 2, "the second neither helps nor harms: it stays, and no third comes"
+    assert Gpu([0, 1000, 900, 900]).settle() == 1, "the second harms"
+    assert Gpu([0, 1000, 1500, 1800, 1850, 1860]).settle() == 4
+    assert Gpu([0, *(1000 * n for n in range(1, 20))]).settle() == 9, "as many as there is memory for"
+    assert Gpu([0, *(1000 * n for n in range(1, 20))], memory=25).settle() == 2
+    cheap = lambda i: 10.0 if i == 0 else 1.0
+    assert Gpu([0, 1000, 900, 900], cost=cheap).settle() == 1, "cheap steps beside dear ones are no gain"
+
+
+def test_windows_are_of_the_same_runs() -> None:
+    clock = SimpleNamespace(now=0.0)
+    meter = Meter(lambda: clock.now)
+    assert meter.rates() is None
+    meter.restart(["a", "b"])
+    meter.add("a", 100)
+    assert meter.rates() is None, "b has not begun"
+    meter.add("b", 20)
+    assert meter.rates() is None, "both are warm: now the window begins"
+    meter.add("a", 300), meter.add("b", 30)
+    clock.now = 1.0
+    assert meter.rates() is None, "too short"
+    clock.now = 6.0
+    meter.pause(3.0)
+    assert meter.rates() == {"a": 100.0, "b": 10.0}
+    assert meter.rates() is None
+
+
+def test_a_given_number_stays() -> None:
+    crowd = Crowd(3)
+    crowd.measured({"a": 1.0, "b": 1.0, "c": 1.0}, 1e9, 1.0)
+    assert crowd.limit == 3
+    crowd.out_of_memory(2)
+    crowd.measured({"a": 1.0, "b": 1.0}, 1e9, 1.0)
+    assert crowd.limit == 2
+
+
+# -- several at once -------------------------------------------------------------------------------------------------
+
+
+class Listed:
+    """Work from a list."""
+
+    def __init__(self, folder: Path, jobs: list[Job]) -> None:
+        self.folder, self.jobs = folder, jobs
+        self.events: list[Event] = []
+        self.failures: dict[str, str] = {}
+        self.finished: list[str] = []
+
+    def take(self) -> Claim | None:
+        if not self.jobs:
+            return None
+        job = self.jobs.pop(0)
+        path = self.folder / job.name
+        return Claim(job, path, 0, checkpoint.exists(path / "checkpoint.safetensors"), ExitStack())
+
+    def more(self) -> bool:
+        return bool(self.jobs)
+
+    def done(self, claim: Claim) -> None:
+        self.finished.append(claim.job.name)
+
+    def failed(self, job: Job, reason: str, details: str) -> None:
+        self.failures[job.name] = reason
+        assert details or "UserError" not in reason
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class Whims(nn.Module):
+    """A network that draws from every global generator."""
+
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(n, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layers(x)
+        return z * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))  # noqa: NPY002
+
+
+def whimsical(shape: tuple[int, ...], k: int) -> nn.Module:
+    return Whims(shape[0], k)
+
+
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{name}/{key}")
+    else:
+        yield name, tree
+
+
+def results(path: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def assert_same_runs(a: Path, b: Path, exact: bool = True) -> None:
+    assert (a / "done").exists()
+    x, y = (dict(leaves(checkpoint.load(path / "checkpoint.safetensors"))) for path in (a, b))
+    assert x.keys() == y.keys()
+    for name, value in x.items():
+        if isinstance(value, Tensor) and exact:
+            assert torch.equal(value, y[name]), name
+        elif isinstance(value, Tensor) and value.is_floating_point():
+            torch.testing.assert_close(value, y[name], rtol=1e-4, atol=1e-5)
+        elif exact:
+            assert value == y[name], name
+    if exact:
+        assert results(a) == results(b)
+    for one, other in zip(results(a), results(b), strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+def test_runs_beside_each_other_are_what_they_are_alone(tmp_path: Path) -> None:
+    """With dropout, and with chance from python and numpy; the runs are of unequal methods and lengths."""
+    jobs = []
+    for method, seed, epochs in [("ce", 0, 2), ("warpi", 1, 3), ("mwnet", 2, 2), ("ce", 3, 1)]:
+        more = {"method": method, "seed": seed, "epochs": epochs, "noise": "pair:0.4", "net": whimsical}
+        jobs.append(Job(f"{method}{seed}", {**TINY, **more}))
+    for job in jobs:
+        fit(tmp_path / "alone" / job.name, device="cpu", **job.settings)
+    before = (random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads())
+    work = Listed(tmp_path / "beside", list(jobs))
+    drive(work, CPU, Crowd(3), [], work.tell)
+    assert work.failures == {}
+    assert (random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads()) == before
+    order = [event.run for event in work.events if event.what == "epoch"]
+    assert order.index("warpi1") < order.index("mwnet2") < len(order) - 1 - order[::-1].index("warpi1"), "in turns"
+    for job in jobs:
+        assert_same_runs(tmp_path / "beside" / job.name, tmp_path / "alone" / job.name)
+
+
+def test_shared_data_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    def counting(*args: Any, **named: Any) -> Any:
+        reads.append(args)
+        return load(*args, **named)
+
+    load = spec._load
+    monkeypatch.setattr(spec, "_load", counting)
+    with spec.read_once():
+        tasks = [spec.prepare("ce", data="digits", noise="pair:0.4", seed=seed)[1] for seed in (0, 1)]
+        spec.prepare("ce", data="digits", label=None, noise="flip:0.4")
+    assert reads == [("digits",)]
+    assert tasks[0].train.examples.x is tasks[1].train.examples.x
+    spec.prepare("ce", data="digits")
+    assert len(reads) == 2, "not outside: a file may have changed"
+    examples = load("digits")[0].examples
+    assert examples.to("meta").x is examples.to("meta").x, "on a device once, too"
+
+
+def fake(path: Path, **how: Any) -> Iterator[dict[str, float] | None]:
+    """A run that needs no time; what it should do stands in its settings."""
+    for step in range(how["steps"]):
+        if "threads" in how:
+            assert step == 0 or torch.get_num_threads() == how["threads"], "each run has its own number"
+            torch.set_num_threads(how["threads"])
+        if how.get("error") and step == how["at"]:
+            raise how["error"]
+        if how.get("hungry") and len(ALIVE) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        ALIVE.add(path.name)
+        if how["caught"]:
+            ALIVE.discard(path.name)
+            raise lanes.Stopped(how["caught"][0], "")
+        yield {"epoch": step + 1.0, "seconds": 1.0, "test_acc": 50.0} if step % 3 == 2 else None
+    ALIVE.discard(path.name)
+    return SimpleNamespace(history=[{"epoch": 1.0}])
+
+
+ALIVE: set[str] = set()
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ALIVE.clear()
+    monkeypatch.setattr(lanes, "fitting", fake)
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
+    errors = [UserError("no such file"), RuntimeError("shapes"), KeyError("bug"), OSError(28, "disk full")]
+    jobs = [Job(f"bad{i}", {"steps": 9, "error": error, "at": 2 * i}) for i, error in enumerate(errors)]
+    jobs[2:2] = [Job("good0", {"steps": 20})]
+    work = Listed(
+        tmp_path, [*jobs, Job("good1", {"steps": 5}), Job("big", {"steps": 3, "error": MemoryError(), "at": 1})]
+    )
+    drive(work, CPU, Crowd(1), [], work.tell)
+    assert work.finished == ["good0", "good1"]
+    assert work.failures.keys() == {"bad0", "bad1", "bad2", "bad3", "big"}
+    assert work.failures["bad0"] == "no such file"
+    assert work.failures["bad2"] == "KeyError: 'bug'"
+    assert "lower batch_size" in work.failures["big"]
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_run_without_memory_beside_others_is_tried_again_with_fewer(tmp_path: Path) -> None:
+    hungry = Job("hungry", {"steps": 4, "hungry": True})
+    work = Listed(tmp_path, [Job("a", {"steps": 8}), Job("b", {"steps": 3}), hungry])
+    take, crowd = work.take, Crowd(3)
+
+    def tell(event: Event) -> None:
+        work.tell(event)
+        if event.what == "again":
+            work.jobs.append(hungry)
+
+    drive(work, CPU, crowd, [], tell)
+    assert work.finished == ["b", "a", "hungry"]
+    assert [event.what for event in work.events if event.run == "hungry"].count("again") >= 1
+    assert crowd.limit < 3
+    assert take() is None
+
+
+@pytest.mark.usefixtures("faked")
+def test_threads_belong_to_a_run(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    work = Listed(tmp_path, [Job(str(n), {"steps": 5, "threads": n}) for n in (1, 2, 3)])
+    drive(work, CPU, Crowd(3), [], work.tell)
+    assert (work.failures, len(work.finished), torch.get_num_threads()) == ({}, 3, before)
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_signal_stops_every_run(tmp_path: Path) -> None:
+    work, caught = Listed(tmp_path, [Job(name, {"steps": 50}) for name in "abc"]), list[int]()
+
+    def tell(event: Event) -> None:
+        work.tell(event)
+        if event.what == "epoch":
+            caught.append(signal.SIGTERM)
+
+    drive(work, CPU, Crowd(2), caught, tell)
+    assert sorted(event.run for event in work.events if event.what == "stopped") == ["a", "b"]
+    assert work.finished == []
+    assert [job.name for job in work.jobs] == ["c"], "nothing new is begun"
+
+
+# -- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_board_counts_and_estimates(tmp_path: Path) -> None:
+    jobs = tuple(Job(f"{m}{s}", {"method": m, "seed": s, "epochs": 10}) for m in ("ce", "warpi") for s in (0, 1))
+    states = {job.name: State(False, False, 0, None) for job in jobs} | {"ce1": State(True, True, 10, 10)}
+    with (tmp_path / "out").open("w") as out, Board(Plan(tmp_path, tmp_path, jobs), states, Console(file=out)) as board:
+        assert (board.count("done"), board.left()) == (1, None)
+        board.tell(Event("begun", "ce0"))
+        board.tell(Event("epoch", "ce0", 4, {"epoch": 4, "seconds": 2.0, "test_acc": 70.0}))
+        assert board.left() == pytest.approx((6 + 10 + 10) * 2.0), "what is not known takes as long as what is"
+        board.tell(Event("begun", "warpi0"))
+        board.tell(Event("epoch", "warpi0", 5, {"epoch": 5, "seconds": 8.0}))
+        assert board.left() == pytest.approx((6 * 2.0 + 5 * 8.0 + 10 * 8.0) / 2)
+        board.tell(Event("failed", "warpi0", reason="no luck"))
+        board.tell(Event("done", "ce0", 10, {"epoch": 10, "seconds": 2.0, "test_acc": 71.5}))
+        assert (board.count("done"), board.failed) == (2, {"warpi0": "no luck"})
+    text = (tmp_path / "out").read_text()
+    assert "[2/4] ce0  test 71.50 %" in text
+    assert "warpi0  failed: no luck" in text
+    assert [duration(s) for s in (7.4, 200, 11000)] == ["7 s", "3 min", "3 h 03 min"]
+
+
+def test_bars_on_a_terminal(tmp_path: Path) -> None:
+    jobs = (Job("a", {"epochs": 4}), Job("b", {"epochs": 4}))
+    with (tmp_path / "out").open("w") as out:
+        console = Console(file=out, force_terminal=True, width=120)
+        with Board(
+            Plan(tmp_path, tmp_path, jobs), {j.name: State(False, False, 0, None) for j in jobs}, console
+        ) as board:
+            board.tell(Event("begun", "a"))
+            board.tell(Event("epoch", "a", 1, {"epoch": 1, "seconds": 100.0, "val_acc": 12.0}))
+            board.bars.refresh()
+    text = (tmp_path / "out").read_text()
+    assert "0 done, 1 active, 1 waiting" in text
+    assert "12 min left" in text
+    assert "val 12.00 %" in text
+
+
+# -- the whole -------------------------------------------------------------------------------------------------------
+
+
+def sweep(file: Path, out: Path, *flags: str) -> int:
+    try:
+        return main(["sweep", str(file), "--out", str(out), "--device", "cpu", *flags])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of `tiny` with small batches, one after the other."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert sweep(tiny(folder, 4, 8, LONGER), folder / "runs", "--jobs", "1") == 0
+    return folder / "runs"
+
+
+def test_where_nothing_can_be_written_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each process used to say so, and each run to be one to sweep again."""
+    (tmp_path / "taken").write_text("")
+    assert sweep(tiny(tmp_path, 4, 8, LONGER), tmp_path / "taken" / "runs", "--jobs", "2") == 2
+    assert capsys.readouterr().err == (
+        f"warpi: cannot write to {tmp_path / 'taken' / 'runs'}: Not a directory; choose another --out\n"
+    )
+
+
+def test_a_sweep_and_its_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tiny(tmp_path), tmp_path / "runs"
+    assert sweep(file, out, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "ce_pair-0.4_seed0     missing" in said
+    assert "0 done, 0 begun, 4 missing" in said
+    assert not out.exists()
+    rows = tmp_path / "rows.json"
+    assert sweep(file, out, "--jobs", "1", "--set", "seed=0", "--json", str(rows)) == 0
+    said = capsys.readouterr().out
+    assert "[2/2] warpi_pair-0.4_seed0  test " in said
+    assert "2 of 2 runs done" in said
+    assert [(row["method"], row["seeds"]) for row in json.loads(rows.read_text())] == [("ce", [0]), ("warpi", [0])]
+    fit(out / "ce_pair-0.4_seed1", method="ce", noise="pair:0.4", seed=1, device="cpu", **TINY)  # by hand
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*_seed0/*")}
+    assert sweep(file, out, "--jobs", "1") == 0
+    assert before == {path: path.stat().st_mtime_ns for path in out.glob("*_seed0/*")}, "what is done is left alone"
+    assert "[4/4] warpi_pair-0.4_seed1" in capsys.readouterr().out
+    assert sweep(file, out, "--dry-run") == 0
+    assert "4 done, 0 begun, 0 missing" in capsys.readouterr().out
+    assert sweep(file, out) == 0
+    assert "nothing to do, all 4 runs are done" in capsys.readouterr().out
+    assert sweep(file, out, "--jobs", "1", "--set", "epochs=3") == 1, "the same folders for other settings"
+    said, errors = capsys.readouterr()
+    assert "0 of 4 runs done" in said
+    assert "seeds" not in said, "results of other settings are no table of these"
+    assert errors.count("was begun with epochs = 2, not with epochs = 3; choose another --out") == 4
+    assert sweep(file, out, "--dry-run", "--set", "lr=0.3") == 0
+    assert capsys.readouterr().out.replace("\n", " ").count("was begun with no lr") >= 1
+    assert sweep(file, out, "--dry-run", "--json", str(rows)) == 2
+
+
+def test_a_reader_of_ones_own_that_fails_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise RuntimeError("the server is away")
+
+    monkeypatch.setattr("warpi.sweep.runner.read_all", read)
+    file = tiny(tmp_path, epochs=1)
+    assert sweep(file, tmp_path / "runs", "--jobs", "1") == 2
+    assert (
+        "RuntimeError: the server is away (data = 'digits', root = None; no run was begun)" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = '[[runs]]\nmethod = "ce"\nseed = [0]\nlr = [1e30, 0.05]\n'
+    more += '[[runs]]\nmethod = "ce"\nseed = [0, 1, 2]\nnoise = "hierarchical:0.4"\n'
+    file, out = tiny(tmp_path, more=more), tmp_path / "runs"
+    for _ in range(2):  # again at the second call: it may have been mended
+        assert sweep(file, out, "--jobs", "1") == 1
+        said = capsys.readouterr()
+        assert "warpi: ce_pair-0.4_lr-1e+30_seed0 failed: " in said.err
+        assert "lower --lr" in said.err
+        assert re.search(r"^warpi: ce_hierarchical-0.4_seed. and 2 more failed: ", said.err, re.M), "one line for all"
+        assert said.out.count("superclasses") == 1, "the reason they share is told once"
+        assert "1 of 5 runs done" in said.out
+    assert (out / "ce_pair-0.4_lr-0.05_seed0" / "done").exists()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "extra", "says"),
+    [
+        ("1", 'data = "cifar10"', "cifar10 is not in {root}: download"),
+        ("2", 'data = "cifar10"', "cifar10 is not in {root}: download"),
+        ("1", 'data = "none.csv"', "no file or folder 'none.csv'"),
+        ("1", 'noise = "given:none.json"', "cannot read the noise manifest none.json"),
+        ("1", 'noise = "given:worst"', "data set 'digits' has no label sets; give a manifest *.json or plain 'given'"),
+        ("2", 'noise = "given:worst"', "data set 'digits' has no label sets; give a manifest *.json or plain 'given'"),
+        (
+            "1",
+            'noise = "given:{root}.json"',
+            "noise manifest {root}.json: data is 'other', but this data set has 'digi",
+        ),
+        ("1", 'meta_data = "none.csv"', "no file or folder 'none.csv'"),
+        ("1", 'noise = "open_set:0.2,from=cifar100"\ndata = "digits"', "cifar100 is not in {root}: download"),
+    ],
+)
+def test_data_that_is_not_there_is_said_once_before_anything_is_begun(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: str,
+    extra: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(warpi.sweep, "_workers", lambda *_: pytest.fail("a process was started"))
+    more = f'[[runs]]\nmethod = ["ce"]\n[[runs]]\nmethod = ["mwnet", "warpi"]\n{extra}\n'
+    out, root = tmp_path / "runs", tmp_path / "no data"
+    labels = NoisyLabels(torch.tensor([0, 1]), None)
+    write_manifest(f"{root}.json", data="other", noise="given", seed=0, n_classes=2, labels=labels)
+    file = tiny(tmp_path, more=more.replace("{root}", str(root)))
+    assert sweep(file, out, "--jobs", jobs, "--root", str(root)) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"warpi: {file}: {says.format(root=root)}")
+    assert line.endswith(f"root = {str(root)!r}; no run was begun)")
+    assert not said.out
+    assert not out.exists()
+
+
+def test_data_of_runs_that_are_done_is_not_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write(tmp_path, "a,label\n" + "".join(f"{i}.5,{'pq'[i % 2]}\n" for i in range(60)), "x.csv")
+    text = f'[defaults]\ndata = "{data}"\nlabel = "label"\nepochs = 1\nmethod = "ce"\nthreads = 1\n'
+    file, out = write(tmp_path, text), tmp_path / "runs"
+    assert sweep(file, out, "--jobs", "1") == 0
+    data.unlink()
+    assert sweep(file, out, "--jobs", "1") == 0
+    assert "nothing to do, all 1 runs are done" in capsys.readouterr().out
+    assert sweep(file, out, "--jobs", "1", "--set", "seed=1") == 2
+
+
+def start(file: Path, out: Path, *flags: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "warpi", "sweep", str(file), "--out", str(out), "--device", "cpu", *flags]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def until(happened: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
+    end = time.monotonic() + 120
+    while not happened():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_stopped_and_killed_and_taken_up_again(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM in the first run, kill -9 in the third: the end is as if nothing had been."""
+    file, out = tiny(tmp_path, 4, 8, LONGER), tmp_path / "runs"
+    tell = Board.tell
+
+    def hear(board: Board, event: Event) -> None:
+        tell(board, event)
+        if event.what == "begun":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "tell", hear)
+        assert sweep(file, out, "--jobs", "1") == 143
+    again = f"warpi sweep {file} --out {out} --device cpu --jobs 1"
+    assert capsys.readouterr().err == f"warpi: stopped by SIGTERM; go on with: {again}\n"
+    (stored,) = out.glob("*/checkpoint.safetensors")
+    assert stored.parent.name == "ce_pair-0.4_seed0"
+    assert checkpoint.load(stored)["position"]["epoch"] == 0, "stored at once"
+    process = start(file, out, "--jobs", "1")
+    until((out / "warpi_pair-0.4_seed0" / "checkpoint.safetensors").exists, process)
+    process.kill()
+    process.communicate()
+    assert not (out / "warpi_pair-0.4_seed1" / "done").exists(), "it was in the middle of its work"
+    assert sweep(file, out, "--jobs", "1") == 0
+    for path in (out / name for name in names(read_plan(file))):
+        assert_same_runs(path, undisturbed / path.name)
+
+
+def children() -> list[int]:
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
+def test_two_processes_and_the_death_of_one(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out, events = tiny(tmp_path, 4, 8, LONGER), tmp_path / "runs", list[Event]()
+    tell = Board.tell
+
+    def hear(board: Board, event: Event) -> None:
+        events.append(event)
+        tell(board, event)
+        if len({e.run for e in events if e.what == "epoch"}) >= 2 and not killed:  # both are at work
+            killed.append(min(set(children()) - before))
+            with suppress(ProcessLookupError):
+                os.kill(killed[0], signal.SIGKILL)
+
+    killed, before = list[int](), set(children())
+    monkeypatch.setattr(Board, "tell", hear)
+    assert sweep(file, out, "--jobs", "2") == 0, "the other has done all of it"
+    assert "a process of the sweep ended with code -9" in capsys.readouterr().out
+    counts = {what: [event.run for event in events if event.what == what] for what in ("begun", "done")}
+    wanted = names(read_plan(file))
+    assert len(set(counts["done"])) == len(counts["done"]) >= len(wanted) - 1, "none twice"
+    assert set(counts["begun"]) == set(wanted)
+    assert len(counts["begun"]) <= len(wanted) + 1, "only that of the dead process was begun again"
+    for path in (out / name for name in wanted):
+        assert_same_runs(path, undisturbed / path.name)
+
+
+def test_what_a_library_prints_in_a_worker_is_no_event(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "hello", '{"what": "alive"}', "7", '{"other": 1}', '{"what": "done", "run": "a"}'
+    worker = subprocess.Popen([sys.executable, "-c", f"print({chr(10).join(said)!r})"], stdout=subprocess.PIPE)
+    told: queue.Queue[Event] = queue.Queue()
+    warpi.sweep._listen(worker, told)
+    warpi.sweep._end(worker)
+    assert [event.what for event in told.queue] == ["alive", "done"]
+    assert capsys.readouterr().err == 'hello\n7\n{"other": 1}\n'
+
+
+def test_workers_that_swallow_a_ctrl_c_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the import of a library may, while they start."""
+    code = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
+    begin, began = subprocess.Popen, list["subprocess.Popen[bytes]"]()
+
+    def start(_: list[str], **how: Any) -> "subprocess.Popen[bytes]":
+        began.append(begin([sys.executable, "-c", code], **how))
+        assert began[-1].stdout is not None
+        began[-1].stdout.readline()
+        return began[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    board: Any = SimpleNamespace(tell=lambda _: None)
+    assert warpi.sweep._workers(means("cpu", "auto", 1), [CPU], "", [signal.SIGINT], board, []) == []
+    assert began[0].returncode == -signal.SIGTERM
+
+
+def test_a_worker_whose_sweep_has_died_stores_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = tiny(tmp_path, 400, 8), tmp_path / "runs"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as nobody_listens:
+        monkeypatch.setattr(sys, "stdout", nobody_listens)
+        assert sweep(file, out, "--jobs", "1", "--worker", "a session") == 143
+        monkeypatch.undo()
+    assert [path.parent.name for path in out.glob("*/checkpoint.safetensors")] == ["ce_pair-0.4_seed0"]
+
+
+def test_two_sweeps_share_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second sweep of the same file takes what the first has not, waits for the rest, and ends with all of it."""
+    file, out = tiny(tmp_path), tmp_path / "runs"
+    queue = warpi.sweep.Queue(read_plan(file, out), "another", lambda _: None)
+    claim = queue.take()
+    assert claim is not None
+    timer = threading.Timer(1.5, claim.held.close)
+    timer.start()
+    assert sweep(file, out, "--jobs", "1") == 0
+    timer.join()
+    assert "[4/4] ce_pair-0.4_seed0" in capsys.readouterr().out, "the last, when its holder had gone"
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_streams_beside_each_other_are_what_they_are_alone(tmp_path: Path) -> None:
+    device = torch.device("cuda:0")
+    more: list[dict[str, Any]] = [
+        {"method": "ce", "seed": 0, "net": whimsical},  # dropout masks come from the global CUDA generator
+        {"method": "warpi", "seed": 1},
+        {"method": "warpi", "seed": 2, "epochs": 3},
+        {"method": "mwnet", "seed": 3},
+    ]
+    jobs = [Job(f"{m['method']}{m['seed']}", {**TINY, "noise": "pair:0.4", **m}) for m in more]
+    for job in jobs:
+        fit(tmp_path / "alone" / job.name, device="cuda:0", **job.settings)
+    work = Listed(tmp_path / "beside", list(jobs))
+    with spec.read_once():
+        drive(work, device, Crowd(3), [], work.tell)
+    assert work.failures == {}
+    assert sorted(work.finished) == sorted(job.name for job in jobs)
+    for job in jobs:
+        assert_same_runs(tmp_path / "beside" / job.name, tmp_path / "alone" / job.name, exact=False)
+
+
+@pytest.mark.gpu
+def test_auto_ends_with_all_runs_done(tmp_path: Path) -> None:
+    file = tiny(tmp_path, more="[method.warpi]\nepochs = 60\n")
+    argv = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--device", "cuda:0", "--per-gpu", "auto"]
+    assert main(argv) == 0
+    assert len(list((tmp_path / "runs").glob("*/done"))) == 4
+    assert json.loads((tmp_path / "runs" / "warpi_pair-0.4_seed0" / "spec.json").read_text())["environment"]["gpu"]

@@ -1,0 +1,788 @@
+"""Several ranks: the same run as one process would do, whatever happens to one of them.
+
+Ranks are forked from a server that has imported everything, with the environment that torchrun would give them; some
+are started from nothing by `warpi fit --devices 2`, as a user does.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+
+from warpi import METHODS, Recipe, UserError, fit, make_task, train
+from warpi.cli.app import main
+from warpi.data.augment import Crop
+from warpi.data.batch import Batch, Log
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Scale, TensorExamples
+from warpi.data.image_files import FileExamples
+from warpi.data.split import Loader, Split
+from warpi.functional.gaussian import DiagGaussian
+from warpi.methods.plain import CE
+from warpi.nets.mlp import MLP
+from warpi.nets.sync_batchnorm import SharedBatchNorm, synchronised
+from warpi.training import checkpoint
+from warpi.utils import distributed as parallel
+
+PROC = Path("/proc")
+FIT = ["fit", "--data", "digits", "--noise", "pair:0.4", "--method", "warpi", "--limit", "200", "--device", "cpu"]
+FIT += ["--meta", "20", "--batch-size", "8", "--meta-batch-size", "8", "--epochs", "4", "--sync-batchnorm", "--quiet"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+SETTINGS: dict[str, Any] = {"noise": "pair:0.4", "limit": 300, "epochs": 2, "meta": 20, "meta_batch_size": 20}
+SETTINGS |= {"device": "cpu", "batch_size": 32}
+
+# --- what a rank does: tasks, networks, methods -----------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """No BatchNorm."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.Tanh(), nn.Flatten())
+        self.fc = nn.Linear(4 * (shape[1] - 2) ** 2, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(self.body(x))
+        return z
+
+
+class Normed(Plain):
+    """BatchNorm over images and over features."""
+
+    norms: ClassVar[tuple[type[nn.Module], type[nn.Module]]] = (nn.BatchNorm2d, nn.BatchNorm1d)
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__(shape, n_classes)
+        self.body.insert(1, self.norms[0](4))
+        self.body.append(self.norms[1](self.fc.in_features))
+
+
+class Sharded(nn.BatchNorm1d):
+    """What two ranks with statistics of their own do, in one process: each half is normalised by itself."""
+
+    def _check_input_dim(self, input: Tensor) -> None: ...
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        halves = input.chunk(2)
+        for stored, now in ((self.running_mean, torch.mean), (self.running_var, torch.var)):
+            assert stored is not None
+            means = [now(half.detach().transpose(0, 1).flatten(1), dim=1) for half in halves]
+            stored.lerp_(torch.stack(means).mean(0), 0.1)
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return torch.cat([F.batch_norm(h, None, None, self.weight, self.bias, True, 0, self.eps) for h in halves])
+
+
+class NormedInHalves(Normed):
+    norms = (Sharded, Sharded)
+
+
+def images(n: int = 120) -> Dataset:
+    """Three classes of noise images, in float64."""
+    chance = torch.Generator().manual_seed(5)
+    x = torch.randint(256, (n, 3, 6, 6), generator=chance).double()
+    y = torch.arange(n) % 3
+    x[torch.arange(n), y] /= 2
+    scale = Scale(torch.tensor(127.0).double(), torch.tensor(64.0).double())
+    return Dataset("images", TensorExamples(x, scale, Crop(6, pad=2)), y, ("red", "green", "blue"), clean=y)
+
+
+def trained(method: str, net: type[nn.Module], **recipe: Any) -> dict[str, Tensor]:
+    """All there is after two epochs: weights of classifier and meta-network, running statistics, logs, scores."""
+    task, truth = make_task(images(), "pair:0.3", meta=24, seed=3)
+    learner = replace(METHODS[method])
+    learner.start(task, Recipe(net=net, epochs=2, batch_size=12, meta_batch_size=12, lr=0.05, **recipe))
+    records = [record for record in train(learner, task, truth) if record]
+    state = {f"net.{k}": v for k, v in learner.net.state_dict().items()}
+    if hasattr(learner, "V"):
+        state |= {f"V.{k}": v for k, v in learner.V.state_dict().items()}
+    for record in records:
+        record.pop("seconds")
+        state |= {f"{int(record['epoch'])}.{k}": torch.tensor(v) for k, v in record.items()}
+    return {k: v.clone() for k, v in state.items()}
+
+
+# (method, network of the ranks, network of the one process, more of the recipe)
+CASES: dict[str, tuple[str, type[nn.Module], type[nn.Module], dict[str, Any]]] = {
+    "ce": ("ce", Plain, Plain, {}),
+    "mwnet": ("mwnet", Plain, Plain, {}),
+    "l2rw": ("l2rw", Plain, Plain, {}),
+    "gdw": ("gdw", Plain, Plain, {}),
+    "mlc_wang": ("mlc_wang", Plain, Plain, {}),
+    "warpi": ("warpi", Plain, Plain, {}),
+    "warpi, real step first": ("warpi", Plain, Plain, {"meta_order": "real", "meta_every": 2}),
+    "warpi, compiled": ("warpi", Normed, NormedInHalves, {"compile": True}),
+    "warpi, compiled, synchronised": ("warpi", Normed, Normed, {"compile": True, "sync_batchnorm": True}),
+    "ce, BatchNorm": ("ce", Normed, NormedInHalves, {}),
+    "warpi, BatchNorm": ("warpi", Normed, NormedInHalves, {}),
+    "ce, synchronised": ("ce", Normed, Normed, {"sync_batchnorm": True}),
+    "mwnet, synchronised": ("mwnet", Normed, Normed, {"sync_batchnorm": True}),
+    "warpi, synchronised": ("warpi", Normed, Normed, {"sync_batchnorm": True}),
+}
+
+
+@contextlib.contextmanager
+def doubles() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def do_train(out: str, names: list[str]) -> None:
+    with parallel.joined(torch.device("cpu")), doubles():
+        for name in names:
+            method, net, _, recipe = CASES[name]
+            save_file(trained(method, net, **recipe), f"{out}/{name}.{parallel.rank()}")
+
+
+def do_normalise() -> None:
+    """The synchronised layer against BatchNorm on the whole batch."""
+    with parallel.joined(torch.device("cpu")), doubles():
+        torch.manual_seed(0)
+        mine = slice(4 * parallel.rank(), 4 * parallel.rank() + 4)
+        cases: list[tuple[type[nn.Module], tuple[int, ...]]]
+        cases = [(nn.BatchNorm1d, (8, 5)), (nn.BatchNorm1d, (8, 5, 6)), (nn.BatchNorm2d, (8, 5, 3, 4))]
+        options: list[dict[str, Any]]
+        options = [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}]
+        for (kind, shape), option in [(case, option) for case in cases for option in options]:
+            whole = nn.Sequential(kind(5, **option))
+            for p in whole.parameters():
+                nn.init.normal_(p)
+            part = synchronised(nn.Sequential(kind(5, **option)))
+            part.load_state_dict(whole.state_dict())
+            assert isinstance(part[0], SharedBatchNorm)
+            x, w, t = (torch.randn(shape) for _ in range(3))
+            directions = {name: torch.randn_like(p) for name, p in whole.named_parameters()}
+            whole(x), part(x[mine])  # running statistics of more than one batch
+            a, b = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+            y, z = whole(a), part(b)
+            torch.testing.assert_close(z, y[mine])
+            (y * w).sum().backward(), (z * w[mine]).sum().backward()
+            assert a.grad is not None
+            assert b.grad is not None
+            torch.testing.assert_close(b.grad, a.grad[mine])
+            for p, q in zip(part.parameters(), whole.parameters(), strict=True):
+                assert p.grad is not None
+                parallel.average([p.grad])
+                torch.testing.assert_close(2 * p.grad, q.grad)
+            for p, q in zip(part.buffers(), whole.buffers(), strict=True):
+                torch.testing.assert_close(p, q)
+
+            def call(net: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Any]:
+                buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+                return lambda p, x: functional_call(net, (p, {k: v.clone() for k, v in buffers.items()}), (x,))
+
+            here = {name: p.detach() for name, p in whole.named_parameters()}
+            _, ahead = jvp(call(whole), (here, x), (directions, t))
+            _, share = jvp(call(part), (here, x[mine]), (directions, t[mine]))
+            torch.testing.assert_close(share, ahead[mine])
+            if option != {"track_running_stats": False}:
+                torch.testing.assert_close(part.eval()(x), whole.eval()(x))
+        half = synchronised(nn.BatchNorm1d(3)).float()
+        assert half(torch.randn(4, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def files(folder: Path) -> Split:
+    """40 images, of which every third is no image."""
+    from PIL import Image
+
+    for i in range(40):
+        if i % 3:
+            Image.new("RGB", (8, 8), (i, 0, 0)).save(folder / f"{i}.png")
+        else:
+            (folder / f"{i}.png").write_bytes(b"no image")
+    paths = tuple(f"{i}.png" for i in range(40))
+    return Split(FileExamples(str(folder), paths, size=6, workers=0, max_bad=1.0), torch.arange(40), torch.arange(40))
+
+
+def do_read(folder: str) -> None:
+    with parallel.joined(torch.device("cpu")):
+        loader = Loader(files(Path(folder)), 8, 7)
+        seen = [batch.rows.tolist() for t in range(3) for batch in loader.epoch(t)]
+    Path(folder, f"seen{os.environ['RANK']}").write_text(json.dumps(seen))
+
+
+def do_fit(out: str, **options: Any) -> None:
+    fit(out, **{"net": MLP, **SETTINGS, **options})
+
+
+def do_fit_with_other_seeds(out: str) -> None:
+    do_fit(out, method="ce", seed=int(os.environ["RANK"]))
+
+
+def do_fit_in_a_group_of_the_callers(out: str) -> None:
+    dist.init_process_group("gloo")
+    do_fit(out, method="ce")
+    assert dist.is_initialized()
+    assert parallel.ranks() == 2
+    dist.destroy_process_group()
+
+
+@dataclass
+class Faulty(CE):
+    """Rank 1 comes to grief in its fifth step."""
+
+    how: str = "nan"
+
+    def step(self, batch: Batch) -> Log:
+        if parallel.rank() == 1 and self.loader.count == 5:
+            if self.how == "error":
+                raise UserError("a file has gone")
+            return {**super().step(batch), "loss": float("nan")}
+        return super().step(batch)
+
+
+def do_fit_and_fail(out: str, how: str) -> None:
+    try:
+        do_fit(out, method=Faulty(how=how))
+    except parallel.Lost as e:
+        parallel.give_up(e)
+    except parallel.Elsewhere as e:
+        os.write(1, f"elsewhere: {e}\n".encode())  # at once: ranks share their log
+        raise SystemExit(2) from e
+    except UserError as e:
+        os.write(1, f"own: {e}\n".encode())
+        raise SystemExit(2) from e
+
+
+RANK = """#!/bin/sh
+exec 2> /dev/null
+trap 'sleep 0.2; touch "$0.stored$RANK"; exit 143' TERM
+touch "$0.begun$RANK"
+while :; do sleep 0.02; done
+"""
+
+
+def do_launch(rank: str) -> None:
+    """The launcher with ranks that are a script in the place of python."""
+    sys.executable = rank
+    raise SystemExit(parallel.launch(2, ["fit"], Path("run")))
+
+
+# --- the server that forks ranks --------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    with doubles():
+        trained("warpi", Normed)  # what torch imports late is imported now
+    with TemporaryDirectory() as folder:  # and what a command does: scikit-learn alone takes a rank more than a second
+        main([*FIT, "--threads", "1", "--epochs", "1", "--out", folder])
+    import_module("torch.distributed.launcher.api")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        pids = []
+        for r in range(job["ranks"]):
+            if (pid := os.fork()) == 0:
+                if job["ranks"] > 1:
+                    n = str(job["ranks"])
+                    os.environ.update(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=n, LOCAL_WORLD_SIZE=n)
+                    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+                run_job(job, r)
+            pids.append(pid)
+        print(json.dumps(pids), flush=True)
+        codes = dict.fromkeys(pids, 0)
+        for _ in pids:
+            pid, status = os.wait()
+            codes[pid] = os.waitstatus_to_exitcode(status)
+        print(json.dumps([codes[pid] for pid in pids]), flush=True)
+
+
+def run_job(job: dict[str, Any], r: int) -> None:
+    code: Any = 99
+    try:
+        log = os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(log, 1), os.dup2(log, 2)
+        do = job["do"]
+        if isinstance(do, str):
+            globals()[do](**job["options"])
+            code = 0
+        else:
+            code = main(do[r] if isinstance(do[0], list) else do)
+    except SystemExit as e:
+        code = e.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+
+
+class Ranks:
+    """Ranks under way."""
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path, pids: list[int]) -> None:
+        self.process, self._log, self.pids = process, log, pids
+        self._codes: list[int] | None = None
+
+    def codes(self, seconds: float = 60.0) -> list[int]:
+        """Their exit codes; ranks that hang are ended, and the test fails."""
+        if self._codes is None:
+            assert self.process.stdout is not None
+            if not select.select([self.process.stdout], [], [], seconds)[0]:
+                for pid in self.pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                codes = self.process.stdout.readline()
+                raise AssertionError(f"ranks hang: {codes} {self.log()}")
+            self._codes = json.loads(self.process.stdout.readline())
+        return self._codes
+
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+
+class Server:
+    """Forks ranks, one set at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, __file__, "serve"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+        self.folder, self.number = folder, 0
+        self.ready = False
+
+    def start(self, ranks: int, do: str | list[str] | list[list[str]], **options: Any) -> Ranks:
+        """Run a function of this file, or a command (a list), or one for each rank."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if not self.ready:
+            assert self.process.stdout.readline() == "ready\n"
+            self.ready = True
+        self.number += 1
+        log = self.folder / f"log{self.number}"
+        job = {"ranks": ranks, "do": do, "options": options, "log": str(log)}
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return Ranks(self.process, log, json.loads(self.process.stdout.readline()))
+
+    def run(self, ranks: int, do: str | list[str] | list[list[str]], **options: Any) -> Ranks:
+        """The same, to the end, without a mistake."""
+        under_way = self.start(ranks, do, **options)
+        assert under_way.codes() == [0] * ranks, under_way.log()
+        return under_way
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server"))
+    yield made
+    made.process.communicate()
+
+
+# --- one update -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_two(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained")
+    server.run(2, "do_train", out=str(out), names=list(CASES))
+    return out
+
+
+def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert got.keys() == wanted.keys()
+    assert len(got) > 10
+    for name, value in wanted.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-10, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_do_what_one_process_does(case: str, by_two: Path) -> None:
+    """After two epochs, in float64. With BatchNorm one process normalises the halves of a batch by themselves."""
+    method, _, net, recipe = CASES[case]
+    with doubles():
+        wanted = trained(method, net, **recipe)
+    got, other = (load_file(by_two / f"{case}.{r}") for r in (0, 1))
+    assert_same(got, wanted)
+    assert all(torch.equal(got[name], other[name]) for name in got), "all ranks have the same weights, logs and scores"
+
+
+def test_the_cases_tell_the_difference(by_two: Path) -> None:
+    """Statistics of halves and of the whole lead to other weights: the oracles above are two."""
+    a, b = (load_file(by_two / f"warpi, {kind}.0") for kind in ("BatchNorm", "synchronised"))
+    assert (a["net.fc.weight"] - b["net.fc.weight"]).abs().max() > 1e-4
+
+
+def test_three_ranks(server: Server, tmp_path: Path) -> None:
+    names = ["warpi", "warpi, synchronised"]
+    server.run(3, "do_train", out=str(tmp_path), names=names)
+    for name in names:
+        method, _, net, recipe = CASES[name]
+        with doubles():
+            assert_same(load_file(tmp_path / f"{name}.2"), trained(method, net, **recipe))
+
+
+def test_synchronised_batchnorm_is_batchnorm_of_the_whole_batch(server: Server) -> None:
+    server.run(2, "do_normalise")
+
+
+def test_only_plain_batchnorm_can_be_synchronised() -> None:
+    net = synchronised(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    assert [name for name, _ in net.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert synchronised(net)[1] is net[1], "twice is once"
+    with pytest.raises(UserError, match="Sharded cannot be synchronised"):
+        synchronised(nn.Sequential(Sharded(2)))
+
+
+# --- shares of a batch ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def as_rank(r: int, ranks: int) -> Iterator[None]:
+    """This process plays rank r; nothing is communicated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "ranks", lambda: ranks)
+        patch.setattr(parallel, "rank", lambda: r)
+        patch.setattr(parallel, "fewest", lambda n: n)
+        yield
+
+
+def shared(split: Split, size: int, ranks: int, first: int, n: int, views: int) -> list[list[Batch]]:
+    """n batches from the first on, as each rank sees them."""
+    seen = []
+    for r in range(ranks):
+        with as_rank(r, ranks):
+            loader = Loader(split, size, 7, views=views)
+            loader.load_state_dict({"count": first})
+            seen.append([loader.draw() for _ in range(n)])
+    return seen
+
+
+def assert_cut(split: Split, size: int, ranks: int, first: int, n: int, views: int) -> None:
+    ((*whole,),) = shared(split, size, 1, first, n, views)
+    parts = shared(split, size, ranks, first, n, views)
+    for k, batch in enumerate(whole):
+        mine = [part[k] for part in parts]
+        assert {len(b.y) for b in mine} == {len(batch.y) // ranks}
+        assert torch.equal(torch.cat([b.rows for b in mine]), batch.rows)
+        assert torch.equal(torch.cat([b.y for b in mine]), batch.y)
+        for v in range(views):
+            assert torch.equal(torch.cat([b.views[v] for b in mine]), batch.views[v])
+        assert len(set(torch.cat([b.rows for b in mine]).tolist())) == len(batch.y), "disjoint"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ranks=st.integers(2, 5),
+    part=st.integers(1, 4),
+    first=st.integers(0, 40),
+    views=st.integers(1, 2),
+    crop=st.booleans(),
+)
+def test_shares_make_up_the_batch_of_one_process(ranks: int, part: int, first: int, views: int, crop: bool) -> None:
+    examples = images(45).examples
+    assert isinstance(examples, TensorExamples)
+    examples = examples if crop else replace(examples, crop=None)
+    rows = torch.arange(3, 43)
+    assert_cut(Split(examples, rows, rows * 10), ranks * part, ranks, first, 5, views)
+
+
+def test_shares_of_image_files(tmp_path: Path) -> None:
+    from PIL import Image
+
+    chance = np.random.default_rng(0)
+    paths = [f"{i}.png" for i in range(44)]
+    for path in paths:
+        Image.fromarray(chance.integers(0, 256, (9, 11, 3), dtype=np.uint8)).save(tmp_path / path)
+    rows = torch.arange(44)
+    split = Split(FileExamples(str(tmp_path), tuple(paths), size=6, workers=0), rows, rows % 3)
+    assert_cut(split, 40, 2, 0, 2, 2)  # a share is more than the 16 images of a request
+
+
+def test_a_batch_that_one_rank_cannot_read_is_passed_over_by_all(server: Server, tmp_path: Path) -> None:
+    """Otherwise the ranks would wait for one another in different steps."""
+    with as_rank(0, 1):
+        loader = Loader(files(tmp_path), 8, 7)
+    wanted: list[list[list[int]]] = [[], []]
+    for k in range(15):
+        readable = [[i for i in half if i % 3] for half in loader._index(k).view(2, 4).tolist()]
+        if min(map(len, readable)) >= 2:
+            wanted[0].append(readable[0]), wanted[1].append(readable[1])
+    assert 0 < len(wanted[0]) < 15
+    server.run(2, "do_read", folder=str(tmp_path))
+    assert [json.loads((tmp_path / f"seen{r}").read_text()) for r in (0, 1)] == wanted
+
+
+@settings(max_examples=25, deadline=None)
+@given(ranks=st.integers(2, 5), b=st.integers(1, 6), n=st.integers(1, 4))
+def test_samples_are_those_of_one_process(ranks: int, b: int, n: int) -> None:
+    chance = torch.Generator().manual_seed(1)
+    mean, log_var = torch.randn(2, ranks * b, 3, generator=chance).double()
+    whole = DiagGaussian(mean, log_var).rsample(n, torch.Generator().manual_seed(2))
+    parts = []
+    for r in range(ranks):
+        with as_rank(r, ranks):
+            mine = slice(r * b, (r + 1) * b)
+            parts.append(DiagGaussian(mean[mine], log_var[mine]).rsample(n, torch.Generator().manual_seed(2)))
+    assert torch.equal(torch.cat(parts, 1), whole)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A run folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.file = out, out / "checkpoint.safetensors"
+
+    def records(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
+
+    def weights(self) -> list[Tensor]:
+        return list(checkpoint.load(self.file)["method"]["nets"][0].values())
+
+    def position(self) -> tuple[int, int]:
+        at = checkpoint.load(self.file)["position"]
+        return at["epoch"], at["step"]
+
+    def assert_like(self, other: "Run") -> None:
+        """The same up to rounding in float32."""
+        assert (self.out / "done").exists()
+        mine, theirs = self.records(), other.records()
+        assert len(mine) == len(theirs) >= 4
+        for a, b in zip(mine, theirs, strict=True):
+            assert a["epoch"] == b["epoch"]
+            assert a["loss"] == pytest.approx(b["loss"], rel=2e-3)
+            assert a.get("meta_loss", 0) == pytest.approx(b.get("meta_loss", 0), rel=2e-2)
+            assert a["test_acc"] == pytest.approx(b["test_acc"], abs=2.1)
+        for p, q in zip(self.weights(), other.weights(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-2, atol=5e-3)
+        assert not list(self.out.glob(".*.part"))
+
+
+def wait_until(true: Callable[[], Any], ranks: Callable[[], str], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, ranks()
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def alone(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("alone") / "run")
+    server.run(1, [*FIT, "--threads", "1", "--out", str(run.out)])
+    assert len(run.records()) == 4
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("two") / "run")
+    server.run(2, [*FIT, "--threads", "1", "--out", str(run.out)])
+    return run
+
+
+def test_a_run_of_two_ranks(alone: Run, undisturbed: Run) -> None:
+    undisturbed.assert_like(alone)
+    names = {"spec.json", "results.jsonl", "checkpoint.safetensors", "checkpoint.safetensors.previous", "done", ".lock"}
+    assert {p.name for p in undisturbed.out.iterdir()} == names
+    specs = [json.loads((run.out / "spec.json").read_text()) for run in (alone, undisturbed)]
+    assert [spec["environment"].pop("ranks") for spec in specs] == [1, 2]
+    assert specs[0] == specs[1]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+def test_a_run_goes_on_with_other_ranks(
+    server: Server, alone: Run, undisturbed: Run, tmp_path: Path, before: int, after: int
+) -> None:
+    """One rank alone, or each of them, as a launcher does, is asked to stop within an epoch: all store and stop."""
+    run = Run(tmp_path / "run")
+    argv = [*FIT, "--threads", "1", "--out", str(run.out), "--resume"]
+    ranks = server.start(before, [*argv, "--checkpoint-seconds", "0"])
+    wait_until(run.file.exists, ranks.log)
+    for pid in ranks.pids if before == after else ranks.pids[-1:]:
+        os.kill(pid, signal.SIGTERM)
+    assert ranks.codes() == [143] * before
+    again = ["warpi", "fit", "--out", str(run.out), "--resume"] + ["--devices", "2", "--device", "cpu"] * (before == 2)
+    assert ranks.log() == f"warpi: stopped by SIGTERM; go on with: {shlex.join(again)}\n", "said once"
+    epoch, step = run.position()
+    assert epoch < 4
+    assert step > 0
+    server.run(after, [*FIT, "--out", str(run.out), "--resume"])
+    run.assert_like(alone)
+    if before == after:
+        assert all(torch.equal(p, q) for p, q in zip(run.weights(), undisturbed.weights(), strict=True)), "bit for bit"
+
+
+def test_a_rank_that_does_not_see_the_folder(server: Server, undisturbed: Run, tmp_path: Path) -> None:
+    """On another machine the path may not exist; rank 0 sends what lies in it."""
+    run = Run(tmp_path / "run")
+    elsewhere = tmp_path / "nothing" / "here"
+    commands = [[*FIT, "--out", str(out), "--checkpoint-seconds", "0"] for out in (run.out, elsewhere)]
+    ranks = server.start(2, commands)
+    wait_until(run.file.exists, ranks.log)
+    os.kill(ranks.pids[0], signal.SIGINT)
+    assert ranks.codes() == [130, 130], ranks.log()
+    short = [["fit", "--device", "cpu", "--quiet", "--resume", "--out", str(out)] for out in (run.out, elsewhere)]
+    server.run(2, short)
+    run.assert_like(undisturbed)
+    assert not elsewhere.parent.exists()
+
+
+def test_a_lost_rank_is_noticed_by_the_others(server: Server, alone: Run, tmp_path: Path) -> None:
+    """kill -9 of rank 0, which holds the store by which the ranks found one another."""
+    run = Run(tmp_path / "run")
+    ranks = server.start(2, [*FIT, "--out", str(run.out), "--checkpoint-seconds", "0"])
+    wait_until(run.file.exists, ranks.log)
+    os.kill(ranks.pids[0], signal.SIGKILL)
+    assert ranks.codes(10.0) == [-signal.SIGKILL, parallel.LOST], ranks.log()
+    (line,) = ranks.log().splitlines()
+    assert line.startswith("warpi: rank 1 of 2 lost another process of this run (")
+    assert line.endswith(f"; go on with: warpi fit --out {run.out} --resume --devices 2 --device cpu")
+    assert checkpoint.exists(run.file)
+    server.run(1, [*FIT, "--out", str(run.out), "--resume"])
+    run.assert_like(alone)
+
+
+def children(pid: int) -> dict[str, int]:
+    """The ranks that a launcher has started."""
+    found = {}
+    for folder in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "stat").read_text().rsplit(")", 1)[1].split()[1] == str(pid):
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                found |= {v.decode()[5:]: int(folder.name) for v in variables if v.startswith(b"RANK=")}
+    return found
+
+
+@pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="watches processes through /proc")
+def test_devices_starts_ranks_that_may_die(server: Server, tmp_path: Path) -> None:
+    """`warpi fit --devices 2` starts ranks from nothing: one is killed, and the next come to an end."""
+    run, alone = Run(tmp_path / "run"), Run(tmp_path / "alone")
+    quick = [*FIT, "--method", "ce", "--epochs", "8", "--lr", "0.01"]  # its steps wait for no late import
+    server.run(1, [*quick, "--out", str(alone.out)])
+    plain = [*quick, "--devices", "2", "--out", str(run.out)]
+    argv = [*plain, "--checkpoint-seconds", "0"]
+
+    launcher = server.start(1, argv)
+    wait_until(run.file.exists, launcher.log)
+    os.kill(children(launcher.pids[0])["1"], signal.SIGKILL)
+    assert launcher.codes(20.0) == [137]
+    again = shlex.join(["warpi", *argv, "--resume"])
+    line = f"warpi: rank 1 was killed by SIGKILL; go on from the last checkpoint in {run.out} with: {again}\n"
+    assert launcher.log() == line
+    assert not (run.out / "done").exists()
+
+    launcher = server.run(1, [*plain, "--resume"])
+    assert launcher.log() == ""
+    run.assert_like(alone)
+
+
+def test_devices_asked_to_stop_waits_for_its_ranks(server: Server, tmp_path: Path) -> None:
+    """They may be storing. What ranks do that all are asked at once is shown above; these take their time."""
+    rank = tmp_path / "rank"
+    rank.write_text(RANK)
+    rank.chmod(0o755)
+    launcher = server.start(1, "do_launch", rank=str(rank))
+    wait_until(lambda: len(list(tmp_path.glob("rank.begun?"))) == 2, launcher.log)
+    os.kill(launcher.pids[0], signal.SIGTERM)
+    assert launcher.codes(20.0) == [143], launcher.log()
+    assert {path.name for path in tmp_path.glob("rank.stored?")} == {"rank.stored0", "rank.stored1"}
+    assert launcher.log() == "", "a rank says it"
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--batch-size", "9"], "a batch of 9 examples cannot be shared by 2 processes; choose multiples of 2"),
+        (["--meta", "11", "--meta-batch-size", "100"], "a batch of 11 examples cannot be shared by 2 processes"),
+        (["--batch-size", "2", "--no-sync-batchnorm"], "batches of 1 example cannot be trained with BatchNorm"),
+        (["--data", "nothing.csv"], "nothing.csv"),
+        (["--bath-size", "8"], "unknown flag '--bath-size'; did you mean '--batch-size'?"),
+        (["--devices", "3"], "torchrun started 2 processes on this machine, --devices asks for 3"),
+    ],
+)
+def test_mistakes_are_said_once(server: Server, tmp_path: Path, more: list[str], says: str) -> None:
+    ranks = server.start(2, [*FIT, "--out", str(tmp_path / "run"), *more])
+    assert ranks.codes() == [2, 2], ranks.log()
+    (line,) = ranks.log().splitlines()
+    assert line.startswith("warpi: ")
+    assert says in line
+
+
+def test_mistakes_with_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before any process is started."""
+    argv = [*FIT, "--out", str(tmp_path / "run")]
+    assert main([*argv, "--devices", "0"]) == 2
+    assert "--devices must be at least 1, got 0" in capsys.readouterr().err
+    assert main([*argv, "--devices", "2", "--bath-size", "8"]) == 2
+    assert "did you mean '--batch-size'?" in capsys.readouterr().err
+    assert main([*argv, "--devices", "two"]) == 2
+    assert "invalid int value: 'two'" in capsys.readouterr().err
+    cuda = torch.device("cuda")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        with pytest.raises(
+            UserError, match="--devices 2 needs 2 GPUs, there are 1 here; lower it, or add --device cpu"
+        ):
+            parallel.check_devices(2, cuda)
+    with pytest.raises(UserError, match="give --device cuda, not cuda:1"):
+        parallel.check_devices(2, torch.device("cuda:1"))
+
+
+def test_ranks_that_are_not_alike(server: Server, tmp_path: Path) -> None:
+    ranks = server.start(2, "do_fit_with_other_seeds", out=str(tmp_path / "run"))
+    assert ranks.codes() == [99, 99]
+    assert "on rank 1 is not that of rank 0; all processes need the same data, settings" in ranks.log()
+
+
+def test_a_group_that_is_there_already_is_used_and_left(server: Server, tmp_path: Path) -> None:
+    server.run(2, "do_fit_in_a_group_of_the_callers", out=str(tmp_path / "run"))
+    assert (tmp_path / "run" / "done").exists()
+
+
+def test_when_one_diverges_all_stop(server: Server, tmp_path: Path) -> None:
+    ranks = server.start(2, "do_fit_and_fail", out=str(tmp_path / "run"), how="nan")
+    assert ranks.codes(20.0) == [2, 2], ranks.log()
+    said = "loss became nan at epoch 1, step 5"
+    assert sorted(line.partition(said)[0] for line in ranks.log().splitlines()) == ["elsewhere: rank 1: ", "own: "]
+
+
+def test_an_error_in_the_middle_of_a_step(server: Server, tmp_path: Path) -> None:
+    ranks = server.start(2, "do_fit_and_fail", out=str(tmp_path / "run"), how="error")
+    assert ranks.codes(20.0) == [parallel.LOST, 2], ranks.log()
+    assert "own: a file has gone" in ranks.log()
+    assert "warpi: rank 0 of 2 lost another process of this run (" in ranks.log()
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["serve"]:
+    torch.set_num_threads(1)
+    serve()
