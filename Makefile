@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # uv installs in seconds what pip takes minutes for; it finds local wheels where pip is told to look for them.
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt
 
-.PHONY: demo test coverage browser check setup format lint results clean
+.PHONY: demo test test-all coverage browser check setup format lint results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -14,9 +14,13 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2
 
-# The same with what it does not reach, which takes a third longer.
+# Also the slow tests: more kills, more browser passes, longer sweeps.
+test-all: $(VENV)/.dev browser
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# The test suite with branch coverage.
 coverage: $(VENV)/.dev browser
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 -m "not gpu" --cov --cov-report=term-missing --cov-fail-under=97
 
 # What the tests of `warpi review` drive. Without it they are skipped, or fail where WARPI_BROWSER=required (CI).
 browser:

@@ -124,7 +124,10 @@ def test_the_direction_check_sees_lazy_imports_and_strings(tmp_path: Path, text:
 
 
 def test_no_cycles_between_modules() -> None:
-    graph = {name: {target for target, _ in imports(path)} - {name, "warpi"} for name, path in MODULES.items()}
+    graph = {
+        name: {target for target, _ in imports(path) if not f"{name}.".startswith(f"{target}.")}  # its own package
+        for name, path in MODULES.items()
+    }
     del graph["warpi"]
     done: set[str] = set()
 
@@ -171,7 +174,7 @@ def test_every_module_has_a_docstring_and_the_architecture_page_names_every_pack
 
 
 def test_architecture_page_names_only_modules_that_exist() -> None:
-    named = re.findall(r"`([a-z_]+/[\w/]+\.py)`", PAGE)
+    named = re.findall(r"`((?!tests/)[a-z_]+/[\w/]+\.py)`", PAGE)
     assert named
     for relative in named:
         assert (PACKAGE / relative).exists(), relative
