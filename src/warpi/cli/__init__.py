@@ -1,14 +1,3 @@
-"""cli."""
+"""The command line: one module per command, which parses flags and prints results."""
 
-from importlib import import_module
-from typing import Any
-
-_HOME: dict[str, str] = {}
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in _HOME:
-        return getattr(import_module(f"warpi.cli.{_HOME[name]}"), name)
-    return getattr(import_module("warpi.cli.app"), name)
+from warpi.cli.app import main as main

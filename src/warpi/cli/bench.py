@@ -1,0 +1,45 @@
+"""`warpi bench`. Imports that load torch wait until the command runs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from warpi.errors import UserError, unknown
+from warpi.utils.flags import Parser, add_fields
+
+
+def bench(argv: list[str]) -> None:
+    from rich.console import Console
+
+    from warpi.bench.measure import VARIANTS, Bench, Left
+    from warpi.bench.measure import bench as run_bench
+    from warpi.bench.table import picture_kind, plot, to_rich
+    from warpi.utils.files import write_atomically
+
+    parser = Parser(
+        prog="warpi bench", description="Time and memory of a training step, and how exact its meta gradient is."
+    )
+    parser.add_argument("what", metavar="meta-step")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON, each as soon as it is known")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (.png or .svg)")
+    add_fields(parser, "what is measured", Bench)
+    parser.epilog = "variants: " + ", ".join(VARIANTS)
+    given = parser.read(argv)
+    if (what := given.pop("what")) != "meta-step":
+        raise unknown("benchmark", what, ["meta-step"])
+    out, picture, rows, console = given.pop("json"), given.pop("plot"), list[dict[str, Any]](), Console(highlight=False)
+    spec, kind = Bench(**given), picture_kind(picture) if picture else ""
+    for path in (out, picture):  # before minutes are spent
+        if path and not path.parent.is_dir():
+            raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first")
+    for row in run_bench(spec):
+        if isinstance(row, Left):
+            print(f"warpi: {row.variant} is left out: {row.why}", file=sys.stderr)
+            continue
+        rows.append(row)
+        if out:
+            write_atomically(out, (json.dumps(rows, indent=1) + "\n").encode())
+    console.print(to_rich(rows))
+    if picture:
+        write_atomically(picture, plot(rows, kind))

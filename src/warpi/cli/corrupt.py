@@ -1,0 +1,32 @@
+"""`warpi corrupt`. Imports that load torch wait until the command runs."""
+
+from pathlib import Path
+
+from warpi.utils.flags import Parser, add_fields
+
+
+def corrupt(argv: list[str]) -> None:
+    from warpi.datasets.load import load_dataset
+    from warpi.noise.noise import Noise
+    from warpi.noise.noise_file import labels_hash, write_manifest
+    from warpi.runs.spec import NOT_READ, DataSpec
+    from warpi.utils.seeding import generator
+
+    parser = Parser(
+        prog="warpi corrupt", description="Draw label noise and write it to a file, for `--noise given:FILE`."
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the manifest to write (.json)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same as `warpi fit --seed` would draw")
+    add_fields(parser, "data", DataSpec, NOT_READ)
+    given = parser.read(argv)
+    out, seed = given.pop("out"), given.pop("seed")
+    spec = DataSpec(**given)
+    root = Path(spec.root) if spec.root else None
+    dataset, _ = spec.read()
+    noise = Noise.parse(spec.noise)
+    other = load_dataset(noise.other_name, root=root, image_size=spec.image_size)[0] if noise.other_name else None
+    labels = noise.apply(dataset, generator(seed, "noise"), other)
+    write_manifest(out, data=dataset, noise=str(noise), seed=seed, labels=labels)
+    hit = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0
+    wrong, digest = float(hit.double().mean()), labels_hash(labels.y, labels.replaced)
+    print(f"{out}: {len(labels.y)} labels of {dataset.name}, {100 * wrong:.2f} % changed, sha256 {digest}")
