@@ -1,14 +1,8 @@
-"""methods."""
+"""The methods, one file each; `warpi list methods` shows them and docs/methods describes them.
 
-from importlib import import_module
-from typing import Any
+The first line of a method's docstring is its summary in lists.
+"""
 
-_HOME: dict[str, str] = {}
+from warpi.utils.lazy import lazy_names
 
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in _HOME:
-        return getattr(import_module(f"warpi.methods.{_HOME[name]}"), name)
-    return getattr(import_module("warpi.methods.registry"), name)
+__getattr__ = lazy_names(__name__, {"warpi.methods.registry": ("CORE", "METHODS", "make_method")})

@@ -1,4 +1,4 @@
-"""Every method by name, each with its paper's defaults. `dataclasses.replace` changes a hyper-parameter."""
+"""All methods by name, with the default hyper-parameters of their papers."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -109,19 +109,36 @@ METHODS: dict[str, Method] = {
     "cal": CAL(),
 }
 
+CORE = (
+    "ce",
+    "clean_only",
+    "fine_tune",
+    "gce",
+    "elr",
+    "co_teaching",
+    "dividemix",
+    "glc",
+    "l2rw",
+    "mwnet",
+    "dmi_ns",
+    "warpi",
+)
+"""The methods to try first, in the order in which lists show them; the others are listed as more methods."""
+
 
 def make_method(name: str, **options: Any) -> Method:
-    """A new method of the table, with some of its hyper-parameters changed."""
+    """Return a new instance of a registered method, with some of its hyper-parameters changed."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
+    allowed = [f.name for f in fields(METHODS[name])]
     for option in options:
-        if option not in (allowed := [f.name for f in fields(METHODS[name])]):
+        if option not in allowed:
             raise unknown(f"option of {name}", option, allowed)
     return replace(METHODS[name], **options)
 
 
 def of_others(what: str, method: str, *settings: str) -> UserError | None:
-    """The error for a setting, by any of its names, that this method lacks and others have; None: no method has it."""
+    """Return an error that names the methods with one of these settings, or None if no method has it."""
     others = [name for name, other in METHODS.items() if {*settings} & {f.name for f in fields(other)}]
     if not others:
         return None
