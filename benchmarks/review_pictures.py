@@ -22,9 +22,9 @@ from sklearn.datasets import load_wine
 from warpi import fit, load_dataset
 from warpi.audit import audit
 from warpi.review.decisions import Store
-from warpi.review.items import Items, of_run
+from warpi.review.items import Items, items_from_run
 from warpi.review.server import Server
-from warpi.review.session import Review
+from warpi.review.session import ReviewSession
 from warpi.utils.files import write_atomically
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
@@ -33,7 +33,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 def digits(at: Path) -> Items:
     """Digits with pair noise, 50 trusted examples."""
     run = fit(at / "digits", data="digits", noise="pair:0.4", meta=50, threads=1)
-    return of_run(load_dataset("digits")[0], run.task, run.method.net, audit(run), None, None)
+    return items_from_run(load_dataset("digits")[0], run.task, run.method.net, audit(run), None, None)
 
 
 def wine(at: Path) -> Items:
@@ -50,13 +50,13 @@ def wine(at: Path) -> Items:
             writer.writerow([*x, names[(k + wrong[i]) % 3], truth])
     data = str(at / "wine.csv")
     run = fit(at / "wine", data=data, batch_size=16, meta_batch_size=30, threads=1)
-    return of_run(load_dataset(data)[0], run.task, run.method.net, audit(run), None, None)
+    return items_from_run(load_dataset(data)[0], run.task, run.method.net, audit(run), None, None)
 
 
 @contextmanager
 def served(items: Items, folder: Path) -> Iterator[str]:
     with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
-        review = Review(items, store, folder, {"data": items.dataset.name, "noise": "given"})
+        review = ReviewSession(items, store, folder, {"data": items.dataset.name, "noise": "given"})
         with Server(review) as server:
             thread = threading.Thread(target=server.serve_forever)
             thread.start()

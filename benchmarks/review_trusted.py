@@ -26,7 +26,7 @@ from warpi.datasets.load import load_dataset
 from warpi.noise.noise import Noise
 from warpi.review.decisions import Decision
 from warpi.review.export import write_corrected, write_trusted
-from warpi.review.items import of_data, of_run
+from warpi.review.items import items_from_data, items_from_run
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import generator
 
@@ -48,7 +48,7 @@ def first(seed: int, epochs: int) -> dict[str, float]:
         run = fit(at / "before", noise="pair:0.4", meta=0, method="ce", **common)
         order = run.task.train.rows[torch.randperm(len(run.task.train), generator=generator(seed, "review"))].tolist()
         n = next(n for n in range(20, len(order)) if len(dataset.y[order[:n]].unique()) == dataset.n_classes)
-        items = of_data(dataset, noisy(dataset, seed), None, None)
+        items = items_from_data(dataset, noisy(dataset, seed), None, None)
         standing = decided(dataset, order[:n])
         write_corrected(items, standing, at / "corrected.json")
         trusted = write_trusted(items, standing, at / "trusted.npz")
@@ -72,7 +72,7 @@ def later(seed: int, n: int, epochs: int) -> dict[str, float]:
         run = fit(at / "before", noise="pair:0.4", meta=50, **common)
         found = audit(run)
         standing = decided(dataset, found.row[found.ranked[:n]].tolist())
-        items = of_run(dataset, run.task, run.method.net, found, None, None)
+        items = items_from_run(dataset, run.task, run.method.net, found, None, None)
         write_corrected(items, standing, at / "corrected.json")
         write_trusted(items, standing, at / "all.npz", balanced=False)
         write_trusted(items, standing, at / "balanced.npz")

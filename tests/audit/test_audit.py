@@ -50,7 +50,7 @@ def test_posterior_is_bayes_rule() -> None:
 
 def test_wrong_probability_is_calibrated_in_a_world_as_assumed() -> None:
     p, true, y, T = draws(20_000)
-    found = scores.verdict(scores.posterior(p, y, T), y)
+    found = scores.judge_labels(scores.posterior(p, y, T), y)
     for low, high in ((0.1, 0.3), (0.4, 0.6), (0.7, 0.9)):
         here = (found.wrong_probability > low) & (found.wrong_probability < high)
         assert abs(found.wrong_probability[here].mean() - (true != y)[here].mean()) < 0.04
@@ -59,7 +59,7 @@ def test_wrong_probability_is_calibrated_in_a_world_as_assumed() -> None:
 
 
 def test_the_given_label_in_the_lead_is_no_issue() -> None:
-    found = scores.verdict(np.array([[0.4, 0.3, 0.3], [0.4, 0.3, 0.3]]), np.array([0, 1]))
+    found = scores.judge_labels(np.array([[0.4, 0.3, 0.3], [0.4, 0.3, 0.3]]), np.array([0, 1]))
     assert found.is_label_issue.tolist() == [False, True]
 
 
@@ -74,7 +74,7 @@ def test_em_finds_T_where_the_confusion_matrix_does_not() -> None:
 
 def test_temperature_undoes_overconfidence() -> None:
     p, true, _, _ = draws()
-    assert abs(scores.fit_temperature(scores.tempered(p, 0.5), true) - 2) < 0.25
+    assert abs(scores.fit_temperature(scores.apply_temperature(p, 0.5), true) - 2) < 0.25
     assert scores.fit_temperature(p[:0], true[:0]) == 1
     assert scores.fit_temperature(np.eye(4)[[0, 1]] * 0.9 + 0.025, np.array([0, 1])) > 0.2  # two rows prove little
 
@@ -86,25 +86,27 @@ def test_what_a_network_remembers_is_taken_back() -> None:
     assert scores.log_odds(np.array([[1 - 1e-20, 1e-20]]), np.array([0]))[0] == pytest.approx(np.log(1e20))
     z = np.log(p)
     z[np.arange(len(y)), y] += 3 * (1 - p[np.arange(len(y)), y])  # training pushed the given labels up
-    learned = scores.tempered(np.exp(z), 1.0)
-    back, a = scores.forgotten(learned, y, odds)
+    learned = scores.apply_temperature(np.exp(z), 1.0)
+    back, a = scores.remove_memorization(learned, y, odds)
     assert a > 1
     assert scores.log_odds(back, y).mean() == pytest.approx(odds.mean(), abs=0.05)
     assert np.abs(back - p).mean() < 0.5 * np.abs(learned - p).mean()
-    same, none = scores.forgotten(learned, y, odds[:0])
+    same, none = scores.remove_memorization(learned, y, odds[:0])
     assert none == 0
     assert np.allclose(same, learned)
-    assert scores.forgotten(p, y, odds + 5)[1] == 0  # nothing is remembered: nothing is pushed further
+    assert scores.remove_memorization(p, y, odds + 5)[1] == 0  # nothing is remembered: nothing is pushed further
 
 
 def test_rates() -> None:
-    assert scores.wilson(0.0, 10) == pytest.approx((0, 0.2775), abs=1e-3)
-    assert scores.wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-3)
-    assert scores.wilson(0.5, 0) == (0, 1)
+    assert scores.wilson_interval(0.0, 10) == pytest.approx((0, 0.2775), abs=1e-3)
+    assert scores.wilson_interval(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-3)
+    assert scores.wilson_interval(0.5, 0) == (0, 1)
     p, true, y, T = draws()
-    assert scores.doubt(p[:500], true[:500], T) < 0.03  # p is right here, and 500 rows show it
-    assert scores.doubt(np.full((500, 4), 0.25), true[:500], np.eye(4)) < 1e-9  # no noise, none claimed
-    assert scores.doubt(scores.tempered(p, 4.0)[:500], true[:500], T) > 0.03  # p is not, and they show that
+    assert scores.rate_margin(p[:500], true[:500], T) < 0.03  # p is right here, and 500 rows show it
+    assert scores.rate_margin(np.full((500, 4), 0.25), true[:500], np.eye(4)) < 1e-9  # no noise, none claimed
+    assert (
+        scores.rate_margin(scores.apply_temperature(p, 4.0)[:500], true[:500], T) > 0.03
+    )  # p is not, and they show that
     rates = scores.errors_by_class(1 - scores.label_quality(p, y, T), y, "abcd", 0.0)
     for k, rate in enumerate(rates):
         assert rate["low"] <= (true != y)[y == k].mean() <= rate["high"]
@@ -116,9 +118,9 @@ def test_a_second_rate_needs_no_calibration() -> None:
     p, true, y, _ = draws(10_000)
     q, trusted, _, _ = draws(4000, seed=1)
     for sure in (0.3, 1.0, 3.0):  # too sure, right, too modest
-        got = scores.rate_by_confusion(scores.tempered(p, sure), y, scores.tempered(q, sure), trusted)
+        got = scores.rate_by_confusion(scores.apply_temperature(p, sure), y, scores.apply_temperature(q, sure), trusted)
         assert abs(got - (true != y).mean()) < 0.02
-    sharp = scores.tempered(p, 0.3)
+    sharp = scores.apply_temperature(p, 0.3)
     bayes = 1 - scores.label_quality(sharp, y, scores.estimate_transition(sharp, y))
     assert bayes.mean() - (true != y).mean() > 0.03  # Bayes' rule does need it
 
@@ -389,7 +391,9 @@ def test_uncertainty_of_networks_and_without_any(tmp_path: Path, caplog: pytest.
     assert ((one.uncertainty >= 0) & (one.uncertainty <= 1)).all()
     assert "overlooks" in caplog.text
     p = np.array([[0.7, 0.3], [0.5, 0.5]])
-    sight = folds.Sight(np.arange(2), np.array([0, 1]), p, np.stack([p, p]), np.array([[-1.0, -2.0], [-1.0, -1.0]]))
+    sight = folds.RowPredictions(
+        np.arange(2), np.array([0, 1]), p, np.stack([p, p]), np.array([[-1.0, -2.0], [-1.0, -1.0]])
+    )
     spread, _ = uncertainty(sight, np.array([[0.8, 0.2], [0.2, 0.8]]))
     assert spread[0] == 0  # neither v nor the networks disagree
     w, shift = 1 - 0.8, np.array([-0.5, 0.5])

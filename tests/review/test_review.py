@@ -36,9 +36,9 @@ from warpi.noise.noise_file import read_manifest
 from warpi.review import render as pictures
 from warpi.review.decisions import Choice, Decision, Store
 from warpi.review.export import corrected_csv, fit_command, write_all, write_corrected, write_trusted
-from warpi.review.items import Items, of_data, of_run
+from warpi.review.items import Items, items_from_data, items_from_run
 from warpi.review.server import Server
-from warpi.review.session import Review
+from warpi.review.session import ReviewSession
 from warpi.training.task import Task, Truth, make_task
 
 NAMES = ("<b>bold</b>", "a & b", '"quote"\'')
@@ -59,7 +59,7 @@ class TestStore:
         store.decide([choice(3), choice(5, "a", action="keep")], "tab", "1")
         store.decide([choice(9, None, action="unsure")], "tab", "2")
         with closing(Store(store.path, {"classes": ["a", "b"]})) as again:
-            found = {row: (d.action, d.label) for row, d in again.standing().items()}
+            found = {row: (d.action, d.label) for row, d in again.current_decisions().items()}
         assert found == {3: ("change", "b"), 5: ("keep", "a"), 9: ("unsure", None)}
 
     def test_other_data_is_refused(self, store: Store) -> None:
@@ -96,11 +96,14 @@ class TestStore:
         theirs = store.decide([choice(4, "a"), choice(5)], "two", "2")
         assert theirs.refused == {4: mine[4]}
         assert set(theirs.done) == {5}
-        assert set(store.standing()) == {3, 4, 5}
+        assert set(store.current_decisions()) == {3, 4, 5}
         assert mine[4] is not None
         store.decide([choice(4, "a", mine[4].id)], "two", "3")  # who has seen it may overrule it
-        assert store.standing()[4].label == "a"
-        assert store.undo("one", "4") == {3: None, 4: store.standing()[4]}  # what the other decided later stays
+        assert store.current_decisions()[4].label == "a"
+        assert store.undo("one", "4") == {
+            3: None,
+            4: store.current_decisions()[4],
+        }  # what the other decided later stays
 
     def test_a_step_that_is_sent_again_is_noted_once(self, store: Store) -> None:
         first = store.decide([choice(3)], "tab", "1")
@@ -108,7 +111,7 @@ class TestStore:
         store.decide([choice(4)], "tab", "2")
         assert store.undo("tab", "u") == store.undo("tab", "u") == {4: None}
         assert len(store.log()) == 3
-        assert set(store.standing()) == {3}
+        assert set(store.current_decisions()) == {3}
 
     def test_a_step_that_cannot_be_stored_leaves_the_store_usable(self, store: Store) -> None:
         store.decide([choice(1)], "tab", "1")
@@ -123,7 +126,7 @@ class TestStore:
             store.decide([choice(row, "b" * 500) for row in range(2, 200)], "tab", "2")
         store._db.execute("PRAGMA max_page_count = 100000")
         store.decide([choice(3)], "tab", "2")
-        assert set(store.standing()) == {1, 3}
+        assert set(store.current_decisions()) == {1, 3}
 
     def test_like_a_list_of_decisions(self, store: Store) -> None:
         """Any order of deciding and undoing by two tabs ends as it does for lists in memory."""
@@ -139,13 +142,13 @@ class TestStore:
                         stack[row] = [entry for entry in stack[row] if entry[0] != last[0]]
             else:
                 rows, label = chance.sample(range(5), chance.randint(1, 3)), chance.choice("ab")
-                seen = {row: d.id for row, d in store.standing().items()}
+                seen = {row: d.id for row, d in store.current_decisions().items()}
                 store.decide([choice(row, label, seen.get(row, 0)) for row in rows], tab, str(n))
                 steps[tab].append([n])
                 for row in rows:
                     stack[row].append((n, label))
         expected = {row: entries[-1][1] for row, entries in stack.items() if entries}
-        assert {row: d.label for row, d in store.standing().items()} == expected
+        assert {row: d.label for row, d in store.current_decisions().items()} == expected
 
     def test_nothing_is_lost_when_the_process_is_killed(self, tmp_path: Path) -> None:
         program = (
@@ -162,7 +165,7 @@ class TestStore:
             process.send_signal(signal.SIGKILL)
             said = 39 + len([line for line in process.stdout if line.endswith("\n")])
         with closing(Store(tmp_path / "d.sqlite", {})) as store:
-            assert set(range(said + 1)) <= set(store.standing())
+            assert set(range(said + 1)) <= set(store.current_decisions())
 
 
 def bytes_data(n: int = 24, classes: tuple[str, ...] = NAMES) -> Dataset:
@@ -211,7 +214,7 @@ class Client:
 def serving(items: Items, folder: Path) -> Iterator[Client]:
     with (
         closing(Store(folder / "decisions.sqlite", items.identity)) as store,
-        Server(Review(items, store, folder, {"data": "x", "noise": "given", "seed": 0})) as server,
+        Server(ReviewSession(items, store, folder, {"data": "x", "noise": "given", "seed": 0})) as server,
     ):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -225,11 +228,17 @@ def serving(items: Items, folder: Path) -> Iterator[Client]:
 @pytest.fixture
 def items() -> Items:
     dataset = bytes_data()
-    made = of_data(dataset, dataset.y, np.arange(20)[::-1].copy(), None)
+    made = items_from_data(dataset, dataset.y, np.arange(20)[::-1].copy(), None)
     p = np.full((20, 3), 0.1)
     p[:, 1] = 0.8
     issue = np.arange(20) < 8
-    return replace(made, suggested=np.ones(20, np.int64), wrong=np.linspace(1, 0, 20), issue=issue, p=p)
+    return replace(
+        made,
+        suggested=np.ones(20, np.int64),
+        wrong_probability=np.linspace(1, 0, 20),
+        review_first=issue,
+        probabilities=p,
+    )
 
 
 @pytest.fixture
@@ -436,7 +445,7 @@ class TestPage:
             tab.start()
         for tab in tabs:
             tab.join()
-        standing = client.server.review.store.standing()
+        standing = client.server.review.store.current_decisions()
         assert set(standing) == set(range(20))
         assert len(refused) == 4
         assert all(standing[int(text[3:])].tab != text[:3] for text in refused)
@@ -472,7 +481,7 @@ class TestPage:
         )
         dataset = bytes_data(most + 1)
         choices = [{"row": row, "seen": 0, "action": "keep"} for row in range(most + 1)]
-        with serving(of_data(dataset, dataset.y, None, None), tmp_path) as client:
+        with serving(items_from_data(dataset, dataset.y, None, None), tmp_path) as client:
             assert client.ask("POST", "/api/decide", {"tab": "t", "step": "1", "choices": choices})[0] == 400
             answer = client.ask("POST", "/api/decide", {"tab": "t", "step": "1", "choices": choices[:most]})[1]
         assert answer["counts"]["all"]["kept"] == most
@@ -533,7 +542,7 @@ class TestExport:
         (first,) = store.decide([Choice(3, 0, "change", NAMES[2], NAMES[1], None)], "tab", "1").done.values()
         assert first is not None
         store.decide([Choice(3, first.id, "keep", NAMES[2], NAMES[2], None)], "tab", "2")
-        row = list(csv.DictReader(corrected_csv(items, store.standing()).splitlines()))[3]
+        row = list(csv.DictReader(corrected_csv(items, store.current_decisions()).splitlines()))[3]
         assert (row["given_label"], row["label"], row["state"]) == (NAMES[1], NAMES[2], "changed")
 
     def test_corrected_json_is_what_noise_given_reads(self, items: Items, tmp_path: Path) -> None:
@@ -553,7 +562,7 @@ class TestExport:
 
         def made() -> Items:
             dataset, _ = load_dataset(str(here), image_size=8)
-            return of_data(dataset, dataset.y, None, None)
+            return items_from_data(dataset, dataset.y, None, None)
 
         before, standing = made(), decided({0: "red", 1: "blue"})
         path = write_corrected(before, standing, tmp_path / "c.csv")
@@ -568,7 +577,7 @@ class TestExport:
         assert path.read_bytes() == content  # a run may depend on it
 
     def test_trusted_digits(self, digits: Dataset, tmp_path: Path) -> None:
-        made = of_data(digits, digits.y, None, None)
+        made = items_from_data(digits, digits.y, None, None)
         rows = {row: digits.classes[int(digits.y[row])] for row in range(57)}
         written = write_trusted(made, decided(rows), tmp_path / "trusted.npz")
         meta, _ = load_dataset(str(tmp_path / "trusted.npz"), like=digits)
@@ -600,8 +609,8 @@ class TestExport:
                     [repr(float(chance.normal() * 10.0 ** (i % 9 - 4))), kinds[i % 3], part, "ab"[i % 2], int(i < 4)]
                 )
         dataset, _ = load_dataset(str(path), label="species")
-        made = of_data(dataset, dataset.y, np.array([40, 30, 20]), None)
-        assert made.words(1)[1] == ("kind", "two\nlines")
+        made = items_from_data(dataset, dataset.y, np.array([40, 30, 20]), None)
+        assert made.describe(1)[1] == ("kind", "two\nlines")
         assert not made.has_pictures
         standing = decided({row: "b" if row % 3 else "a" for row in range(10, 30)})
         write_trusted(made, standing, tmp_path / "trusted.csv", balanced=False)
@@ -614,7 +623,7 @@ class TestExport:
     def test_trusted_images(self, photos: Path, tmp_path: Path) -> None:
         dataset, _ = load_dataset(str(photos), image_size=8)
         assert dataset.files is not None
-        made = of_data(dataset, dataset.y, None, None)
+        made = items_from_data(dataset, dataset.y, None, None)
         standing = decided({0: "red", 1: "blue", 2: "red", 5: "blue"})
         write_trusted(made, standing, tmp_path / "trusted")
         for path, root in ((tmp_path / "trusted", None), (tmp_path / "trusted.csv", photos)):
@@ -636,7 +645,7 @@ class TestExport:
     def test_a_trusted_set_grows(self, photos: Path, tmp_path: Path) -> None:
         """Trusted examples that lie elsewhere are taken over, and what was decided about them again counts."""
         dataset, _ = load_dataset(str(photos), image_size=8)
-        first = of_data(dataset, dataset.y, None, None)
+        first = items_from_data(dataset, dataset.y, None, None)
         write_trusted(first, decided({0: "red", 1: "blue"}), tmp_path / "one")
         meta, _ = load_dataset(str(tmp_path / "one"), image_size=8, like=dataset)
         later = replace(first, trusted=Split(meta.examples, torch.arange(2), meta.y))
@@ -648,7 +657,7 @@ class TestExport:
         """Rows that were listed as trusted in a file of their own used to be open, with the label that was wrong."""
         for size in (8, None):
             dataset, _ = load_dataset(str(photos), image_size=size)
-            first = of_data(dataset, dataset.y, None, None)
+            first = items_from_data(dataset, dataset.y, None, None)
             known = {0: "red", 1: "blue", 2: "red", 5: "blue"}
             write_trusted(first, decided(known), tmp_path / "ok.csv")
             meta, _ = load_dataset(str(tmp_path / "ok.csv"), root=photos, image_size=size, like=dataset)
@@ -669,7 +678,9 @@ class TestExport:
         np.savez(tmp_path / "ok.npz", x=x[[0, 0, 0, 0, 7]], y=np.array([0, 1, 1, 1, 0]))
         dataset, _ = load_dataset(str(tmp_path / "x.npz"))
         meta, _ = load_dataset(str(tmp_path / "ok.npz"), like=dataset)
-        made = replace(of_data(dataset, dataset.y, None, None), trusted=Split(meta.examples, torch.arange(5), meta.y))
+        made = replace(
+            items_from_data(dataset, dataset.y, None, None), trusted=Split(meta.examples, torch.arange(5), meta.y)
+        )
         assert made.trusted_rows == {0: 0, 1: 1, 2: 1, 4: 1, 7: 0}
         assert write_trusted(made, decided({7: "2"}), tmp_path / "t.npz", balanced=False).size == 5
 
@@ -679,7 +690,7 @@ class TestExport:
         for place in ("here", "there"):
             shutil.copytree(photos, tmp_path / place, symlinks=True)
             dataset, _ = load_dataset(str(tmp_path / place), image_size=8)
-            made = of_data(dataset, dataset.y, None, None)
+            made = items_from_data(dataset, dataset.y, None, None)
             write_trusted(made, decided({0: "red", 1: "blue", 2: "red", 5: "blue"}), tmp_path / f"of-{place}")
             found.append(sorted(str(p.relative_to(tmp_path / f"of-{place}")) for p in tmp_path.glob(f"of-{place}/*/*")))
         assert found[0] == found[1]
@@ -719,7 +730,7 @@ class TestPictures:
         dataset, _ = load_dataset(str(photos), image_size=8)
         assert dataset.files is not None
         last = dataset.files.paths.index("red/9.png")
-        with serving(of_data(dataset, dataset.y, None, None), tmp_path) as client:
+        with serving(items_from_data(dataset, dataset.y, None, None), tmp_path) as client:
             assert client.ask("GET", f"/picture/{last}")[0] == 404
             status, content, headers = client.ask("GET", "/picture/0")
         assert (status, headers["Content-Type"], content[:3]) == (200, "image/jpeg", b"\xff\xd8\xff")
@@ -735,7 +746,7 @@ class TestPictures:
         (tmp_path / "data" / "red" / "5.png").write_bytes(b"broken")
         dataset, _ = load_dataset(str(tmp_path / "data"), image_size=8)
         assert isinstance(dataset.examples, FileExamples)
-        with serving(of_data(dataset, dataset.y, None, None), tmp_path / "review") as client:
+        with serving(items_from_data(dataset, dataset.y, None, None), tmp_path / "review") as client:
             assert client.ask("GET", "/picture/0")[2]["Content-Type"] == "image/jpeg"
             assert client.ask("GET", "/picture/5")[0] == 404
             for row in (1, 3, 5, 7):
@@ -754,7 +765,7 @@ class TestPictures:
         os.rename(tmp_path / "x" / "blue" / "0.png", last)
         dataset, _ = load_dataset(str(tmp_path / "x"), image_size=8)
         assert dataset.files is not None
-        with serving(of_data(dataset, dataset.y, None, None), tmp_path) as files:
+        with serving(items_from_data(dataset, dataset.y, None, None), tmp_path) as files:
             found = [item["path"] for item in files.ask("GET", "/api/items")[1]["items"]]
             row = found.index("blue/\udcff.png")
             assert found == list(dataset.files.paths)
@@ -787,21 +798,21 @@ class TestOfRun:
         wrong = chance.random(n)
         given, guess = task.train.y.numpy(), p.argmax(1)
         audit = Audit(rows, given, guess, wrong, 1 - wrong, wrong > 0.5, wrong, p, np.eye(10), task.classes, (), {})
-        made = of_run(digits, task, make_net("mlp", task.shape, 10), audit, None, None)
+        made = items_from_run(digits, task, make_net("mlp", task.shape, 10), audit, None, None)
         assert np.array_equal(made.row, rows[np.argsort(-wrong)])
         assert np.array_equal(made.given[made.row], given[np.argsort(-wrong)])
         assert made.has_pictures
         assert made.is_small
         assert task.meta is not None
         assert made.trusted_rows == dict(zip(task.meta.rows.tolist(), task.meta.y.tolist(), strict=True))
-        near = made.near(int(rows[0]), {})
+        near = made.nearest_trusted(int(rows[0]), {})
         assert len(near) == 5
         assert all(n["label"] == str(int(task.meta.y[n["trusted"]])) for n in near)
         assert made.trusted_picture(near[0]["trusted"]) is not None
-        listed = of_run(
+        listed = items_from_run(
             digits, task, make_net("mlp", task.shape, 10), audit, np.array([rows[3], task.meta.rows[0]]), None
         )
-        assert listed.issue.all()
+        assert listed.review_first.all()
         assert listed.suggested.tolist() == [guess[3], -1]
         state = {row["state"] for row in csv.DictReader(corrected_csv(made, {}).splitlines())}
         assert state == {"open", "trusted"}
@@ -815,7 +826,9 @@ class TestCommand:
         (tmp_path / "rows.csv").write_text("row,why\n7,a\n5,b\n30,c\n")
         data, rows, out = str(tmp_path / "x.npz"), str(tmp_path / "rows.csv"), tmp_path / "r"
         dataset, _ = load_dataset(data)
-        with closing(Store(out / "decisions.sqlite", of_data(dataset, dataset.y, None, None).identity)) as store:
+        with closing(
+            Store(out / "decisions.sqlite", items_from_data(dataset, dataset.y, None, None).identity)
+        ) as store:
             store.decide([Choice(7, 0, "change", "0", "1", None), Choice(5, 0, "keep", "1", "1", None)], "t", "1")
         flags = ["review", "--data", data, "--rows", rows, "--out", str(out)]
         files = ["--export", str(tmp_path / "c.json"), "--trusted", str(tmp_path / "trusted.npz")]
@@ -891,7 +904,9 @@ class TestCommand:
 
         open_rows = [row for row in range(120) if row not in checked][:9]
         dataset, _ = load_dataset(str(made), label="kind", drop=["id"])
-        with closing(Store(run / "review/decisions.sqlite", of_data(dataset, dataset.y, None, None).identity)) as store:
+        with closing(
+            Store(run / "review/decisions.sqlite", items_from_data(dataset, dataset.y, None, None).identity)
+        ) as store:
             store.decide([Choice(row, 0, "change", "y", "xy"[row % 2], None) for row in open_rows], "t", "1")
         files = ["--export", str(corrected), "--trusted", str(more)]
         capsys.readouterr()
@@ -918,7 +933,9 @@ class TestCommand:
         assert [names[k] for k in y] == [r["label"] for r in got]  # every decision
         assert main([*argv, "--quiet"]) == 0
 
-        with closing(Store(run / "review/decisions.sqlite", of_data(dataset, dataset.y, None, None).identity)) as store:
+        with closing(
+            Store(run / "review/decisions.sqlite", items_from_data(dataset, dataset.y, None, None).identity)
+        ) as store:
             free = next(row for row in range(1, 120, 2) if row not in checked and row not in open_rows)
             store.decide([Choice(free, 0, "change", "x", "y", None)], "t", "2")
         capsys.readouterr()
@@ -970,13 +987,13 @@ class TestCommand:
         assert said.count("\n") == 1
 
     def test_text_beside_an_array_is_shown(self, tmp_path: Path) -> None:
-        from warpi.cli.review import _shown
+        from warpi.review.open import _shown
 
         np.savez(tmp_path / "x.npz", x=np.eye(4), y=np.arange(4) % 2, text=np.array(["<i>a</i>", "b", "c", "d"]))
         dataset, _ = load_dataset(str(tmp_path / "x.npz"))
         shown = _shown(None, dataset, str(tmp_path / "x.npz"))
-        made = of_data(dataset, dataset.y, None, shown)
-        assert made.words(0) == [("text", "<i>a</i>")]
-        assert of_data(dataset, dataset.y, None, None).words(0)[0] == ("x0", "1")
+        made = items_from_data(dataset, dataset.y, None, shown)
+        assert made.describe(0) == [("text", "<i>a</i>")]
+        assert items_from_data(dataset, dataset.y, None, None).describe(0)[0] == ("x0", "1")
         (tmp_path / "more.csv").write_text("note,split\nhello,train\n,\nb,\nc,\nleft out,test\n")
         assert _shown(tmp_path / "more.csv", dataset, "x")[0] == {"note": "hello", "split": "train"}  # type: ignore[index]

@@ -21,7 +21,7 @@ from test_review import bytes_data, serving
 
 from warpi.data.dataset import Dataset, Files
 from warpi.review.decisions import Store
-from warpi.review.items import of_data
+from warpi.review.items import items_from_data
 from warpi.runs.run import fit
 
 FLAGS = [
@@ -134,7 +134,7 @@ def test_from_doubt_to_a_better_classifier(browser: Browser, wrong: list[str], d
         page.keyboard.press("u")
         expect(page.locator("#trouble")).to_contain_text("Not saved. No connection to warpi review")
         with closing(Store(run / "review" / "decisions.sqlite", {})) as store:
-            assert {row: d.label for row, d in store.standing().items()} == said
+            assert {row: d.label for row, d in store.current_decisions().items()} == said
         port = served.link.partition("/?")[0].rpartition(":")[2]
         served = Served(str(run), "--rows", str(rows), "--port", port)
         page.click("#again")
@@ -168,7 +168,7 @@ def test_names_and_texts_are_shown_as_they_are(browser: Browser, wrong: list[str
     nasty = ("<img src=x onerror=window.hacked=1>", "<script>window.hacked=1</script>", "a & b")
     dataset = bytes_data(30, nasty)
     notes = [{"note": f"<b onclick=window.hacked=1>row {row}</b>", "size": "0.30000000000000004"} for row in range(30)]
-    items = of_data(dataset, torch.zeros(30, dtype=torch.int64), None, notes)
+    items = items_from_data(dataset, torch.zeros(30, dtype=torch.int64), None, notes)
     with serving(items, tmp_path) as client:
         page = opened(browser, client.server.link, wrong)
         expect(page.locator("#given-name")).to_have_text(nasty[0])
@@ -191,7 +191,7 @@ def test_names_and_texts_are_shown_as_they_are(browser: Browser, wrong: list[str
             tab.keyboard.press("3")
             expect(tab.locator("#where")).to_contain_text(f"Row {row + 2} ")
         expect(other.locator("#count")).to_have_text("3 of 30 rows reviewed")
-        found = {row: (d.action, d.label) for row, d in client.server.review.store.standing().items()}
+        found = {row: (d.action, d.label) for row, d in client.server.review.store.current_decisions().items()}
         assert found == {0: ("keep", nasty[0]), 1: ("change", nasty[2]), 2: ("change", nasty[2])}
         other.close()
 
@@ -231,7 +231,7 @@ def test_which_file_it_is_and_undo_from_afar(browser: Browser, wrong: list[str],
     folder, paths = tmp_path / "data", [f"<b>{row}</b>.png" for row in range(34)]
     paths[1] = "/".join(["a" * 30, "b" * 30, "last.png"])
     dataset = replace(bytes_data(34, ("a", "b")), files=Files(str(folder), tuple(paths)))
-    items = of_data(dataset, (torch.arange(34) >= 30).long(), None, None)
+    items = items_from_data(dataset, (torch.arange(34) >= 30).long(), None, None)
     with serving(items, tmp_path / "review") as client:
         page = opened(browser, client.server.link, wrong)
         expect(page.locator("#where")).to_have_text("Row 0 · rank 1 · <b>0</b>.png")

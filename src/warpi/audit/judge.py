@@ -12,7 +12,7 @@ import numpy as np
 import warpi
 import warpi.audit.label_scores as scores
 from warpi.audit.label_scores import Floats
-from warpi.audit.out_of_sample import SAMPLES, Sight, look, out_of_sample
+from warpi.audit.out_of_sample import SAMPLES, RowPredictions, out_of_sample, predict_split
 from warpi.audit.result import Audit
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -50,8 +50,8 @@ def judge(
     if not hasattr(method, "task"):
         raise UserError("this method has not been trained; train it first, or give the folder of a run")
     task = method.task
-    trusted, held_out = look(method, task.meta), look(method, task.val)
-    seen, memory = _without_memory(look(method, task.train), held_out)
+    trusted, held_out = predict_split(method, task.meta), predict_split(method, task.val)
+    seen, memory = _without_memory(predict_split(method, task.train), held_out)
     source, fresh, apart = _source(len(held_out.y)), None, not method.needs_meta
     if folds:
         fresh, left_out = out_of_sample(method, folds, path)
@@ -65,24 +65,26 @@ def judge(
         seen, memory = replace(fresh, each=both), 0.0
     T = scores.estimate_transition(seen.p, seen.y)
 
-    parts: list[tuple[Split, Sight]] = [(task.train, seen)]
+    parts: list[tuple[Split, RowPredictions]] = [(task.train, seen)]
     more = _held_out(run, task)
     rows = rows or ("all" if isinstance(run, Run) and not run.truth.test_is_clean else "train")
     if rows == "all":
-        sights = (held_out if split is task.val else _tempered(look(method, split), temperature) for split in more)
+        sights = (
+            held_out if split is task.val else _tempered(predict_split(method, split), temperature) for split in more
+        )
         parts += zip(more, sights, strict=True)
     row = np.concatenate([split.rows.numpy()[sight.at] for split, sight in parts])
     order = row.argsort(kind="stable")
     all_ = _joined([sight for _, sight in parts])
     y, p = all_.y[order], all_.p[order]
-    found = scores.verdict(scores.posterior(p, y, T), y, threshold)
+    found = scores.judge_labels(scores.posterior(p, y, T), y, threshold)
     spread, kind = uncertainty(all_, T, bool(folds))
     checked = apart and len(np.unique(trusted.y)) == task.n_classes
     off = 0.0 if checked and folds else _UNCHECKED  # without folds p has seen the labels, as no second rate may have
     if checked:
         second = scores.rate_by_confusion(p, y, trusted.p, trusted.y)
         off = max(off, abs(second - float(found.wrong_probability.mean())))
-    doubt = math.hypot(scores.doubt(trusted.p, trusted.y, T), off)
+    doubt = math.hypot(scores.rate_margin(trusted.p, trusted.y, T), off)
     facts: dict[str, Any] = {
         "run": None if path is None else str(path),
         "method": type(method).__name__,
@@ -117,7 +119,7 @@ def judge(
     return audit
 
 
-def uncertainty(sight: Sight, T: Floats, folds: bool = False) -> tuple[Floats, str]:
+def uncertainty(sight: RowPredictions, T: Floats, folds: bool = False) -> tuple[Floats, str]:
     """How far wrong_probability w would be another one by chance, and in words what was varied.  [n]
 
     Samples of v (WarPI): w_l = sigmoid(logit w + log pi_l - mean_l log pi_l), pi_l = softmax(v_l z)_y. The rectified
@@ -150,28 +152,32 @@ def _held_out(run: Run | Method, task: Task) -> list[Split]:
     return [split for split in splits if split is not None]
 
 
-def _without_memory(seen: Sight, held_out: Sight) -> tuple[Sight, float]:
+def _without_memory(seen: RowPredictions, held_out: RowPredictions) -> tuple[RowPredictions, float]:
     n, y = len(held_out.y), seen.y
-    p, memory = scores.forgotten(seen.p, y, scores.log_odds(held_out.p, held_out.y))
+    p, memory = scores.remove_memorization(seen.p, y, scores.log_odds(held_out.p, held_out.y))
     others = held_out.each if n else np.zeros((len(seen.each), 0, p.shape[1]))
     each = [
-        scores.forgotten(mine, y, scores.log_odds(other, held_out.y))[0]
+        scores.remove_memorization(mine, y, scores.log_odds(other, held_out.y))[0]
         for mine, other in zip(seen.each, others, strict=True)
     ]
     return replace(seen, p=p, each=np.array(each).reshape(seen.each.shape)), memory
 
 
-def _tempered(sight: Sight, temperature: float) -> Sight:
-    each = [scores.tempered(p, temperature) for p in sight.each]
-    return replace(sight, p=scores.tempered(sight.p, temperature), each=np.array(each).reshape(sight.each.shape))
+def _tempered(sight: RowPredictions, temperature: float) -> RowPredictions:
+    each = [scores.apply_temperature(p, temperature) for p in sight.each]
+    return replace(
+        sight, p=scores.apply_temperature(sight.p, temperature), each=np.array(each).reshape(sight.each.shape)
+    )
 
 
-def _joined(sights: list[Sight]) -> Sight:
+def _joined(sights: list[RowPredictions]) -> RowPredictions:
     """One after the other. What only the first has other views of counts as agreed on in the others."""
     S = len(sights[0].each)
     sights = [s if len(s.each) == S else replace(s, each=np.repeat(s.p[None], S, axis=0)) for s in sights]
     first = (np.concatenate([getattr(s, name) for s in sights]) for name in ("at", "y", "p"))
-    return Sight(*first, *(np.concatenate([getattr(s, name) for s in sights], axis=1) for name in ("each", "given")))
+    return RowPredictions(
+        *first, *(np.concatenate([getattr(s, name) for s in sights], axis=1) for name in ("each", "given"))
+    )
 
 
 def _source(n: int) -> str:

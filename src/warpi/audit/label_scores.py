@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
     is_label_issue: NDArray[np.bool_]  # [N] wrong_probability > threshold, and another class is more probable
 
 
-def verdict(posterior: Floats, y: Ints, threshold: float = 0.5) -> Verdict:
+def judge_labels(posterior: Floats, y: Ints, threshold: float = 0.5) -> Verdict:
     """Suggestion, quality and decision from P(true | x, given) [N, K] and the given labels [N]."""
     quality = np.clip(posterior[np.arange(len(y)), y], 0.0, 1.0)
     suggested = posterior.argmax(1).astype(np.int64)
@@ -77,7 +77,7 @@ def estimate_transition(p: Floats, y: Ints, steps: int = 100, strength: float = 
 # --- what the trusted and the held-out rows say about p ---------------------------------------------------------------
 
 
-def tempered(p: Floats, temperature: float) -> Floats:
+def apply_temperature(p: Floats, temperature: float) -> Floats:
     """softmax(log p / temperature).  [N, K]"""
     z = np.log(np.maximum(np.asarray(p, np.float64), _TINY)) / temperature
     e = np.exp(z - z.max(1, keepdims=True))
@@ -94,7 +94,7 @@ def fit_temperature(p: Floats, y: Ints) -> float:
     at = np.arange(len(y))
 
     def fit(t: float) -> float:
-        return float(np.log(np.maximum(tempered(p, math.exp(t))[at, y], _TINY)).sum()) - 2 * min(t, 0.0) ** 2
+        return float(np.log(np.maximum(apply_temperature(p, math.exp(t))[at, y], _TINY)).sum()) - 2 * min(t, 0.0) ** 2
 
     return math.exp(max(np.linspace(-1.6, 1.6, 65).tolist(), key=fit))
 
@@ -108,7 +108,7 @@ def log_odds(p: Floats, y: Ints) -> Floats:
     return odds
 
 
-def forgotten(p: Floats, y: Ints, held_out: Floats) -> tuple[Floats, float]:
+def remove_memorization(p: Floats, y: Ints, held_out: Floats) -> tuple[Floats, float]:
     """p without what the network remembers of y from training, and how much that was.  [N, K]
 
     A step of training pushes the log-odds of a label up in proportion to 1 - p_y. So they are moved back by
@@ -116,20 +116,20 @@ def forgotten(p: Floats, y: Ints, held_out: Floats) -> tuple[Floats, float]:
     rows that were not trained on, whose labels are as noisy. None goes below the least of those.
     """
     if not len(held_out):
-        return tempered(p, 1.0), 0.0
+        return apply_temperature(p, 1.0), 0.0
     odds = log_odds(p, y)
     rest = 1 / (1 + np.exp(np.clip(odds, -50, 50)))  # 1 - p_y
     a = max(0.0, float(odds.mean() - held_out.mean())) / max(float(rest.mean()), 1e-6)
     back = np.minimum(a * rest, np.maximum(odds - held_out.min(), 0))
     z = np.log(np.maximum(np.asarray(p, np.float64), _TINY))
     z[np.arange(len(y)), y] -= back
-    return tempered(np.exp(z - z.max(1, keepdims=True)), 1.0), a
+    return apply_temperature(np.exp(z - z.max(1, keepdims=True)), 1.0), a
 
 
 # --- rates ------------------------------------------------------------------------------------------------------------
 
 
-def wilson(rate: float, n: float, z: float = _Z) -> tuple[float, float]:
+def wilson_interval(rate: float, n: float, z: float = _Z) -> tuple[float, float]:
     """Interval of a share that was `rate` among n; (0, 1) for none.  Holds near 0 and 1, where rate ± z s does not."""
     if n <= 0:
         return 0.0, 1.0
@@ -137,7 +137,7 @@ def wilson(rate: float, n: float, z: float = _Z) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
 
 
-def doubt(p: Floats, y: Ints, T: Floats) -> float:
+def rate_margin(p: Floats, y: Ints, T: Floats) -> float:
     """How far a mean of wrong_probability may be off, by the trusted rows (p [M, K], true labels y); 0 without any.
 
     Label g would be given to trusted row m with probability T[y_m, g]; d_m is what wrong_probability says too much on
@@ -172,7 +172,7 @@ def error_rate(wrong: Floats, doubt: float = 0.0) -> dict[str, float]:
     """Share of wrong labels and its 95 % interval: Wilson's, since whether a label is wrong has the variance r (1 - r)
     whoever knows it, widened (in squares) by the `doubt` about the probabilities themselves."""
     n, rate = len(wrong), float(wrong.mean()) if len(wrong) else 0.0
-    low, high = wilson(rate, n)
+    low, high = wilson_interval(rate, n)
     low, high = rate - math.hypot(rate - low, _Z * doubt), rate + math.hypot(high - rate, _Z * doubt)
     return {"n": n, "rate": rate, "low": max(0.0, low), "high": min(1.0, high)}
 

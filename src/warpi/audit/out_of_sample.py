@@ -28,7 +28,7 @@ SAMPLES = 20  # of the rectifying vector v, for the uncertainty
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class RowPredictions:
     """A trained method's view of n rows of a split: those that can be read."""
 
     at: Ints  # [n] positions within the split
@@ -38,24 +38,24 @@ class Sight:
     given: Floats  # [L, n] log softmax(v_l z)_y: what WarPI makes of the label with L samples of v; L = 0 elsewhere
 
 
-_NAMES = [f.name for f in fields(Sight)]
+_NAMES = [f.name for f in fields(RowPredictions)]
 _TRUSTED = "trusted_"  # before the names of the second sight in a file
 
 
 @torch.no_grad()
-def look(method: Method, split: Split | None) -> Sight:
+def predict_split(method: Method, split: Split | None) -> RowPredictions:
     """What the method predicts, in evaluation mode and without augmentation."""
     K = method.task.n_classes
     if split is None:
         none = np.zeros(0, np.int64)
-        return Sight(none, none, np.zeros((0, K)), np.zeros((0, 0, K)), np.zeros((0, 0)))
+        return RowPredictions(none, none, np.zeros((0, K)), np.zeros((0, 0, K)), np.zeros((0, 0)))
     nets = method.predictors
     at, p = survey(method.net, split, method.predict)
     y = split.y[at]
     several = [survey(net, split)[1].softmax(1) for net in nets] if len(nets) > 1 else []
     warped = _warped(method, split, y) if isinstance(method, WarPI) and method.samples else y.new_zeros((0, len(y)))
     each = torch.stack(several) if several else p.new_zeros((0, *p.shape))
-    return Sight(*(_numpy(t) for t in (at, y, p, each, warped)))
+    return RowPredictions(*(_numpy(t) for t in (at, y, p, each, warped)))
 
 
 def _numpy(t: Tensor) -> Any:
@@ -89,7 +89,7 @@ def parts(y: Ints, n: int, seed: int) -> list[Ints]:
     return [np.flatnonzero(fold == f) for f in range(n)]
 
 
-def out_of_sample(method: Method, n: int, folder: Path | None = None) -> tuple[Sight, Sight]:
+def out_of_sample(method: Method, n: int, folder: Path | None = None) -> tuple[RowPredictions, RowPredictions]:
     """Every training row, and every trusted row, as seen by the same recipe trained without it: n trainings in all.
 
     Each leaves a part of both out. A trusted row that is the only one of its class takes part in all, and is not among
@@ -121,15 +121,15 @@ def out_of_sample(method: Method, n: int, folder: Path | None = None) -> tuple[S
     return _together(rows), _together([replace(s, each=s.each[:0], given=s.given[:0]) for s in others])
 
 
-def _together(sights: Sequence[Sight]) -> Sight:
+def _together(sights: Sequence[RowPredictions]) -> RowPredictions:
     order = np.concatenate([s.at for s in sights]).argsort()
-    return Sight(
+    return RowPredictions(
         *(np.concatenate([getattr(s, name) for s in sights])[order] for name in ("at", "y", "p")),
         *(np.concatenate([getattr(s, name) for s in sights], axis=1)[:, order] for name in ("each", "given")),
     )
 
 
-def _judged(method: Method, held: Ints, apart: Ints) -> tuple[Sight, Sight]:
+def _judged(method: Method, held: Ints, apart: Ints) -> tuple[RowPredictions, RowPredictions]:
     """The rows `held` of the training split, and `apart` of the trusted one, by the same recipe trained on the rest."""
     task = method.task
     rest = replace(task, train=_without(task.train, held), meta=task.meta and _without(task.meta, apart), val=None)
@@ -138,9 +138,11 @@ def _judged(method: Method, held: Ints, apart: Ints) -> tuple[Sight, Sight]:
         learner.start(rest, method.recipe)
         for _ in train(learner, learner.task):
             pass
-    rows, trusted = look(learner, _part(task.train, held)), look(learner, task.meta)
+    rows, trusted = predict_split(learner, _part(task.train, held)), predict_split(learner, task.meta)
     left = np.isin(trusted.at, apart)  # of all: those of a small part may be images none of which can be read
-    part = Sight(trusted.at[left], trusted.y[left], trusted.p[left], trusted.each[:, left], trusted.given[:, left])
+    part = RowPredictions(
+        trusted.at[left], trusted.y[left], trusted.p[left], trusted.each[:, left], trusted.given[:, left]
+    )
     return replace(rows, at=held[rows.at]), part
 
 
@@ -153,7 +155,7 @@ def _part(split: Split, at: Ints) -> Split:
     return replace(split, rows=split.rows[index], y=split.y[index.to(split.y.device)])
 
 
-def _store(file: Path, sight: Sight, trusted: Sight) -> None:
+def _store(file: Path, sight: RowPredictions, trusted: RowPredictions) -> None:
     content = io.BytesIO()
     np.savez_compressed(content, **vars(sight), **{_TRUSTED + name: values for name, values in vars(trusted).items()})
     try:
@@ -162,7 +164,7 @@ def _store(file: Path, sight: Sight, trusted: Sight) -> None:
         log.warning("this training would have to be repeated after a crash: %s", e)
 
 
-def _stored(file: Path, held: Ints, y: Ints, checked: Ints) -> tuple[Sight, Sight] | None:
+def _stored(file: Path, held: Ints, y: Ints, checked: Ints) -> tuple[RowPredictions, RowPredictions] | None:
     """What an earlier process found; None where there is nothing, or something about other rows, or about none of the
     trusted ones, which an earlier version did not leave out."""
     if not file.exists():
@@ -170,7 +172,7 @@ def _stored(file: Path, held: Ints, y: Ints, checked: Ints) -> tuple[Sight, Sigh
     try:
         arrays = read_arrays(file)
         trusted = {name: arrays.pop(_TRUSTED + name) for name in _NAMES if _TRUSTED + name in arrays}
-        sight, apart = Sight(**arrays), Sight(**trusted) if trusted else None
+        sight, apart = RowPredictions(**arrays), RowPredictions(**trusted) if trusted else None
         if apart is None or not np.isin(sight.at, held).all():
             return None
         for s, given in ((sight, y), (apart, checked)):

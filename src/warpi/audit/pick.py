@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.audit.label_scores import Floats, Ints, wilson
+from warpi.audit.label_scores import Floats, Ints, wilson_interval
 from warpi.audit.result import Audit
 from warpi.datasets.text_files import check_separator, reading
 from warpi.errors import UserError
@@ -269,7 +269,7 @@ def estimate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     pooled = float(sum(s**2 / c["n"] for s, c in zip(share, found, strict=True)))
     apart = float(sum(s**2 * c["rate"] * (1 - c["rate"]) / c["n"] for s, c in zip(share, found, strict=True)))
     n = 1 / max(pooled, apart / (rate * (1 - rate)) if 0 < rate < 1 else 0.0)
-    low, high = wilson(rate, n / max(1 - checked.sum() / size.sum(), 1e-9))
+    low, high = wilson_interval(rate, n / max(1 - checked.sum() / size.sum(), 1e-9))
     return {
         "rate": rate,
         "low": low,
@@ -285,5 +285,5 @@ def estimate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
 def _rate(wrong: Floats, w: Floats, N: float) -> dict[str, float]:
     """Of one class of N rows: weighted share of wrong labels, interval, and how many rows that is worth."""
     rate, n = float((w * wrong).sum() / w.sum()), float(w.sum() ** 2 / (w**2).sum())
-    low, high = wilson(rate, n / max(1 - len(w) / N, 1e-9))
+    low, high = wilson_interval(rate, n / max(1 - len(w) / N, 1e-9))
     return {"checked": len(w), "rate": rate, "low": low, "high": high, "n": n}

@@ -18,7 +18,7 @@ from warpi.audit.label_scores import Floats, Ints, posterior
 from warpi.errors import BROKEN, UserError, missing
 from warpi.utils.files import write_atomically
 
-FILE = "audit.npz"
+AUDIT_FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
 COLUMNS = (
     *("row", "given_label", "suggested_label", "wrong_probability", "label_quality", "is_label_issue", "uncertainty"),
@@ -144,7 +144,7 @@ class Audit:
         about = {"format": FORMAT, **{name: getattr(self, name) for name in words}}
         content = io.BytesIO()
         np.savez_compressed(content, about=np.array(json.dumps(about)), **arrays)
-        path = Path(folder) / FILE
+        path = Path(folder) / AUDIT_FILE
         write_atomically(path, content.getvalue())
         return path
 
@@ -160,7 +160,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def read_audit(folder: Path | str) -> Audit:
     """What `warpi audit` stored in a run folder. Nothing is trained and nothing unpickled."""
-    path = Path(folder) / FILE
+    path = Path(folder) / AUDIT_FILE
     if not path.exists():
         raise UserError(f"there is no audit in {folder}; make one with: warpi audit {folder}")
     try:

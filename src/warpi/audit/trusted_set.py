@@ -21,7 +21,7 @@ from warpi.utils.seeding import generator
 _ABOUT = ("clean_label", "verified", "split")  # columns that are about rows of the data, and no part of them
 
 
-class Trusted(NamedTuple):
+class TrustedSetSummary(NamedTuple):
     """What was written as a trusted set."""
 
     path: Path
@@ -31,7 +31,7 @@ class Trusted(NamedTuple):
     lacking: list[str]  # the classes without any
 
     @classmethod
-    def of(cls, path: Path, y: Tensor, size: int, classes: tuple[str, ...]) -> "Trusted":
+    def of(cls, path: Path, y: Tensor, size: int, classes: tuple[str, ...]) -> "TrustedSetSummary":
         """`size` of the examples with classes y."""
         names = list(zip(classes, torch.bincount(y, minlength=len(classes)).tolist(), strict=True))
         least = min(n for _, n in names if n)
@@ -47,7 +47,7 @@ class Trusted(NamedTuple):
             print(f"warpi: no trusted example yet of: {none}; warpi fit needs at least one of each", file=sys.stderr)
 
 
-def even(y: Tensor, first: int = 0) -> Tensor:
+def balance_classes(y: Tensor, first: int = 0) -> Tensor:
     """Positions of as many examples of every class that occurs, in order: the `first` ones before others at random.
 
     A set of what looked most suspicious holds some classes far more often than others, and meta methods learn that as
@@ -97,7 +97,7 @@ def _parquet(path: Path) -> tuple[list[str], list[list[str]]]:
 
 def write_trusted(
     path: Path, dataset: Dataset, labels: dict[int, str], balanced: bool = True, source: Path | None = None
-) -> Trusted:
+) -> TrustedSetSummary:
     """Write rows of a data set with the labels a person found for them, in the form that the data has.
 
     Balanced: the same number of every class. Image files: a .csv with `path` and `label`, paths as seen from the folder
@@ -115,7 +115,7 @@ def write_trusted(
     rows, number = list(labels), {name: k for k, name in enumerate(dataset.classes)}
     y = torch.tensor([number[label] for label in labels.values()])
     if balanced:
-        labels = {rows[i]: labels[rows[i]] for i in even(y).tolist()}
+        labels = {rows[i]: labels[rows[i]] for i in balance_classes(y).tolist()}
     kind = ".csv" if dataset.files is not None or isinstance(dataset.encoding, Columns) else ".npz"
     if path.suffix.lower() != kind:
         raise UserError(f"the trusted set of {dataset.name} is a {kind} file, got {path}")
@@ -126,7 +126,7 @@ def write_trusted(
         content = io.BytesIO()
         np.savez_compressed(content, x=x.x[torch.tensor(list(labels))].numpy(), y=np.array(list(labels.values())))
         write_atomically(path, content.getvalue())
-        return Trusted.of(path, y, len(labels), dataset.classes)
+        return TrustedSetSummary.of(path, y, len(labels), dataset.classes)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     if dataset.files is not None:
@@ -145,7 +145,7 @@ def write_trusted(
         write_atomically(path, text.getvalue().encode())
     except UnicodeEncodeError as e:
         raise UserError("names of some images are no UTF-8; rename them, or let `warpi review` write a folder") from e
-    return Trusted.of(path, y, len(labels), dataset.classes)
+    return TrustedSetSummary.of(path, y, len(labels), dataset.classes)
 
 
 def _cells(values: np.ndarray, columns: Columns) -> dict[str, str]:

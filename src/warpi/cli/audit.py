@@ -138,7 +138,7 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
 
     from warpi.audit import audit as run_audit
     from warpi.audit.pick import pick_rows
-    from warpi.audit.result import FILE, read_audit
+    from warpi.audit.result import AUDIT_FILE, read_audit
     from warpi.data.examples import TensorExamples
     from warpi.runs.reopen import reopen
     from warpi.runs.spec import DataSpec
@@ -148,9 +148,9 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
         if of or given["coverage"]:
             raise UserError("the run says what its data is; leave out the run, or --data and --coverage")
         opened, dataset = reopen(run, given["device"]), _data_of(run)  # refuses data that has changed since
-        found = read_audit(run) if (run / FILE).exists() else run_audit(opened)
+        found = read_audit(run) if (run / AUDIT_FILE).exists() else run_audit(opened)
         if found.classes != dataset.classes or found.row.max() >= len(dataset.y):
-            raise UserError(f"{run / FILE} is about other data; make it anew with: warpi audit {run}")
+            raise UserError(f"{run / AUDIT_FILE} is about other data; make it anew with: warpi audit {run}")
         paths = dataset.files.paths if dataset.files else None
         return pick_rows(
             n, found.row, found.given, found.classes, audit=found, unbiased=unbiased, paths=paths, seed=seed

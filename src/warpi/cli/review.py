@@ -52,7 +52,7 @@ def _review(given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     from warpi.review.decisions import Store
     from warpi.review.export import fit_command, write_corrected, write_trusted
     from warpi.review.open import open_data, open_run, read_row_list
-    from warpi.review.session import Review
+    from warpi.review.session import ReviewSession
 
     run, rows = given["run"], read_row_list(given["rows"])
     if run is None:
@@ -62,9 +62,9 @@ def _review(given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     folder = given["out"] or run / "review"
     with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
         if not (given["export"] or given["trusted"]):
-            _serve(Review(items, store, folder, spec), given)
+            _serve(ReviewSession(items, store, folder, spec), given)
             return
-        standing, corrected = store.standing(), None
+        standing, corrected = store.current_decisions(), None
         if given["export"]:
             corrected = write_corrected(items, standing, given["export"])
             decided = sum(decision.label is not None for decision in standing.values())

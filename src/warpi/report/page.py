@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 import warpi.report.svg_charts as charts
-from warpi.audit.label_scores import wilson
+from warpi.audit.label_scores import wilson_interval
 from warpi.report.curves import line, lowest
 from warpi.report.experiments import Experiment, Row, Run, best_epochs, group, number
 from warpi.report.page_data import Audited, ClassRate, Detail, Suspect
@@ -261,7 +261,7 @@ def _worst(counts: NDArray[Any], classes: Sequence[str], truth: str) -> str:
     for k in order[:_WORST]:
         others = counts[k].copy()
         others[k] = 0
-        low, high = wilson(right[k] / total[k], float(total[k]))
+        low, high = wilson_interval(right[k] / total[k], float(total[k]))
         instead = f"{classes[int(others.argmax())]} ({int(others.max())})" if others.any() else "–"
         share = f"{100 * right[k] / total[k]:.1f} %"
         body.append((classes[k], f"{int(total[k])}", share, f"{100 * low:.0f} to {100 * high:.0f}", instead))
@@ -365,7 +365,7 @@ def _grid(heads: Sequence[str], body: Sequence[Sequence[str]], text: Sequence[in
 
 def _span(percent: float, run: Run) -> str:
     """The interval of an accuracy, as text."""
-    low, high = wilson(percent / 100, int(run.facts.get("n_test") or 0))
+    low, high = wilson_interval(percent / 100, int(run.facts.get("n_test") or 0))
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from warpi.audit.result import FILE as AUDIT
-from warpi.audit.result import Audit
+from warpi.audit.result import AUDIT_FILE, Audit
 from warpi.errors import UserError
 from warpi.report.experiments import Run, group
 from warpi.report.figure_data import EDGES, KINDS, Arrays, read, write
@@ -59,7 +58,7 @@ def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
                 arrays = _measured(path, device)
             except UserError as error:
                 missing.append(_left_out(path, "losses and confusion", error, audit))
-    if audit or (path / AUDIT).exists():
+    if audit or (path / AUDIT_FILE).exists():
         try:
             found = _audited(path, device)
         except UserError as error:
@@ -136,12 +135,12 @@ def _by_class(found: Audit) -> Iterator[ClassRate]:
 def _suspect(items: "Items", i: int) -> Suspect:
     row, names = int(items.row[i]), items.classes
     picture, files = items.picture(row), items.dataset.files
-    words = [*([] if files is None else [("file", files.paths[row])]), *items.words(row)]
+    words = [*([] if files is None else [("file", files.paths[row])]), *items.describe(row)]
     return Suspect(
         row,
         names[int(items.given[row])],
         names[int(items.suggested[i])],
-        float(items.wrong[i]),
+        float(items.wrong_probability[i]),
         float(items.uncertainty[i]),
         picture and (picture[0], _thumbnail(*picture)),
         tuple(words),

@@ -115,13 +115,13 @@ class Store:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def standing(self) -> dict[int, Decision]:
+    def current_decisions(self) -> dict[int, Decision]:
         """What stands, by row."""
         with self._lock:
             found = self._db.execute(f"SELECT {_COLUMNS.format('standing')} FROM standing").fetchall()
         return {line[1]: Decision(*line) for line in found}
 
-    def about(self, row: int) -> Decision | None:
+    def decision_about(self, row: int) -> Decision | None:
         """What stands about one row."""
         return self._about([row])[row]
 

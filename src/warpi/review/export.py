@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from warpi.audit.trusted_set import Trusted, even, original_rows
+from warpi.audit.trusted_set import TrustedSetSummary, balance_classes, original_rows
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns
@@ -97,7 +97,7 @@ def corrected_csv(items: Items, standing: Mapping[int, Decision]) -> str:
         line = [row, *([files.paths[row]] if files else []), was, names[known.get(row, given)], state]
         i = at.get(row)
         suggested = "" if i is None or items.suggested[i] < 0 else names[items.suggested[i]]
-        wrong = "" if i is None or np.isnan(items.wrong[i]) else f"{items.wrong[i]:.6g}"
+        wrong = "" if i is None or np.isnan(items.wrong_probability[i]) else f"{items.wrong_probability[i]:.6g}"
         writer.writerow([*line, int(row in known), suggested, wrong])
     return text.getvalue()
 
@@ -113,7 +113,9 @@ class Taken(UserError):
     """There is something else of that name."""
 
 
-def write_trusted(items: Items, standing: Mapping[int, Decision], path: Path, balanced: bool = True) -> Trusted:
+def write_trusted(
+    items: Items, standing: Mapping[int, Decision], path: Path, balanced: bool = True
+) -> TrustedSetSummary:
     """Examples that are trusted: those known before, and those that a person decided about.
 
     Balanced: the same number of every class, those known before first.
@@ -131,9 +133,9 @@ def write_trusted(items: Items, standing: Mapping[int, Decision], path: Path, ba
     places += [(items.examples, row) for row in chosen]
     kept = torch.arange(len(y))
     if balanced:
-        kept = even(y, first=len(y) - len(chosen) + len(items.trusted_rows))
+        kept = balance_classes(y, first=len(y) - len(chosen) + len(items.trusted_rows))
     _write(items, [places[i] for i in kept.tolist()], [items.classes[k] for k in y[kept].tolist()], path)
-    return Trusted.of(path, y, len(kept), items.classes)
+    return TrustedSetSummary.of(path, y, len(kept), items.classes)
 
 
 def _write(items: Items, places: list[tuple[Examples, int]], names: list[str], path: Path) -> None:
@@ -156,7 +158,7 @@ def _write(items: Items, places: list[tuple[Examples, int]], names: list[str], p
     write_atomically(path, content)
 
 
-def write_all(items: Items, standing: Mapping[int, Decision], folder: Path) -> tuple[Path, Trusted]:
+def write_all(items: Items, standing: Mapping[int, Decision], folder: Path) -> tuple[Path, TrustedSetSummary]:
     """Everything into a folder of its own: export-1, and export-2 once more has been decided. The folder, and what is
     in its trusted set."""
     for n in itertools.count(1):

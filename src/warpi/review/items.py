@@ -27,7 +27,7 @@ from warpi.training.task import Task
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Look = Callable[[Examples, Tensor], Tensor]
+EmbedFn = Callable[[Examples, Tensor], Tensor]
 """Rows [n] of some examples to features [n, D]; fewer where some cannot be read."""
 
 _CELLS = 200  # features of one example that are shown
@@ -40,24 +40,24 @@ class Items:
 
     dataset: Dataset
     examples: Examples  # the inputs as they were learned from
-    look: Look  # for neighbours
+    embed: EmbedFn  # for neighbours
     row: Ints  # [n] rows of the data set, the most suspicious first
     given: Ints  # [N] given labels
     suggested: Ints  # [n] class numbers, -1: no suggestion
-    wrong: Floats  # [n] probability that the label is wrong, NaN: unknown
+    wrong_probability: Floats  # [n] probability that the label is wrong, NaN: unknown
     uncertainty: Floats  # [n]
-    issue: NDArray[np.bool_]  # [n] what is to be reviewed first of all
-    p: Floats | None  # [n, K] the classifier's probabilities
+    review_first: NDArray[np.bool_]  # [n] what is to be reviewed first of all
+    probabilities: Floats | None  # [n, K] the classifier's probabilities
     trusted: Split | None  # examples whose labels are known to be right
-    shown: Sequence[Mapping[str, str]] | None = None  # [N] what else is known about each row, for people
+    extra_cells: Sequence[Mapping[str, str]] | None = None  # [N] what else is known about each row, for people
     source: Path | None = None  # the file of the data, where it is a table
     trusted_source: Path | None = None  # that of the trusted examples, where they lie in one of their own
     lock: threading.Lock = field(default_factory=threading.Lock)
     vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.shown is not None and len(self.shown) != len(self.given):
-            got, want = len(self.shown), len(self.given)
+        if self.extra_cells is not None and len(self.extra_cells) != len(self.given):
+            got, want = len(self.extra_cells), len(self.given)
             raise UserError(f"--show has {got} rows, {self.dataset.name} has {want}; give one line a row, in its order")
 
     def __len__(self) -> int:
@@ -110,12 +110,12 @@ class Items:
         """The same of the k-th trusted example."""
         return _picture(self, "trusted", k)
 
-    def words(self, row: int) -> list[tuple[str, str]]:
+    def describe(self, row: int) -> list[tuple[str, str]]:
         """What is to be read about a row: what the user wants shown, and features where there is no picture.
 
         Features without names (of an array) mean little to a person who has something to read.
         """
-        own = list(self.shown[row].items()) if self.shown else []
+        own = list(self.extra_cells[row].items()) if self.extra_cells else []
         is_said = self.has_pictures or (own and self.dataset.encoding is None)
         return own if is_said else own + self._cells(self.examples, row)
 
@@ -124,7 +124,7 @@ class Items:
         assert isinstance(examples, TensorExamples)  # image files are pictures
         return cells(examples.x[row], columns)[:_CELLS]
 
-    def near(self, row: int, decided: Mapping[int, str], n: int = 5) -> list[dict[str, Any]]:
+    def nearest_trusted(self, row: int, decided: Mapping[int, str], n: int = 5) -> list[dict[str, Any]]:
         """The nearest of the trusted examples and of those decided so far, nearest first."""
         most, known = _AMONG[self.examples.whole], self.trusted_rows
         count = 0 if self.trusted is None else len(self.trusted)
@@ -147,7 +147,7 @@ class Items:
     def _neighbour(self, place: tuple[str, int], decided: Mapping[int, str]) -> dict[str, Any]:
         kind, k = place
         if kind == "row":
-            return {"row": k, "label": decided[k], "words": self.words(k)}
+            return {"row": k, "label": decided[k], "words": self.describe(k)}
         assert self.trusted is not None
         words = [] if self.has_pictures else self._cells(self.trusted.examples, int(self.trusted.rows[k]))
         return {"trusted": k, "label": self.classes[int(self.trusted.y[k])], "words": words}
@@ -159,13 +159,13 @@ class Items:
             for start in range(0, len(new), 256):
                 chunk = new[start : start + 256]
                 examples, rows = self._at(chunk)
-                values = self.look(examples, rows)
+                values = self.embed(examples, rows)
                 if len(values) == len(chunk):  # a file that cannot be read has no neighbours
                     self.vectors.update(zip(chunk, values, strict=True))
                 else:
                     for place in chunk:
                         examples, rows = self._at([place])
-                        self.vectors.update((place, v) for v in self.look(examples, rows))
+                        self.vectors.update((place, v) for v in self.embed(examples, rows))
         return {place: self.vectors[place] for place in places if place in self.vectors}
 
     def _at(self, places: Sequence[tuple[str, int]]) -> tuple[Examples, Tensor]:
@@ -231,7 +231,7 @@ def _picture(items: Items, kind: str, k: int) -> tuple[str, bytes] | None:
     return "image/png", png(pixels(examples.x[row]))
 
 
-def of_run(
+def items_from_run(
     dataset: Dataset,
     task: Task,
     net: nn.Module,
@@ -269,7 +269,9 @@ def of_run(
     )
 
 
-def of_data(dataset: Dataset, given: Tensor, rows: Ints | None, shown: Sequence[Mapping[str, str]] | None) -> Items:
+def items_from_data(
+    dataset: Dataset, given: Tensor, rows: Ints | None, shown: Sequence[Mapping[str, str]] | None
+) -> Items:
     """The rows listed (else all) of data that nothing has been learned from yet."""
     chosen = np.arange(len(dataset.y)) if rows is None else _checked(rows, len(dataset.y))
     n, trusted, examples = len(chosen), dataset.meta, dataset.examples
@@ -316,18 +318,18 @@ def _read(examples: Examples, rows: Tensor) -> Tensor:
     return read.views[0]
 
 
-def _by_net(net: nn.Module) -> Look:
+def _by_net(net: nn.Module) -> EmbedFn:
     """Directions in the last layer but one, or among the logits where a network does not show that."""
     inner = getattr(net, "features", None)
     net.eval()
 
     @torch.no_grad()
-    def look(examples: Examples, rows: Tensor) -> Tensor:
+    def embed(examples: Examples, rows: Tensor) -> Tensor:
         x = _read(examples, rows)
         h = inner(x) if callable(inner) and not isinstance(inner, nn.Module) else net(x)
         return F.normalize(h.flatten(1).float(), dim=1)
 
-    return look
+    return embed
 
 
 def _by_input(examples: Examples, rows: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ def open_run(
 ) -> "tuple[Items, dict[str, Any], Audit]":
     """The items of a run, its settings that are not defaults, and its audit, which is made where there is none."""
     from warpi.audit import audit
-    from warpi.audit.result import FILE, read_audit
+    from warpi.audit.result import AUDIT_FILE, read_audit
     from warpi.datasets.load import DATASETS, finer
     from warpi.noise.noise import Noise
-    from warpi.review.items import of_run
+    from warpi.review.items import items_from_run
     from warpi.runs import spec as settings
     from warpi.runs.reopen import reopen
     from warpi.runs.resume import read_spec
@@ -34,9 +34,9 @@ def open_run(
         opened = reopen(run, device)
         spec: dict[str, Any] = (read_spec(run) or {})["spec"]
         dataset, defaults = settings.DataSpec.stored(spec).read()
-    found = read_audit(run) if (run / FILE).exists() else audit(opened)
+    found = read_audit(run) if (run / AUDIT_FILE).exists() else audit(opened)
     shown = _shown(show, dataset, spec["data"])
-    items = of_run(dataset, opened.task, opened.method.net, found, rows, shown)
+    items = items_from_run(dataset, opened.task, opened.method.net, found, rows, shown)
     if not Noise.parse(spec["noise"]).other_name:  # else inputs are not those of the file
         items = _with_files(items, spec["data"], spec.get("meta_data"))
     if spec["data"] not in DATASETS:
@@ -60,7 +60,7 @@ def open_data(
     """The items of data that nothing has been learned from."""
 
     from warpi.noise.noise import Noise
-    from warpi.review.items import of_data
+    from warpi.review.items import items_from_data
     from warpi.runs.spec import DataSpec, not_default
     from warpi.utils.seeding import generator
 
@@ -72,7 +72,7 @@ def open_data(
     y = noise.apply(dataset, generator(given["seed"], "noise"), None).y
     shown = _shown(given["show"], dataset, spec.data)
     settings = not_default({**asdict(spec), "noise": str(noise), "seed": given["seed"]}, defaults)
-    return _with_files(of_data(dataset, y, rows, shown), spec.data), settings
+    return _with_files(items_from_data(dataset, y, rows, shown), spec.data), settings
 
 
 def read_row_list(path: Path | None) -> "NDArray[np.int64] | None":

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from warpi.errors import UserError
 from warpi.review.export import corrected_csv
-from warpi.review.session import Json, Refused, Review
+from warpi.review.session import Json, Refused, ReviewSession
 
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 _ASSETS |= {"/page.css": ("page.css", "text/css"), "/icon.svg": ("icon.svg", "image/svg+xml")}
@@ -34,7 +34,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, review: Review, port: int = 0) -> None:
+    def __init__(self, review: ReviewSession, port: int = 0) -> None:
         self.review, self.token = review, secrets.token_urlsafe(32)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "near", row]:
                 self._json(review.near(_id(row)))
             case ["api", "corrected.csv"]:
-                content = corrected_csv(items, review.store.standing()).encode(errors="surrogateescape")
+                content = corrected_csv(items, review.store.current_decisions()).encode(errors="surrogateescape")
                 extra = {"Content-Disposition": 'attachment; filename="corrected.csv"'}
                 self._send(HTTPStatus.OK, "text/csv; charset=utf-8", content, extra)
             case ["picture", row]:

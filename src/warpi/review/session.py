@@ -26,7 +26,7 @@ class Refused(Exception):
         self.status, self.reason = status, reason
 
 
-class Review:
+class ReviewSession:
     """What can be asked and done. All state is in the store, so that any number of tabs see the same."""
 
     def __init__(self, items: Items, store: Store, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -42,21 +42,21 @@ class Review:
             "classes": items.classes,
             "pictures": items.has_pictures,
             "small": items.is_small,
-            "audited": items.p is not None,
+            "audited": items.probabilities is not None,
             "counts": self.counts(),
         }
 
     def counts(self) -> Json:
         """Items by state, all and of those to be reviewed first; trusted examples by class."""
-        items, standing = self.items, self.store.standing()
+        items, standing = self.items, self.store.current_decisions()
         every, first = dict.fromkeys(("open", *STATES.values()), 0), dict.fromkeys(("open", *STATES.values()), 0)
         at = items.position
         for row, decision in standing.items():
             if (i := at.get(row)) is not None:
                 every[state_of(decision)] += 1
-                first[state_of(decision)] += int(items.issue[i])
+                first[state_of(decision)] += int(items.review_first[i])
         every["open"] = len(items) - sum(every.values())
-        first["open"] = int(items.issue.sum()) - sum(first.values())
+        first["open"] = int(items.review_first.sum()) - sum(first.values())
         return {"all": every, "first": first}
 
     def listed(self, query: Mapping[str, str]) -> Json:
@@ -69,12 +69,12 @@ class Review:
         wanted = {side: query[side] for side in ("given", "suggested") if query.get(side)}
         if not set(wanted.values()) <= set(names):
             raise Refused(HTTPStatus.BAD_REQUEST, "unknown class")
-        fits = items.issue.copy() if scope == "first" else items.issue | True
+        fits = items.review_first.copy() if scope == "first" else items.review_first | True
         if "given" in wanted:
             fits &= items.given[items.row] == names[wanted["given"]]
         if "suggested" in wanted:
             fits &= items.suggested == names[wanted["suggested"]]
-        standing, at = self.store.standing(), items.position
+        standing, at = self.store.current_decisions(), items.position
         known = ("open", *STATES.values())
         states = np.zeros(len(items), dtype=np.int8)  # places in `known`
         for row, decision in standing.items():
@@ -90,17 +90,17 @@ class Review:
     def item(self, i: int, decision: Decision | None) -> Json:
         items, row = self.items, int(self.items.row[i])
         k, s = int(items.given[row]), int(items.suggested[i])
-        p = None if items.p is None else [_number(value) for value in items.p[i].tolist()]
+        p = None if items.probabilities is None else [_number(value) for value in items.probabilities[i].tolist()]
         return {
             "place": i,
             "row": row,
             "given": items.classes[k],
             "suggested": items.classes[s] if s >= 0 else None,
-            "wrong": _number(float(items.wrong[i])),
+            "wrong": _number(float(items.wrong_probability[i])),
             "uncertainty": _number(float(items.uncertainty[i])),
-            "first": bool(items.issue[i]),
+            "first": bool(items.review_first[i]),
             "p": None if p is None or None in p else p,
-            "words": items.words(row),
+            "words": items.describe(row),
             "path": None if items.dataset.files is None else items.dataset.files.paths[row],
             **_shown(decision),
         }
@@ -108,8 +108,8 @@ class Review:
     def near(self, row: int) -> Json:
         """The nearest trusted examples of a row."""
         self.place(row)
-        decided = {r: d.label for r, d in self.store.standing().items() if d.label is not None}
-        return {"near": self.items.near(row, decided)}
+        decided = {r: d.label for r, d in self.store.current_decisions().items() if d.label is not None}
+        return {"near": self.items.nearest_trusted(row, decided)}
 
     def decide(self, asked: Json) -> Json:
         """Note what a person decided: an action for each of some rows. `accept` takes the suggestion."""
@@ -155,7 +155,7 @@ class Review:
 
     def export(self, asked: Json) -> Json:  # noqa: ARG002
         """Write everything into the folder of the review."""
-        folder, trusted = write_all(self.items, self.store.standing(), self.folder)
+        folder, trusted = write_all(self.items, self.store.current_decisions(), self.folder)
         command = fit_command(self.items, self.settings, trusted.path, folder / "corrected.json")
         paths = {"path": str(trusted.path), "corrected": str(folder / "corrected.csv")}
         return {**trusted._asdict(), **paths, "command": command}
