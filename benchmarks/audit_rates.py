@@ -20,7 +20,7 @@ import torch
 
 import warpi
 from warpi.audit import audit
-from warpi.data.numeric import features
+from warpi.data.numeric import make_features
 from warpi.datasets.load import defaults_for
 from warpi.runs.spec import named, suited
 from warpi.utils.seeding import derive, seeded
@@ -51,7 +51,7 @@ def table(
     given = np.where(chance.random(n + m) < rate, others[kind], y)
     names = tuple(map(str, range(K)))
     noisy, checked = (
-        warpi.Dataset("made up", features(torch.from_numpy(x[at])), torch.from_numpy(labels[at]), names)
+        warpi.Dataset("made up", make_features(torch.from_numpy(x[at])), torch.from_numpy(labels[at]), names)
         for at, labels in ((slice(n), given), (slice(n, None), y))
     )
     task, _ = warpi.make_task(noisy, meta_data=checked, seed=seed)

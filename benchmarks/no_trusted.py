@@ -22,7 +22,7 @@ from marked import made_on, write_between
 from sklearn.datasets import load_breast_cancer, make_blobs
 
 import warpi
-from warpi.data.numeric import features
+from warpi.data.numeric import make_features
 from warpi.estimator.pseudo_trusted import NoTrustedExamples
 from warpi.utils.files import write_atomically
 
@@ -50,7 +50,7 @@ def load(name: str, seed: int) -> warpi.Dataset:
         x, y = make_blobs(2000, 20, centers=40, cluster_std=3.0, random_state=seed)
     labels = torch.tensor(y, dtype=torch.int64)
     classes = tuple(map(str, range(int(y.max()) + 1)))
-    return warpi.Dataset(name, features(torch.tensor(x, dtype=torch.float32)), labels, classes, clean=labels)
+    return warpi.Dataset(name, make_features(torch.tensor(x, dtype=torch.float32)), labels, classes, clean=labels)
 
 
 def arrays(split: warpi.Split) -> tuple[np.ndarray, np.ndarray]:

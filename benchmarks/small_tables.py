@@ -20,7 +20,7 @@ from marked import made_on, write_between
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification
 
 import warpi
-from warpi.data.numeric import features
+from warpi.data.numeric import make_features
 from warpi.utils.files import write_atomically
 
 TABLES = {  # noise, trusted rows, title
@@ -52,7 +52,7 @@ def load(name: str, seed: int) -> warpi.Dataset:
         )
     labels = torch.tensor(y, dtype=torch.int64)
     classes = tuple(map(str, range(int(y.max()) + 1)))
-    return warpi.Dataset(name, features(torch.tensor(x, dtype=torch.float32)), labels, classes, clean=labels)
+    return warpi.Dataset(name, make_features(torch.tensor(x, dtype=torch.float32)), labels, classes, clean=labels)
 
 
 def arrays(split: warpi.Split) -> tuple[np.ndarray, np.ndarray]:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from warpi.data.dataset import Dataset
-from warpi.data.examples import Read, Scale, TensorExamples
+from warpi.data.examples import ReadBatch, Scale, TensorExamples
 from warpi.data.image_files import FileExamples
-from warpi.data.overlap import shared
-from warpi.data.split import Loader, Split
+from warpi.data.loader import Loader
+from warpi.data.overlap import mark_shared
+from warpi.data.split import Split
 from warpi.errors import UserError
 
 ONE = Scale(torch.tensor(0.0), torch.tensor(1.0))
@@ -25,7 +26,7 @@ ONE = Scale(torch.tensor(0.0), torch.tensor(1.0))
 
 def overlap(a: Split, b: Split) -> int:
     """How many examples of b also occur in a."""
-    return int(shared(b, a).sum())
+    return int(mark_shared(b, a).sum())
 
 
 def examples(n: int = 4) -> TensorExamples:
@@ -76,7 +77,7 @@ def test_put_together(clean: Any, verified: Any, known: Any, trusted: Any) -> No
     y = {name: torch.arange(n) % 3 for name, n in (("train", 3), ("test", 4), ("meta", 5))}
     parts = {name: (examples(len(labels)), labels) for name, labels in y.items()}
     tensors = (None if values is None else torch.tensor(values) for values in (clean, verified))
-    made = Dataset.of_parts("n", parts, ("a", "b", "c"), **dict(zip(("clean", "verified"), tensors, strict=True)))
+    made = Dataset.from_parts("n", parts, ("a", "b", "c"), **dict(zip(("clean", "verified"), tensors, strict=True)))
     assert (None if made.clean is None else made.clean.tolist()) == known
     assert (None if made.trusted is None else made.trusted.tolist()) == trusted
     assert made.test is not None
@@ -85,16 +86,16 @@ def test_put_together(clean: Any, verified: Any, known: Any, trusted: Any) -> No
         assert split.examples is parts[name][0]
         assert split.rows.tolist() == list(range(len(y[name])))
         assert torch.equal(split.y, y[name])
-    alone = Dataset.of_parts("n", {"train": parts["train"]}, ("a", "b", "c"))
+    alone = Dataset.from_parts("n", {"train": parts["train"]}, ("a", "b", "c"))
     assert alone.test is alone.meta is None
 
 
 class Masked(TensorExamples):
     """Says of every row that it could be read."""
 
-    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
+    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[ReadBatch]:
         for read in super().stream(batches, augment=augment, views=views):
-            yield Read(read.views, torch.ones(len(read.views[0]), dtype=torch.bool))
+            yield ReadBatch(read.views, torch.ones(len(read.views[0]), dtype=torch.bool))
 
 
 def test_batches_of_one_that_was_asked_for_are_given() -> None:
@@ -145,7 +146,7 @@ def test_an_example_stands_for_one_of_the_same_input(a: list[Any], b: list[Any])
     def labelled(pairs: list[Any]) -> Split:
         return split(torch.tensor([[x] for x, _ in pairs]).view(-1, 1).float(), y=[y for _, y in pairs])
 
-    assert shared(labelled(a), labelled(b)).tolist() == [i not in free for i in range(len(a))]
+    assert mark_shared(labelled(a), labelled(b)).tolist() == [i not in free for i in range(len(a))]
 
 
 def test_minus_zero_is_zero() -> None:

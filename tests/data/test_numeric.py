@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import warpi
 from warpi import NoisyLabelClassifier, make_task
 from warpi.data.examples import Scale, TensorExamples
-from warpi.data.numeric import Features, blurred, features
+from warpi.data.numeric import Features, make_features, needs_float64
 from warpi.datasets.load import load_dataset
 from warpi.estimator.classifier import FORMAT
 from warpi.estimator.inputs import Layout
@@ -36,8 +36,8 @@ def model(**params: Any) -> NoisyLabelClassifier:
 
 def seen(x: np.ndarray) -> torch.Tensor:
     """What a network sees of features."""
-    held = features(torch.from_numpy(x))
-    (read,) = held.scaled(held.standardised(torch.arange(len(x)))).stream([(torch.arange(len(x)), 0)], augment=False)
+    held = make_features(torch.from_numpy(x))
+    (read,) = held.with_scale(held.fit_scale(torch.arange(len(x)))).stream([(torch.arange(len(x)), 0)], augment=False)
     return read.views[0]
 
 
@@ -78,8 +78,10 @@ def test_a_column_that_never_varied_says_nothing_about_new_rows(tmp_path: Path) 
     ],
 )
 def test_when_float32_is_too_coarse(column: np.ndarray, too_coarse: bool) -> None:
-    assert blurred(column) == too_coarse
-    assert blurred(np.stack([np.zeros(len(column)), column], axis=1)) == (too_coarse and column.dtype != np.float32)
+    assert needs_float64(column) == too_coarse
+    assert needs_float64(np.stack([np.zeros(len(column)), column], axis=1)) == (
+        too_coarse and column.dtype != np.float32
+    )
 
 
 @given(
@@ -106,10 +108,10 @@ def test_columns_that_never_change_are_left_at_zero() -> None:
 def test_ordinary_numbers_are_as_they_were() -> None:
     """Bit for bit what one tensor of float32 gives."""
     x = torch.from_numpy((X / 3).astype(np.float32))
-    new, one = features(x), torch.tensor(1.0)
+    new, one = make_features(x), torch.tensor(1.0)
     old = TensorExamples(x, warpi.data.examples.Scale(0 * one, one), standardise=True)
     rows = torch.arange(5, 60)
-    a, b = (held.scaled(held.standardised(rows)).read(rows, torch.Generator(), augment=False) for held in (new, old))  # type: ignore[arg-type]
+    a, b = (held.with_scale(held.fit_scale(rows)).read(rows, torch.Generator(), augment=False) for held in (new, old))  # type: ignore[arg-type]
     assert torch.equal(*a, *b)
     assert new.digest() == old.digest()
 

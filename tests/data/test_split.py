@@ -13,8 +13,9 @@ from torch import Tensor
 
 from warpi.data.augment import Crop
 from warpi.data.batch import Batch
-from warpi.data.examples import Read, Scale, TensorExamples
-from warpi.data.split import Loader, Split
+from warpi.data.examples import ReadBatch, Scale, TensorExamples
+from warpi.data.loader import Loader
+from warpi.data.split import Split
 from warpi.errors import UserError
 
 ONE = Scale(torch.tensor(0.0), torch.tensor(1.0))
@@ -45,12 +46,12 @@ class Ahead(TensorExamples):
 
     lost: tuple[int, ...] = ()
 
-    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[Read]:
-        waiting: deque[Read] = deque()
+    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[ReadBatch]:
+        waiting: deque[ReadBatch] = deque()
         for rows, seed in batches:
             kept = ~torch.isin(rows, torch.tensor(self.lost, dtype=torch.int64))
             (read,) = super().stream([(rows[kept], seed)], augment=augment, views=views)
-            waiting.append(Read(read.views, kept if self.lost else None))
+            waiting.append(ReadBatch(read.views, kept if self.lost else None))
             if len(waiting) > 3:
                 yield waiting.popleft()
         yield from waiting
@@ -127,24 +128,24 @@ class TestTensorExamples:
     def test_standardised_over_the_training_rows_only(self) -> None:
         x = torch.tensor([[1.0, 5.0], [3.0, 5.0], [100.0, -9.0]])
         examples = TensorExamples(x, Scale(torch.zeros(2), torch.ones(2)), standardise=True)
-        scale = examples.standardised(torch.tensor([0, 1]))
+        scale = examples.fit_scale(torch.tensor([0, 1]))
         assert scale is not None
         assert torch.equal(scale.mean, torch.tensor([2.0, 5.0]))
         assert torch.equal(scale.std, torch.tensor([1.0, torch.inf])), "of a constant feature nothing can be learned"
-        (read,) = examples.scaled(scale).stream([(torch.arange(3), 0)], augment=False)
+        (read,) = examples.with_scale(scale).stream([(torch.arange(3), 0)], augment=False)
         assert torch.equal(read.views[0], torch.tensor([[-1.0, 0.0], [1.0, 0.0], [98.0, 0.0]]))
-        assert images().standardised(torch.arange(3)) is None
+        assert images().fit_scale(torch.arange(3)) is None
 
     def test_replaced_is_a_copy(self) -> None:
         a, b = images(4), images(4)
         b = replace(b, x=255 - b.x)
-        mixed = a.replaced(torch.tensor([1, 3]), b, torch.tensor([0, 2]))
+        mixed = a.replace_inputs(torch.tensor([1, 3]), b, torch.tensor([0, 2]))
         assert torch.equal(mixed.x[1], b.x[0])
         assert torch.equal(mixed.x[3], b.x[2])
         assert torch.equal(mixed.x[0], a.x[0])
         assert torch.equal(a.x, images(4).x)
         with pytest.raises(UserError, match=r"same shape \(3, 5, 5\), got \(3, 7, 7\)"):
-            a.replaced(torch.tensor([0]), images(4, size=7), torch.tensor([0]))
+            a.replace_inputs(torch.tensor([0]), images(4, size=7), torch.tensor([0]))
 
     def test_flat_is_raw(self) -> None:
         examples = images()

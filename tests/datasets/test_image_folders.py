@@ -23,8 +23,9 @@ from warpi.data import decode as decoder
 from warpi.data import image_files as files
 from warpi.data.decode import decode
 from warpi.data.examples import TensorExamples
-from warpi.data.image_files import FileExamples, load_tensor
-from warpi.data.split import Loader, Split
+from warpi.data.image_files import FileExamples, load_images
+from warpi.data.loader import Loader
+from warpi.data.split import Split
 from warpi.datasets.image_folders import (
     CLOTHING1M,
     clothing1m,
@@ -363,7 +364,7 @@ def test_bad_files_are_left_out_logged_once_and_counted(examples, bad_files, cap
         assert torch.equal(read.kept, order < 7)
         assert [len(view) for view in read.views] == [7, 7]
     assert {Path(path).name for path in some.bad} == set(bad_files)
-    assert some.to("cpu").scaled(some.scale).bad is some.bad
+    assert some.to("cpu").with_scale(some.scale).bad is some.bad
     assert [record.name for record in caplog.records] == ["warpi.data"] * len(bad_files)
     for name in bad_files:
         assert sum(name in record.getMessage() for record in caplog.records) == 1
@@ -456,7 +457,7 @@ def test_settings_are_checked():
 
 def test_in_memory_form_equals_the_files(examples, caplog):
     some = copy(examples, paths=(*examples.paths[:3], "gone.png", *examples.paths[3:]))
-    tensor, kept = load_tensor(some)
+    tensor, kept = load_images(some)
     assert isinstance(tensor, TensorExamples)
     assert kept.tolist() == [True] * 3 + [False] + [True] * 4
     assert tensor.x.shape == (7, 3, STORED, STORED)
@@ -467,7 +468,7 @@ def test_in_memory_form_equals_the_files(examples, caplog):
     assert torch.equal(x, y)
     assert len(caplog.records) == 1
     odd = copy(examples, size=32)  # stored as 37: the middle of the middle is not always the middle
-    (x,) = collect(load_tensor(odd)[0], [(rows, 0)], augment=False)[0]
+    (x,) = collect(load_images(odd)[0], [(rows, 0)], augment=False)[0]
     (y,) = collect(odd, [(rows, 0)], augment=False)[0]
     assert torch.equal(x, y)
 
@@ -485,13 +486,13 @@ def test_flat_is_the_raw_middle_crop(examples, bad_files, monkeypatch):
 def test_replaced_takes_files_of_another_folder(examples, tmp_path):
     picture(tmp_path / "other" / "z.png", pixels(99))
     other = FileExamples(str(tmp_path / "other"), ("z.png",), SIZE, workers=0)
-    mixed = examples.replaced(torch.tensor([2]), other, torch.tensor([0]))
+    mixed = examples.replace_inputs(torch.tensor([2]), other, torch.tensor([0]))
     assert torch.equal(mixed.flat(torch.tensor([2])), other.flat(torch.tensor([0])))
     assert torch.equal(mixed.flat(torch.tensor([1])), examples.flat(torch.tensor([1])))
     assert examples.paths[2] == "2.png"
-    assert examples.standardised(torch.arange(7)) is None
+    assert examples.fit_scale(torch.arange(7)) is None
     with pytest.raises(UserError, match="same kind"):
-        examples.replaced(torch.tensor([2]), load_tensor(other)[0], torch.tensor([0]))
+        examples.replace_inputs(torch.tensor([2]), load_images(other)[0], torch.tensor([0]))
 
 
 # ---------------------------------------------------------------------------------------------- folders

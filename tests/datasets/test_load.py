@@ -15,7 +15,7 @@ from PIL import Image
 import warpi.datasets.load
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.image_files import FileExamples
-from warpi.data.overlap import check_apart, shared
+from warpi.data.overlap import check_disjoint, mark_shared
 from warpi.data.split import Split
 from warpi.datasets import image_folders as folders
 from warpi.datasets.load import DATASETS, defaults_for, finer, load_dataset, takes_size
@@ -31,7 +31,7 @@ FLAT, SMALL, PHOTOS = ("mlp", 30), ("resnet18", 120), ("resnet50", 10)
 
 def overlap(a: Split, b: Split) -> int:
     """How many examples of b also occur in a."""
-    return int(shared(b, a).sum())
+    return int(mark_shared(b, a).sum())
 
 
 def picture(path: Path, side: int = 20) -> None:
@@ -333,12 +333,12 @@ def test_rows_of_few_values_may_be_trusted_and_tested_on(caplog: pytest.LogCaptu
     """A table of three categorical columns: rows that look like a test row are no copies of it."""
     for n in (1, 10, 100):
         caplog.clear()
-        check_apart(of_rows(CODES[2500 : 2500 + n]), of_rows(CODES[2000:2500]), of_rows(CODES[:2000]))
+        check_disjoint(of_rows(CODES[2500 : 2500 + n]), of_rows(CODES[2000:2500]), of_rows(CODES[:2000]))
         (message,) = caplog.messages
         assert f" of {n} trusted examples are also in the test set, by chance some " in message
         assert message.endswith("would be: rows that look alike need not be the same; take out of it those that are")
     binary = CODES[:, :2] > 0
-    check_apart(of_rows(binary[:2000]), of_rows(binary[2000:2200]), of_rows(binary[2200:]))
+    check_disjoint(of_rows(binary[:2000]), of_rows(binary[2000:2200]), of_rows(binary[2200:]))
 
 
 @pytest.mark.parametrize("x", [NUMBERS, PIXELS], ids=["numbers", "images"])
@@ -354,25 +354,25 @@ def test_copies_of_test_rows_are_not_trusted(x: np.ndarray, copies: int) -> None
         with pytest.raises(
             UserError, match=rf"{copies} of {copies + 100} trusted examples are also in the .* some 0 would"
         ):
-            check_apart(of_rows(trusted), of_rows(test), of_rows(rows))
-    check_apart(of_rows(trusted[copies:]), of_rows(test), of_rows(noisy))
+            check_disjoint(of_rows(trusted), of_rows(test), of_rows(rows))
+    check_disjoint(of_rows(trusted[copies:]), of_rows(test), of_rows(noisy))
 
 
 def test_many_copies_among_rows_of_few_values_are_not_trusted() -> None:
     rare = np.concatenate([CODES, np.roll(CODES, 700, 0)], axis=1)  # 46,656 possible rows
     test, noisy = rare[2000:2500], rare[:2000]
-    check_apart(of_rows(rare[2500:]), of_rows(test), of_rows(noisy))
+    check_disjoint(of_rows(rare[2500:]), of_rows(test), of_rows(noisy))
     with pytest.raises(UserError, match="100 of 100 trusted examples are also in the test set"):
-        check_apart(of_rows(test[:100]), of_rows(test), of_rows(noisy))
+        check_disjoint(of_rows(test[:100]), of_rows(test), of_rows(noisy))
 
 
 def test_image_files_that_are_trusted_and_tested_on(tmp_path: Path) -> None:
     files = [FileExamples(str(tmp_path), tuple(f"{part}{k}.png" for k in range(9))) for part in ("a", "b", "c")]
     noisy, test, other = (Split(f, torch.arange(9), torch.zeros(9, dtype=torch.int64)) for f in files)
-    check_apart(other, test, noisy)
+    check_disjoint(other, test, noisy)
     mixed = replace(files[2], paths=("c0.png", "../" + tmp_path.name + "/b3.png"))
     with pytest.raises(UserError, match="1 of 2 trusted examples are also in the test set"):
-        check_apart(Split(mixed, torch.arange(2), torch.zeros(2, dtype=torch.int64)), test, noisy)
+        check_disjoint(Split(mixed, torch.arange(2), torch.zeros(2, dtype=torch.int64)), test, noisy)
 
 
 def test_too_few_rows(here: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from warpi.data.dataset import Dataset, Unseen
+from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import TensorExamples
 from warpi.data.numeric import Columns
 from warpi.data.split import Split
@@ -681,7 +681,7 @@ def test_a_reserved_column_in_another_spelling(tmp_path: Path) -> None:
 # -- columns that are left out ----------------------------------------------------------------------------------------
 
 
-def read_like(path: Path, first: Dataset) -> Unseen:
+def read_like(path: Path, first: Dataset) -> NewInputs:
     assert isinstance(first.encoding, Columns)
     return read_new_table(path, first.encoding, first.classes)
 

@@ -25,10 +25,10 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import Tensor, nn
 
 from warpi import METHODS, Batch, Dataset, Log, Method, NoisyLabelClassifier, Recipe, UserError, WarPI, make_task, train
-from warpi.data.numeric import features
+from warpi.data.numeric import make_features
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
-from warpi.estimator.pseudo_trusted import EACH, NoTrustedExamples, agreed
+from warpi.estimator.pseudo_trusted import MAX_PER_CLASS, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.methods.plain import CE
 from warpi.training.checkpoint import packed
 from warpi.training.task import Task, Truth
@@ -131,8 +131,8 @@ def test_it_is_the_library_and_finds_wrong_labels(
     assert capsys.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
 
-    own = Dataset("x", features(torch.tensor(x)), torch.tensor(y), digits.classes)
-    checked = Dataset("m", features(torch.tensor(x_meta)), torch.tensor(y_meta), digits.classes)
+    own = Dataset("x", make_features(torch.tensor(x)), torch.tensor(y), digits.classes)
+    checked = Dataset("m", make_features(torch.tensor(x_meta)), torch.tensor(y_meta), digits.classes)
     same, _ = make_task(own, meta_data=checked, val=0.0, test=0.0)
     method = WarPI(output="tanh", label_input="one_hot")
     with seeded(derive(3, "training")):
@@ -328,7 +328,7 @@ def test_sparse_examples_against_dense_ones() -> None:
     dense = np.array([[0, 2, 0, 0], [1, 0, 0, 0], [0, 0, 0, 3], [1, 0, 0, 0]], dtype=np.float32)
     examples = SparseExamples.of(csr_array(dense))
     rows = torch.tensor([2, 0])
-    examples = examples.scaled(examples.standardised(rows))
+    examples = examples.with_scale(examples.fit_scale(rows))
     rms = ((9 + 4) / 8) ** 0.5
     (read,) = examples.stream([(torch.tensor([3, 2]), 0)], augment=True, views=2, part=slice(1, None))
     assert read.kept is None
@@ -339,7 +339,7 @@ def test_sparse_examples_against_dense_ones() -> None:
     found = list(examples.contents(torch.arange(4)))
     assert [found.index(content) for content in found] == [0, 1, 2, 1]
     with pytest.raises(UserError, match="open_set noise"):
-        examples.replaced(rows, examples, rows)
+        examples.replace_inputs(rows, examples, rows)
 
 
 def test_entries_of_long_sparse_rows_are_missing_in_training() -> None:
@@ -570,12 +570,12 @@ def test_agreement_is_with_networks_that_never_saw_the_label(tiny: tuple[Task, T
     assert truth.clean is not None
     clean = dict(zip(map(_key, _inputs(task.train)), truth.clean.tolist(), strict=True))
     learn: Any = lambda part: Oracle(part, clean)
-    chosen = agreed(replace(task, meta=None), learn, seed=0)
+    chosen = hold_out_pseudo_trusted(replace(task, meta=None), learn, seed=0)
     assert chosen.meta is not None
     right = [clean[_key(x)] == y for x, y in zip(_inputs(chosen.meta), chosen.meta.y.tolist(), strict=True)]
     assert all(right)
     counts, whole = torch.bincount(chosen.meta.y), torch.bincount(task.train.y)
-    assert counts.tolist() == (whole // 4).clamp(1, EACH).tolist()
+    assert counts.tolist() == (whole // 4).clamp(1, MAX_PER_CLASS).tolist()
     assert not set(chosen.meta.rows.tolist()) & set(chosen.train.rows.tolist())
     assert len(chosen.meta) + len(chosen.train) == len(task.train)
 

@@ -23,7 +23,7 @@ from warpi.errors import UserError
 from warpi.noise import kinds as noise_kinds
 from warpi.noise.matrix_file import read_matrix
 from warpi.noise.noise import Noise
-from warpi.noise.noise_file import labels_hash
+from warpi.noise.noise_file import hash_labels
 from warpi.report.experiments import find_runs, group
 from warpi.sweep.queue import _other_content
 from warpi.training.task import make_task
@@ -397,4 +397,4 @@ def test_what_an_audit_measures_can_be_drawn_from(tmp_path: Path, digits: Datase
     drawn = Noise.parse(f"matrix:{found}").apply(digits, seeded())
     assert drawn.T is not None
     assert drawn.T.tolist() == read_audit(run).T.tolist()
-    assert labels_hash(drawn.y) != labels_hash(digits.y)
+    assert hash_labels(drawn.y) != hash_labels(digits.y)

@@ -12,8 +12,9 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.errors import UserError
 from warpi.noise import kinds as noise
+from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise import NOISES, Noise
-from warpi.noise.noise_file import NoisyLabels, write_manifest
+from warpi.noise.noise_file import write_noise_file
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # Fixed examples, so that a statistical test that passes once passes always.
@@ -493,7 +494,7 @@ def test_given_takes_label_sets_and_manifests(tmp_path) -> None:  # type: ignore
 
     path = tmp_path / "noise.json"
     labels = Noise.parse("flip:0.4").apply(made, seeded())
-    write_manifest(path, data="made", noise="flip:0.4", seed=0, n_classes=4, labels=labels)
+    write_noise_file(path, data="made", noise="flip:0.4", seed=0, n_classes=4, labels=labels)
     again = Noise.parse(f"given:{path}")
     assert again.other_name is None
     assert torch.equal(again.apply(made, seeded(5)).y, labels.y)
@@ -511,7 +512,7 @@ def test_open_set_by_name_and_by_manifest(tmp_path) -> None:  # type: ignore[no-
         wanted.apply(made, seeded(), made)
     labels = wanted.apply(made, seeded(), other)
     path = tmp_path / "noise.json"
-    write_manifest(path, data="made", noise=str(wanted), seed=0, n_classes=4, labels=labels)
+    write_noise_file(path, data="made", noise=str(wanted), seed=0, n_classes=4, labels=labels)
     again = Noise.parse(f"given:{path}")
     assert again.other_name == "other"
     replaced = again.apply(made, seeded(), other).replaced

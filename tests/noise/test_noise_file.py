@@ -23,7 +23,8 @@ from warpi.data.sparse import SparseExamples
 from warpi.datasets.image_folders import read_folder
 from warpi.datasets.load import load_dataset
 from warpi.errors import UserError
-from warpi.noise.noise_file import NoisyLabels, labels_hash, noise_of, read_manifest, write_manifest
+from warpi.noise.kinds import NoisyLabels
+from warpi.noise.noise_file import hash_labels, read_noise_file, read_noise_name, write_noise_file
 from warpi.training.task import make_task
 
 
@@ -36,7 +37,7 @@ LABELS = NoisyLabels(torch.tensor([2, 0, 1, 1]), torch.full((3, 3), 1 / 3, dtype
 
 
 def write(path: Path, labels: NoisyLabels = LABELS, **changes: Any) -> Path:
-    write_manifest(
+    write_noise_file(
         path, **{"data": "made", "noise": "uniform:1.0", "seed": 7, "n_classes": 3, "labels": labels, **changes}
     )
     return path
@@ -60,20 +61,20 @@ def test_round_trip(tmp_path: Path, seed: int, n: int, k: int, table: bool, outs
         torch.randint(-1, 50, (n,), generator=g) if outside else None,
     )
     path = write(tmp_path / "noise.json", labels, n_classes=k, seed=seed)
-    got = read_manifest(path, data(n, k))
+    got = read_noise_file(path, data(n, k))
     for there, here in zip(got, labels, strict=True):
         assert (there is None) == (here is None)
         assert there is None or (torch.equal(there, here) and there.dtype == here.dtype)
-    assert noise_of(path) == "uniform:1.0"
-    assert json.loads(path.read_text())["sha256"] == labels_hash(labels.y, labels.replaced)
+    assert read_noise_name(path) == "uniform:1.0"
+    assert json.loads(path.read_text())["sha256"] == hash_labels(labels.y, labels.replaced)
 
 
 def test_hash_is_over_little_endian_int64() -> None:
     y = torch.tensor([3, 1])
-    assert labels_hash(y) == hashlib.sha256(struct.pack("<4q", 0, 1, 3, 1)).hexdigest()
-    assert labels_hash(y.int()) == labels_hash(y)
-    assert labels_hash(y, torch.tensor([-1, 5])) == hashlib.sha256(struct.pack("<6q", 0, 1, 3, 1, -1, 5)).hexdigest()
-    assert labels_hash(torch.tensor([1, 3])) != labels_hash(y)
+    assert hash_labels(y) == hashlib.sha256(struct.pack("<4q", 0, 1, 3, 1)).hexdigest()
+    assert hash_labels(y.int()) == hash_labels(y)
+    assert hash_labels(y, torch.tensor([-1, 5])) == hashlib.sha256(struct.pack("<6q", 0, 1, 3, 1, -1, 5)).hexdigest()
+    assert hash_labels(torch.tensor([1, 3])) != hash_labels(y)
 
 
 def test_content_is_plain(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_rows_may_come_in_any_order(tmp_path: Path) -> None:
         content[key] = [content[key][i] for i in (2, 0, 3, 1)]
     rehash(content)
     path.write_text(json.dumps(content))
-    got = read_manifest(path, data())
+    got = read_noise_file(path, data())
     assert got.y.tolist() == [2, 0, 1, 1]
     assert got.replaced is not None
     assert got.replaced.tolist() == [-1, 5, 6, -1]
@@ -145,7 +146,7 @@ def test_a_changed_file_is_refused(
         rehash(content)
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=message) as caught:
-        read_manifest(path, data())
+        read_noise_file(path, data())
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -165,14 +166,14 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
     path = tmp_path / "noise.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
-        read_manifest(path, data())
+        read_noise_file(path, data())
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read the noise manifest .*No such file"):
-        read_manifest(tmp_path / "none.json", data())
+        read_noise_file(tmp_path / "none.json", data())
     with pytest.raises(UserError, match="cannot read"):
-        read_manifest(tmp_path, data())
+        read_noise_file(tmp_path, data())
     with pytest.raises(UserError, match=r"cannot write .*noise\.json: No such file"):
         write(tmp_path / "no" / "folder" / "noise.json")
 
@@ -199,7 +200,7 @@ def test_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: p
     assert [p.name for p in tmp_path.iterdir()] == ["noise.json"]
     assert path.read_bytes() == before
     write(path, other)
-    assert read_manifest(path, data()).y.tolist() == [0, 0, 0, 0]
+    assert read_noise_file(path, data()).y.tolist() == [0, 0, 0, 0]
 
 
 # The rows that the labels are for ------------------------------------------------------------------------------------
@@ -235,25 +236,25 @@ def photos(root: Path) -> Path:
 
 def of(path: Path, dataset: Dataset) -> Path:
     y = (dataset.y + 1) % dataset.n_classes
-    write_manifest(path, data=dataset, noise="own", seed=0, labels=NoisyLabels(y, None))
-    assert torch.equal(read_manifest(path, dataset).y, y)
+    write_noise_file(path, data=dataset, noise="own", seed=0, labels=NoisyLabels(y, None))
+    assert torch.equal(read_noise_file(path, dataset).y, y)
     return path
 
 
 def test_arrays_in_another_order_are_refused(tmp_path: Path) -> None:
     """Labels used to be put on the wrong rows without a word."""
     path = of(tmp_path / "n.json", arrays(tmp_path / "one"))
-    read_manifest(
+    read_noise_file(
         path, arrays(tmp_path / "two", clean=np.array(list("abcabc")))
     )  # what else the file holds is no input
     with pytest.raises(UserError, match=f"{MOVED}.*in 'x'.*order.*make the manifest again"):
-        read_manifest(path, arrays(tmp_path / "three", [1, 0, 2, 3, 4, 5]))
+        read_noise_file(path, arrays(tmp_path / "three", [1, 0, 2, 3, 4, 5]))
     assert labels_of(tmp_path / "n.json", "data", "n_classes", "classes") == ["x", 3, ["a", "b", "c"]]
     sparse = SparseExamples.of(np.eye(6))
     made = replace(arrays(tmp_path / "one"), examples=sparse)
     of(path, made)
     with pytest.raises(UserError, match=MOVED):
-        read_manifest(path, replace(made, examples=SparseExamples.of(np.eye(6)[::-1])))
+        read_noise_file(path, replace(made, examples=SparseExamples.of(np.eye(6)[::-1])))
 
 
 def labels_of(path: Path, *keys: str) -> list[Any]:
@@ -266,11 +267,11 @@ def test_a_manifest_without_inputs_is_read_as_before(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     del content["inputs"], content["classes"]
     path.write_text(json.dumps(content))
-    read_manifest(path, arrays(tmp_path / "two", [1, 0, 2, 3, 4, 5]))
+    read_noise_file(path, arrays(tmp_path / "two", [1, 0, 2, 3, 4, 5]))
     for garbled in ("x", ["x"], {}, {"x": 3}):
         path.write_text(json.dumps({**content, "inputs": garbled}))
         with pytest.raises(UserError, match=r"n\.json"):
-            read_manifest(path, arrays(tmp_path / "one"))
+            read_noise_file(path, arrays(tmp_path / "one"))
 
 
 def test_a_table_is_known_by_the_columns_that_both_have(tmp_path: Path) -> None:
@@ -285,12 +286,12 @@ def test_a_table_is_known_by_the_columns_that_both_have(tmp_path: Path) -> None:
     ]
     for read in settings:
         for made in (path, fewer):
-            read_manifest(made, table(tmp_path / "two", **read))
+            read_noise_file(made, table(tmp_path / "two", **read))
         for made in (path, fewer):
             with pytest.raises(UserError, match=MOVED):
-                read_manifest(made, table(tmp_path / "three", [0, 1, 5, 3, 4, 2], **read))
+                read_noise_file(made, table(tmp_path / "three", [0, 1, 5, 3, 4, 2], **read))
     with pytest.raises(UserError, match=r"by 'id'.*, and the data has 'x' only.*make the manifest again"):
-        read_manifest(path, replace(arrays(tmp_path / "four"), name="t"))
+        read_noise_file(path, replace(arrays(tmp_path / "four"), name="t"))
 
 
 def test_words_of_a_table_count_too(tmp_path: Path) -> None:
@@ -298,33 +299,33 @@ def test_words_of_a_table_count_too(tmp_path: Path) -> None:
     path = of(tmp_path / "n.json", table(tmp_path / "one", drop=("id", "size", "time", "second")))
     file = tmp_path / "one" / "t.csv"
     file.write_text(file.read_text() + "1,1,a new word,1.7e9,a,a,test\n")
-    read_manifest(path, load_dataset(str(file))[0])
+    read_noise_file(path, load_dataset(str(file))[0])
     file.write_text(file.read_text().replace("x,", "y,"))
     with pytest.raises(UserError, match=f"{MOVED}.*in 'hue'"):
-        read_manifest(path, load_dataset(str(file))[0])
+        read_noise_file(path, load_dataset(str(file))[0])
 
 
 def test_image_files_are_known_by_where_they_lie(tmp_path: Path) -> None:
     here = photos(tmp_path)
     path = of(tmp_path / "n.json", load_dataset(str(here))[0])
-    read_manifest(path, load_dataset(str(here), image_size=16)[0])
-    read_manifest(path, read_folder(here, in_memory=False))
+    read_noise_file(path, load_dataset(str(here), image_size=16)[0])
+    read_noise_file(path, read_folder(here, in_memory=False))
     (tmp_path / "elsewhere").mkdir()
     moved = here.rename(tmp_path / "elsewhere" / "photos")
-    read_manifest(path, load_dataset(str(moved))[0])
+    read_noise_file(path, load_dataset(str(moved))[0])
     listed = tmp_path / "photos.csv"  # paths that begin somewhere else
     files = sorted(moved.glob("*/*"))
     listed.write_text("path,label\n" + "".join(f"{f.relative_to(tmp_path)},{f.parent.name}\n" for f in files))
-    read_manifest(path, load_dataset(str(listed))[0])
+    read_noise_file(path, load_dataset(str(listed))[0])
     (moved / "a" / "0.png").rename(moved / "a" / "9.png")
     with pytest.raises(UserError, match=f"{MOVED}.*in 'path'"):
-        read_manifest(path, load_dataset(str(moved))[0])
+        read_noise_file(path, load_dataset(str(moved))[0])
     (moved / "a" / "9.png").rename(moved / "a" / "0.png")
-    read_manifest(path, load_dataset(str(moved))[0])
+    read_noise_file(path, load_dataset(str(moved))[0])
     (moved / "b" / "1.png").rename(moved / "a" / "1.png")
     (moved / "a" / "0.png").unlink()
     with pytest.raises(UserError, match=MOVED):  # not the number of rows, which says less
-        read_manifest(path, load_dataset(str(moved))[0])
+        read_noise_file(path, load_dataset(str(moved))[0])
 
 
 def test_classes_that_were_renamed_are_refused(tmp_path: Path) -> None:
@@ -332,11 +333,11 @@ def test_classes_that_were_renamed_are_refused(tmp_path: Path) -> None:
     made = arrays(tmp_path / "one")
     path = of(tmp_path / "n.json", made)
     with pytest.raises(UserError, match="its classes are a, b, c, those of this data set b, c, z"):
-        read_manifest(path, replace(made, classes=("b", "c", "z")))
+        read_noise_file(path, replace(made, classes=("b", "c", "z")))
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "classes": 3}))
     with pytest.raises(UserError, match="its classes are 3, those"):
-        read_manifest(path, made)
+        read_noise_file(path, made)
 
 
 def test_corrupt_binds_labels_to_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,12 +354,12 @@ def test_labels_from_a_matrix_of_ones_own(tmp_path: Path) -> None:
     """As docs/data.md does it."""
     made, T = arrays(tmp_path / "one"), torch.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]], dtype=torch.float64)
     y = torch.multinomial(T[made.y], 1, generator=torch.Generator().manual_seed(0))[:, 0]
-    write_manifest(tmp_path / "own.json", data=made, noise="own", seed=0, labels=NoisyLabels(y, T))
+    write_noise_file(tmp_path / "own.json", data=made, noise="own", seed=0, labels=NoisyLabels(y, T))
     _, truth = make_task(made, f"given:{tmp_path / 'own.json'}", val=0, test=0)
     assert truth.T is not None
     assert torch.equal(truth.T, T)
-    assert truth.noise_hash == labels_hash((made.y + 1) % 3)
+    assert truth.noise_hash == hash_labels((made.y + 1) % 3)
     with pytest.raises(UserError, match=r"own\.json: got \(5,\) labels for 6 examples"):
-        write_manifest(tmp_path / "own.json", data=made, noise="own", seed=0, labels=NoisyLabels(y[:5], T))
+        write_noise_file(tmp_path / "own.json", data=made, noise="own", seed=0, labels=NoisyLabels(y[:5], T))
     with pytest.raises(UserError, match="n_classes is missing; give it, or the data set itself"):
-        write_manifest(tmp_path / "own.json", data="x", noise="own", seed=0, labels=NoisyLabels(y, T))
+        write_noise_file(tmp_path / "own.json", data="x", noise="own", seed=0, labels=NoisyLabels(y, T))

@@ -32,7 +32,7 @@ from warpi.data.split import Split
 from warpi.datasets.load import load_dataset
 from warpi.errors import UserError
 from warpi.nets.registry import make_net
-from warpi.noise.noise_file import read_manifest
+from warpi.noise.noise_file import read_noise_file
 from warpi.review import render as pictures
 from warpi.review.decisions import Choice, Decision, Store
 from warpi.review.export import corrected_csv, fit_command, write_all, write_corrected, write_trusted
@@ -547,7 +547,7 @@ class TestExport:
 
     def test_corrected_json_is_what_noise_given_reads(self, items: Items, tmp_path: Path) -> None:
         write_corrected(items, decided({3: NAMES[2]}), tmp_path / "c.json")
-        y = read_manifest(tmp_path / "c.json", items.dataset).y
+        y = read_noise_file(tmp_path / "c.json", items.dataset).y
         assert y[3] == 2
         assert torch.equal(y[4:], items.dataset.y[4:])
         write_corrected(items, decided({3: NAMES[2]}), tmp_path / "c.json")
@@ -566,12 +566,12 @@ class TestExport:
 
         before, standing = made(), decided({0: "red", 1: "blue"})
         path = write_corrected(before, standing, tmp_path / "c.csv")
-        read_manifest(path, load_dataset(str(here), image_size=16)[0])
+        read_noise_file(path, load_dataset(str(here), image_size=16)[0])
         assert before.dataset.files is not None
         file = here / before.dataset.files.paths[0]
         file.rename(file.with_stem("zzz"))
         with pytest.raises(UserError, match=r"moved, renamed, added.*restore them.*warpi review --export"):
-            read_manifest(path, made().dataset)
+            read_noise_file(path, made().dataset)
         content = path.read_bytes()
         assert write_corrected(made(), standing, tmp_path / "c.csv") == tmp_path / "c-2.json"
         assert path.read_bytes() == content  # a run may depend on it
@@ -929,7 +929,7 @@ class TestCommand:
         spec = {name: argv[argv.index(f"--{name}") + 1] for name in ("noise", "meta-data")}
         assert spec == {"noise": f"given:{corrected.with_suffix('.json')}", "meta-data": str(more)}
         names = dataset.classes
-        y = read_manifest(corrected.with_suffix(".json"), dataset).y.tolist()
+        y = read_noise_file(corrected.with_suffix(".json"), dataset).y.tolist()
         assert [names[k] for k in y] == [r["label"] for r in got]  # every decision
         assert main([*argv, "--quiet"]) == 0
 
@@ -942,7 +942,7 @@ class TestCommand:
         assert main(["review", str(run), "--device", "cpu", "--export", str(corrected)]) == 0
         again = tmp_path / "corrected-2.json"  # the run above is bound to the first
         assert f"{again}: the same labels, for warpi fit --noise given:{again}" in capsys.readouterr().out
-        assert read_manifest(again, dataset).y[free] == names.index("x")
+        assert read_noise_file(again, dataset).y[free] == names.index("x")
         assert main(["review", str(run), "--device", "cpu", "--trusted", str(tmp_path / "last.csv")]) == 0
         assert "add --export FILE.csv to learn from those left out, too" in capsys.readouterr().err
 

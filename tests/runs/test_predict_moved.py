@@ -21,7 +21,7 @@ from warpi.data.augment import Crop
 from warpi.data.batch import Batch, Log
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
-from warpi.data.placeholder import Absent, Hollow, form_of, like
+from warpi.data.placeholder import InputsNotAvailable, PlaceholderExamples, examples_of_form, form_of
 from warpi.data.split import Split
 from warpi.datasets.load import DATASETS
 from warpi.errors import UserError
@@ -558,19 +558,19 @@ def test_in_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_hollow_inputs(digits: Dataset) -> None:
     form = form_of(digits.examples)
     assert form is not None
-    hollow = Hollow(like(form), 7).to("cpu")
+    hollow = PlaceholderExamples(examples_of_form(form), 7).to("cpu")
     assert (len(hollow), hollow.shape, hollow.device.type) == (7, (64,), "cpu")
     looks: list[Callable[[], object]] = [
         hollow.digest,
         lambda: next(hollow.stream([], augment=False)),
         lambda: hollow.flat(torch.arange(1)),
-        lambda: hollow.standardised(torch.arange(1)),
+        lambda: hollow.fit_scale(torch.arange(1)),
         lambda: hollow.x,
         lambda: getattr(hollow, "paths", None),
         lambda: hasattr(hollow, "crop"),
     ]
     for look in looks:
-        with pytest.raises(Absent, match="looks at inputs that it was trained on"):
+        with pytest.raises(InputsNotAvailable, match="looks at inputs that it was trained on"):
             look()
 
 

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 import warpi.sweep.runner
 from warpi import UserError, fit
 from warpi.cli.app import main
-from warpi.noise.noise_file import NoisyLabels, write_manifest
+from warpi.noise.kinds import NoisyLabels
+from warpi.noise.noise_file import write_noise_file
 from warpi.runs import spec
 from warpi.sweep import interleave as lanes
 from warpi.sweep import queue as folders
@@ -977,7 +978,7 @@ def test_data_that_is_not_there_is_said_once_before_anything_is_begun(
     more = f'[[runs]]\nmethod = ["ce"]\n[[runs]]\nmethod = ["mwnet", "warpi"]\n{extra}\n'
     out, root = tmp_path / "runs", tmp_path / "no data"
     labels = NoisyLabels(torch.tensor([0, 1]), None)
-    write_manifest(f"{root}.json", data="other", noise="given", seed=0, n_classes=2, labels=labels)
+    write_noise_file(f"{root}.json", data="other", noise="given", seed=0, n_classes=2, labels=labels)
     file = tiny(tmp_path, more=more.replace("{root}", str(root)))
     assert sweep(file, out, "--jobs", jobs, "--root", str(root)) == 2
     said = capsys.readouterr()

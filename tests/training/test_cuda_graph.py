@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from warpi import METHODS
 from warpi.autodiff.passes import How, _Traced, forward, laid_out, tuned
 from warpi.data.batch import Batch, Log
-from warpi.data.split import Loader, Planned, Split
+from warpi.data.loader import Loader, Planned
+from warpi.data.split import Split
 from warpi.methods.plain import CE, FineTune
 from warpi.methods.registry import make_method
 from warpi.methods.warpi import WarPI

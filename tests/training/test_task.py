@@ -13,11 +13,11 @@ from torch import Tensor
 
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
-from warpi.data.numeric import features
+from warpi.data.numeric import make_features
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise import Noise
-from warpi.noise.noise_file import labels_hash
+from warpi.noise.noise_file import hash_labels
 from warpi.training.task import Task, Truth, _tell_uneven, make_task
 from warpi.utils.seeding import generator
 
@@ -100,7 +100,7 @@ def test_a_task(dataset: Dataset, noise: str, seed: int, val: float, test: float
     for split in (task.train, task.val):
         if split is not None:
             assert torch.equal(split.y, noisy.y[split.rows])
-    assert truth.noise_hash == labels_hash(noisy.y)
+    assert truth.noise_hash == hash_labels(noisy.y)
     assert truth.T is None if noisy.T is None else torch.equal(truth.T, noisy.T)
 
     # the truth
@@ -339,7 +339,7 @@ def test_open_set_noise_reaches_noisy_rows_only() -> None:
     assert torch.equal(truth.clean < 0, replaced)
     assert torch.equal(truth.clean[~replaced], task.train.y[~replaced])
     assert task.noise_rate == pytest.approx(float(replaced.double().mean()))
-    assert truth.noise_hash == labels_hash(noisy.y, noisy.replaced)
+    assert truth.noise_hash == hash_labels(noisy.y, noisy.replaced)
 
 
 def test_to_moves_everything(tiny: tuple[Task, Truth]) -> None:
@@ -478,10 +478,10 @@ def test_trusted_examples_on_another_scale_are_told(caplog: pytest.LogCaptureFix
     """In a Pipeline they easily miss the scaler; what was learned from them was nothing, in silence."""
     x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
     x[:, 0] = 0  # a feature that does not vary says nothing
-    data = Dataset("x", features(x), y, ("a", "b", "c"))
+    data = Dataset("x", make_features(x), y, ("a", "b", "c"))
     for moved, told in (([0, 0, 0, 0], ""), ([9, 0, 0, 0], ""), ([0, 0, 9, -9], "in 2 of 4 features the mean")):
         caplog.clear()
-        make_task(data, meta_data=Dataset("m", features(x[:30] + torch.tensor(moved)), y[:30], data.classes))
+        make_task(data, meta_data=Dataset("m", make_features(x[:30] + torch.tensor(moved)), y[:30], data.classes))
         assert told in caplog.text
         assert bool(caplog.records) == bool(told)
 

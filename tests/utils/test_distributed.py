@@ -40,7 +40,8 @@ from warpi.data.batch import Batch, Log
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.image_files import FileExamples
-from warpi.data.split import Loader, Split
+from warpi.data.loader import Loader
+from warpi.data.split import Split
 from warpi.functional.gaussian import DiagGaussian
 from warpi.methods.plain import CE
 from warpi.nets.mlp import MLP

@@ -8,7 +8,7 @@ from warpi.utils.flags import Parser, add_fields
 def corrupt(argv: list[str]) -> None:
     from warpi.datasets.load import load_dataset
     from warpi.noise.noise import Noise
-    from warpi.noise.noise_file import labels_hash, write_manifest
+    from warpi.noise.noise_file import hash_labels, write_noise_file
     from warpi.runs.spec import NOT_READ, DataSpec
     from warpi.utils.seeding import generator
 
@@ -26,7 +26,7 @@ def corrupt(argv: list[str]) -> None:
     noise = Noise.parse(spec.noise)
     other = load_dataset(noise.other_name, root=root, image_size=spec.image_size)[0] if noise.other_name else None
     labels = noise.apply(dataset, generator(seed, "noise"), other)
-    write_manifest(out, data=dataset, noise=str(noise), seed=seed, labels=labels)
+    write_noise_file(out, data=dataset, noise=str(noise), seed=seed, labels=labels)
     hit = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0
-    wrong, digest = float(hit.double().mean()), labels_hash(labels.y, labels.replaced)
+    wrong, digest = float(hit.double().mean()), hash_labels(labels.y, labels.replaced)
     print(f"{out}: {len(labels.y)} labels of {dataset.name}, {100 * wrong:.2f} % changed, sha256 {digest}")

@@ -19,7 +19,7 @@ class Files(NamedTuple):
     paths: tuple[str, ...]  # [N] relative to root, or absolute
 
 
-class Unseen(NamedTuple):
+class NewInputs(NamedTuple):
     """Inputs to be predicted."""
 
     examples: Examples
@@ -64,7 +64,7 @@ class Dataset:
                 check_labels(split.y, len(split.rows), self.n_classes, f"{what} of {self.name}")
 
     @classmethod
-    def of_parts(
+    def from_parts(
         cls,
         name: str,
         parts: Mapping[str, tuple[Examples, Tensor]],

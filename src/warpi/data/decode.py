@@ -79,7 +79,7 @@ def _rgb(image: "Image") -> "Image":
     return image.convert("RGB")
 
 
-def decoded(
+def decode_batch(
     paths: list[str], *, seed: int, first: int, short: int, size: int, views: int, augment: bool
 ) -> Iterator[tuple[str | None, list[bytes]]]:
     """For each path: why it could not be read, or None; and its views, each size * size * 3 bytes.
@@ -124,7 +124,7 @@ def _reason(path: str, error: Exception) -> str:
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     """A reader process: a line of JSON asks for images; each is answered by a line (null or why not) and its bytes."""
     for line in requests:
-        for reason, crops in decoded(**json.loads(line)):
+        for reason, crops in decode_batch(**json.loads(line)):
             replies.write(json.dumps(reason).encode() + b"\n")
             for crop in crops:
                 replies.write(crop)

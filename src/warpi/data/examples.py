@@ -13,7 +13,7 @@ from warpi.data.augment import Crop
 from warpi.errors import UserError
 
 
-class Read(NamedTuple):
+class ReadBatch(NamedTuple):
     """One batch as it was read."""
 
     views: tuple[Tensor, ...]  # each [B', ...], float, normalised
@@ -23,7 +23,7 @@ class Read(NamedTuple):
 class Examples(ABC):
     """N inputs. A `Split` is a set of their rows; splits of one data set share one Examples and never overlap."""
 
-    whole: ClassVar[bool] = True  # every row can be read: `Read.kept` is always None
+    always_readable: ClassVar[bool] = True  # every row can be read: `Read.kept` is always None
 
     @property
     @abstractmethod
@@ -44,20 +44,20 @@ class Examples(ABC):
     @abstractmethod
     def stream(
         self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
-    ) -> Iterator[Read]:
+    ) -> Iterator[ReadBatch]:
         """Read batch after batch. Each is (rows [B], seed); the seed alone decides its augmentation, so that a run
         can be taken up at any batch. Only `part` of each is read, and augmented as it is within the whole batch."""
 
     @abstractmethod
-    def replaced(self, rows: Tensor, other: "Examples", other_rows: Tensor) -> Self:
+    def replace_inputs(self, rows: Tensor, other: "Examples", other_rows: Tensor) -> Self:
         """A copy in which the inputs of `rows` are those of `other_rows` of another set (open-set noise)."""
 
     @abstractmethod
-    def standardised(self, rows: Tensor) -> "Scale | None":
+    def fit_scale(self, rows: Tensor) -> "Scale | None":
         """Mean and deviation over `rows` where features are to be standardised; None where the scale is fixed."""
 
     @abstractmethod
-    def scaled(self, scale: "Scale") -> Self:
+    def with_scale(self, scale: "Scale") -> Self:
         """A copy with another normalisation."""
 
     @abstractmethod
@@ -105,11 +105,11 @@ class TensorExamples(Examples):
 
     def stream(
         self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
-    ) -> Iterator[Read]:
+    ) -> Iterator[ReadBatch]:
         generator = torch.Generator(self.device)
         for rows, seed in batches:
             generator.manual_seed(seed)
-            yield Read(self.read(rows.to(self.device), generator, augment=augment, views=views, part=part), None)
+            yield ReadBatch(self.read(rows.to(self.device), generator, augment=augment, views=views, part=part), None)
 
     def read(
         self, rows: Tensor, generator: Generator, *, augment: bool, views: int = 1, part: slice = slice(None)
@@ -124,7 +124,7 @@ class TensorExamples(Examples):
     def _normal(self, x: Tensor) -> Tensor:
         return (x.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std
 
-    def replaced(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:
+    def replace_inputs(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:
         if not isinstance(other, TensorExamples) or other.x.shape[1:] != self.x.shape[1:]:
             got = tuple(other.x.shape[1:]) if isinstance(other, TensorExamples) else "files"
             raise UserError(f"open_set noise needs inputs of the same shape {tuple(self.x.shape[1:])}, got {got}")
@@ -132,14 +132,14 @@ class TensorExamples(Examples):
         x[rows] = other.x[other_rows].to(x)
         return replace(self, x=x)
 
-    def standardised(self, rows: Tensor) -> Scale | None:
+    def fit_scale(self, rows: Tensor) -> Scale | None:
         if not self.standardise:
             return None
         x = self.x[rows].double()
         std = x.std(0, correction=0)
         return Scale(x.mean(0).to(self.scale.mean), torch.where(std > 1e-12, std, torch.inf).to(self.scale.std))
 
-    def scaled(self, scale: Scale) -> Self:
+    def with_scale(self, scale: Scale) -> Self:
         return replace(self, scale=scale)
 
     def digest(self) -> str:

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from warpi.data.augment import Crop
-from warpi.data.decode import decoded, image_size
-from warpi.data.examples import Examples, Read, Scale, TensorExamples
+from warpi.data.decode import decode_batch, image_size
+from warpi.data.examples import Examples, ReadBatch, Scale, TensorExamples
 from warpi.errors import UserError, missing
 
 logger = logging.getLogger("warpi.data")
@@ -55,7 +55,7 @@ class FileExamples(Examples):
     `workers` and `max_bad` are set with `dataclasses.replace(examples, workers=16)`.
     """
 
-    whole: ClassVar[bool] = False
+    always_readable: ClassVar[bool] = False
     root: str
     paths: tuple[str, ...]  # relative to root, or absolute
     size: int = PHOTO
@@ -91,7 +91,7 @@ class FileExamples(Examples):
 
     def stream(
         self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
-    ) -> Iterator[Read]:
+    ) -> Iterator[ReadBatch]:
         drawn = views if augment else 1
         with closing(self._read(batches, crop=self.size, views=drawn, augment=augment, part=part)) as reads:
             for images, kept in reads:
@@ -99,9 +99,9 @@ class FileExamples(Examples):
                 x = (images if whole else images[:, kept]).to(self.device, non_blocking=True)
                 x = x.permute(0, 1, 4, 2, 3).contiguous()  # [V, B', 3, size, size] uint8
                 normal = tuple((view.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std for view in x)
-                yield Read(normal if augment else normal * views, None if whole else kept)
+                yield ReadBatch(normal if augment else normal * views, None if whole else kept)
 
-    def replaced(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:
+    def replace_inputs(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:
         if not isinstance(other, FileExamples):
             raise UserError("open_set noise needs inputs of the same kind: got a tensor to replace image files")
         paths = list(self.paths)
@@ -109,10 +109,10 @@ class FileExamples(Examples):
             paths[row] = os.path.abspath(other._path(other_row))
         return replace(self, paths=tuple(paths), bad={})
 
-    def standardised(self, rows: Tensor) -> Scale | None:  # noqa: ARG002
+    def fit_scale(self, rows: Tensor) -> Scale | None:  # noqa: ARG002
         return None
 
-    def scaled(self, scale: Scale) -> Self:
+    def with_scale(self, scale: Scale) -> Self:
         return replace(self, scale=scale)
 
     def digest(self) -> str:
@@ -210,7 +210,7 @@ class _Asked(NamedTuple):
 def _fill(request: dict[str, Any], out: np.ndarray) -> list[str | None]:
     """Read in this process.  out [V, n, size, size, 3]"""
     reasons = []
-    for i, (reason, crops) in enumerate(decoded(**request)):
+    for i, (reason, crops) in enumerate(decode_batch(**request)):
         reasons.append(reason)
         for view, crop in enumerate(crops):
             out[view, i] = np.frombuffer(crop, np.uint8).reshape(out.shape[2:])
@@ -284,7 +284,7 @@ class Decoded(TensorExamples):
     """Image files that were read at once and are held in memory."""
 
 
-def usual_size(examples: FileExamples) -> int:
+def default_size(examples: FileExamples) -> int:
     """The side at which files are read where nobody says: their own where they are small, else that of photos.
 
     Looked at are the heads of up to 100 files, the shorter side of each.
@@ -295,7 +295,7 @@ def usual_size(examples: FileExamples) -> int:
     return side if side <= SMALL else PHOTO
 
 
-def load_tensor(examples: FileExamples) -> tuple[Decoded, Tensor]:
+def load_images(examples: FileExamples) -> tuple[Decoded, Tensor]:
     """All images decoded once and held in memory, and which rows they are [N]: unreadable files have none.
 
     Kept is the middle square of `stored_size(size)` pixels as uint8. Outside training this gives the very crops of

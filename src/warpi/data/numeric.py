@@ -30,14 +30,14 @@ class Columns:
 class Features(TensorExamples):
     """Numbers whose scale is learned from the training rows: [N, D], or whatever a network of the user's own takes.
 
-    They are compared, centred and scaled as they are held, in float64 where float32 would blur them (`blurred`); a
-    network sees float32 in any case.
+    They are stored, compared and scaled in float64 if float32 is too coarse for them (`needs_float64`). A network sees
+    float32 in either case.
     """
 
     standardise: bool = True
     columns: Columns | None = None  # of the table they came from
 
-    def standardised(self, rows: Tensor) -> Scale:
+    def fit_scale(self, rows: Tensor) -> Scale:
         """A column that is constant in `rows` is zero in all others, by an infinite deviation: what a network would
         make of another value is chance, for its weights there are as they were drawn."""
         x = self.x[rows].double()
@@ -49,22 +49,22 @@ class Features(TensorExamples):
         return super()._normal(x).to(torch.get_default_dtype())
 
 
-def features(x: Tensor, columns: Columns | None = None) -> Features:
+def make_features(x: Tensor, columns: Columns | None = None) -> Features:
     kind = torch.promote_types(x.dtype, torch.get_default_dtype())
     return Features(x, Scale(torch.tensor(0.0, dtype=kind), torch.tensor(1.0, dtype=kind)), columns=columns)
 
 
-def blurred(x: NDArray[Any]) -> bool:
+def needs_float64(x: NDArray[Any]) -> bool:
     """Whether float32 is too coarse for finite numbers [N, ...]: a column far from zero for its deviation, or tiny."""
     if x.dtype in (np.float32, np.float16, np.uint8, np.bool_) or not x.size:
         return False
     columns = x.reshape(len(x), -1)
     step = max(1, _AT_ONCE // len(x))
-    return any(_blurred(columns[:, at : at + step].astype(np.float64)) for at in range(0, columns.shape[1], step))
+    return any(_loses_digits(columns[:, at : at + step].astype(np.float64)) for at in range(0, columns.shape[1], step))
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what is too large is refused elsewhere
-def _blurred(x: NDArray[np.float64]) -> bool:
+def _loses_digits(x: NDArray[np.float64]) -> bool:
     moved = np.abs(x - x.astype(np.float32)).max(0)  # [D]
     if not moved.any():
         return False

@@ -20,7 +20,7 @@ from warpi.errors import UserError
 logger = logging.getLogger("warpi.data")
 
 
-def shared(a: Split, b: Split) -> Tensor:
+def mark_shared(a: Split, b: Split) -> Tensor:
     """Which examples of `a` are also in `b`.  [len(a)] bool
 
     Inputs alone say so, labels may have been corrected: tensors of one shape and type are compared by their content,
@@ -36,7 +36,7 @@ def shared(a: Split, b: Split) -> Tensor:
     return _marked(first, a.y, second, b.y)
 
 
-def check_apart(trusted: Split, test: Split, noisy: Split) -> None:
+def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
     """Refuse trusted examples that are in the test set, unless chance may have put them there; say so then.
 
     How likely that is, noisy rows say: the share of them that look like a test row, but no more than rows look like

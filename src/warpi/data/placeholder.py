@@ -16,12 +16,12 @@ from warpi.errors import UserError
 _KINDS = {str(kind): kind for kind in (torch.uint8, torch.float32, torch.float64)}
 
 
-class Absent(UserError):
+class InputsNotAvailable(UserError):
     """The inputs of a run are wanted where only their form is known. Whoever can, reads them."""
 
 
 @dataclass(frozen=True, eq=False)
-class Hollow(Examples):
+class PlaceholderExamples(Examples):
     """N inputs that cannot be read. Whoever looks at more than their number and shape is told so."""
 
     like: Examples  # of the same form: any number of rows, which are not looked at
@@ -42,9 +42,11 @@ class Hollow(Examples):
         return replace(self, like=self.like.to(device))
 
     def _absent(self, *_: Any, **__: Any) -> Never:
-        raise Absent("the method of the run looks at inputs that it was trained on, so these must be there, unchanged")
+        raise InputsNotAvailable(
+            "the method of the run looks at inputs that it was trained on, so these must be there, unchanged"
+        )
 
-    stream = replaced = standardised = scaled = digest = flat = _absent
+    stream = replace_inputs = fit_scale = with_scale = digest = flat = _absent
 
     def __getattr__(self, name: str) -> Never:
         if name.startswith("__"):  # what copy and its like try
@@ -54,7 +56,7 @@ class Hollow(Examples):
 
 def form_of(examples: Examples) -> dict[str, Any] | None:
     """What new inputs are read by, as plain values and tensors; None where files hold no such inputs."""
-    if is_files(examples):
+    if are_image_files(examples):
         return {"size": examples.shape[-1]}
     if not isinstance(examples, TensorExamples):
         return None
@@ -70,13 +72,13 @@ def form_of(examples: Examples) -> dict[str, Any] | None:
     }
 
 
-def like(form: Mapping[str, Any]) -> Examples:
+def examples_of_form(form: Mapping[str, Any]) -> Examples:
     """Inputs of a form, none of them. A ValueError, TypeError, KeyError or RuntimeError where it is no form."""
     if "size" in form:
-        _check(whole(form["size"]) and 1 <= form["size"] <= 10_000, "size", form["size"])
+        _check(is_integer(form["size"]) and 1 <= form["size"] <= 10_000, "size", form["size"])
         return FileExamples("", (), form["size"])
     shape, kind, scale = tuple(form["shape"]), _KINDS[form["kind"]], Scale(form["mean"], form["std"])
-    _check(bool(shape) and all(whole(side) and side >= 1 for side in shape), "shape", shape)
+    _check(bool(shape) and all(is_integer(side) and side >= 1 for side in shape), "shape", shape)
     for name, t in scale._asdict().items():
         good = isinstance(t, Tensor) and t.is_floating_point() and not bool(t.isnan().any())
         _check(good and t.ndim <= len(shape) and t.expand(shape).shape == shape, name, t)
@@ -84,16 +86,18 @@ def like(form: Mapping[str, Any]) -> Examples:
     if form["features"]:
         return Features(x, scale, columns=_columns(form["columns"], shape))
     crop = None if form["crop"] is None else Crop(**form["crop"])
-    _check(crop is None or (len(shape) == 3 and whole(crop.size) and 1 <= crop.size <= min(shape[1:])), "crop", crop)
+    _check(
+        crop is None or (len(shape) == 3 and is_integer(crop.size) and 1 <= crop.size <= min(shape[1:])), "crop", crop
+    )
     return TensorExamples(x, scale, crop)
 
 
-def is_files(examples: Examples) -> bool:
+def are_image_files(examples: Examples) -> bool:
     """Whether the inputs are image files, be they read or not."""
     return isinstance(examples, FileExamples | Decoded)
 
 
-def whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from warpi.data.examples import Examples, Read, Scale
+from warpi.data.examples import Examples, ReadBatch, Scale
 from warpi.errors import UserError
 
 _DROPPED = 0.7  # why: docs/estimator.md
@@ -53,14 +53,14 @@ class SparseExamples(Examples):
         augment: bool,
         views: int = 1,
         part: slice = slice(None),
-    ) -> Iterator[Read]:
+    ) -> Iterator[ReadBatch]:
         for rows, seed in batches:
             if not (augment and self.dropped):
-                yield Read((self._normal(self.flat(rows[part])),) * views, None)
+                yield ReadBatch((self._normal(self.flat(rows[part])),) * views, None)
                 continue
             whole, chance = self.x[rows.cpu().numpy()], np.random.default_rng(seed)
             thinned = (self._thinned(whole, chance)[part].toarray() for _ in range(views))
-            yield Read(tuple(self._normal(torch.from_numpy(x)) for x in thinned), None)
+            yield ReadBatch(tuple(self._normal(torch.from_numpy(x)) for x in thinned), None)
 
     def _thinned(self, rows: csr_array, chance: np.random.Generator) -> csr_array:
         """Rows of which entries are missing; the others are larger, such that the mean over chance is as it was."""
@@ -70,15 +70,15 @@ class SparseExamples(Examples):
     def _normal(self, x: Tensor) -> Tensor:
         return (x.to(self.where) - self.scale.mean) / self.scale.std
 
-    def replaced(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:  # noqa: ARG002
+    def replace_inputs(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:  # noqa: ARG002
         raise UserError("open_set noise is for arrays in memory and image files, got sparse features; make them dense")
 
-    def standardised(self, rows: Tensor) -> Scale:
+    def fit_scale(self, rows: Tensor) -> Scale:
         entries = self.x[rows.numpy()].data.astype(np.float64)
         mean_square = float(entries @ entries) / max(len(rows) * self.x.shape[1], 1)
         return Scale(self.scale.mean, torch.full_like(self.scale.std, mean_square**0.5 if mean_square > 0 else 1.0))
 
-    def scaled(self, scale: Scale) -> Self:
+    def with_scale(self, scale: Scale) -> Self:
         return replace(self, scale=scale)
 
     def digest(self) -> str:

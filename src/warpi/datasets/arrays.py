@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.data.augment import Crop
-from warpi.data.dataset import Dataset, Unseen
+from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Scale, TensorExamples
-from warpi.data.numeric import ROUNDING, blurred, features
-from warpi.datasets.column_checks import check_label, marks_of
-from warpi.datasets.labels import in_order, marked, numbered, parsed, plain
-from warpi.datasets.text_files import checked_suffix, few, reading
+from warpi.data.numeric import ROUNDING, make_features, needs_float64
+from warpi.datasets.column_checks import check_label, find_trusted_column
+from warpi.datasets.labels import encode_labels, parse_marks, parse_numbers, sort_classes, to_texts
+from warpi.datasets.text_files import check_suffix, reading, shorten_list
 from warpi.errors import UserError
 
 _KEYS = ("x", "clean", "verified", "trusted", "x_test", "y_test", "x_meta", "y_meta", "classes")  # and y, or --label
@@ -48,7 +48,7 @@ def read_arrays(
     are not all numbers, whole numbers count them from 0. -1 in `clean` means unknown unless there is a class -1.
     `like` is the data set of the first file where this is a second one: the shapes must agree, the classes are shared.
     """
-    arrays = (_read_npz if checked_suffix(path, (".npz", ".npy")) == ".npz" else _read_npy)(path, label)
+    arrays = (_read_npz if check_suffix(path, (".npz", ".npy")) == ".npz" else _read_npy)(path, label)
     alike = like.examples.x if like and isinstance(like.examples, TensorExamples) else None
     x: dict[str, Tensor] = {}
     texts: dict[str, list[str]] = {}
@@ -69,26 +69,26 @@ def read_arrays(
     if classes is None and "classes" in arrays:
         classes = tuple(_texts(arrays["classes"], f"{path}: classes"))
         if len({*classes, ""}) <= len(classes):
-            raise UserError(f"{path}: classes must be names that differ, got {few(classes)}")
+            raise UserError(f"{path}: classes must be names that differ, got {shorten_list(classes)}")
     if "clean" in texts and "-1" not in (classes or texts["train"]):
         texts["clean"] = ["" if text == "-1" else text for text in texts["clean"]]
-    counted = classes is not None and parsed(classes) is None
-    classes = classes or in_order({text for column in texts.values() for text in column} - {""})
+    counted = classes is not None and parse_numbers(classes) is None
+    classes = classes or sort_classes({text for column in texts.values() for text in column} - {""})
     y = {
-        part: numbered(column, classes, lambda row: f"{path}, row {row} of {part}", counted)
+        part: encode_labels(column, classes, lambda row: f"{path}, row {row} of {part}", counted)
         for part, column in texts.items()
     }
 
-    first = like.examples if like else features(x["train"]) if x["train"].ndim == 2 else images(x["train"])
+    first = like.examples if like else make_features(x["train"]) if x["train"].ndim == 2 else make_images(x["train"])
     if not isinstance(first, TensorExamples):
         raise UserError(f"{path} holds arrays, the first data set does not; give both in the same form")
     for part, tensor in x.items():
         _check_like(tensor, first, f"{path}: an input of {part}")
     verified = None
-    if marks := marks_of(arrays.keys() - {"clean"}, path):
+    if marks := find_trusted_column(arrays.keys() - {"clean"}, path):
         said = _texts(arrays[marks], f"{path}: {marks}", len(x["train"]))
-        verified = marked(said, lambda row: f"{path}, row {row}", marks)
-    return Dataset.of_parts(
+        verified = parse_marks(said, lambda row: f"{path}, row {row}", marks)
+    return Dataset.from_parts(
         path.stem,
         {part: (replace(first, x=x[part]), y[part]) for part in x},
         classes,
@@ -97,12 +97,12 @@ def read_arrays(
     )
 
 
-def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classes: tuple[str, ...]) -> Unseen:
+def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classes: tuple[str, ...]) -> NewInputs:
     """Inputs to be predicted: x of a .npz (with y and clean where these are known) or a .npy, of the shape of `first`.
 
     The labels of NAME.npy are in NAME_labels.npy, if there is such a file.
     """
-    if checked_suffix(path, (".npz", ".npy")) == ".npz":
+    if check_suffix(path, (".npz", ".npy")) == ".npz":
         arrays = _read_npz(path, label, needs_label=False)
     else:
         beside = path.with_name(f"{path.stem}_labels.npy")
@@ -113,10 +113,10 @@ def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classe
     def labels(name: str) -> Tensor:
         texts = _texts(arrays[name], f"{path}: {name}", len(x))
         texts = ["" if text == "-1" and "-1" not in classes else text for text in texts]
-        return numbered(texts, classes, lambda row: f"{path}, row {row} of {name}", parsed(classes) is None)
+        return encode_labels(texts, classes, lambda row: f"{path}, row {row} of {name}", parse_numbers(classes) is None)
 
     there: dict[str, Tensor] = {name: labels(name) for name in ("y", "clean") if name in arrays}
-    return Unseen(replace(first, x=x), there)
+    return NewInputs(replace(first, x=x), there)
 
 
 def _check_like(x: Tensor, first: TensorExamples, what: str) -> None:
@@ -135,7 +135,7 @@ def _texts(values: NDArray[Any], what: str, n: int | None = None) -> list[str]:
     if values.dtype.kind == "f" and (bad := np.isinf(values) | (np.floor(values) < values)).any():
         row = int(bad.argmax())
         raise UserError(f"{what}: row {row} holds {values[row]}; labels must be whole numbers or text")
-    return plain(values)
+    return to_texts(values)
 
 
 def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dict[str, NDArray[Any]]:
@@ -148,7 +148,7 @@ def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dic
     for name in ("x", "y"):
         if (count := list(names.values()).count(name)) != 1 and (count or name == "x" or needs_label):
             got = "no" if not count else "more than one"
-            raise UserError(f"{path} has {got} array {label if name == 'y' else name!r}; arrays: {few(held)}")
+            raise UserError(f"{path} has {got} array {label if name == 'y' else name!r}; arrays: {shorten_list(held)}")
     return {name: held[key] for key, name in names.items()}
 
 
@@ -199,16 +199,16 @@ def _inputs(x: NDArray[Any], what: str, alike: Tensor | None) -> Tensor:
     [N, C, H, W]."""
     if x.ndim == 2 and x.dtype.kind in "iufb" and x.size:
         with np.errstate(over="ignore"):
-            features = x.astype(np.float32)
-        if not np.isfinite(features).all():
-            bad = np.argwhere(~np.isfinite(features))
+            numbers = x.astype(np.float32)
+        if not np.isfinite(numbers).all():
+            bad = np.argwhere(~np.isfinite(numbers))
             row, column = (int(i) for i in bad[0])
             raise UserError(
                 f"{what}: row {row}, column {column} holds {x[row, column]}, and {len(bad)} cells in "
                 f"{len({*bad[:, 1]})} columns are no finite numbers; fill them, or drop the rows or the columns"
             )
-        double = blurred(x) if alike is None else alike.dtype == torch.float64
-        return torch.from_numpy(x.astype(np.float64) if double else features)
+        double = needs_float64(x) if alike is None else alike.dtype == torch.float64
+        return torch.from_numpy(x.astype(np.float64) if double else numbers)
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or (x.ndim == 4 and not {*x.shape[1::2]} & {1, 3}):
         raise UserError(
             f"{what} is {x.dtype} {list(x.shape)}; allowed are numbers [N, D], and images of uint8 [N, H, W], "
@@ -216,18 +216,18 @@ def _inputs(x: NDArray[Any], what: str, alike: Tensor | None) -> Tensor:
         )
     if x.ndim == 3:
         x = x[:, None]  # [N, 1, H, W]
-    elif channels_last(x.shape):
+    elif is_channels_last(x.shape):
         x = x.transpose(0, 3, 1, 2)  # [N, C, H, W]
     return torch.from_numpy(x.copy())
 
 
-def channels_last(shape: tuple[int, ...]) -> bool:
+def is_channels_last(shape: tuple[int, ...]) -> bool:
     """Whether images of four dimensions are [N, H, W, C] and not [N, C, H, W]."""
     _, a, b, c = shape
     return c in (1, 3) and (a not in (1, 3) or a == b != c)
 
 
-def images(x: Tensor) -> TensorExamples:
+def make_images(x: Tensor) -> TensorExamples:
     """Normalised by the mean and deviation of each channel of these images: bytes, or floats on any scale."""
     if x.dtype == torch.uint8:
         levels = torch.arange(256, dtype=torch.float64)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.data.decode import SUFFIXES
-from warpi.datasets.labels import MISSING, marked, parsed, plain
+from warpi.datasets.labels import MISSING, parse_marks, parse_numbers, to_texts
 from warpi.datasets.text_files import drop_flag
 from warpi.errors import UserError
 
@@ -33,7 +33,7 @@ _SIGNS = str.maketrans({"\N{MINUS SIGN}": "-", **dict.fromkeys("%$€£¥' \N{NO
 _NO_LABEL = MISSING - {"", "none"}  # nobody calls a class so; some call one 'none'
 
 
-def check_words(cells: Sequence[str], name: str, at: Callable[[int], str]) -> None:
+def check_numeric_text(cells: Sequence[str], name: str, at: Callable[[int], str]) -> None:
     """Refuse a column of text that is meant to hold numbers: nine of ten cells are, or would be without commas."""
     count = Counter(cell for cell in cells if cell.lower() not in MISSING)
     words = {cell for cell in count if not _is_number(cell)}
@@ -64,35 +64,35 @@ def _is_number(cell: str) -> bool:
     return "_" not in cell
 
 
-def marks_of(columns: Collection[str], where: object) -> str | None:
+def find_trusted_column(columns: Collection[str], where: object) -> str | None:
     """The column that marks checked rows, where no column is a feature: `verified`, or else `trusted`. Others that seem
     to do so are told."""
     used = next((name for name in ("verified", "trusted") if name in columns), None)
     for name in sorted(_MARKS.intersection(columns) - {used}):
-        tell(f"{where}: {name!r} is not used; if it marks what a person has checked, call it 'verified'")
+        warn_once(f"{where}: {name!r} is not used; if it marks what a person has checked, call it 'verified'")
     return used
 
 
-def tell_id(values: NDArray[Any], name: str, path: object) -> None:
+def warn_suspicious_feature(values: NDArray[Any], name: str, path: object) -> None:
     """Say so where a feature numbers or names the rows, is a date, or marks the rows that were checked."""
     n = len(values)
     if name.lower() in _MARKS and _says_yes_or_no(values):
-        tell(
+        warn_once(
             f"{path}: column {name!r} is learned from like any other; if it marks the rows that a person has checked, "
             f"call it 'verified', else leave it out with {drop_flag(name)}"
         )
     words = set(values.tolist()) if values.dtype.kind == "O" else set[str]()
     if names_images(words) and 10 * len(words) >= 9 * n:
-        tell(
+        warn_once(
             f"{path}: column {name!r} names image files, and each name becomes a feature; to learn from the images, "
             f"call it 'path' in a .csv or .tsv, else leave it out with {drop_flag(name)}"
         )
         return
     if n < _ENOUGH:
         return
-    numbers = parsed(values) if values.dtype.kind == "O" else values.astype(np.float64)
+    numbers = parse_numbers(values) if values.dtype.kind == "O" else values.astype(np.float64)
     if numbers is None and len(words) > 2 and all(_is_number(word.translate(_SIGNS)) for word in words):
-        tell(
+        warn_once(
             f"{path}: column {name!r} holds numbers with signs in them ({values[0]!r}), and each becomes a feature of "
             f"its own; write plain numbers, such as 1000 or -0.5, or leave it out with {drop_flag(name)}"
         )
@@ -100,12 +100,12 @@ def tell_id(values: NDArray[Any], name: str, path: object) -> None:
         dates = len(words) > 1 and 10 * sum(map(bool, map(_DATE.fullmatch, words))) >= 9 * len(words)
         if dates or 10 * len(words) >= 9 * n or len(words) > max(_MANY, n // 20):
             what = f"it seems to hold dates ({min(words)}):" if dates else "if it holds names, ids or dates,"
-            tell(
+            warn_once(
                 f"{path}: column {name!r} has {len(words)} distinct words in {n} rows, each becomes a feature, and new "
                 f"rows with others are refused; {what} leave it out with {drop_flag(name)}"
             )
     elif bool((np.diff(np.sort(numbers)) == 1).all()):
-        tell(
+        warn_once(
             f"{path}: column {name!r} counts the rows and is learned from; if it is an id, leave it out with "
             f"{drop_flag(name)}"
         )
@@ -117,14 +117,14 @@ def names_images(words: Collection[str]) -> bool:
 
 def _says_yes_or_no(values: NDArray[Any]) -> bool:
     try:
-        marked(set(plain(values)), str)
+        parse_marks(set(to_texts(values)), str)
     except UserError:
         return False
     return True
 
 
 @cache  # a file may be read more than once
-def tell(message: str) -> None:
+def warn_once(message: str) -> None:
     """Warn once."""
     logger.warning(message)
 
@@ -140,8 +140,8 @@ def check_label(texts: Sequence[str], name: str, where: object, *, named: bool =
                 "rows or drop them, or give the class another name"
             )
     if not named:
-        tell_alike(count, name, where)
-    if named or len(texts) < _ENOUGH or (numbers := parsed(count)) is None:
+        warn_similar_classes(count, name, where)
+    if named or len(texts) < _ENOUGH or (numbers := parse_numbers(count)) is None:
         return
     half = len(texts) // 2
     if len(count) > (half if bool((numbers == np.floor(numbers)).all()) else min(_ENOUGH, half)):
@@ -152,7 +152,7 @@ def check_label(texts: Sequence[str], name: str, where: object, *, named: bool =
         )
 
 
-def tell_alike(count: Counter[str], name: str, where: object) -> None:
+def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:
     """Say so where classes are written in almost the same way; single letters may well differ in case."""
     alike = dict[str, list[str]]()
     for text in sorted(count):
@@ -161,7 +161,7 @@ def tell_alike(count: Counter[str], name: str, where: object) -> None:
     if groups:
         first = " and ".join(f"{text!r} ({count[text]} rows)" for text in groups[0])
         more = f", and so do {len(groups) - 1} more" if len(groups) > 1 else ""
-        tell(
+        warn_once(
             f"{where}: the classes {first} in {name!r} differ only in case, spaces, dashes or notation{more}; if "
             "they are one class, write them alike"
         )

@@ -11,13 +11,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpi.data.dataset import Dataset, Files, Unseen
+from warpi.data.dataset import Dataset, Files, NewInputs
 from warpi.data.decode import SUFFIXES
 from warpi.data.examples import Examples
-from warpi.data.image_files import PHOTO, FileExamples, load_tensor, stored_size, usual_size
-from warpi.datasets.column_checks import check_label, marks_of, tell, tell_alike
-from warpi.datasets.labels import check_known, in_order, known, marked, numbered, written
-from warpi.datasets.text_files import checked_names, data_root, few, read_cells, reading, separator
+from warpi.data.image_files import PHOTO, FileExamples, default_size, load_images, stored_size
+from warpi.datasets.column_checks import check_label, find_trusted_column, warn_once, warn_similar_classes
+from warpi.datasets.labels import (
+    blank_missing,
+    check_allowed,
+    encode_labels,
+    normalize_labels,
+    parse_marks,
+    sort_classes,
+)
+from warpi.datasets.text_files import check_column_names, data_root, detect_separator, read_cells, reading, shorten_list
 from warpi.errors import UserError, unknown
 
 logger = logging.getLogger("warpi.data")
@@ -54,7 +61,9 @@ def read_folder(
     folders = _folders(path)
     present = [name for name in _PARTS if name in folders]
     if folders and (loose := _loose(path)):
-        tell(f"{path}: {len(loose)} images beside the folders of the classes are not used, the first is {loose[0]}")
+        warn_once(
+            f"{path}: {len(loose)} images beside the folders of the classes are not used, the first is {loose[0]}"
+        )
     if "train" not in folders or (len(folders) > 1 and present == ["train"]):  # a class may be called train
         classes = _classes(path, folders, classes)
         return _dataset(path.resolve().name, classes, size, in_memory, {"train": _scan(path, classes)})
@@ -114,10 +123,10 @@ def _scan(path: Path, classes: tuple[str, ...]) -> _Part:
             raise UserError(f"class folder {path / name} holds no images ({' '.join(SUFFIXES)}); fill or remove it")
         rows.extend((file, number[name]) for file in files)
         count[name] = len(files)
-    tell_alike(count, "folder", path)
+    warn_similar_classes(count, "folder", path)
     if unread:
-        listed = few(f"{n} {suffix or 'without a suffix'}" for suffix, n in sorted(unread.items()))
-        tell(f"{path}: not read: {listed}; images end in {', '.join(SUFFIXES)}")
+        listed = shorten_list(f"{n} {suffix or 'without a suffix'}" for suffix, n in sorted(unread.items()))
+        warn_once(f"{path}: not read: {listed}; images end in {', '.join(SUFFIXES)}")
     rows.sort()
     return _Part(path, [file for file, _ in rows], [k for _, k in rows])
 
@@ -146,7 +155,7 @@ def is_manifest(path: Path) -> bool:
             line = next((line for line in iter(lambda: file.readline(100_000), "") if line.strip()), "")
     except (OSError, UnicodeDecodeError):
         return False
-    names = next(csv.reader([line], delimiter=separator(line), skipinitialspace=True), [])
+    names = next(csv.reader([line], delimiter=detect_separator(line), skipinitialspace=True), [])
     return "path" in (name.strip().lower() for name in names)
 
 
@@ -175,19 +184,19 @@ def read_manifest(
     for i, file in enumerate(paths):
         if (j := first.setdefault(file, i)) != i:
             raise UserError(f"{at(i)}: path {file!r} is also on line {listed.lines[j]}; keep one of the two")
-    given = written(columns[label])
+    given = normalize_labels(columns[label])
     if "" in given:
         raise UserError(
             f"{at(given.index(''))}: the {label} is empty, in {given.count('')} rows in all; label or drop them"
         )
     check_label(given, label, path, named=classes is not None)
-    true = known(written(columns.get("clean_label", [""] * len(given))), given)
-    classes = classes or in_order({*given, *true} - {""})
+    true = blank_missing(normalize_labels(columns.get("clean_label", [""] * len(given))), given)
+    classes = classes or sort_classes({*given, *true} - {""})
     if len(classes) < 2:
         raise UserError(f"{path} holds {len(classes)} class(es) in {len(given)} rows; at least two are needed")
-    y, clean = numbered(given, classes, at), numbered(true, classes, at)
+    y, clean = encode_labels(given, classes, at), encode_labels(true, classes, at)
     splits = [cell.lower() or "train" for cell in columns.get("split", [""] * len(given))]
-    check_known(splits, ("train", "test", "meta"), at, "split")
+    check_allowed(splits, ("train", "test", "meta"), at, "split")
     of = {part: [i for i, split in enumerate(splits) if split == part] for part in ("train", "test", "meta")}
     if not of["train"]:
         raise UserError(f"{path}: no row is for training; the column split is train, test or meta (blank: train)")
@@ -197,8 +206,8 @@ def read_manifest(
         for part, index in of.items()
         if index
     }
-    marks = marks_of(columns.keys() - {label}, path)
-    verified = marked(written(columns[marks]), at, marks)[of["train"]] if marks else None
+    marks = find_trusted_column(columns.keys() - {label}, path)
+    verified = parse_marks(normalize_labels(columns[marks]), at, marks)[of["train"]] if marks else None
     tested, clean = bool(of["test"]) and bool((clean[of["test"]] >= 0).all()), clean[of["train"]]
     return _dataset(path.stem, classes, size, in_memory, parts, clean=clean, verified=verified, test_is_clean=tested)
 
@@ -216,10 +225,10 @@ class _Listed(NamedTuple):
     @classmethod
     def read(cls, path: Path, required: tuple[str, ...]) -> "_Listed":
         names, rows, lines = read_cells(path)
-        names = checked_names(path, map(str.lower, names))
+        names = check_column_names(path, map(str.lower, names))
         absent = [name for name in required if name not in names]
         if absent:
-            raise UserError(f"{path} has no column {absent[0]!r}; its columns are: {few(names)}")
+            raise UserError(f"{path} has no column {absent[0]!r}; its columns are: {shorten_list(names)}")
         return cls(path, lines, {name: [row[j] for row in rows] for j, name in enumerate(names)})
 
 
@@ -235,7 +244,7 @@ def _below(where: str, cell: str, below: str) -> str:
 
 def read_new_images(
     path: Path, size: int, classes: tuple[str, ...], *, root: Path | None = None, label: str | None = None
-) -> Unseen:
+) -> NewInputs:
     """Images to be predicted: a folder of them, a folder a class, or a manifest with or without labels."""
     if not path.is_dir():
         return _new_manifest(path, root, size, classes, (label or "label").strip().lower())
@@ -247,14 +256,14 @@ def read_new_images(
         if loose := _loose(path):
             raise UserError(f"{path} holds images beside folders of classes, the first is {loose[0]}; move them")
         part = _scan(path, classes)
-        return Unseen(_files(part, size), {"folder": torch.tensor(part.y)}, tuple(part.paths))
+        return NewInputs(_files(part, size), {"folder": torch.tensor(part.y)}, tuple(part.paths))
     files = sorted(os.path.normpath(file) for file in _images(path, ".", Counter()))
     if not files:
         raise UserError(f"{path} holds no images ({' '.join(SUFFIXES)})")
-    return Unseen(_files(_Part(path, files, []), size), {}, tuple(files))
+    return NewInputs(_files(_Part(path, files, []), size), {}, tuple(files))
 
 
-def _new_manifest(path: Path, root: Path | None, size: int, classes: tuple[str, ...], label: str) -> Unseen:
+def _new_manifest(path: Path, root: Path | None, size: int, classes: tuple[str, ...], label: str) -> NewInputs:
     """Paths may lead anywhere: relative ones begin in the folder of the manifest, or of the run if none is there."""
     listed = _Listed.read(path, required=("path",))
     paths = tuple(listed.columns["path"])
@@ -263,11 +272,11 @@ def _new_manifest(path: Path, root: Path | None, size: int, classes: tuple[str, 
     if root is None or any(os.path.exists(path.parent / file) for file in paths):
         root = path.parent
     labels = {
-        name: numbered(known(written(listed.columns[name]), classes), classes, listed.at)
+        name: encode_labels(blank_missing(normalize_labels(listed.columns[name]), classes), classes, listed.at)
         for name in dict.fromkeys((label, "clean_label"))
         if name in listed.columns
     }
-    return Unseen(_files(_Part(root, paths, []), size), labels, paths)
+    return NewInputs(_files(_Part(root, paths, []), size), labels, paths)
 
 
 def _files(part: _Part, size: int) -> FileExamples:
@@ -394,7 +403,7 @@ def _dataset(
     test_is_clean: bool = False,
 ) -> Dataset:
     """Put together what a reader found in train, test and meta; in memory the rows of unreadable files are dropped."""
-    size = usual_size(_files(parts["train"], PHOTO)) if size is None else size
+    size = default_size(_files(parts["train"], PHOTO)) if size is None else size
     if in_memory is None:
         in_memory = sum(len(part.paths) for part in parts.values()) * 3 * stored_size(size) ** 2 <= IN_MEMORY
 
@@ -403,15 +412,15 @@ def _dataset(
         examples, y = _files(part, size), torch.as_tensor(part.y, dtype=torch.int64)
         if not in_memory:
             return examples, y, torch.ones(len(y), dtype=torch.bool)
-        tensor, kept = load_tensor(examples)
+        tensor, kept = load_images(examples)
         return tensor, y[kept], kept
 
     loaded = {which: load(part) for which, part in parts.items()}
     kept = loaded["train"][2]
-    clean, verified = (None if known is None else known[kept] for known in (clean, verified))
+    clean, verified = (None if column is None else column[kept] for column in (clean, verified))
     held = {which: (examples, y) for which, (examples, y, _) in loaded.items()}
     read = zip(parts["train"].paths, kept.tolist(), strict=True)
     files = Files(str(parts["train"].root), tuple(path for path, good in read if good))
-    return Dataset.of_parts(
+    return Dataset.from_parts(
         name, held, classes, clean=clean, verified=verified, test_is_clean=test_is_clean, files=files
     )

@@ -16,56 +16,58 @@ MISSING = {"", "nan", "na", "n/a", "null", "none"}  # in a column of numbers; el
 _TRUE, _FALSE = {"1", "true", "t", "yes", "y", "x"}, {"0", "false", "f", "no", "n", ""}
 
 
-def plain(values: NDArray[Any]) -> list[str]:
+def to_texts(values: NDArray[Any]) -> list[str]:
     """Numbers or text as text, '' where missing. 1.0 is written 1."""
     if values.dtype.kind == "f":
         return ["" if math.isnan(v) else str(int(v)) if v.is_integer() else repr(v) for v in values.tolist()]
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
-    return written(str(v).strip() for v in values.tolist())
+    return normalize_labels(str(v).strip() for v in values.tolist())
 
 
-def written(cells: Iterable[str]) -> list[str]:
+def normalize_labels(cells: Iterable[str]) -> list[str]:
     """Labels that were written as text, '' where missing. 1.0 is the class 1: a column of whole numbers with blanks is
     often written so."""
     cells = list(cells)
-    numbers = parsed(cells)
+    numbers = parse_numbers(cells)
     blank = [False] * len(cells) if numbers is None else np.isnan(numbers).tolist()
     return ["" if b else re.sub(r"^([+-]?\d+)\.0*$", r"\1", cell) for cell, b in zip(cells, blank, strict=True)]
 
 
-def known(texts: Iterable[str], names: Iterable[str]) -> list[str]:
+def blank_missing(texts: Iterable[str], names: Iterable[str]) -> list[str]:
     """Labels of which some may be unknown: words for a missing one are '', unless a class is called so."""
     blank = MISSING - {name.lower() for name in names}
     return ["" if text.lower() in blank else text for text in texts]
 
 
-def in_order(names: Collection[str]) -> tuple[str, ...]:
+def sort_classes(names: Collection[str]) -> tuple[str, ...]:
     """Numbers in numerical order; anything else, and numbers among words, as text."""
-    numbers = parsed(names)
+    numbers = parse_numbers(names)
     if numbers is None or np.isnan(numbers).any():
         return tuple(sorted(names))
     return tuple(name for _, name in sorted(zip(numbers, names, strict=True)))
 
 
-def numbered(texts: Sequence[str], classes: tuple[str, ...], at: Callable[[int], str], counted: bool = False) -> Tensor:
+def encode_labels(
+    texts: Sequence[str], classes: tuple[str, ...], at: Callable[[int], str], counted: bool = False
+) -> Tensor:
     """Names -> [N] positions in `classes`, -1 for ''. `counted`: whole numbers are positions already."""
     index = {"": -1} | {name: k for k, name in enumerate(classes)}
     if counted:
         index = {str(k): k for k in range(len(classes))} | index
     mend = "; mend the label or leave the row out: a new class needs rows to be trained on"
-    check_known(texts, index, at, "class", mend)
+    check_allowed(texts, index, at, "class", mend)
     return torch.tensor([index[text] for text in texts], dtype=torch.int64)
 
 
-def marked(texts: Iterable[str], at: Callable[[int], str], name: str = "verified") -> Tensor:
+def parse_marks(texts: Iterable[str], at: Callable[[int], str], name: str = "verified") -> Tensor:
     """Which rows a column says were checked.  [N] bool"""
     texts = [text.lower() for text in texts]
-    check_known(texts, _TRUE | _FALSE, at, f"value of {name!r}")
+    check_allowed(texts, _TRUE | _FALSE, at, f"value of {name!r}")
     return torch.tensor([text in _TRUE for text in texts])
 
 
-def check_known(
+def check_allowed(
     texts: Iterable[str], allowed: Collection[str], at: Callable[[int], str], what: str, mend: str = ""
 ) -> None:
     """Refuse the first text that is not allowed."""
@@ -74,7 +76,7 @@ def check_known(
             raise UserError(f"{unknown(f'{what} in {at(row)}:', text, (name for name in allowed if name))}{mend}")
 
 
-def parsed(cells: Iterable[str]) -> NDArray[np.float64] | None:
+def parse_numbers(cells: Iterable[str]) -> NDArray[np.float64] | None:
     """Cells as numbers, NaN where missing; None if one of them is neither."""
     cells = list(cells)
     try:

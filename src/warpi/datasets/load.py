@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warpi.data.dataset import Dataset, Unseen
+from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import SMALL, FileExamples
 from warpi.data.numeric import Features
-from warpi.data.placeholder import Hollow, is_files
+from warpi.data.placeholder import PlaceholderExamples, are_image_files
 from warpi.datasets.arrays import read_arrays, read_new_arrays
 from warpi.datasets.cifar import cifar10, cifar100
 from warpi.datasets.digits import digits
@@ -127,26 +127,26 @@ def load_dataset(
     return dataset, defaults_for((1,) if few and len(shape) == 3 and shape[-1] <= SMALL else shape, dataset.n_classes)
 
 
-def read_unseen(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> Unseen:
+def read_new_inputs(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> NewInputs:
     """Inputs to be predicted, read as those of a run were.
 
     `first` are the settings of the run's data (data, root, label, drop), `examples` its inputs, of which only the form
     is looked at.
     """
-    like = examples.like if isinstance(examples, Hollow) else examples
+    like = examples.like if isinstance(examples, PlaceholderExamples) else examples
     path, label = Path(data), first["label"]
     columns = like.columns if isinstance(like, Features) else None
-    kind = _IMAGES if is_files(like) else _TABLE if columns else _ARRAYS
+    kind = _IMAGES if are_image_files(like) else _TABLE if columns else _ARRAYS
     got = _kind(os.path.abspath(data), first.get("drop", ()))  # no name of DATASETS
     if kind != got:
         raise UserError(f"{data}: got {got}, the run was trained on {kind}; give the same kind")
-    if is_files(like):
+    if are_image_files(like):
         root = Path(first["root"]) if first["root"] and first["data"] not in DATASETS else None
         return read_new_images(path, like.shape[-1], classes, root=root, label=label)
     assert isinstance(like, TensorExamples)
     if columns:
         new = read_new_table(path, columns, classes)
-        return new._replace(examples=new.examples.scaled(like.scale))
+        return new._replace(examples=new.examples.with_scale(like.scale))
     return read_new_arrays(path, None if str(label).endswith(".npy") else label, like, classes)
 
 

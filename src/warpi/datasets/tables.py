@@ -12,11 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.data.dataset import Dataset, Unseen
-from warpi.data.numeric import Columns, blurred, features
-from warpi.datasets.column_checks import check_label, check_words, names_images, tell_id
-from warpi.datasets.labels import MISSING, check_known, in_order, known, marked, numbered, parsed, plain, written
-from warpi.datasets.text_files import checked_names, checked_suffix, drop_flag, few, read_cells, reading
+from warpi.data.dataset import Dataset, NewInputs
+from warpi.data.numeric import Columns, make_features, needs_float64
+from warpi.datasets.column_checks import check_label, check_numeric_text, names_images, warn_suspicious_feature
+from warpi.datasets.labels import (
+    MISSING,
+    blank_missing,
+    check_allowed,
+    encode_labels,
+    normalize_labels,
+    parse_marks,
+    parse_numbers,
+    sort_classes,
+    to_texts,
+)
+from warpi.datasets.text_files import check_column_names, check_suffix, drop_flag, read_cells, reading, shorten_list
 from warpi.errors import UserError, missing, nearest, unknown
 
 logger = logging.getLogger("warpi.data")
@@ -63,47 +73,56 @@ def read_table(
     if not first:
         columns = replace(columns, double=x.dtype == torch.float64)
         for name in columns.categories:
-            tell_id(table.columns[name], name, path)
+            warn_suspicious_feature(table.columns[name], name, path)
 
     given = _labels(table.columns[label])
     if "" in given:
         at, n = table.at(given.index("")), given.count("")
         raise UserError(f"{at}: column {label!r} is empty, in {n} rows in all; label them or drop them")
     check_label(given, label, path, named=like is not None)
-    true = known(_labels(table.columns["clean_label"]), given) if "clean_label" in table.columns else [""] * len(given)
-    classes = classes or (like.classes if like else in_order({*given, *true} - {""}))
-    y, clean = (numbered(texts, classes, table.at) for texts in (given, true))
+    true = (
+        blank_missing(_labels(table.columns["clean_label"]), given)
+        if "clean_label" in table.columns
+        else [""] * len(given)
+    )
+    classes = classes or (like.classes if like else sort_classes({*given, *true} - {""}))
+    y, clean = (encode_labels(texts, classes, table.at) for texts in (given, true))
     parts = _parts(table, len(y))
     train, truth = parts["train"], torch.where(clean >= 0, clean, y)
-    return Dataset.of_parts(
+    return Dataset.from_parts(
         path.stem,
-        {part: (features(x[rows], columns), (y if part == "train" else truth)[rows]) for part, rows in parts.items()},
+        {
+            part: (make_features(x[rows], columns), (y if part == "train" else truth)[rows])
+            for part, rows in parts.items()
+        },
         classes,
         clean=clean[train],
-        verified=marked(_labels(table.columns["verified"]), table.at)[train] if "verified" in table.columns else None,
+        verified=parse_marks(_labels(table.columns["verified"]), table.at)[train]
+        if "verified" in table.columns
+        else None,
         test_is_clean="test" in parts and bool((clean[parts["test"]] >= 0).all()),
         encoding=columns,
     )
 
 
-def read_new_table(path: Path, columns: Columns, classes: tuple[str, ...]) -> Unseen:
+def read_new_table(path: Path, columns: Columns, classes: tuple[str, ...]) -> NewInputs:
     """Rows to be predicted: the feature columns of the first table, with or without labels; others are not used."""
     table = _read(path, columns.label, columns.drop, new=True)
     _check_columns(table, columns, [])
     unused = [name for name in _feature_names(table, columns.label) if name not in columns.categories]
     if unused:
-        logger.warning("%s: columns that the run does not know are not used: %s", path, few(map(repr, unused)))
+        logger.warning("%s: columns that the run does not know are not used: %s", path, shorten_list(map(repr, unused)))
     labels = {
-        name: numbered(known(_labels(table.columns[name]), classes), classes, table.at)
+        name: encode_labels(blank_missing(_labels(table.columns[name]), classes), classes, table.at)
         for name in dict.fromkeys((columns.label, "clean_label"))
         if name in table.columns
     }
-    return Unseen(features(torch.from_numpy(_encode(table, columns)), columns), labels)
+    return NewInputs(make_features(torch.from_numpy(_encode(table, columns)), columns), labels)
 
 
 def _labels(values: NDArray[Any]) -> list[str]:
     """Labels of a table column as text, '' where missing."""
-    return written(values) if values.dtype.kind == "O" else plain(values)
+    return normalize_labels(values) if values.dtype.kind == "O" else to_texts(values)
 
 
 class _Table(NamedTuple):
@@ -131,10 +150,10 @@ _Cells = Callable[[_Table, int], NDArray[Any]]  # of a column, by its place
 
 
 def _read(path: Path, label: str, drop: Sequence[str], *, new: bool = False) -> _Table:
-    read = _read_parquet if checked_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
+    read = _read_parquet if check_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
     with reading(path):
         names, cells, lines = read(path)
-    table = _Table(path, label, checked_names(path, names), {}, lines, new)
+    table = _Table(path, label, check_column_names(path, names), {}, lines, new)
     for j, name in enumerate(table.names):
         if name in drop:
             continue
@@ -207,11 +226,11 @@ def _fit(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
     categories: dict[str, tuple[str, ...] | None] = {}
     for name in _feature_names(table, label):
         values = table.columns[name]
-        if values.dtype.kind != "O" or (table.lines and parsed(values) is not None):
+        if values.dtype.kind != "O" or (table.lines and parse_numbers(values) is not None):
             categories[name] = None
             continue
         if table.lines:
-            check_words(values.tolist(), name, table.at)
+            check_numeric_text(values.tolist(), name, table.at)
         distinct = set(values.tolist())
         if len(distinct) > _MAX_CATEGORIES:
             mend = (
@@ -223,8 +242,8 @@ def _fit(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
             )
         categories[name] = tuple(sorted(distinct - {""}))
     if not categories:
-        dropped = f"; --drop leaves out {few(drop)}: keep one of them" if drop else ""
-        raise UserError(f"{table.path}: no column is left to learn from; columns: {few(table.names)}{dropped}")
+        dropped = f"; --drop leaves out {shorten_list(drop)}: keep one of them" if drop else ""
+        raise UserError(f"{table.path}: no column is left to learn from; columns: {shorten_list(table.names)}{dropped}")
     return Columns(label, categories, drop)
 
 
@@ -235,7 +254,7 @@ def _feature_names(table: _Table, label: str) -> list[str]:
 def _check_columns(table: _Table, columns: Columns, adds: list[str]) -> None:
     differ = {"lacks": [name for name in columns.categories if name not in table.columns], "adds": adds}
     if any(differ.values()):
-        parts = " and ".join(f"{verb} {few(map(repr, names))}" for verb, names in differ.items() if names)
+        parts = " and ".join(f"{verb} {shorten_list(map(repr, names))}" for verb, names in differ.items() if names)
         both = f"; what is no feature, leave out of both with {drop_flag(*differ['lacks'])}"
         ways = both if differ["lacks"] and not table.new else ""
         raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}{ways}")
@@ -251,20 +270,20 @@ def _encode(table: _Table, columns: Columns, first: bool = False) -> NDArray[np.
             gaps[name] = f"{name!r} ({sum(blank)} of {len(blank)}, first {table.row(blank.index(True))})"
     if gaps:
         raise UserError(
-            f"{table.path}: cells are missing in {few(gaps.values())}; fill them or drop the rows"
+            f"{table.path}: cells are missing in {shorten_list(gaps.values())}; fill them or drop the rows"
             f"{table.or_drop(*gaps)}: nothing is filled in for you"
         )
     blocks: list[NDArray[np.floating]] = [
         _numbers(table, name) if c is None else _one_hot(table, name, c) for name, c in columns.categories.items()
     ]
-    double = any(map(blurred, blocks)) if first else columns.double
+    double = any(map(needs_float64, blocks)) if first else columns.double
     return np.concatenate(blocks, axis=1, dtype=np.float64 if double else np.float32)
 
 
 def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[np.float32]:
     """[N, C]"""
     values = table.columns[name]
-    cells = values.tolist() if values.dtype.kind == "O" else plain(values)
+    cells = values.tolist() if values.dtype.kind == "O" else to_texts(values)
     index = {category: k for k, category in enumerate(categories)}
     new = [row for row, cell in enumerate(cells) if cell not in index]
     if new:
@@ -281,9 +300,9 @@ def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[n
 def _numbers(table: _Table, name: str) -> NDArray[np.float64]:
     """[N, 1]; every cell must be a finite number"""
     values = table.columns[name]
-    numbers = parsed(values) if values.dtype.kind == "O" else values.astype(np.float64)
+    numbers = parse_numbers(values) if values.dtype.kind == "O" else values.astype(np.float64)
     if numbers is None:
-        row = next(row for row, cell in enumerate(values) if parsed([cell]) is None)
+        row = next(row for row, cell in enumerate(values) if parse_numbers([cell]) is None)
         raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, numbers in the training table")
     with np.errstate(over="ignore"):
         bad = ~np.isfinite(numbers.astype(np.float32))
@@ -297,7 +316,7 @@ def _numbers(table: _Table, name: str) -> NDArray[np.float64]:
 def _parts(table: _Table, n: int) -> dict[str, Tensor]:
     """Rows by part; 'train' is always there."""
     texts = [text.lower() for text in _labels(table.columns["split"])] if "split" in table.columns else ["train"] * n
-    check_known(texts, ("train", "test", "meta"), table.at, "value of 'split'")
+    check_allowed(texts, ("train", "test", "meta"), table.at, "value of 'split'")
     if "train" not in texts:
         raise UserError(f"{table.path}: no row has the split 'train'")
     return {part: torch.tensor([row for row in range(n) if texts[row] == part]) for part in set(texts)}
@@ -306,4 +325,4 @@ def _parts(table: _Table, n: int) -> dict[str, Tensor]:
 def _no_column(name: str, table: _Table, what_to_do: str) -> UserError:
     near = nearest(name, table.names)
     hint = f" (did you mean {near!r}?)" if near else ""
-    return UserError(f"{table.path} has no column {name!r}{hint}; columns: {few(table.names)}; {what_to_do}")
+    return UserError(f"{table.path} has no column {name!r}{hint}; columns: {shorten_list(table.names)}; {what_to_do}")

@@ -32,7 +32,7 @@ def data_root(root: Path | None, data: str, how_to_get: str) -> Path:
     return root or Path(os.environ["WARPI_DATA"])
 
 
-def checked_suffix(path: Path, allowed: Sequence[str]) -> str:
+def check_suffix(path: Path, allowed: Sequence[str]) -> str:
     """The ending of a file that is there, in small letters."""
     if path.suffix.lower() not in allowed:
         raise UserError(f"{path}: ends in {path.suffix!r}, allowed are {', '.join(allowed)}")
@@ -62,7 +62,7 @@ def read_cells(path: Path, delimiter: str | None = None) -> Cells:
     except UnicodeDecodeError as e:
         line = data[: e.start].count(b"\n") + 1
         raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
-    lenient, delimiter = delimiter is None, delimiter or separator(text.lstrip("\r\n").partition("\n")[0])
+    lenient, delimiter = delimiter is None, delimiter or detect_separator(text.lstrip("\r\n").partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     rows, lines = list[list[str]](), list[int]()
     try:
@@ -90,12 +90,12 @@ def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> N
         raise UserError(f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells")
 
 
-def separator(line: str) -> str:
+def detect_separator(line: str) -> str:
     """What stands between the cells of a line."""
     return "\t" if line.count("\t") > line.count(",") else ","
 
 
-def checked_names(path: Path, names: Iterable[object]) -> list[str]:
+def check_column_names(path: Path, names: Iterable[object]) -> list[str]:
     """Of all columns; one without a name is called as pandas calls it."""
     texts = [str(name).strip() or f"Unnamed: {j}" for j, name in enumerate(names)]
     for j, name in enumerate(texts):
@@ -104,7 +104,7 @@ def checked_names(path: Path, names: Iterable[object]) -> list[str]:
     return texts
 
 
-def few(names: Iterable[object]) -> str:
+def shorten_list(names: Iterable[object]) -> str:
     """A list of names that may be long, for a message."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:20]) + (f", ... ({len(listed)} in all)" if len(listed) > 20 else "")

@@ -25,11 +25,11 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.load import ENOUGH, WITH_FEW, defaults_for, finer
-from warpi.datasets.text_files import few
+from warpi.datasets.text_files import shorten_list
 from warpi.errors import UserError, unknown
 from warpi.estimator.inputs import Layout, is_table, refuse_blanks, refuse_texts
 from warpi.estimator.onnx import Classifier, write_onnx
-from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, agreed
+from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.functional.transition import from_given
 from warpi.methods.registry import METHODS, of_others
 from warpi.nets.registry import NETS, Build, make_net
@@ -293,9 +293,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         labels = y.tolist()
         for row, label in enumerate(labels):
             if label not in index:
-                raise UserError(
-                    f"y_meta, row {row}: the class {label!r} does not occur in y; classes: {few(map(repr, index))}"
-                )
+                classes = shorten_list(map(repr, index))
+                raise UserError(f"y_meta, row {row}: the class {label!r} does not occur in y; classes: {classes}")
         return self._dataset(layout, layout.numbers(X), np.array([index[label] for label in labels]))
 
     def _dataset(self, layout: Layout, numbers: Any, given: NDArray[np.int64]) -> Dataset:
@@ -339,7 +338,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             warnings.warn(_INSTEAD[base.needs_meta].format(self.method_), NoTrustedExamples, stacklevel=3)
         if base.needs_meta and task.meta is None:
             shared = {name: value for name, value in settings.items() if name in _RECIPE}
-            task = agreed(task, lambda part: learn(WITHOUT_TRUSTED, part, shared)[0], seed)
+            task = hold_out_pseudo_trusted(task, lambda part: learn(WITHOUT_TRUSTED, part, shared)[0], seed)
         learner, self.history_ = learn(method, task, settings)
         self.shape_ = task.shape
         return learner

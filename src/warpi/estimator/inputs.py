@@ -15,9 +15,9 @@ from scipy.sparse import issparse
 from torch import Generator, Tensor, nn
 
 from warpi.data.examples import Examples, Scale, TensorExamples
-from warpi.data.numeric import blurred, features
+from warpi.data.numeric import make_features, needs_float64
 from warpi.data.sparse import SparseExamples
-from warpi.datasets.arrays import channels_last, images
+from warpi.datasets.arrays import is_channels_last, make_images
 from warpi.errors import UserError
 
 _MAX_CATEGORIES = 1000
@@ -45,18 +45,20 @@ class Layout:
         if is_table(X):
             categories = tuple(_categories(X.iloc[:, j], name) for j, name in enumerate(X.columns))
             numbers = (_column(X.iloc[:, j], X.columns[j], None) for j, names in enumerate(categories) if names is None)
-            return cls("columns", (len(categories),), categories, double=any(map(blurred, numbers)))
+            return cls("columns", (len(categories),), categories, double=any(map(needs_float64, numbers)))
         shape = tuple(X.shape[1:])
         if issparse(X):
             return cls("sparse", shape)
         if X.ndim == 2:
-            return cls("features", shape, double=blurred(X))
+            return cls("features", shape, double=needs_float64(X))
         if X.ndim == 4:
             _refuse_alpha(shape)
-            return cls("channels last" if channels_last(X.shape) else "channels first", shape, (), X.dtype == np.uint8)
+            return cls(
+                "channels last" if is_channels_last(X.shape) else "channels first", shape, (), X.dtype == np.uint8
+            )
         if X.ndim == 3 and not (own_net and X.dtype != np.uint8):
             return cls("grey", shape, (), X.dtype == np.uint8)
-        return cls("as given", shape, double=blurred(X))
+        return cls("as given", shape, double=needs_float64(X))
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
@@ -88,8 +90,8 @@ class Layout:
             return SparseExamples.of(X, augment)
         x = arranged(torch.tensor(X if isinstance(X, np.ndarray) else X.toarray()), self).contiguous()
         if self.kind in ("features", "columns", "as given"):
-            return features(x)
-        held = images(x)
+            return make_features(x)
+        held = make_images(x)
         return held if augment else TensorExamples(held.x, held.scale)
 
     def sample(self, n: int, scale: Scale, generator: Generator) -> Tensor:

@@ -14,14 +14,14 @@ from warpi.utils.seeding import generator
 
 WITHOUT_TRUSTED = "dmi_ns"  # what "auto" is then, and who chooses the examples: why, docs/estimator.md
 FOLDS = 4
-EACH = 10  # examples chosen of a class, at most a quarter of it
+MAX_PER_CLASS = 10  # examples chosen of a class, at most a quarter of it
 
 
 class NoTrustedExamples(UserWarning):
     """There are no trusted examples, and something else is done."""
 
 
-def agreed(task: Task, learn: Callable[[Task], Method], seed: int) -> Task:
+def hold_out_pseudo_trusted(task: Task, learn: Callable[[Task], Method], seed: int) -> Task:
     """A task whose trusted examples are those of its own rows that are most surely labelled as they should be.
 
     Networks are trained on all folds but one (`learn`), and judge the rows of that one. Of every class the rows to
@@ -41,7 +41,7 @@ def agreed(task: Task, learn: Callable[[Task], Method], seed: int) -> Task:
     y, chosen = train.y.cpu(), torch.zeros(n, dtype=torch.bool)
     for c in range(task.n_classes):
         mine = (y == c).nonzero()[:, 0]
-        chosen[mine[own[mine].argsort(descending=True)[: max(1, min(EACH, len(mine) // 4))]]] = True
+        chosen[mine[own[mine].argsort(descending=True)[: max(1, min(MAX_PER_CLASS, len(mine) // 4))]]] = True
     alone = torch.bincount(y, minlength=task.n_classes)[y] == 1  # the only one of its class is needed on both sides
     return replace(task, train=_part(train, ~chosen | alone), meta=_part(train, chosen))
 

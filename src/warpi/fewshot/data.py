@@ -24,7 +24,7 @@ from warpi.data.decode import BROKEN, decode
 from warpi.data.examples import TensorExamples
 from warpi.datasets.cifar import cifar100
 from warpi.datasets.safe_pickle import safe_load
-from warpi.datasets.text_files import data_root, few, reading
+from warpi.datasets.text_files import data_root, reading, shorten_list
 from warpi.errors import UserError, missing, unknown
 
 PARTS = ("train", "val", "test")
@@ -155,10 +155,8 @@ class FewShotData(NamedTuple):
             raise UserError(f"only {', '.join(parts)} of {', '.join(PARTS)} are Classes; all parts must be of one kind")
         for a, b in combinations(parts, 2):
             if shared := sorted({*parts[a].names} & {*parts[b].names}):
-                raise UserError(
-                    f"classes that are in {a} and in {b}: {few(shared)}; give every class to one part, under a name of "
-                    "its own"
-                )
+                names = shorten_list(shared)
+                raise UserError(f"classes that are in {a} and in {b}: {names}; give each class to one part only")
             if (one := parts[a].x.shape[1:]) != (other := parts[b].x.shape[1:]):
                 raise UserError(f"inputs of {a} are {tuple(one)}, those of {b} {tuple(other)}; make them alike")
 
@@ -236,7 +234,9 @@ def cifar_fs(root: Path | None = None) -> FewShotData:
     def part(name: str) -> Classes:
         wanted: list[str] = class_lists("cifar_fs")[name]
         if absent := [n for n in wanted if n not in whole.classes or not (y == whole.classes.index(n)).any()]:
-            raise UserError(f"CIFAR-100 as it lies here has no images of {few(absent)}; fetch the official files again")
+            raise UserError(
+                f"CIFAR-100 as it lies here has no images of {shorten_list(absent)}; fetch the official files again"
+            )
         return Classes.of({n: x[y == whole.classes.index(n)] for n in wanted})
 
     return FewShotData("cifar_fs", *map(part, PARTS))
@@ -318,7 +318,7 @@ def _listed(table: Path, folder: Path) -> dict[str, list[Path]]:
         with reading(table), table.open(newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
                 if not row.get("filename") or not row.get("label"):
-                    raise UserError(f"{table}: columns filename and label are needed, got {few(row)}")
+                    raise UserError(f"{table}: columns filename and label are needed, got {shorten_list(row)}")
                 if not (path := folder / row["filename"]).is_file():
                     raise UserError(f"{table} names {row['filename']!r}, which is not in {folder}; fetch it again")
                 files.setdefault(row["label"], []).append(path)
@@ -336,7 +336,9 @@ def _mini_flat(folder: Path) -> dict[str, _Images] | None:
         return None
     for part in PARTS:
         if absent := [name for name in lists[part] if not (folder / name).is_dir()]:
-            raise UserError(f"{folder} has no folders {few(absent)} of the part {part}; all 100 classes are needed")
+            raise UserError(
+                f"{folder} has no folders {shorten_list(absent)} of the part {part}; all 100 classes are needed"
+            )
     return {part: _photographs({name: _images_in(folder / name) for name in lists[part]}) for part in PARTS}
 
 
@@ -351,7 +353,7 @@ def _disjoint(data: FewShotData, folder: Path) -> FewShotData:
     known = [dict(zip(first, part.names, strict=True)) for first, part in zip(firsts, parts, strict=True)]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         if shared := [known[a][key] for key in known[a].keys() & known[b].keys()]:
-            raise UserError(f"{folder}: {PARTS[a]} and {PARTS[b]} share the classes {few(sorted(shared))}")
+            raise UserError(f"{folder}: {PARTS[a]} and {PARTS[b]} share the classes {shorten_list(sorted(shared))}")
     return data
 
 

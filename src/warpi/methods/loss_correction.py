@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from warpi.data.batch import Batch, Log
-from warpi.data.placeholder import Hollow
+from warpi.data.placeholder import PlaceholderExamples
 from warpi.errors import UserError
 from warpi.functional.transition import backward_loss, forward_loss, from_anchors, row_normalised, well_conditioned
 from warpi.noise.matrix_file import SUFFIXES, read_matrix
@@ -60,7 +60,9 @@ class LossCorrection(Method):
         K, device = task.n_classes, task.train.y.device
         self.switch, self.corrected = border(self.warmup, recipe.epochs), self.matrix is not None
         self.beginnings = [0] if self.corrected else [0, self.switch]
-        over = isinstance(task.train.examples, Hollow)  # such a run has its T in the checkpoint; the file may be gone
+        over = isinstance(
+            task.train.examples, PlaceholderExamples
+        )  # such a run has its T in the checkpoint; the file may be gone
         self.T = (torch.eye(K) if over or self.matrix is None else _given(self.matrix, task.classes)).to(device)
         self.T_inverse = torch.linalg.inv(well_conditioned(self.T))
 

@@ -6,16 +6,29 @@ Chance comes from a CPU generator wherever label hashes are to agree between mac
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from warpi.errors import UserError, unknown
-from warpi.noise.noise_file import NoisyLabels
 
 SCALES = ("raw", "unit", "standard")
 CIFAR10_CONFUSIONS = {"truck": "automobile", "bird": "airplane", "deer": "horse", "cat": "dog", "dog": "cat"}
+
+
+class NoisyLabels(NamedTuple):
+    """What noise made of N labels.
+
+    T[i, j] is the probability that a label of class i is turned into j; rows sum to 1. For `instance` noise it is the
+    mean over the rows of class i of their own probabilities. For `given` labels it is the table counted against the
+    true labels, None where these are not known for all rows. A class without rows has a row of the identity there.
+    """
+
+    y: Tensor  # [N] int64
+    T: Tensor | None  # [K, K] float64
+    replaced: Tensor | None = None  # [N] int64, open_set: row of the other set whose input comes here, -1: kept
 
 
 def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:

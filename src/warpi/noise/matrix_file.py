@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.datasets.arrays import load_arrays
-from warpi.datasets.text_files import checked_suffix, read_cells, reading
+from warpi.datasets.text_files import check_suffix, read_cells, reading
 from warpi.errors import UserError, unknown
 
 SUFFIXES = (".npy", ".csv", ".json")
@@ -34,7 +34,7 @@ def read_matrix(file: Path | str, classes: Sequence[str]) -> Tensor:
     .json: a list of lists, or {"classes": [...], "T": [[...]]} as `warpi audit --json` and `warpi corrupt` write it.
     """
     path, K = Path(file), len(classes)
-    held = {".npy": _npy, ".csv": _csv, ".json": _json}[checked_suffix(path, SUFFIXES)](path)
+    held = {".npy": _npy, ".csv": _csv, ".json": _json}[check_suffix(path, SUFFIXES)](path)
     rows, columns = (_order(path, names, classes) for names in (held.true, held.given))
     if held.T.shape != (K, K):
         raise UserError(

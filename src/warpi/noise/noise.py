@@ -12,8 +12,9 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
 from warpi.errors import UserError, unknown
 from warpi.noise import kinds
+from warpi.noise.kinds import NoisyLabels
 from warpi.noise.matrix_file import SUFFIXES, read_matrix
-from warpi.noise.noise_file import NoisyLabels, noise_of, read_manifest
+from warpi.noise.noise_file import read_noise_file, read_noise_name
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Noise:
     def other_name(self) -> str | None:
         """The data set whose inputs open-set noise puts in, to be loaded by the caller; None: no other is needed."""
         if self.kind == "given" and self.file:
-            made_with = noise_of(self.file)
+            made_with = read_noise_name(self.file)
             return Noise.parse(made_with).other_name if made_with.startswith("open_set") else None
         name = dict(self.options).get("from")
         return None if name is None else str(name)
@@ -132,7 +133,7 @@ class Noise:
             if self.source not in dataset.label_sets:
                 raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
             return kinds.given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)
-        labels = read_manifest(self.source, dataset)
+        labels = read_noise_file(self.source, dataset)
         if labels.replaced is not None and int(labels.replaced.max()) >= (n := _n_other(dataset, other)):
             raise UserError(f"noise manifest {self.source}: row {int(labels.replaced.max())} of {n} in the other set")
         return labels

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,32 +13,20 @@ from torch import Tensor
 from warpi.data.dataset import Dataset, check_labels
 from warpi.data.examples import TensorExamples
 from warpi.data.numeric import Columns
-from warpi.datasets.text_files import few, reading
+from warpi.datasets.text_files import reading, shorten_list
 from warpi.errors import UserError
+from warpi.noise.kinds import NoisyLabels
 from warpi.utils.files import write_atomically
 
 FORMAT = "warpi-noise/1"
 
 
-class NoisyLabels(NamedTuple):
-    """What noise made of N labels.
-
-    T[i, j] is the probability that a label of class i is turned into j; rows sum to 1. For `instance` noise it is the
-    mean over the rows of class i of their own probabilities. For `given` labels it is the table counted against the
-    true labels, None where these are not known for all rows. A class without rows has a row of the identity there.
-    """
-
-    y: Tensor  # [N] int64
-    T: Tensor | None  # [K, K] float64
-    replaced: Tensor | None = None  # [N] int64, open_set: row of the other set whose input comes here, -1: kept
-
-
-def labels_hash(y: Tensor, replaced: Tensor | None = None) -> str:
+def hash_labels(y: Tensor, replaced: Tensor | None = None) -> str:
     """The sha256 that reports print and manifests hold: rows 0..N-1, labels, replaced, as little-endian int64."""
     return _hash(torch.arange(len(y)), y, replaced)
 
 
-def inputs_hashes(dataset: Dataset) -> dict[str, str]:
+def hash_inputs(dataset: Dataset) -> dict[str, str]:
     """By what a data set is known again, row by row in order: hashes that no option of reading it changes.
 
     Of image files the paths below the folder that holds them all, of a table each column that was read (numbers as
@@ -61,7 +49,7 @@ def inputs_hashes(dataset: Dataset) -> dict[str, str]:
     return found
 
 
-def write_manifest(
+def write_noise_file(
     path: Path | str,
     *,
     data: Dataset | str,
@@ -80,13 +68,13 @@ def write_manifest(
             raise UserError(f"noise manifest {path}: n_classes is missing; give it, or the data set itself as data")
     else:
         check_labels(labels.y, len(data.y), data.n_classes, f"labels for the noise manifest {path}")
-        of = {"data": data.name, "n_classes": data.n_classes, "classes": data.classes, "inputs": inputs_hashes(data)}
+        of = {"data": data.name, "n_classes": data.n_classes, "classes": data.classes, "inputs": hash_inputs(data)}
     content = {
         "format": FORMAT,
         **of,
         "noise": noise,
         "seed": seed,
-        "sha256": labels_hash(labels.y, labels.replaced),
+        "sha256": hash_labels(labels.y, labels.replaced),
         "T": None if labels.T is None else labels.T.tolist(),
         "rows": list(range(len(labels.y))),
         "labels": labels.y.tolist(),
@@ -97,14 +85,14 @@ def write_manifest(
     write_atomically(Path(path), f"{{\n{lines}\n}}\n".encode())
 
 
-def read_manifest(path: Path | str, dataset: Dataset) -> NoisyLabels:
+def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
     """The labels that a manifest holds for this data set, in the order of its rows, which the file may list in any."""
     content = _load(path)
     for key, expected in (("data", dataset.name), ("n_classes", dataset.n_classes)):
         if content.get(key) != expected:
             raise UserError(f"noise manifest {path}: {key} is {content.get(key)!r}, but this data set has {expected!r}")
     if (was := content.get("classes", [*dataset.classes])) != [*dataset.classes]:
-        was, now = few(was if isinstance(was, list) else [was]), few(dataset.classes)
+        was, now = shorten_list(was if isinstance(was, list) else [was]), shorten_list(dataset.classes)
         raise UserError(
             f"noise manifest {path}: its classes are {was}, those of this data set {now}; make the manifest again"
         )
@@ -126,7 +114,7 @@ def read_manifest(path: Path | str, dataset: Dataset) -> NoisyLabels:
     return NoisyLabels(labels[order], _transition(path, content.get("T"), dataset.n_classes), replaced)
 
 
-def noise_of(path: Path | str) -> str:
+def read_noise_name(path: Path | str) -> str:
     """The noise that a manifest was made with, as its maker wrote it."""
     return str(_load(path).get("noise"))
 
@@ -148,10 +136,10 @@ def _check_inputs(path: Path | str, stored: Any, dataset: Dataset) -> None:
     """Refuse labels of other rows. Columns that only one of the two has may have been dropped in the other."""
     if not isinstance(stored, dict):
         raise UserError(f"noise manifest {path}: 'inputs' must be hashes by name, got {stored!r:.40}; leave it out")
-    found = inputs_hashes(dataset)
+    found = hash_inputs(dataset)
     both = [name for name in found if name in stored]
     changed = [name for name in both if stored[name] != found[name]]
-    was, now, seen = (few(map(repr, names)) for names in (stored, found, changed))
+    was, now, seen = (shorten_list(map(repr, names)) for names in (stored, found, changed))
     if not both:
         raise UserError(
             f"noise manifest {path} knows the rows of {dataset.name} by {was}, and the data has {now} only; read the "

@@ -19,10 +19,11 @@ from warpi.audit.trusted_set import TrustedSetSummary, balance_classes, original
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns
-from warpi.data.overlap import shared
+from warpi.data.overlap import mark_shared
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.noise.noise_file import NoisyLabels, read_manifest, write_manifest
+from warpi.noise.kinds import NoisyLabels
+from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.decisions import Decision
 from warpi.review.items import Items
 from warpi.review.render import cells, inside, pixels, png
@@ -65,14 +66,14 @@ def write_corrected(items: Items, standing: Mapping[int, Decision], path: Path) 
         y[row] = k
     if path.exists() and not _holds(path, items, y):
         raise _taken(path, "--export")
-    write_manifest(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
+    write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
     return path
 
 
 def _holds(path: Path, items: Items, y: Tensor) -> bool:
     """Whether a file gives these labels to these very rows."""
     try:
-        return torch.equal(read_manifest(path, items.dataset).y, y)
+        return torch.equal(read_noise_file(path, items.dataset).y, y)
     except UserError:
         return False
 
@@ -184,7 +185,7 @@ def _others(items: Items, chosen: Mapping[int, int]) -> Split:
     """Trusted examples that lie elsewhere; not those that are copies of these rows."""
     assert items.trusted is not None
     rows, y = (torch.tensor(list(part), dtype=torch.int64) for part in (chosen, chosen.values()))
-    new = ~shared(items.trusted, Split(items.examples, rows, y))
+    new = ~mark_shared(items.trusted, Split(items.examples, rows, y))
     return replace(items.trusted, rows=items.trusted.rows[new], y=items.trusted.y[new])
 
 

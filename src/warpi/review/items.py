@@ -19,7 +19,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns
-from warpi.data.overlap import shared
+from warpi.data.overlap import mark_shared
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.review.render import cells, is_picture, photo, pixels, png
@@ -126,7 +126,7 @@ class Items:
 
     def nearest_trusted(self, row: int, decided: Mapping[int, str], n: int = 5) -> list[dict[str, Any]]:
         """The nearest of the trusted examples and of those decided so far, nearest first."""
-        most, known = _AMONG[self.examples.whole], self.trusted_rows
+        most, known = _AMONG[self.examples.always_readable], self.trusted_rows
         count = 0 if self.trusted is None else len(self.trusted)
         places = [("trusted", k) for k in np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()]
         places += [("row", r) for r in decided if r != row and r not in known][-most:]
@@ -198,14 +198,14 @@ def _trusted_rows(items: Items) -> dict[int, int]:
         return replace(split, rows=split.rows[index], y=split.y[index])
 
     left = torch.arange(len(items.given))
-    left = left[shared(at(left), trusted)]
+    left = left[mark_shared(at(left), trusted)]
     for same in (True, False):  # as there: rows whose label is that of their copy go first
         for k in classes:
             mine = part(trusted, trusted.y == k)
             taken = torch.tensor([row for row, label in found.items() if label == k], dtype=torch.int64)
-            mine = part(mine, ~shared(mine, at(taken)))
+            mine = part(mine, ~mark_shared(mine, at(taken)))
             pool = left[items.dataset.y[left] == k] if same else left
-            rows = pool[shared(at(pool), mine)]
+            rows = pool[mark_shared(at(pool), mine)]
             found |= dict.fromkeys(rows.tolist(), k)
             left = left[~torch.isin(left, rows)]
     return dict(sorted(found.items()))
@@ -275,9 +275,9 @@ def items_from_data(
     """The rows listed (else all) of data that nothing has been learned from yet."""
     chosen = np.arange(len(dataset.y)) if rows is None else _checked(rows, len(dataset.y))
     n, trusted, examples = len(chosen), dataset.meta, dataset.examples
-    if (scale := examples.standardised(torch.arange(len(examples)))) is not None:
-        examples = examples.scaled(scale)
-        trusted = trusted and replace(trusted, examples=trusted.examples.scaled(scale))
+    if (scale := examples.fit_scale(torch.arange(len(examples)))) is not None:
+        examples = examples.with_scale(scale)
+        trusted = trusted and replace(trusted, examples=trusted.examples.with_scale(scale))
     if trusted is None and dataset.trusted is not None and dataset.trusted.any():
         checked = dataset.trusted.nonzero().flatten()
         trusted = Split(examples, checked, dataset.truth[checked])

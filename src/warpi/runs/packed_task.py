@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from warpi.data.examples import Examples
-from warpi.data.placeholder import Hollow, form_of, like, whole
+from warpi.data.placeholder import PlaceholderExamples, examples_of_form, form_of, is_integer
 from warpi.data.split import Split
 from warpi.errors import UserError, readable
 from warpi.training.task import Task
@@ -41,7 +41,7 @@ def task_of(stored: Any, facts: Mapping[str, Any], where: torch.device, file: ob
                     f"{file} and the spec.json beside it are of two runs: {name} is {held!r} in the one and {known!r} "
                     "in the other; put the files of one run together again"
                 )
-        form, classes, rate = like(stored["form"]).to(where), tuple(stored["classes"]), stored["noise_rate"]
+        form, classes, rate = examples_of_form(stored["form"]).to(where), tuple(stored["classes"]), stored["noise_rate"]
         parts = {name: _unpacked(split, form, len(classes)) for name, split in stored["splits"].items()}
         counts = {f"n_{name}": len(parts.get(name, ())) for name in ("train", "meta", "val")}
         counts["n_classes"] = len({name for name in classes if isinstance(name, str)})
@@ -58,9 +58,9 @@ def _unpacked(stored: Mapping[str, Any], form: Examples, n_classes: int) -> Spli
     n, rows, y = stored["of"], stored["rows"].long(), stored["y"].long()
     limits = {"rows": (rows, n), "labels": (y, n_classes)}
     for name, (values, limit) in limits.items():
-        if not whole(limit) or values.shape != (len(y),) or not bool(((values >= 0) & (values < limit)).all()):
+        if not is_integer(limit) or values.shape != (len(y),) or not bool(((values >= 0) & (values < limit)).all()):
             raise ValueError(f"{name} {tuple(values.shape)} are not all in 0..{limit} - 1")
-    return Split(Hollow(form, n), rows, y.to(form.device))
+    return Split(PlaceholderExamples(form, n), rows, y.to(form.device))
 
 
 def _narrow(t: Tensor) -> Tensor:

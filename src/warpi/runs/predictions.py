@@ -74,7 +74,7 @@ def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", 
     Where a checkpoint does not say it (of an older version), or a method of your own looks at inputs that it was
     trained on, the data of the run is read again: it must be where it was, unchanged. The numbers are the same.
     """
-    from warpi.data.placeholder import Absent
+    from warpi.data.placeholder import InputsNotAvailable
     from warpi.runs.reopen import reopen, without_data
     from warpi.runs.run import Run
 
@@ -84,7 +84,7 @@ def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", 
         return _said(run.method, data, run.path)
     try:
         return _said(without_data(run, device, own), data, Path(run))
-    except Absent as why:
+    except InputsNotAvailable as why:
         log.info("the data of the run is read again: %s", why)
         try:
             method = reopen(run, device, own).method
@@ -98,7 +98,7 @@ def _said(method: "Method", data: Path | str, folder: Path) -> Predictions:
     import torch
 
     from warpi.data.split import Split
-    from warpi.datasets.load import read_unseen
+    from warpi.datasets.load import read_new_inputs
     from warpi.runs.resume import read_spec
 
     if (stored := read_spec(folder)) is None:
@@ -107,7 +107,7 @@ def _said(method: "Method", data: Path | str, folder: Path) -> Predictions:
     begun = stored["environment"].get("folder")
     if first["root"] and begun and not Path(first["root"]).exists():
         first["root"] = str(Path(begun, first["root"]))
-    new = read_unseen(str(data), first, task.train.examples, task.classes)
+    new = read_new_inputs(str(data), first, task.train.examples, task.classes)
     n, where = len(new.examples), task.train.examples.device
     split = Split(new.examples.to(where), torch.arange(n), torch.zeros(n, dtype=torch.int64, device=where))
     size = 1000 if len(task.shape) == 1 else method.recipe.batch_size

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Generator
 
 from warpi.data.image_files import PHOTO
-from warpi.data.placeholder import Absent
+from warpi.data.placeholder import InputsNotAvailable
 from warpi.errors import UserError, readable
 from warpi.runs.packed_task import task_of
 from warpi.runs.plugins import flags
@@ -55,8 +55,8 @@ def reopen(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None
 def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None = None) -> Method:
     """The trained method of the run in a folder, made without a look at its data, which may be gone.
 
-    Its task has everything but inputs. `Absent` where there is no other way than to read them (`reopen`): the
-    checkpoint was made before it held such a task, or a method of the user's own looks at inputs, now or in `predict`.
+    Its task has everything but inputs. Raises `InputsNotAvailable` if they must be read (`reopen`): the checkpoint was
+    made before it held such a task, or a custom method looks at inputs, now or in `predict`.
     """
     path, settings = Path(path), dict(own or {})
     stored, where = _finished(path), pick_device(device)
@@ -71,7 +71,7 @@ def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] 
         state = _last(checkpoint.load(file, where), settings.get("epochs"), file)
         data, held = state.get("data"), dict(state["method"])
     if data is None:
-        raise Absent(
+        raise InputsNotAvailable(
             f"the run in {path} is of a version that did not store how its data was read, so this must be there, "
             "unchanged"
         )

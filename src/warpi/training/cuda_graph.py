@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from warpi.autodiff.replay_rng import python_chance
 from warpi.autodiff.trace import numbers_of
 from warpi.data.batch import Batch, Log
-from warpi.data.split import Loader, Planned, Slot
+from warpi.data.loader import Loader, Planned, Slot
 from warpi.training.checkpoint import state_of
 from warpi.training.method import Method
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from warpi.autodiff.passes import laid_out, tuned
 from warpi.data.batch import Batch, Log
-from warpi.data.split import Loader
+from warpi.data.loader import Loader
 from warpi.errors import UserError
 from warpi.nets.sync_batchnorm import synchronised
 from warpi.training.recipe import Recipe

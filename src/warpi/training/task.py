@@ -9,11 +9,11 @@ from torch import Generator, Tensor
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
 from warpi.data.numeric import Features
-from warpi.data.overlap import check_apart, shared
+from warpi.data.overlap import check_disjoint, mark_shared
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise import Noise
-from warpi.noise.noise_file import labels_hash
+from warpi.noise.noise_file import hash_labels
 from warpi.utils.seeding import generator
 
 log = logging.getLogger("warpi.task")
@@ -97,7 +97,7 @@ def make_task(
         rows, _ = _stratified(rows, strata, limit / len(rows), chance("limit"))
     trusted, n_repeated = _apart(dataset, meta_data, meta, chance("meta")), 0
     if trusted is not None:  # what is trusted is neither trained on as noisy nor tested on
-        seen = shared(Split(dataset.examples, rows, dataset.y[rows]), trusted)
+        seen = mark_shared(Split(dataset.examples, rows, dataset.y[rows]), trusted)
         if seen.all():
             raise UserError(
                 f"all {len(rows)} rows of {dataset.name} are also among the trusted examples, none is left to train "
@@ -108,7 +108,7 @@ def make_task(
             log.info(told, n_repeated, len(rows))
         rows = rows[~seen]
         if dataset.test is not None:
-            check_apart(trusted, dataset.test, Split(dataset.examples, rows, dataset.y[rows]))
+            check_disjoint(trusted, dataset.test, Split(dataset.examples, rows, dataset.y[rows]))
     test_rows = rows[:0]
     if dataset.test is None:  # rows that a person has checked are too precious to be tested on
         pool = rows if dataset.trusted is None else rows[~dataset.trusted[rows]]
@@ -129,16 +129,16 @@ def make_task(
     if noisy.replaced is not None and other is not None:
         noisy_rows = torch.cat([train_rows, val_rows])
         hit = noisy_rows[noisy.replaced[noisy_rows] >= 0]
-        examples = examples.replaced(hit, other.examples, noisy.replaced[hit])
+        examples = examples.replace_inputs(hit, other.examples, noisy.replaced[hit])
         clean = None if clean is None else clean.index_fill(0, hit, -1)  # no class of ours is right for them
-    if (scale := examples.standardised(train_rows)) is not None:
-        examples = examples.scaled(scale)
+    if (scale := examples.fit_scale(train_rows)) is not None:
+        examples = examples.with_scale(scale)
 
     def part(rows: Tensor, y: Tensor) -> Split | None:
         return Split(examples, rows, y[rows]) if len(rows) else None
 
     def apart(split: Split | None) -> Split | None:
-        return split and replace(split, examples=split.examples.scaled(scale) if scale else split.examples)
+        return split and replace(split, examples=split.examples.with_scale(scale) if scale else split.examples)
 
     train = Split(examples, train_rows, noisy.y[train_rows])
     checked = part(meta_rows, dataset.truth) or apart(trusted)
@@ -164,7 +164,7 @@ def make_task(
         exam_is_clean = bool((dataset.clean[test_rows] >= 0).all())
     return (
         Task(train, checked, held_out, dataset.classes, rate),
-        Truth(exam, exam_is_clean, clean, noisy.T, labels_hash(noisy.y, noisy.replaced), n_repeated),
+        Truth(exam, exam_is_clean, clean, noisy.T, hash_labels(noisy.y, noisy.replaced), n_repeated),
     )
 
 
