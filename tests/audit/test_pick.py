@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import warpi
-from warpi.audit.label_scores import errors_by_class, posterior, verdict
+from warpi.audit.label_scores import errors_by_class, judge_labels, posterior
 from warpi.audit.pick import CHECKED, Pick, estimate, pick_rows, read_checked
 from warpi.audit.result import Audit, read_audit
 from warpi.audit.trusted_set import write_trusted
@@ -32,7 +32,7 @@ def made_up(n: int = 600, seed: int = 0) -> tuple[Audit, np.ndarray]:
     z[np.arange(n), true] += 4
     p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
     T = np.array([[1, 0, 0], [0.4, 0.6, 0], [0, 0, 1]]) * 0.97 + 0.01
-    found = verdict(posterior(p, y, T), y)
+    found = judge_labels(posterior(p, y, T), y)
     rates = errors_by_class(found.wrong_probability, y, CLASSES, 0.0)
     return Audit(10 * np.arange(n), y, *found, found.wrong_probability, p, T, CLASSES, rates, {}), true
 
