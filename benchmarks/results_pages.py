@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warpi.report.experiments import Row, Run, find_runs, number, summarise
+from warpi.report.experiments import Row, RunRecord, find_runs, number, summarize
 from warpi.report.figures import figures
-from warpi.report.table import write
-from warpi.runs.rerun import say
+from warpi.runs.rerun import format_value
 from warpi.sweep.plan import Job, read_plan
 from warpi.sweep.queue import kept
+from warpi.utils.files import write_with_folder
 
 HERE = Path(__file__).resolve().parent
 PAPER = json.loads((HERE / "paper_tables.json").read_text())["tables"]
@@ -103,7 +103,7 @@ class Results:
 
     def __init__(self, table: Table, root: Path) -> None:
         self.root, self.outs = root, dict[str, None]()
-        self.all: list[tuple[Job, Run | None]] = []
+        self.all: list[tuple[Job, RunRecord | None]] = []
         for recipe in table.recipes:
             plan = read_plan(root / "recipes" / f"{recipe}.toml")
             self.outs[str(plan.out)] = None
@@ -117,10 +117,10 @@ class Results:
         return [job for job, _ in self.all]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunRecord]:
         return [run for _, run in self.all if run is not None]
 
-    def some(self, **wanted: Any) -> list[Run]:
+    def some(self, **wanted: Any) -> list[RunRecord]:
         """Runs with these settings."""
         fits = lambda job: all(job.settings.get(key) == value for key, value in wanted.items())
         return [run for job, run in self.all if run is not None and fits(job)]
@@ -208,7 +208,7 @@ def _options(_: str, results: Results) -> list[str]:
             runs = results.some(noise=noise, **dict(zip(keys, way, strict=True)))
             if not runs and results.runs:  # what is missing is said below
                 continue
-            lines.append(_pipes([*(f"`{say(value or 'xavier')}`" for value in way), *_cells(runs)]))
+            lines.append(_pipes([*(f"`{format_value(value or 'xavier')}`" for value in way), *_cells(runs)]))
         lines.append("")
     return lines
 
@@ -224,7 +224,7 @@ def _changes(_: str, results: Results) -> list[str]:
     }
     for change in changed:
         runs = results.some(**{**usual, **dict(change)})
-        lines.append(_pipes([", ".join(f"`{key}` = {say(value)}" for key, value in change), *_cells(runs)]))
+        lines.append(_pipes([", ".join(f"`{key}` = {format_value(value)}" for key, value in change), *_cells(runs)]))
     return lines
 
 
@@ -296,7 +296,7 @@ def _curves(_: str, results: Results) -> list[str]:
     return lines
 
 
-def _cells(runs: Sequence[Run]) -> list[str]:
+def _cells(runs: Sequence[RunRecord]) -> list[str]:
     """Seeds, last, best on validation, best on test."""
     if not runs:
         return ["–"] * 4
@@ -305,9 +305,9 @@ def _cells(runs: Sequence[Run]) -> list[str]:
     return [str(row.n_seeds), *(_mean(*pair) for pair in pairs)]
 
 
-def _row(runs: Sequence[Run]) -> Row:
+def _row(runs: Sequence[RunRecord]) -> Row:
     """Runs over their seeds. Those that were done with other defaults would be another row, and none may be lost."""
-    rows = summarise(runs)
+    rows = summarize(runs)
     if len(rows) > 1:
         sys.exit(
             f"{', '.join(str(r.path) for r in runs)} differ in more than the seed: {', '.join(r.label for r in rows)}"
@@ -348,7 +348,7 @@ def _printed_only(name: str, results: Results) -> list[str]:
     return [f"Printed, and asked for by no recipe: {', '.join(found)}.", ""] if found else []
 
 
-def _made(runs: Sequence[Run]) -> str:
+def _made(runs: Sequence[RunRecord]) -> str:
     """On what, and when."""
     machines = _each(run.environment.get("gpu") or run.environment.get("device") for run in runs)
     versions = _each(
@@ -410,7 +410,7 @@ def pictures(root: Path) -> str:
     for old in out.glob("*.[ps][nv]g"):
         old.unlink()
     numbers: dict[str, Any] = {}
-    used: dict[Path, Run] = {}
+    used: dict[Path, RunRecord] = {}
     for kind, patterns in PICTURES.items():
         folders = [
             path for pattern in patterns for path in sorted(results.glob(pattern)) if (path / "spec.json").exists()
@@ -427,7 +427,9 @@ def pictures(root: Path) -> str:
     for path in others:
         print(f"{path} is no run that the recipe of its table asks for: not drawn", file=sys.stderr)
     if numbers:
-        write(out / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        write_with_folder(
+            out / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        )
         lines += ["Numbers of these pictures: [figures.json](figures/figures.json).", ""]
     if used:
         lines += [_made(list(used.values())), ""]
@@ -440,9 +442,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--no-pictures", action="store_true")
     given = parser.parse_args(argv)
     for name, table in TABLES.items():
-        write(given.root / "docs" / "results" / f"{name}.md", page(name, table, given.root))
+        write_with_folder(given.root / "docs" / "results" / f"{name}.md", page(name, table, given.root))
     if not given.no_pictures:
-        write(given.root / "docs" / "results" / "figures.md", pictures(given.root))
+        write_with_folder(given.root / "docs" / "results" / "figures.md", pictures(given.root))
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ class TestLeftOut:
         (["bench", "meta-step", "--samples", "-1"], "samples must be at least 0, got -1"),
         (["bench", "meta-step", "--batch", "1"], "batch must be at least 2, got 1"),
         (["bench", "meta-step", "--repeats", "0"], "repeats must be at least 1, got 0"),
-        (["bench", "meta-step", "--plot", "a.pdf"], "a picture is a .png or .svg file, got 'a.pdf'"),
+        (["bench", "meta-step", "--plot", "a.pdf"], "images are written as .png or .svg, got 'a.pdf'"),
         (["bench", "meta-step", "--json", "no/where/a.json"], "there is no folder 'no/where' to write a.json into"),
         (["bench", "meta-step", "--device", "tpu"], "unknown device 'tpu'"),
     ],

@@ -397,7 +397,7 @@ def test_command_line_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["evaluate", "{tmp}/none"], "holds no few-shot run"),
         (["evaluate", "{tmp}", "--tasks", "0"], "--tasks must be at least 1"),
         (["evaluate", "{tmp}", "--weights", "bst"], "did you mean 'best'"),
-        (["plot", "{tmp}", "--out", "{tmp}/x.gif"], "a picture is a .png or .svg file"),
+        (["plot", "{tmp}", "--out", "{tmp}/x.gif"], "images are written as .png or .svg"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:

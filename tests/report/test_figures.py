@@ -19,7 +19,7 @@ from warpi.report import figures as draw
 from warpi.report.experiments import Experiment, find_runs, group
 from warpi.report.figure_data import EDGES, FILE, KINDS, error, read, write
 from warpi.report.measure import _means, measure
-from warpi.report.plot_style import COLOURS, drawing, look, looks
+from warpi.report.plot_style import COLORS, drawing, look, looks
 from warpi.runs.reopen import reopen
 
 TINY = {"data": "digits", "limit": 400, "epochs": 3, "meta": 20, "batch_size": 32, "threads": 1}
@@ -410,7 +410,7 @@ def test_a_method_has_its_colour_in_every_figure() -> None:
     assert len(set(many)) == 7, "markers tell lines of one colour apart"
     assert many[0][0] == many[2][0] == often[0][0]
     assert looks(["warpi"] * 9) == [look(i) for i in range(9)], "colours where there is one method alone"
-    assert looks(["warpi"])[0][0] == COLOURS[0]
+    assert looks(["warpi"])[0][0] == COLORS[0]
 
 
 def test_numbers_in_a_matrix_stand_out(runs: Path) -> None:

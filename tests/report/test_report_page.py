@@ -20,11 +20,10 @@ from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.report import svg_charts as charts
 from warpi.report.curves import Line
-from warpi.report.experiments import find_runs, summarise
+from warpi.report.experiments import find_runs, summarize
 from warpi.report.figure_data import EDGES
 from warpi.report.page import to_html
-from warpi.report.page_data import Audited, ClassRate, Detail, Losses, Suspect
-from warpi.report.page_details import SUSPECTS, details
+from warpi.report.page_data import SUSPECTS, Audited, ClassRate, Detail, Losses, Suspect, read_details
 from warpi.runs.reopen import reopen
 from warpi.runs.run import fit
 
@@ -74,7 +73,7 @@ def test_whatever_is_shown_is_escaped_and_inside(tmp_path: Path) -> None:
         tmp_path / "a", epochs_of([80.0, 85.0], meta_loss=[1.0, 0.5]), spec_of(changed={"opt": NASTY}), n_test=20
     )
     runs = find_runs([run])
-    text = to_html(summarise(runs), runs, [a_detail(run)])
+    text = to_html(summarize(runs), runs, [a_detail(run)])
     page = Page(text)
     assert not {"script", "link", "iframe", "object"} & set(page.seen)
     assert page.loads == ["data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()]
@@ -95,14 +94,14 @@ def test_whatever_is_shown_is_escaped_and_inside(tmp_path: Path) -> None:
 def test_placeholders_in_labels_stay_what_they_are(tmp_path: Path) -> None:
     run = make(tmp_path / "a", epochs_of([80.0]), spec_of(changed={"opt": "@@STYLE@@ BODY"}))
     runs = find_runs([run])
-    assert "@@STYLE@@ BODY" in Page(to_html(summarise(runs), runs)).words
+    assert "@@STYLE@@ BODY" in Page(to_html(summarize(runs), runs)).words
 
 
 @pytest.mark.parametrize(("accuracy", "n"), [(95.0, 400), (100.0, 50), (10.0, 20)])
 def test_intervals_are_wilsons(tmp_path: Path, accuracy: float, n: int) -> None:
     """Its ends are the p with (share - p)^2 = z^2 p (1 - p) / n: checked by that, not by the formula solved for p."""
     runs = find_runs([make(tmp_path / "a", epochs_of([accuracy]), n_test=n)])
-    words = Page(to_html(summarise(runs), runs)).words
+    words = Page(to_html(summarize(runs), runs)).words
     found = re.search(r"95 % interval (\d+\.\d) to (\d+\.\d)", words)
     assert found
     for end in map(float, found.groups()):
@@ -114,7 +113,7 @@ def test_intervals_are_wilsons(tmp_path: Path, accuracy: float, n: int) -> None:
 def test_worst_classes_come_first(tmp_path: Path) -> None:
     runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
     counts = np.array([[10, 0, 0], [3, 6, 1], [0, 2, 8]])
-    text = to_html(summarise(runs), runs, [Detail(runs[0].path, ("x", "y", "z"), test=counts)])
+    text = to_html(summarize(runs), runs, [Detail(runs[0].path, ("x", "y", "z"), test=counts)])
     rows = re.findall(r"<tr>(.*?)</tr>", text.split("Worst classes")[1].split("</table>")[0])[1:]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
     assert [(c[0], c[1], c[2], c[4]) for c in cells] == [
@@ -128,7 +127,7 @@ def test_of_many_classes_those_with_the_most_wrong_labels_come_first(tmp_path: P
     runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
     rates = tuple(ClassRate(f"k{k:02}", 10, k / 100, 0.0, 1.0, k, "") for k in range(50))
     audit = Audited(500, 9, (0.1, 0.0, 0.2), rates, "p", "u", None, ())
-    text = to_html(summarise(runs), runs, [Detail(runs[0].path, audit=audit)]).split("By given label")[1]
+    text = to_html(summarize(runs), runs, [Detail(runs[0].path, audit=audit)]).split("By given label")[1]
     assert re.findall(r"k\d\d", text) == [f"k{k:02}" for k in reversed(range(50))]
     assert re.findall(r"k\d\d", text.split("<details>")[0])[-1] == "k40"
     assert "40 more" in text
@@ -138,7 +137,7 @@ def test_seeds_are_averaged_and_each_has_its_command(tmp_path: Path) -> None:
     for seed, last in enumerate((90.0, 93.0, 87.0)):
         make(tmp_path / str(seed), epochs_of([80.0, last]), spec_of(seed=seed), n_test=100, noise_sha256=f"{seed}abc")
     runs = find_runs([tmp_path])
-    words = Page(to_html(summarise(runs), runs)).words
+    words = Page(to_html(summarize(runs), runs)).words
     assert "90.00 ± 3.00" in words  # sqrt((0 + 9 + 9) / 2)
     assert "mean ± sd of 3" in words
     for seed in range(3):
@@ -152,11 +151,11 @@ def test_many_experiments_are_compared_and_each_can_be_opened(tmp_path: Path) ->
     make(tmp_path / "c", epochs_of([70.0]), spec_of("new", noise="uniform:0.1"), done=False)
     make(tmp_path / "d", [], spec_of("begun", noise="uniform:0.1"), done=False)
     runs = find_runs([tmp_path])
-    found = details(runs)
+    found = read_details(runs)
     assert [d.run.name for d in found] == ["a", "b", "d", "c"]
     assert "no checkpoint.safetensors" in found[0].missing[0]
     assert "has not ended" in found[2].missing[0]
-    page = Page(to_html(summarise(runs), runs, found))
+    page = Page(to_html(summarize(runs), runs, found))
     assert page.seen.count("details") >= 4
     assert "digits, noise uniform:0.1, mlp" in page.words
     assert "No epoch has ended yet." in page.words
@@ -206,10 +205,10 @@ def test_a_matrix_of_many_classes_stays_small() -> None:
 
 def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path) -> None:
     runs = find_runs([digits_run])
-    (before,) = details(runs)
+    (before,) = read_details(runs)
     assert before.audit is None
     assert "--audit" in before.missing[0]
-    (detail,) = details(runs, audit=True)
+    (detail,) = read_details(runs, audit=True)
     facts, last = runs[0].facts, runs[0].epochs[-1]
     assert detail.missing == ()
     assert detail.test is not None
@@ -248,7 +247,7 @@ def test_a_run_that_may_only_be_read_is_audited_and_shown(
         "warpi.report.figure_data",
     ):  # chmod does not keep root out
         monkeypatch.setattr(f"{module}.write_atomically", refuse)
-    (detail,) = details(find_runs([run]), audit=True)
+    (detail,) = read_details(find_runs([run]), audit=True)
     assert (detail.missing, detail.audit is None, detail.test is None) == ((), False, False)
     assert "losses and confusion are not stored in the run: cannot write" in capsys.readouterr().err
     assert main(["audit", str(run), "--folds", "2", "--json", str(tmp_path / "audit.json")]) == 0
@@ -274,7 +273,7 @@ def test_the_command_makes_one_page_and_the_same_again(digits_run: Path, tmp_pat
 
 
 def test_rows_of_a_table_are_shown_as_text(table: Path, tmp_path: Path) -> None:
-    (detail,) = details(find_runs([table / "run"]), audit=True)
+    (detail,) = read_details(find_runs([table / "run"]), audit=True)
     assert detail.audit is not None
     assert detail.audit.trusted is not None
     first = dict(detail.audit.suspects[0].words)
@@ -303,7 +302,7 @@ def test_what_cannot_be_had_is_said_and_where_it_was_asked_for_an_error(
         in Page((tmp_path / "page" / "report.html").read_text()).words
     )
     with pytest.raises(UserError, match="no file or folder"):
-        details(find_runs([run]), audit=True)
+        read_details(find_runs([run]), audit=True)
     assert main(["report", str(run), "--audit"]) == 2
     assert "--out DIR" in capsys.readouterr().err
 
@@ -317,7 +316,7 @@ def test_photos_become_thumbnails_with_their_names(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(file)
     settings = {"data": str(tmp_path / "photos"), "image_size": 8, "net": "mlp", "batch_size": 8, "meta_batch_size": 8}
     fit(out=tmp_path / "run", epochs=1, seed=0, quiet=True, device="cpu", **settings)
-    (detail,) = details(find_runs([tmp_path / "run"]), audit=True)
+    (detail,) = read_details(find_runs([tmp_path / "run"]), audit=True)
     assert detail.audit is not None
     s = detail.audit.suspects[0]
     assert s.picture is not None
@@ -333,7 +332,7 @@ def test_photos_become_thumbnails_with_their_names(tmp_path: Path) -> None:
 def test_the_page_fits_a_laptop_and_a_phone_and_loads_nothing(browser: Browser, tmp_path: Path) -> None:
     run = make(tmp_path / "a", epochs_of([80.0, 85.0]), spec_of(data="x" * 200, changed={"opt": NASTY}), n_test=20)
     runs = find_runs([run])
-    (tmp_path / "page.html").write_text(to_html(summarise(runs), runs, [a_detail(run, "y" * 150)]))
+    (tmp_path / "page.html").write_text(to_html(summarize(runs), runs, [a_detail(run, "y" * 150)]))
     grounds = set()
     for size in (LAPTOP, PHONE):
         for scheme in ("light", "dark"):

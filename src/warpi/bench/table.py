@@ -2,14 +2,13 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from warpi.errors import UserError, missing
+from warpi.errors import missing
 
 Row = Mapping[str, Any]
 
@@ -78,12 +77,6 @@ def plot(rows: Sequence[Row], kind: str) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=150)
     return content.getvalue()
-
-
-def picture_kind(path: Path) -> str:
-    if path.suffix not in (".png", ".svg"):
-        raise UserError(f"a picture is a .png or .svg file, got {str(path)!r}")
-    return path.suffix[1:]
 
 
 def _times(ratio: float | None) -> str:

@@ -14,7 +14,8 @@ def bench(argv: list[str]) -> None:
 
     from warpi.bench.measure import VARIANTS, Bench, Left
     from warpi.bench.measure import bench as run_bench
-    from warpi.bench.table import picture_kind, plot, to_rich
+    from warpi.bench.table import plot, to_rich
+    from warpi.report.plot_style import image_format
     from warpi.utils.files import write_atomically
 
     parser = Parser(
@@ -29,7 +30,7 @@ def bench(argv: list[str]) -> None:
     if (what := given.pop("what")) != "meta-step":
         raise unknown("benchmark", what, ["meta-step"])
     out, picture, rows, console = given.pop("json"), given.pop("plot"), list[dict[str, Any]](), Console(highlight=False)
-    spec, kind = Bench(**given), picture_kind(picture) if picture else ""
+    spec, kind = Bench(**given), image_format(picture) if picture else ""
     for path in (out, picture):  # before minutes are spent
         if path and not path.parent.is_dir():
             raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first")

@@ -169,13 +169,13 @@ def plot(argv: list[str]) -> None:
     for name in ("examples", "tasks"):
         if given[name] < 1:
             raise UserError(f"--{name} must be at least 1, got {given[name]}")
-    from warpi.bench.table import picture_kind
     from warpi.fewshot import plot as draw
     from warpi.fewshot.compare import examples, judged, other_kinds
     from warpi.fewshot.run import load
+    from warpi.report.plot_style import image_format
     from warpi.utils.files import write_atomically
 
-    picture = picture_kind(given["out"])
+    picture = image_format(given["out"])
     rows = [row for path in given["runs"] if path.suffix == ".json" for row in _read_rows(path)]
     runs = [load(p, device=given["device"], root=given["root"]) for p in given["runs"] if p.suffix != ".json"]
     kind = _guessed(runs, rows) if given["kind"] == "auto" else given["kind"]

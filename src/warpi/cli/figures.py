@@ -10,7 +10,7 @@ from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser
 
 if TYPE_CHECKING:
-    from warpi.report.experiments import Run
+    from warpi.report.experiments import RunRecord
 
 WEIGHTS = "checkpoint.safetensors"
 _V = "v, which the methods with a rectifier alone have (warpi, warpi_detc)"
@@ -38,7 +38,7 @@ def figures(argv: list[str]) -> None:
         raise UserError("name a folder for the pictures with --out DIR, or compute their arrays alone with --arrays")
     from warpi.report import figures as draw
     from warpi.report.figure_data import FILE
-    from warpi.report.table import write
+    from warpi.utils.files import write_with_folder
 
     asked = [name.strip() for name in (given["only"] or "").split(",") if name.strip()]
     for name in asked:
@@ -65,7 +65,9 @@ def figures(argv: list[str]) -> None:
         raise UserError(f"these runs (of {methods}) allow no figure: {'; '.join(reasons)}")
     for reason in reasons if asked else ():
         _say(f"not drawn: {reason}")
-    write(given["out"] / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_with_folder(
+        given["out"] / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    )
     for path in paths:
         if path.suffix == ".png":
             print(f"{path} (and .svg)")
@@ -75,7 +77,7 @@ def _say(text: str) -> None:
     print(f"warpi: {' '.join(text.split())}", file=sys.stderr)
 
 
-def _readable(paths: Sequence[Path]) -> "list[Run]":
+def _readable(paths: Sequence[Path]) -> "list[RunRecord]":
     """The runs; one that cannot be read is named and left out, and is an error where there are no others."""
     from warpi.report.experiments import find_runs
     from warpi.report.figure_data import read
@@ -94,7 +96,7 @@ def _readable(paths: Sequence[Path]) -> "list[Run]":
     return readable
 
 
-def _measure(runs: "Sequence[Run]", device: str) -> None:
+def _measure(runs: "Sequence[RunRecord]", device: str) -> None:
     """Compute the arrays of runs; one that cannot be measured is named, and the others are."""
     if not runs:
         return
@@ -110,7 +112,7 @@ def _measure(runs: "Sequence[Run]", device: str) -> None:
                 _say(f"{run.path} is not measured: {_own(run) or error}")
 
 
-def _own(run: "Run") -> str:
+def _own(run: "RunRecord") -> str:
     """What to do where a run was made with a method or a net of the user's own; empty where it was not."""
     from warpi.methods.registry import METHODS
     from warpi.nets.registry import NETS
@@ -126,7 +128,7 @@ def _own(run: "Run") -> str:
     )
 
 
-def _reasons(kinds: Iterable[str], runs: "Sequence[Run]") -> list[str]:
+def _reasons(kinds: Iterable[str], runs: "Sequence[RunRecord]") -> list[str]:
     """Why there is no figure of each of these kinds, in words."""
     from warpi.report.figure_data import FILE
     from warpi.report.figures import FROM_ARRAYS

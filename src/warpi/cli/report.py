@@ -34,9 +34,9 @@ def report(argv: list[str]) -> None:
     if given["against"] is not None:  # a wrong name is said before anything is computed
         compare(runs, given["against"])
     if given["out"]:
-        from warpi.report.page_details import details
+        from warpi.report.page_data import read_details
 
-        found = details(runs, given["audit"], given["device"])
+        found = read_details(runs, given["audit"], given["device"])
     rows = write_report(runs, given["out"], given["json"], found, given["against"])
     console = screen()
     console.print(to_rich(rows))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warpi.errors import UserError
 from warpi.fewshot.episodes import task_name
-from warpi.report.plot_style import COLOURS, GREY, drawing
+from warpi.report.plot_style import COLORS, GREY, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ def plot_curves(curves: Sequence[Sequence[Curve]], kind: str) -> bytes:
             first = row == 0 or curves[row - 1][0].shots != line[0].shots
             for curve in line:
                 i = labels.index(curve.label)
-                _curve(axes[i], curve, COLOURS[i % len(COLOURS)])
+                _curve(axes[i], curve, COLORS[i % len(COLORS)])
                 axes[i].set_ylim(-reach, reach)
                 head = textwrap.fill(curve.label, 28) + "\n" if first else ""
                 axes[i].set_title(f"{head}MSE {curve.mse:.3g}", loc="left", fontsize=9)
@@ -171,7 +171,7 @@ def _line(ax: "Axes", rows: Sequence[Row], x: str, i: int, label: str) -> None:
         statistics.stdev(r["mean"] for r in found[p]) if len(found[p]) > 1 else found[p][0].get("ci95") or 0.0
         for p in points
     ]
-    colour, marker = COLOURS[i % len(COLOURS)], _MARKERS[i % len(_MARKERS)]
+    colour, marker = COLORS[i % len(COLORS)], _MARKERS[i % len(_MARKERS)]
     ax.errorbar(
         points, mean, yerr=bar, color=colour, marker=marker, markersize=4, capsize=2, linewidth=1.4, label=label
     )

@@ -1,14 +1,15 @@
-"""report."""
+"""Compare runs: tables, curves and an HTML page, from run folders alone. Nothing here loads torch at import."""
 
-from importlib import import_module
-from typing import Any
+from warpi.utils.lazy import lazy_names
 
-_HOME: dict[str, str] = {}
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in _HOME:
-        return getattr(import_module(f"warpi.report.{_HOME[name]}"), name)
-    return getattr(import_module("warpi.report.write"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "warpi.report.experiments": ("Difference", "Row", "RunRecord", "find_runs", "summarize"),
+        "warpi.report.page": ("to_html",),
+        "warpi.report.page_data": ("Detail", "read_details"),
+        "warpi.report.paired": ("compare",),
+        "warpi.report.table": ("to_latex", "to_markdown", "to_rich", "write_json"),
+        "warpi.report.write": ("write_report",),
+    },
+)

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from warpi.report.experiments import Experiment, Run, group, number
+from warpi.report.experiments import Experiment, RunRecord, group, number
 from warpi.report.plot_style import GREY, drawing, epoch_axis, looks, save, slug
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Line(NamedTuple):
     std: list[float]
 
 
-def curves(runs: Iterable[Run], out: Path) -> list[Path]:
+def draw_curves(runs: Iterable[RunRecord], out: Path) -> list[Path]:
     """One picture for each (data, noise, net) that has results, as PNG and as SVG. Same runs, same bytes."""
     groups = [g for g in group(runs) if g.counted]
     methods = dict(sorted((g.label, str(g.first.spec["method"])) for g in groups))
@@ -40,7 +40,7 @@ def curves(runs: Iterable[Run], out: Path) -> list[Path]:
     return paths
 
 
-def line(runs: Sequence[Run], key: str) -> Line:
+def line(runs: Sequence[RunRecord], key: str) -> Line:
     """Mean and sample deviation of `key` at each epoch at which all runs have it."""
     tables = [{int(e["epoch"]): v for e in run.epochs if (v := number(e, key)) is not None} for run in runs]
     epochs = sorted(set.intersection(*(set(table) for table in tables)))

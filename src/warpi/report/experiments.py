@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
-from warpi.runs.facts import base_key, later_keys, told
-from warpi.runs.rerun import say
+from warpi.runs.facts import base_key, describe_differences, later_keys
+from warpi.runs.rerun import format_value
 from warpi.runs.schema import FORMAT, check_spec, read_json, read_record
 
 _MEND = "run it again, or leave this folder out"
@@ -20,7 +20,7 @@ _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """One run folder as it was found."""
 
     path: Path
@@ -40,10 +40,10 @@ class Experiment:
     data: str
     noise: str
     net: str
-    runs: tuple[Run, ...]  # by seed, finished or not, at least one
+    runs: tuple[RunRecord, ...]  # by seed, finished or not, at least one
 
     @property
-    def first(self) -> Run:
+    def first(self) -> RunRecord:
         """Any of the runs, for what they share."""
         return self.runs[0]
 
@@ -56,7 +56,7 @@ class Experiment:
         return any(run.done for run in self.runs)
 
     @property
-    def counted(self) -> tuple[Run, ...]:
+    def counted(self) -> tuple[RunRecord, ...]:
         """The runs that enter the numbers: the finished ones, or where there are none, those that have begun."""
         return tuple(run for run in self.runs if (run.done if self.finished else run.epochs))
 
@@ -110,7 +110,7 @@ class Row:
     against: Difference | None = None  # where the row is compared with another
 
 
-def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) -> list[Run]:
+def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) -> list[RunRecord]:
     """The runs in `paths`, each a run folder or a folder with run folders somewhere below it.
 
     With `unreadable`, a run that cannot be read is left out and its error put there; without, it is raised.
@@ -141,13 +141,13 @@ def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) 
     return runs
 
 
-def group(runs: Iterable[Run]) -> list[Experiment]:
+def group(runs: Iterable[RunRecord]) -> list[Experiment]:
     """Runs that differ in nothing but the seed (and where the data lies), those of a table beside each other.
 
     Neither a path nor the name of a network says what is behind it, so that facts about both count too. Labels are
     unique within a table (`_labels`). A folder that holds the same run once more is left out.
     """
-    found, apart = dict[str, list[Run]](), dict[tuple[str, str], list[Run]]()
+    found, apart = dict[str, list[RunRecord]](), dict[tuple[str, str], list[RunRecord]]()
     for run in runs:
         known = [_fields(run.spec), base_key(run.facts)]
         found.setdefault(json.dumps(known, sort_keys=True), []).append(run)
@@ -167,7 +167,7 @@ def _in_order(label: str) -> list[tuple[str, float]]:
     return [(text, float(number or 0)) for text, number in re.findall(r"(\D*)(\d*\.?\d*)", label)]
 
 
-def summarise(runs: Iterable[Run]) -> list[Row]:
+def summarize(runs: Iterable[RunRecord]) -> list[Row]:
     """A row for each experiment. Unfinished runs count only where an experiment has no others."""
     return [_row(g) for g in group(runs)]
 
@@ -181,7 +181,7 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> RunRecord:
     file = folder / "spec.json"
     try:
         content = read_json(file, _MEND)
@@ -196,7 +196,7 @@ def _read(folder: Path) -> Run:
     epochs, whole = _read_epochs(folder / "results.jsonl")
     done = done and whole and bool(epochs)  # a run without its last epoch cannot be finished
     facts, environment = content.get("facts") or {}, content.get("environment") or {}
-    return Run(folder, spec, facts, environment, epochs, done, str(content.get("version", "unknown")))
+    return RunRecord(folder, spec, facts, environment, epochs, done, str(content.get("version", "unknown")))
 
 
 def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -245,10 +245,10 @@ def _fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _block(spec: Mapping[str, Any]) -> tuple[str, str, str]:
-    return str(spec["data"]), say(spec.get("noise")), say(spec["recipe"].get("net"))
+    return str(spec["data"]), format_value(spec.get("noise")), format_value(spec["recipe"].get("net"))
 
 
-def _labels(experiments: Sequence[Sequence[Run]]) -> list[str]:
+def _labels(experiments: Sequence[Sequence[RunRecord]]) -> list[str]:
     """The method of each, with its changed options, and where others of its table would have the same label, with the
     settings in which these differ; where there are none, with the facts."""
     specs, labels = [_fields(runs[0].spec) for runs in experiments], list[str]()
@@ -267,7 +267,9 @@ def _labels(experiments: Sequence[Sequence[Run]]) -> list[str]:
                     alone = tails.count(tail) == 1 and tail not in shown[i]
                     shown[i][tail if alone else name] = specs[i].get(name)
             if not differ:
-                for i, facts in zip(rivals, told([experiments[i][0].facts for i in rivals]), strict=True):
+                for i, facts in zip(
+                    rivals, describe_differences([experiments[i][0].facts for i in rivals]), strict=True
+                ):
                     words[i] = facts
     return labels
 
@@ -279,19 +281,19 @@ def _label(spec: Mapping[str, Any], shown: Mapping[str, Any], facts: Iterable[st
 
 def _short(value: object) -> str:
     """A value in a label: 2/3 with six digits; a matrix by how it begins, and by a digest that tells it from others."""
-    text = say(value)
+    text = format_value(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if not isinstance(value, list | tuple):
         return text
     if len(value) <= 9:
-        return say([f"{each:.6g}" if isinstance(each, float) else each for each in value])
-    return f"{say(value[:3])},… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return format_value([f"{each:.6g}" if isinstance(each, float) else each for each in value])
+    return f"{format_value(value[:3])},… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _once(runs: Iterable[Run]) -> tuple[Run, ...]:
+def _once(runs: Iterable[RunRecord]) -> tuple[RunRecord, ...]:
     """One run a seed. Copies are dropped, also an unfinished one of a run that went on elsewhere."""
-    kept: dict[int, Run] = {}
+    kept: dict[int, RunRecord] = {}
     for run in runs:
         seed = run.spec["seed"]
         if seed in kept:
@@ -307,7 +309,7 @@ def _once(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(kept[seed] for seed in sorted(kept))
 
 
-def _results(run: Run) -> list[str]:
+def _results(run: RunRecord) -> list[str]:
     """What was learned, without what it cost: the clock never says the same twice."""
     return [json.dumps([epoch.get(key) for key in ("epoch", *_RESULTS)]) for epoch in run.epochs]
 
@@ -351,7 +353,7 @@ def _row(g: Experiment) -> Row:
     )
 
 
-def best_epochs(run: Run) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
+def best_epochs(run: RunRecord) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
     """The last epoch, that of the highest validation accuracy (the latest of equals), and that of the highest test
     accuracy, which no user could have picked."""
     judged = [(v, t) for t, epoch in enumerate(run.epochs) if (v := number(epoch, "val_acc")) is not None]
@@ -376,6 +378,6 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return str(environment.get("device") or "unknown machine") + many
 
 
-def _versions(run: Run) -> str:
+def _versions(run: RunRecord) -> str:
     tools = [f"{name} {run.environment[name]}" for name in ("torch", "python") if run.environment.get(name)]
     return ", ".join([f"warpi {run.version}", *tools])

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from warpi.report.curves import Line, line, lowest, title
-from warpi.report.experiments import Experiment, Run, group, number
+from warpi.report.experiments import Experiment, RunRecord, group, number
 from warpi.report.figure_data import EDGES, KINDS, Array, Arrays, error, read
-from warpi.report.plot_style import COLOURS, GREY, drawing, epoch_axis, looks, save, slug
+from warpi.report.plot_style import COLORS, GREY, drawing, epoch_axis, looks, save, slug
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RAW, RECTIFIED = COLOURS[0], COLOURS[1]
+RAW, RECTIFIED = COLORS[0], COLORS[1]
 _ROWS = (("all labels", None), ("right labels", 0), ("wrong labels", 1))
 
 
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
         return f"{e.data}, {e.net}, {e.label}"
 
 
-def figures(runs: Iterable[Run], out: Path, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, Any]]:
+def figures(runs: Iterable[RunRecord], out: Path, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, Any]]:
     """Every figure that the runs allow, as PNG and SVG in `out`, and the numbers that belong to them.
 
     `only` names some of FIGURES.
@@ -167,13 +167,13 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
     for i, (name, pick) in enumerate((("last epoch", _last), ("best on test (oracle)", _best))):
         points = {n: [a for run in runs if (a := pick(run)) is not None] for n, runs in scored.items()}
         points = {n: values for n, values in points.items() if values}
-        left.plot(list(points), [fmean(v) for v in points.values()], "o-", color=COLOURS[i], label=name)
+        left.plot(list(points), [fmean(v) for v in points.values()], "o-", color=COLORS[i], label=name)
         for n, values in points.items():
             if len(values) > 1:
-                left.plot([n] * len(values), values, "o", color=COLOURS[i], markersize=3, alpha=0.6)
+                left.plot([n] * len(values), values, "o", color=COLORS[i], markersize=3, alpha=0.6)
     left.set_title("test accuracy (%)", loc="left")
     left.legend()
-    right.plot(list(timed), list(timed.values()), "s-", color=COLOURS[2])
+    right.plot(list(timed), list(timed.values()), "s-", color=COLORS[2])
     right.set_title("seconds an epoch", loc="left")
     right.set_ylim(0, 1.25 * max(timed.values()))
     for axes in (left, right):
@@ -406,15 +406,15 @@ def _length(e: Experiment) -> int:
     return int(e.first.spec["recipe"].get("epochs") or 0)
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: RunRecord) -> float:
     """Of an epoch: the median, without the first, in which kernels are compiled."""
     values = [s for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]
     return median(values[1:] or values)
 
 
-def _last(run: Run) -> float | None:
+def _last(run: RunRecord) -> float | None:
     return number(run.epochs[-1], "test_acc")
 
 
-def _best(run: Run) -> float | None:
+def _best(run: RunRecord) -> float | None:
     return max((a for epoch in run.epochs if (a := number(epoch, "test_acc")) is not None), default=None)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 import warpi.report.svg_charts as charts
 from warpi.audit.label_scores import wilson_interval
 from warpi.report.curves import line, lowest
-from warpi.report.experiments import Experiment, Row, Run, best_epochs, group, number
+from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, number
 from warpi.report.page_data import Audited, ClassRate, Detail, Suspect
 from warpi.report.table import HEADS, Block, blocks, legend
-from warpi.runs.rerun import command, own_files, own_names, say
+from warpi.runs.rerun import command, format_value, own_files, own_names
 
 esc = html.escape
 _TRAINING = ("epochs", "batch_size", "meta_batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule")
@@ -30,7 +30,7 @@ _INTERVAL = (
 )
 
 
-def to_html(rows: Sequence[Row], runs: Sequence[Run], details: Iterable[Detail] = ()) -> str:
+def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[Detail] = ()) -> str:
     """The page of one run, of the seeds of one experiment, or of many experiments that are compared."""
     experiments, known = group(runs), {detail.run: detail for detail in details}
     first = experiments[0]
@@ -119,7 +119,10 @@ def _facts(g: Experiment) -> str:
         "image_size": "images of side",
         "limit": "limited to",
     }
-    data = [g.data, *(f"{words} {say(spec[name])}" for name, words in named.items() if spec.get(name) is not None)]
+    data = [
+        g.data,
+        *(f"{words} {format_value(spec[name])}" for name, words in named.items() if spec.get(name) is not None),
+    ]
     sizes = (("n_train", "to train on"), ("n_meta", "trusted"), ("n_val", "for validation"), ("n_test", "to test on"))
     counts = [f"{facts[name]:,} {words}" for name, words in sizes if facts.get(name) is not None]
     trusted = "held out of rows whose truth is known" if spec.get("meta") else "as the data marks them, if it does"
@@ -145,7 +148,7 @@ def _facts(g: Experiment) -> str:
     cells = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in shown.items() if text)
     settings = {"data": {k: v for k, v in spec.items() if k not in ("options", "changed", "recipe", "seed")}}
     settings |= {"training": recipe, "method": spec["options"]}
-    rows = [(part, name, say(value)) for part, values in settings.items() for name, value in values.items()]
+    rows = [(part, name, format_value(value)) for part, values in settings.items() for name, value in values.items()]
     every = _grid(("part", "setting", "value"), rows, text=(1, 2))
     return f'<dl class="facts">{cells}</dl><details><summary>Every setting</summary>{every}</details>'
 
@@ -322,7 +325,7 @@ def _words(words: Iterable[tuple[str, str]]) -> str:
     return '<p class="cells">' + ", ".join(f"<i>{esc(name)}</i> {esc(text)}" for name, text in cut) + "</p>"
 
 
-def _again(run: Run) -> str:
+def _again(run: RunRecord) -> str:
     """The command of a run, and what tells that the data is the same."""
     state = "" if run.done else " (unfinished)"
     again = command(run.spec, f"again/{run.path.name}", run.environment.get("threads"))
@@ -363,7 +366,7 @@ def _grid(heads: Sequence[str], body: Sequence[Sequence[str]], text: Sequence[in
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _span(percent: float, run: Run) -> str:
+def _span(percent: float, run: RunRecord) -> str:
     """The interval of an accuracy, as text."""
     low, high = wilson_interval(percent / 100, int(run.facts.get("n_test") or 0))
     return f"{100 * low:.1f} to {100 * high:.1f}"
@@ -371,7 +374,7 @@ def _span(percent: float, run: Run) -> str:
 
 def _pairs(values: dict[str, Any]) -> str:
     known = {name.replace("_", " "): value for name, value in values.items() if value is not None}
-    return ", ".join(f"{name} {f'{v:.4g}' if isinstance(v, float) else say(v)}" for name, v in known.items())
+    return ", ".join(f"{name} {f'{v:.4g}' if isinstance(v, float) else format_value(v)}" for name, v in known.items())
 
 
 def _time(seconds: float) -> str:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import groupby
 
 from warpi.errors import UserError, unknown
-from warpi.report.experiments import Difference, Experiment, Row, Run, group, number, summarise
-from warpi.runs.facts import same_exam
+from warpi.report.experiments import Difference, Experiment, Row, RunRecord, group, number, summarize
+from warpi.runs.facts import same_test_set
 
 
-def compare(runs: Sequence[Run], name: str) -> list[Row]:
-    """The rows of `summarise`, each with its difference to the row `name`, a method or a label, of its own table.
+def compare(runs: Sequence[RunRecord], name: str) -> list[Row]:
+    """The rows of `summarize`, each with its difference to the row `name`, a method or a label, of its own table.
 
     Rows of tables that have no such row have none.
     """
@@ -31,7 +31,7 @@ def compare(runs: Sequence[Run], name: str) -> list[Row]:
         raise unknown("method or label", name, names)
     return [
         replace(row, against=_difference(g, found[_block(g)])) if _block(g) in found else row
-        for g, row in zip(experiments, summarise(runs), strict=True)
+        for g, row in zip(experiments, summarize(runs), strict=True)
     ]
 
 
@@ -76,12 +76,12 @@ def _difference(g: Experiment, other: Experiment) -> Difference:
     return Difference(other.label, tuple(alike), tuple(s for s in pairs if s not in alike), mean, ci95)
 
 
-def _alike(a: Run, b: Run) -> bool:
+def _alike(a: RunRecord, b: RunRecord) -> bool:
     one_file = a.spec.get("meta_data") == b.spec.get("meta_data")  # two files, as settings, may be what is compared
-    return same_exam(a.facts, b.facts, meta=one_file)
+    return same_test_set(a.facts, b.facts, meta=one_file)
 
 
-def _gap(run: Run, other: Run) -> float | None:
+def _gap(run: RunRecord, other: RunRecord) -> float | None:
     a, b = (number(each.epochs[-1], "test_acc") for each in (run, other))
     return None if a is None or b is None else a - b
 

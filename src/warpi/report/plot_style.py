@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warpi.errors import missing
-from warpi.report.table import write
+from warpi.errors import UserError, missing
+from warpi.utils.files import write_with_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _OFTEN = ("warpi", "mwnet", "ce", "warpi_detc")  # each has a colour to itself; all others share the rest
 _MARKERS = ("", "o", "s", "^", "D", "v", "P")  # where there are more lines than colours
 GREY = "#5c6470"
@@ -54,8 +54,15 @@ def save(figure: "Figure", path: Path) -> list[Path]:
         content = io.BytesIO()
         figure.savefig(content, format=kind, dpi=150, metadata=metadata)
         paths.append(path.with_name(f"{path.name}.{kind}"))
-        write(paths[-1], content.getvalue())
+        write_with_folder(paths[-1], content.getvalue())
     return paths
+
+
+def image_format(path: Path) -> str:
+    """The format of an image file by its name: png or svg."""
+    if path.suffix not in (".png", ".svg"):
+        raise UserError(f"images are written as .png or .svg, got {str(path)!r}")
+    return path.suffix[1:]
 
 
 def slug(kind: str, *words: str) -> str:
@@ -65,13 +72,13 @@ def slug(kind: str, *words: str) -> str:
 
 def look(i: int) -> tuple[str, str]:
     """Colour and marker of line i."""
-    return COLOURS[i % len(COLOURS)], _MARKERS[i // len(COLOURS) % len(_MARKERS)]
+    return COLORS[i % len(COLORS)], _MARKERS[i // len(COLORS) % len(_MARKERS)]
 
 
 def looks(methods: Sequence[str]) -> list[tuple[str, str]]:
     """Colour and marker of lines of these methods. A method has its colour in every picture, and markers tell lines of
     one colour apart; where all lines are of one method, colours do."""
-    n, first = len(COLOURS), len(_OFTEN)
+    n, first = len(COLORS), len(_OFTEN)
     places = [_OFTEN.index(m) if m in _OFTEN else first + zlib.crc32(m.encode()) % (n - first) for m in methods]
     if len(set(methods)) == 1:
         return [look(place + i) for i, place in enumerate(places)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from warpi.report.curves import Line
 
 esc = html.escape
-COLOURS = 7  # classes c0 .. c6 of page.css
+COLORS = 7  # classes c0 .. c6 of page.css
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")  # where there are more lines than colours
 _WIDTH, _HEIGHT = 400, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 38
@@ -48,13 +48,13 @@ def lines(what: str, series: Sequence[Series], unit: str = "", low: float | None
         up = [f"{x(t):.1f} {y(m + d):.1f}" for t, m, d in zip(*s.line, strict=True)]
         down = [f"{x(t):.1f} {y(m - d):.1f}" for t, m, d in zip(*s.line, strict=True)]
         if any(s.line.std):
-            parts.append(f'<path class="band c{s.look % COLOURS}" d="M{" L".join(up + down[::-1])}Z"/>')
+            parts.append(f'<path class="band c{s.look % COLORS}" d="M{" L".join(up + down[::-1])}Z"/>')
         middle = [f"{x(t):.1f} {y(m):.1f}" for t, m in zip(s.line.epochs, s.line.mean, strict=True)]
         path = f'<path {_stroke(s.look)} d="M{" L".join(middle)}"'
         parts.append(f"{path}><title>{esc(s.label)}: {s.line.mean[-1]:.4g}{unit}</title></path>")
         if len(middle) == 1:
             parts.append(
-                f'<circle class="dot c{s.look % COLOURS}" cx="{x(first):.1f}" cy="{y(s.line.mean[0]):.1f}" r="4"/>'
+                f'<circle class="dot c{s.look % COLORS}" cx="{x(first):.1f}" cy="{y(s.line.mean[0]):.1f}" r="4"/>'
             )
     return _chart(what, [*parts, "</svg>"])
 
@@ -74,7 +74,7 @@ def histogram(
             points.append(f"L{x(float(left)):.1f} {height:.1f} L{x(float(right)):.1f} {height:.1f}")
         outline = " ".join([*points, f"L{x(float(edges[-1])):.1f} {ground}"])
         title = f"<title>{esc(name)}: {int(values.sum())}</title>"
-        parts.append(f'<path class="fill c{looks[name] % COLOURS}" d="{outline}Z">{title}</path>')
+        parts.append(f'<path class="fill c{looks[name] % COLORS}" d="{outline}Z">{title}</path>')
         parts.append(f'<path {_stroke(looks[name])} d="{outline}"/>')
     return _chart(what, parts)
 
@@ -199,8 +199,8 @@ def _chart(what: str, parts: Sequence[str]) -> str:
 
 
 def _stroke(look: int) -> str:
-    dash = _DASHES[look // COLOURS % len(_DASHES)]
-    return f'class="line c{look % COLOURS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+    dash = _DASHES[look // COLORS % len(_DASHES)]
+    return f'class="line c{look % COLORS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
 
 
 def _short(n: int) -> str:

@@ -15,9 +15,8 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable
 from rich.table import Table
 from rich.text import Text
 
-from warpi.errors import UserError
 from warpi.report.experiments import Difference, Row
-from warpi.utils.files import write_atomically
+from warpi.utils.files import write_with_folder
 
 HEADS = ("method", "seeds", "last", "best on validation", "best on test (oracle)")
 LEGEND = (
@@ -112,7 +111,7 @@ def to_latex(rows: Sequence[Row]) -> str:
 def write_json(rows: Iterable[Row], path: Path) -> None:
     """All rows with all their fields, as a list of objects."""
     content = [asdict(row) | {"best_is_oracle": True} for row in rows]
-    write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_with_folder(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def in_columns(rows: Sequence[Mapping[str, str]], width: int | None = None) -> str:
@@ -137,16 +136,6 @@ def in_columns(rows: Sequence[Mapping[str, str]], width: int | None = None) -> s
 def legend(rows: Iterable[Row]) -> str:
     """What the columns mean."""
     return " ".join([LEGEND, PAIRED]) if any(row.against for row in rows) else LEGEND
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """Write a file, and the folder it is in, so that a reader never sees half of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {path.parent}: {error.strerror}; choose another") from error
-    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content  # paths may be any bytes
-    write_atomically(path, data)
 
 
 # -- for a terminal --------------------------------------------------------------------------------------------------

@@ -3,25 +3,26 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from warpi.report.curves import curves
-from warpi.report.experiments import Difference, Row, Run, find_runs, summarise
+from warpi.report.curves import draw_curves
+from warpi.report.experiments import Difference, Row, RunRecord, find_runs, summarize
 from warpi.report.page import to_html
 from warpi.report.page_data import Detail
 from warpi.report.paired import compare
-from warpi.report.table import screen, to_latex, to_markdown, to_rich, write, write_json
+from warpi.report.table import screen, to_latex, to_markdown, to_rich, write_json
 from warpi.runs.rerun import command
+from warpi.utils.files import write_with_folder
 
 __all__ = [
     "Detail",
     "Difference",
     "Row",
-    "Run",
+    "RunRecord",
     "command",
     "compare",
-    "curves",
+    "draw_curves",
     "find_runs",
     "screen",
-    "summarise",
+    "summarize",
     "to_html",
     "to_latex",
     "to_markdown",
@@ -32,7 +33,7 @@ __all__ = [
 
 
 def write_report(
-    runs: Sequence[Run],
+    runs: Sequence[RunRecord],
     out: Path | None = None,
     json: Path | None = None,
     details: Iterable[Detail] = (),
@@ -44,14 +45,14 @@ def write_report(
     file: the numbers. `details` are what report.html shows of runs beyond their results (`warpi.details`). With
     `against`, a method or a label: every row's difference to that one.
     """
-    rows = summarise(runs) if against is None else compare(runs, against)
+    rows = summarize(runs) if against is None else compare(runs, against)
     if json is not None:
         write_json(rows, json)
     if out is not None:
         write_json(rows, out / "summary.json")
-        figures = curves(runs, out)
+        figures = draw_curves(runs, out)
         pictures = "".join(f"\n![{path.stem}]({path.name})\n" for path in figures if path.suffix == ".png")
-        write(out / "report.md", to_markdown(rows) + pictures)
-        write(out / "report.tex", to_latex(rows))
-        write(out / "report.html", to_html(rows, runs, details))
+        write_with_folder(out / "report.md", to_markdown(rows) + pictures)
+        write_with_folder(out / "report.tex", to_latex(rows))
+        write_with_folder(out / "report.html", to_html(rows, runs, details))
     return rows

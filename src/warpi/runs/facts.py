@@ -29,7 +29,7 @@ def later_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [json.dumps([[name in facts, facts.get(name)] for name in differ]) for facts in runs]
 
 
-def told(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def describe_differences(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The facts that are not the same in all, in words."""
     names = {**_FACTS, **_LATER}
     differ = [name for name in names if len({json.dumps(facts.get(name)) for facts in runs}) > 1]
@@ -41,7 +41,7 @@ def told(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[word(facts, name) for name in differ] for facts in runs]
 
 
-def same_exam(a: Mapping[str, Any], b: Mapping[str, Any], meta: bool) -> bool:
+def same_test_set(a: Mapping[str, Any], b: Mapping[str, Any], meta: bool) -> bool:
     """Whether runs of two methods have, by their facts, learned from the same noise and been tested on the same rows,
     and with `meta` also the same trusted examples; what runs of before do not say is taken for the same."""
     names = ("test_sha256", "labels_sha256", "files_sha256", "test_set_sha256", "other_sha256", *["meta_sha256"] * meta)

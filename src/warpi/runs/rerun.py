@@ -31,7 +31,7 @@ def command(spec: Mapping[str, Any], out: str | None = None, threads: int | None
 
 def flag(name: str, value: object) -> list[str]:
     """A setting in the words of the command line; none where it has no value."""
-    name, text = name.replace("_", "-"), say(value)
+    name, text = name.replace("_", "-"), format_value(value)
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     if value is None:
@@ -39,12 +39,12 @@ def flag(name: str, value: object) -> list[str]:
     return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 
 
-def say(value: object) -> str:
+def format_value(value: object) -> str:
     """A value of a spec as a user would write it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(join_names([each]) if isinstance(each, str) else say(each) for each in value)
+        return ",".join(join_names([each]) if isinstance(each, str) else format_value(each) for each in value)
     return str(value)
 
 

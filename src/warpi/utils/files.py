@@ -49,6 +49,16 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> No
             os.close(folder)
 
 
+def write_with_folder(path: Path, content: str | bytes) -> None:
+    """Write a file atomically; create its folder first if there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path.parent}: {error.strerror}; choose another") from error
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content  # paths may be any bytes
+    write_atomically(path, data)
+
+
 def check_no_folder(path: Path, flag: str = "") -> None:
     """Refuse a folder where a file is wanted."""
     if os.path.isdir(path):
