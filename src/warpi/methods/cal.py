@@ -15,7 +15,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import border, restart
 from warpi.utils import distributed as parallel
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 def floored(z: Tensor, eps: float = 1e-5) -> Tensor:
@@ -59,11 +59,14 @@ class CAL(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2021
-    alpha_sieve: float = 2.0  # the largest weight of the peer term in the first phase
-    alpha: float = 1.0  # weight of the peer term in the second
-    sieve: float = -8.0  # below which a given label is believed
-    sieve_share: float = 65 / 165  # of the epochs: the sieve
-    slow: bool = False  # divide the learning rate (not what is logged of it) by 1 + alpha, as the published code does
+
+    alpha_sieve: float = setting(2.0, "largest weight of the peer term in the first phase")
+    alpha: float = setting(1.0, "largest weight of the peer term in the second phase")
+    sieve: float = setting(-8.0, "threshold below which a given label is kept")
+    sieve_share: float = setting(65 / 165, "share of the epochs that the first phase takes")
+    slow: bool = setting(
+        False, "divide the learning rate by 1 + alpha, as the published code does (logs show the undivided rate)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

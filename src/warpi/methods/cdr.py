@@ -10,7 +10,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.training.method import Method
 from warpi.training.task import Task
 from warpi.utils import distributed as parallel
-from warpi.utils.field_checks import within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -33,7 +33,8 @@ class CDR(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2021
     needs_noise_rate: ClassVar[bool] = True
-    tau: float | None = None  # share of wrong labels; None: the task's noise rate
+
+    tau: float | None = setting(None, "share of wrong labels (default: the task's noise rate)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

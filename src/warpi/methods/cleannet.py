@@ -16,7 +16,7 @@ from warpi.training.penultimate import feature_size, features
 from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import derive, generator, seeded
 
 
@@ -67,15 +67,18 @@ class CleanNet(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2018
     needs_meta: ClassVar[bool] = True
-    weighting: Literal["soft", "hard"] = "soft"
-    references: int = 32  # of a class
-    margin: float = 0.1  # of the cosine
-    negative: float = 5.0  # weight of wrong labels
-    recon: float = 0.1
-    unverified: float = 0.1
-    embedding_lr: float = 1e-3
-    embedding_steps: int = 50  # of the embedding, before each epoch
-    warm_up: float = 1 / 6  # of the epochs, with equal weights
+
+    weighting: Literal["soft", "hard"] = setting(
+        "soft", "weigh examples by their similarity (soft), or keep those above the margin (hard)"
+    )
+    references: int = setting(32, "number of reference vectors per class")
+    margin: float = setting(0.1, "cosine similarity above which a label counts as right")
+    negative: float = setting(5.0, "weight of wrong labels in the similarity loss")
+    recon: float = setting(0.1, "weight of the reconstruction loss")
+    unverified: float = setting(0.1, "weight of the similarity loss on unverified examples")
+    embedding_lr: float = setting(1e-3, "learning rate of the embedding networks (Adam)")
+    embedding_steps: int = setting(50, "training steps of the embedding networks before each epoch")
+    warm_up: float = setting(1 / 6, "share of the epochs in which all examples have weight 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import first_epochs
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -38,9 +38,10 @@ class CoTeachingPlus(Method):
     n_nets: ClassVar[int] = 2
     stay_alike: ClassVar[bool] = True
     needs_noise_rate: ClassVar[bool] = True
-    forget_rate: float | None = None  # tau; default: the true noise rate
-    gradual: float = 10.0  # T_k: epochs in which R(t) grows to tau, at most half of them
-    warm_up: float = 20.0  # epochs of plain Co-teaching, at most half of them
+
+    forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
+    gradual: float = setting(10.0, "epochs T_k in which the share left out rises to tau, at most half of all epochs")
+    warm_up: float = setting(20.0, "epochs of plain Co-teaching, at most half of all epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from warpi.training.penultimate import features
 from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import generator
 
 
@@ -37,10 +37,11 @@ class D2L(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2018
-    k: int = 20  # neighbours
-    points: int = 1280  # at which the dimension is estimated
-    window: int = 5  # epochs
-    settle: float = 1 / 3  # of the epochs, in which no turn is looked for
+
+    k: int = setting(20, "number of neighbors for the dimensionality estimate")
+    points: int = setting(1280, "number of examples at which the dimensionality is estimated")
+    window: int = setting(5, "number of past epochs with which the current dimensionality is compared")
+    settle: float = setting(1 / 3, "share of the epochs, at the start, in which no turning point is looked for")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from warpi.functional.selection import disagreement, selected_mean
 from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -32,8 +32,9 @@ class Decoupling(Method):
     year: ClassVar[int | None] = 2017
     n_nets: ClassVar[int] = 2
     stay_alike: ClassVar[bool] = True
-    warm_up: float = 0.1  # share of the epochs in which all examples count
-    least: float = 0.1  # the smallest denominator, as a share of the batch
+
+    warm_up: float = setting(0.1, "share of the epochs that train on all examples")
+    least: float = setting(0.1, "smallest denominator of the mean loss, as a share of the batch")
 
     def __post_init__(self) -> None:
         super().__post_init__()

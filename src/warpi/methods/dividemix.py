@@ -16,7 +16,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import first_epochs
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -45,14 +45,17 @@ class DivideMix(Method):
     year: ClassVar[int | None] = 2020
     n_nets: ClassVar[int] = 2
     n_views: ClassVar[int] = 2  # M
-    tau: float = 0.5  # probability of being clean from which a label is used
-    temperature: float = 0.5  # T of sharpening
-    alpha: float = 4.0  # of mixup's Beta distribution
-    lambda_u: float = 25.0  # weight of the unlabelled examples, whose error is a mean over the classes
-    lambda_r: float = 1.0  # weight of the penalty on uneven classes
-    warm_up: float = 10.0  # epochs with cross-entropy: at least one, at most half of them
-    ramp_up: float = 16.0  # epochs in which lambda_u grows to its full weight, at most half of them
-    confidence_penalty: float = 0.0  # weight of -H(p) in the warm-up; the paper: 1 for asymmetric noise
+
+    tau: float = setting(0.5, "smallest probability of being clean at which a label is used")
+    temperature: float = setting(0.5, "temperature T of sharpening; lower is sharper")
+    alpha: float = setting(4.0, "parameter of mixup's Beta distribution")
+    lambda_u: float = setting(25.0, "weight of the loss on unlabeled examples, which is a mean over the classes")
+    lambda_r: float = setting(1.0, "weight of the penalty on uneven class predictions")
+    warm_up: float = setting(10.0, "epochs with cross-entropy, at least one and at most half of all epochs")
+    ramp_up: float = setting(16.0, "epochs in which lambda_u rises to its full value, at most half of all epochs")
+    confidence_penalty: float = setting(
+        0.0, "weight of the negative entropy in the warm-up (the paper: 1 for asymmetric noise)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

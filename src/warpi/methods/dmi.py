@@ -14,7 +14,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import border, forget, restart
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -38,9 +38,10 @@ class DMI(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
-    warmup: float = 0.7  # share of the epochs with cross-entropy
-    rate: float = 0.1  # weight of the loss by determinants
-    epsilon: float = 1e-3  # of the published code
+
+    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before the determinant loss")
+    rate: float = setting(0.1, "factor of the determinant loss")
+    epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,10 +79,11 @@ class DMINS(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2021
-    warmup: float = 0.7  # share of the epochs of each with cross-entropy
-    rate: float = 0.1  # weight of the loss by determinants
-    epsilon: float = 1e-3  # of the published code
-    teaching: float = 0.5  # share of the epochs for the teacher
+
+    warmup: float = setting(0.7, "share of the teacher's and of the student's epochs with cross-entropy")
+    rate: float = setting(0.1, "factor of the determinant loss")
+    epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm")
+    teaching: float = setting(0.5, "share of the epochs that train the teacher")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -30,8 +30,9 @@ class ELR(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2020
-    beta: float = 0.7  # how much of the memory is kept
-    strength: float = 3.0  # lambda
+
+    beta: float = setting(0.7, "share of the memory kept per step")
+    strength: float = setting(3.0, "weight lambda of the regularization")
 
     def __post_init__(self) -> None:
         super().__post_init__()

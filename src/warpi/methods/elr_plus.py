@@ -13,7 +13,7 @@ from warpi.methods.elr import away_from, remember
 from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -35,11 +35,12 @@ class ELRPlus(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2020
     n_nets: ClassVar[int] = 2
-    beta: float = 0.7  # how much of the memory is kept
-    strength: float = 3.0  # lambda
-    alpha: float = 1.0  # of mixup's Beta distribution; 0: nothing is mixed
-    averaging: float = 0.997  # gamma: how much of the averaged weights is kept
-    ramp_up: float = 0.5  # S: share of the steps in which gamma_s grows to gamma
+
+    beta: float = setting(0.7, "share of the memory kept per step")
+    strength: float = setting(3.0, "weight lambda of the regularization")
+    alpha: float = setting(1.0, "parameter of mixup's Beta distribution; 0 turns mixup off")
+    averaging: float = setting(0.997, "share gamma of the averaged weights kept per step")
+    ramp_up: float = setting(0.5, "share of the steps in which gamma rises to its full value")
 
     def __post_init__(self) -> None:
         super().__post_init__()

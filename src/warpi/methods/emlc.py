@@ -14,7 +14,7 @@ from warpi.training.method import Method
 from warpi.training.penultimate import feature_size, features, last_layer
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least
+from warpi.utils.field_checks import at_least, setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -59,8 +59,9 @@ class EMLC(Method):
     needs_meta: ClassVar[bool] = True
     least_meta_batch: ClassVar[int] = 3  # as of MLC
     n_nets: ClassVar[int] = 2
-    embedding: int = 128  # size of a label
-    hidden: int = 128
+
+    embedding: int = setting(128, "size of the label embedding")
+    hidden: int = setting(128, "hidden units of the network that judges labels")
 
     def __post_init__(self) -> None:
         super().__post_init__()

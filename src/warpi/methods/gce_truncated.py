@@ -12,7 +12,7 @@ from warpi.training.method import Method, descend
 from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -31,10 +31,11 @@ class TruncatedGCE(Method):
 
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2018
-    q: float = 0.7  # of the loss of those that are kept, as in GCE
-    k: float = 0.5  # an example is pruned where the probability of its label is not above
-    start_prune: float = 0.7  # share of the epochs without pruning
-    prune_every: float = 1 / 12  # share of the epochs between two prunings
+
+    q: float = setting(0.7, "exponent of the loss of the kept examples: 0 is cross-entropy, 1 half the absolute error")
+    k: float = setting(0.5, "examples whose label has at most this probability are pruned")
+    start_prune: float = setting(0.7, "share of the epochs before the first pruning")
+    prune_every: float = setting(1 / 12, "share of the epochs between two prunings")
 
     def __post_init__(self) -> None:
         super().__post_init__()

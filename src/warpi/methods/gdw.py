@@ -13,7 +13,7 @@ from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils import distributed as parallel
-from warpi.utils.field_checks import at_least
+from warpi.utils.field_checks import at_least, setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -46,11 +46,14 @@ class GDW(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2021
     needs_meta: ClassVar[bool] = True
-    hidden: int = 100  # units of V
-    meta_lr: float = 1e-3  # beta, of Adam
-    meta_weight_decay: float = 1e-4
-    class_lr: float = 100.0  # eta
-    clip: float = 0.2  # c
+
+    hidden: int = setting(100, "hidden units of the weighting network")
+    meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)")
+    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network")
+    class_lr: float = setting(
+        100.0, "learning rate eta of the class-level weights (the authors: 1,000 for 100 classes)"
+    )
+    clip: float = setting(0.2, "largest change of a class-level weight in one step")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import border, restart
-from warpi.utils.field_checks import within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -36,7 +36,10 @@ class GLC(Method):
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2018
     needs_meta: ClassVar[bool] = True
-    warmup: float = 0.3  # share of the epochs spent on the network that C is estimated from
+
+    warmup: float = setting(
+        0.3, "share of the epochs that train the network from which the corruption matrix is estimated"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import first_epochs
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -37,9 +37,10 @@ class JoCoR(Method):
     n_nets: ClassVar[int] = 2
     stay_alike: ClassVar[bool] = True
     needs_noise_rate: ClassVar[bool] = True
-    forget_rate: float | None = None  # tau; default: the true noise rate
-    gradual: float = 10.0  # T_k: epochs in which R(t) grows to tau, and lambda from 0, at most half of them
-    agreement: float = 0.9  # lambda: weight of the divergence, against that of the labels
+
+    forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
+    gradual: float = setting(10.0, "epochs T_k in which the share left out and lambda rise, at most half of all epochs")
+    agreement: float = setting(0.9, "weight lambda of the agreement of the networks; the labels get 1 - lambda")
 
     def __post_init__(self) -> None:
         super().__post_init__()

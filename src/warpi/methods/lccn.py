@@ -15,7 +15,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import border
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -38,9 +38,10 @@ class LCCN(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
-    warmup: float = 0.7  # share of the epochs with cross-entropy
-    fixed: float = 0.43  # share of the epochs after them in which phi does not follow the counts
-    alpha: float = 1.0  # of the Dirichlet prior
+
+    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before true labels are sampled")
+    fixed: float = setting(0.43, "share of the remaining epochs in which T stays fixed")
+    alpha: float = setting(1.0, "concentration of the Dirichlet prior on the rows of T")
 
     def __post_init__(self) -> None:
         super().__post_init__()

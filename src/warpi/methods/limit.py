@@ -8,7 +8,7 @@ from torch import nn
 from warpi.data.batch import Batch, Log
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.training.method import Method, descend
-from warpi.utils.field_checks import at_least
+from warpi.utils.field_checks import at_least, setting
 
 
 @dataclass
@@ -31,8 +31,9 @@ class LIMIT(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2020
     n_nets: ClassVar[int] = 2  # the classifier, and q
-    beta: float = 1.0  # penalty on predicted gradients
-    dist: Literal["gaussian", "laplace"] = "gaussian"  # of a gradient around its prediction
+
+    beta: float = setting(1.0, "weight of the penalty on predicted gradients")
+    dist: Literal["gaussian", "laplace"] = setting("gaussian", "distribution of a gradient around its prediction")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import border, restart
-from warpi.utils.field_checks import within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -41,10 +41,17 @@ class LossCorrection(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2017
-    direction: Literal["forward", "backward"] = "forward"
-    warmup: float = 0.3  # share of the epochs spent on the network that T is estimated from
-    quantile: float = 0.97  # of the anchors: 1 is the argmax, less leaves outliers out
-    matrix: tuple[float, ...] | str | None = None  # T where it is known: row after row, or a file; default: estimated
+
+    direction: Literal["forward", "backward"] = setting(
+        "forward", "correct the predictions (forward) or the losses (backward)"
+    )
+    warmup: float = setting(0.3, "share of the epochs that train the network from which T is estimated")
+    quantile: float = setting(
+        0.97, "quantile of p(i | x) that picks the anchor of class i; 1 is the maximum, less skips outliers"
+    )
+    matrix: tuple[float, ...] | str | None = setting(
+        None, "the transition matrix T, row by row, or a file that contains it (default: estimate T)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

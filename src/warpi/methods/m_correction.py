@@ -15,7 +15,7 @@ from warpi.training.method import Method, descend, evaluating
 from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 def bootstrapped(y: Tensor, z: Tensor, w: Tensor) -> Tensor:
@@ -56,9 +56,10 @@ class MCorrection(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2019
-    alpha: float = 32.0  # of mixup's Beta distribution
-    reg: float = 1.0  # weight of the penalty on uneven classes
-    warm_up: float = 0.7  # of the epochs, with mixup alone
+
+    alpha: float = setting(32.0, "parameter of mixup's Beta distribution")
+    reg: float = setting(1.0, "weight of the penalty on uneven class predictions")
+    warm_up: float = setting(0.7, "share of the epochs with mixup only")
 
     def __post_init__(self) -> None:
         super().__post_init__()

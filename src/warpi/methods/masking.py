@@ -16,7 +16,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import border
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import derive, seeded
 
 
@@ -46,10 +46,13 @@ class Masking(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2018
-    warmup: float = 0.7  # share of the epochs with cross-entropy
-    mask: tuple[float, ...] | None = None  # 0 or 1 for each transition, row after row; default: from the estimate
-    critics: int = 5  # steps of D for one of G
-    game_lr: float = 1e-5  # of Adam, for G and D
+
+    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before the generator of T starts")
+    mask: tuple[float, ...] | None = setting(
+        None, "possible transitions: 0 or 1 per entry of T, row by row (default: read from the estimated T)"
+    )
+    critics: int = setting(5, "critic steps per generator step")
+    game_lr: float = setting(1e-5, "learning rate of generator and critic (Adam)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from warpi.functional.selection import follow_percentile, left_out, self_paced
 from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import derive, seeded
 
 
@@ -37,13 +37,14 @@ class MentorNetPD(Method):
 
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2018
-    share: float = 0.75  # p
-    averaging: float = 0.5  # a: how much of lambda is kept
-    softness: float = 1.0  # gamma
-    burn_in: float = 0.18  # share of the epochs
-    linear_from: float = 0.9  # share of the epochs after which weights fall linearly
-    early_dropout: float = 0.5  # share of a batch left out in the burn-in
-    dropout: float = 0.05  # and later
+
+    share: float = setting(0.75, "share p of a batch whose losses lie below the threshold")
+    averaging: float = setting(0.5, "share of the threshold kept per step (moving average)")
+    softness: float = setting(1.0, "gamma: range of losses over which weights fall from 1 to 0 in the last epochs")
+    burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1")
+    linear_from: float = setting(0.9, "share of the epochs after which weights fall linearly with the loss")
+    early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in")
+    dropout: float = setting(0.05, "share of each batch left out at random after the burn-in")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,13 +94,14 @@ class MentorNetDD(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2018
     needs_meta: ClassVar[bool] = True
-    share: float = 0.75  # p
-    averaging: float = 0.5  # a: how much of lambda is kept
-    hidden: int = 20  # units of the mentor
-    mentor_lr: float = 0.01
-    burn_in: float = 0.18  # share of the epochs
-    early_dropout: float = 0.5  # share of a batch left out in the burn-in
-    dropout: float = 0.05  # and later
+
+    share: float = setting(0.75, "share p of a batch whose losses lie below the threshold")
+    averaging: float = setting(0.5, "share of the threshold kept per step (moving average)")
+    hidden: int = setting(20, "hidden units of the mentor")
+    mentor_lr: float = setting(0.01, "learning rate of the mentor (Adam)")
+    burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1")
+    early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in")
+    dropout: float = setting(0.05, "share of each batch left out at random after the burn-in")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ from warpi.data.batch import Batch, Log
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.functional.mixup import mixup
 from warpi.training.method import Method, descend
-from warpi.utils.field_checks import at_least
+from warpi.utils.field_checks import at_least, setting
 
 
 @dataclass
@@ -24,7 +24,8 @@ class Mixup(Method):
 
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2018
-    alpha: float = 1.0  # of the Beta distribution; 0 is plain cross-entropy
+
+    alpha: float = setting(1.0, "parameter of the Beta distribution of the mixing weight; 0 is plain cross-entropy")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ from warpi.training.method import Method
 from warpi.training.penultimate import feature_size, features
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least
+from warpi.utils.field_checks import at_least, setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -55,9 +55,10 @@ class MLC(Method):
     year: ClassVar[int | None] = 2021
     needs_meta: ClassVar[bool] = True
     least_meta_batch: ClassVar[int] = 3  # one to learn from, two to judge by: BatchNorm needs two
-    embedding: int = 128  # size of a label
-    hidden: int = 128
-    meta_lr: float = 3e-4  # beta, of Adam
+
+    embedding: int = setting(128, "size of the label embedding")
+    hidden: int = setting(128, "units in each hidden layer of the meta-network")
+    meta_lr: float = setting(3e-4, "learning rate of the meta-network (Adam)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from warpi.training.bilevel import batch_gradient
 from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 def column_normalised(T: Tensor) -> Tensor:
@@ -43,9 +43,10 @@ class MLCWang(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2020
     needs_meta: ClassVar[bool] = True
-    warm_up: float = 3 / 8  # of the epochs: 30,000 of 80,000 steps
-    virtual_lr: float = 1e-3  # a, of the sum over the batch
-    matrix_lr: float = 0.11  # eta
+
+    warm_up: float = setting(3 / 8, "share of the epochs with cross-entropy, before the matrix is used")
+    virtual_lr: float = setting(1e-3, "learning rate of the virtual step, on the loss summed over the batch")
+    matrix_lr: float = setting(0.11, "learning rate eta of the matrix")
 
     def __post_init__(self) -> None:
         super().__post_init__()

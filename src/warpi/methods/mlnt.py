@@ -19,7 +19,7 @@ from warpi.training.penultimate import feature_size, features
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils import distributed as parallel
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 def synthetic(h: Tensor, y: Tensor, n: int, share: float, neighbours: int, generator: Generator) -> Tensor:
@@ -54,13 +54,18 @@ class MLNT(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2019
     least_batch: ClassVar[int] = 2  # labels come from neighbours in the batch
-    updates: int = 10  # M
-    share: float = 0.5  # of the labels of a batch, made wrong
-    neighbours: int = 10
-    fast_lr: float = 0.02  # a
-    warm_up: float = 0.1  # of the epochs, cross-entropy alone
-    ramp: float = 0.2  # of the epochs after that, in which r rises to 1
-    averaging: tuple[float, ...] = (0.99, 0.999)  # g while r rises, and afterwards
+
+    updates: int = setting(10, "number M of synthetic label sets per batch")
+    share: float = setting(0.5, "share of the labels of a batch that are replaced")
+    neighbours: int = setting(10, "number of nearest neighbors from which a replacement label is drawn")
+    fast_lr: float = setting(0.02, "learning rate of the steps towards synthetic labels")
+    warm_up: float = setting(0.1, "share of the epochs with cross-entropy only")
+    ramp: float = setting(
+        0.2, "share of the epochs, after the warm-up, in which the consistency loss gains its full weight"
+    )
+    averaging: tuple[float, ...] = setting(
+        (0.99, 0.999), "share of the teacher kept per step: during that ramp, and afterwards"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import derive, seeded
 
 
@@ -49,11 +49,12 @@ class MSLC(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2021
     needs_meta: ClassVar[bool] = True
-    warm_up: float = 2 / 3  # of the epochs: 80 of 120
-    virtual: float = 10.0  # the published code lowers the rate of the virtual step 20 epochs later
-    hidden: int = 100
-    meta_lr: float = 1e-3
-    meta_weight_decay: float = 1e-4
+
+    warm_up: float = setting(2 / 3, "share of the epochs with cross-entropy, before labels are corrected")
+    virtual: float = setting(10.0, "learning rate of the virtual step, as a multiple of the classifier's")
+    hidden: int = setting(100, "hidden units of each weighting network")
+    meta_lr: float = setting(1e-3, "learning rate of the weighting networks (Adam)")
+    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting networks")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least
+from warpi.utils.field_checks import at_least, setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -32,9 +32,10 @@ class MWNet(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2019
     needs_meta: ClassVar[bool] = True
-    hidden: int = 100
-    meta_lr: float = 1e-3
-    meta_weight_decay: float = 1e-4
+
+    hidden: int = setting(100, "hidden units of the weighting network")
+    meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)")
+    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from warpi.training.penultimate import feature_size, features
 from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 def label_posterior(h: Tensor, y: Tensor, n_classes: int, k: int, gamma: float, among: Tensor) -> Tensor:
@@ -49,11 +49,12 @@ class NoiseRank(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2020
-    k: int = 50  # neighbours
-    gamma: float = 1.0  # of the kernel
-    cut: float = 0.5  # the largest probability of being wrong with which a label is used
-    warm_up: float = 1 / 6  # of the epochs, on all labels
-    rounds: int = 10  # rankings
+
+    k: int = setting(50, "number of neighbors that vote on a label")
+    gamma: float = setting(1.0, "kernel coefficient; a larger value lets only close neighbors vote")
+    cut: float = setting(0.5, "largest probability of being wrong at which a label is used")
+    warm_up: float = setting(1 / 6, "share of the epochs that train on all labels")
+    rounds: int = setting(10, "number of times the labels are ranked")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import border
 from warpi.utils import distributed as parallel
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 def divergence(z: Tensor, y_tilde: Tensor) -> Tensor:
@@ -39,11 +39,14 @@ class PENCIL(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2019
-    alpha: float = 0.1  # compatibility with the given labels
-    beta: float = 0.4  # entropy
-    label_lr: float = 600.0  # lambda; the step of one label is lambda / batch size
-    stage1: float = 70 / 320  # of the epochs: where the first stage ends
-    stage2: float = 200 / 320  # of the epochs: where the second stage ends
+
+    alpha: float = setting(0.1, "weight of the compatibility with the given labels")
+    beta: float = setting(0.4, "weight of the entropy of the predictions")
+    label_lr: float = setting(
+        600.0, "learning rate lambda of the label distributions; one label moves by lambda / batch size"
+    )
+    stage1: float = setting(70 / 320, "share of the epochs at which the first stage ends")
+    stage2: float = setting(200 / 320, "share of the epochs at which the second stage ends")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import within
+from warpi.utils.field_checks import setting, within
 
 
 def _cross_entropy_step(method: Method, batch: Batch) -> Log:
@@ -58,7 +58,8 @@ class FineTune(Method):
     """
 
     needs_meta: ClassVar[bool] = True
-    share: float = 1 / 12  # of the epochs
+
+    share: float = setting(1 / 12, "share of the epochs, at the end, that train on the trusted examples only")
 
     def __post_init__(self) -> None:
         super().__post_init__()

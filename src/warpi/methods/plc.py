@@ -14,7 +14,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import first_epochs
 from warpi.utils import distributed as parallel
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 def corrected(y: Tensor, f: Tensor, theta: Tensor | float) -> Tensor:
@@ -41,10 +41,13 @@ class PLC(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2021
-    theta: float = 0.3
-    beta: float = 0.1
-    warm_up: float = 8.0  # epochs without corrections, at most half of them
-    window: int = 5  # epochs
+
+    theta: float = setting(
+        0.3, "a label is changed if its probability is below theta times the largest one; initial value"
+    )
+    beta: float = setting(0.1, "increase of theta after an epoch in which few labels change")
+    warm_up: float = setting(8.0, "epochs without corrections, at most half of all epochs")
+    window: int = setting(5, "number of epochs over which predictions are averaged")
 
     def __post_init__(self) -> None:
         super().__post_init__()

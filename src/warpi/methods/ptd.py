@@ -16,7 +16,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import border, restart
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -40,15 +40,16 @@ class PTD(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2020
-    warmup: float = 0.3  # share of the epochs before T is estimated
-    revise: float = 0.6  # share of the epochs after which Delta T is learned
-    parts: int = 20  # r
-    nmf_steps: int = 20  # multiplicative updates of W and H
-    fit_steps: int = 300  # of Adam, for P
-    fit_lr: float = 0.02
-    enough: float = 1e-3  # mean squared error of a class at which its fit ends
-    revision_lr: float = 5e-7  # of Adam, for Delta T
-    anew: bool = True  # the classifier begins once more when T is estimated
+
+    warmup: float = setting(0.3, "share of the epochs before T is estimated")
+    revise: float = setting(0.6, "share of the epochs after which the correction of T is learned")
+    parts: int = setting(20, "number r of parts")
+    nmf_steps: int = setting(20, "updates of the non-negative matrix factorization")
+    fit_steps: int = setting(300, "largest number of steps that fit the matrices of the parts")
+    fit_lr: float = setting(0.02, "learning rate of that fit (Adam)")
+    enough: float = setting(1e-3, "mean squared error of a class at which its fit stops")
+    revision_lr: float = setting(5e-7, "learning rate of the correction of T (Adam)")
+    anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
     def __post_init__(self) -> None:
         super().__post_init__()

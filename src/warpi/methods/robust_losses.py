@@ -9,7 +9,7 @@ from torch import Tensor
 from warpi.data.batch import Batch, Log
 from warpi.functional import losses
 from warpi.training.method import Method, descend
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 def _step(method: Method, values: Tensor) -> Log:
@@ -45,7 +45,8 @@ class GCE(Method):
 
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2018
-    q: float = 0.7  # 0: cross-entropy, 1: half the absolute error
+
+    q: float = setting(0.7, "exponent of the loss: 0 is cross-entropy, 1 is half the absolute error")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,9 +68,10 @@ class SCE(Method):
 
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2019
-    alpha: float = 0.1  # of cross-entropy; the paper's for CIFAR-10 (CIFAR-100: 6)
-    beta: float = 1.0  # of the reverse term; the paper's for CIFAR-10 (CIFAR-100: 0.1)
-    clip: float = 1e-4  # what stands for 0 in a label: A = log clip
+
+    alpha: float = setting(0.1, "weight of the cross-entropy (the paper: 0.1 on CIFAR-10, 6 on CIFAR-100)")
+    beta: float = setting(1.0, "weight of the reverse cross-entropy (the paper: 1 on CIFAR-10, 0.1 on CIFAR-100)")
+    clip: float = setting(1e-4, "probability that replaces 0 in a one-hot label, so that its logarithm is finite")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +93,8 @@ class Focal(Method):
 
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2017
-    gamma: float = 2.0  # how little easy examples count; 0: cross-entropy
+
+    gamma: float = setting(2.0, "how strongly easy examples are down-weighted; 0 is cross-entropy")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,8 +116,9 @@ class Bootstrap(Method):
 
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2015
-    hard: bool = False  # believe in the likeliest class instead of in the probabilities
-    beta: float = 0.95  # trust in the label; the paper's 0.95 where soft, 0.8 where hard
+
+    hard: bool = setting(False, "mix the label with the predicted class instead of the predicted probabilities")
+    beta: float = setting(0.95, "weight of the given label (the paper: 0.95 if soft, 0.8 if hard)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +139,8 @@ class LabelSmoothing(Method):
 
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2016
-    smoothing: float = 0.1  # epsilon
+
+    smoothing: float = setting(0.1, "probability epsilon that is spread evenly over all classes")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import border
-from warpi.utils.field_checks import within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -37,7 +37,8 @@ class SModel(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2017
-    warmup: float = 0.7  # share of the epochs before the layer is put on
+
+    warmup: float = setting(0.7, "share of the epochs before the noise layer is added")
 
     def __post_init__(self) -> None:
         super().__post_init__()

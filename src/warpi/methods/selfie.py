@@ -12,7 +12,7 @@ from warpi.functional.selection import selected_mean, small_loss, steady_label
 from warpi.training.method import Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -34,10 +34,11 @@ class SELFIE(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2019
     needs_noise_rate: ClassVar[bool] = True
-    forget_rate: float | None = None  # tau; default: the true noise rate
-    unsure: float = 0.05  # epsilon: the largest normalised entropy of predictions that count as steady
-    history: float = 0.15  # q: predictions that are remembered, as a share of the epochs
-    warm_up: float = 0.25  # share of the epochs
+
+    forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
+    unsure: float = setting(0.05, "largest normalized entropy epsilon at which past predictions count as consistent")
+    history: float = setting(0.15, "number q of past predictions kept, as a share of the epochs")
+    warm_up: float = setting(0.25, "share of the epochs with cross-entropy on all examples")
 
     def __post_init__(self) -> None:
         super().__post_init__()

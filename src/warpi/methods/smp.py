@@ -16,7 +16,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import border
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import generator
 
 
@@ -37,11 +37,12 @@ class SMP(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2019
-    alpha: float = 0.5  # weight of the corrected labels
-    per_class: int = 1280  # examples of a class among which prototypes are looked for
-    n_prototypes: int = 8
-    apart: float = 0.95  # the largest similarity of a prototype to a denser point
-    warm_up: float = 1 / 3  # of the epochs, on the given labels
+
+    alpha: float = setting(0.5, "weight of the corrected labels")
+    per_class: int = setting(1280, "number of examples per class among which prototypes are chosen")
+    n_prototypes: int = setting(8, "number of prototypes per class")
+    apart: float = setting(0.95, "largest similarity of a prototype to a denser point")
+    warm_up: float = setting(1 / 3, "share of the epochs on the given labels only")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from warpi.training.predict_rows import survey
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import border, restart
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -38,11 +38,14 @@ class TRevision(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
-    warmup: float = 0.3  # share of the epochs before T is estimated
-    revise: float = 0.6  # share of the epochs after which T is revised
-    quantile: float = 0.97  # of the anchors: 1 is the argmax, less leaves outliers out
-    revision_lr: float = 5e-7  # of Adam, for Delta T
-    anew: bool = True  # the classifier begins once more when T is estimated
+
+    warmup: float = setting(0.3, "share of the epochs before T is estimated")
+    revise: float = setting(0.6, "share of the epochs after which T is revised")
+    quantile: float = setting(
+        0.97, "quantile of p(i | x) that picks the anchor of class i; 1 is the maximum, less skips outliers"
+    )
+    revision_lr: float = setting(5e-7, "learning rate of the revision of T (Adam)")
+    anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
     def __post_init__(self) -> None:
         super().__post_init__()

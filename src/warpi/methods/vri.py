@@ -16,7 +16,7 @@ from warpi.training.method import Method
 from warpi.training.penultimate import feature_size, features
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import derive, seeded
 
 
@@ -59,13 +59,14 @@ class VRI(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2025
     needs_meta: ClassVar[bool] = True
-    samples: int = 1  # L
-    kl: float = 1e-3  # lambda, of a KL summed over the classes
-    output: Literal["sigmoid", "tanh", "unbounded"] = "sigmoid"
-    embedding: int = 64  # size of a label
-    hidden: tuple[int, ...] = (1024, 512, 512)
-    meta_lr: float = 3e-4  # beta, of Adam
-    meta_weight_decay: float = 5e-4
+
+    samples: int = setting(1, "number L of samples of v per example")
+    kl: float = setting(1e-3, "weight lambda of the KL divergence, which is summed over the classes")
+    output: Literal["sigmoid", "tanh", "unbounded"] = setting("sigmoid", "function from a Gaussian sample to v")
+    embedding: int = setting(64, "size of the label embedding")
+    hidden: tuple[int, ...] = setting((1024, 512, 512), "units of the hidden layers of the meta-network")
+    meta_lr: float = setting(3e-4, "learning rate of the meta-network (Adam)")
+    meta_weight_decay: float = setting(5e-4, "weight decay of the meta-network")
 
     def __post_init__(self) -> None:
         super().__post_init__()
