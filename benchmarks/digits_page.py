@@ -18,8 +18,8 @@ from typing import Any
 
 from warpi.methods.registry import METHODS
 from warpi.runs.rerun import flag
-from warpi.training.method import FAMILIES
 
+FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, WHY = ROOT / "docs/results/digits.json", ROOT / "docs/results/digits-why.json"
 PAGE = ROOT / "docs/results/digits.md"

@@ -7,7 +7,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from warpi.data.batch import Batch as Batch
-    from warpi.data.batch import Log as Log
     from warpi.data.dataset import Dataset as Dataset
     from warpi.data.examples import TensorExamples as TensorExamples
     from warpi.data.split import Split as Split
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from warpi.runs.run import Run as Run
     from warpi.runs.run import fit as fit
     from warpi.training.engine import train as train
+    from warpi.training.method import Log as Log
     from warpi.training.method import Method as Method
     from warpi.training.recipe import Recipe as Recipe
     from warpi.training.task import Task as Task
@@ -44,7 +44,7 @@ _HOME = {
     "warpi.training.engine": ("train",),
     "warpi.errors": ("UserError",),
     "warpi.estimator.classifier": ("NoisyLabelClassifier",),
-    "warpi.training.method": ("Method",),
+    "warpi.training.method": ("Log", "Method"),
     "warpi.methods.registry": ("METHODS", "make_method"),
     "warpi.methods.mwnet": ("MWNet",),
     "warpi.methods.plain": ("CE", "CleanOnly", "FineTune"),
@@ -55,7 +55,7 @@ _HOME = {
     "warpi.training.recipe": ("Recipe",),
     "warpi.runs.run": ("Run", "fit"),
     "warpi.training.task": ("Task", "Truth", "make_task"),
-    "warpi.data.batch": ("Batch", "Log"),
+    "warpi.data.batch": ("Batch",),
 }
 """Where each public name lives. It is fetched at first use, so that `import warpi` does not wait for torch."""
 

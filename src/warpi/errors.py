@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-BROKEN = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
+MALFORMED_ERRORS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 """What comes of values that are not what was stored there; RecursionError is a RuntimeError."""
 
 
@@ -29,17 +29,17 @@ def nearest(got: str, names: Iterable[str]) -> str | None:
     return bare[near[0]] if near else None
 
 
-def missing(package: str, purpose: str, extra: str) -> UserError:
+def missing_package(package: str, purpose: str, extra: str) -> UserError:
     """The error for an optional package that is not installed."""
     return UserError(f"{purpose} needs the package {package!r}; install it with: pip install 'warpi[{extra}]'")
 
 
 @contextmanager
-def readable(file: object) -> Iterator[None]:
+def blame_file(file: object) -> Iterator[None]:
     """What is wrong inside is wrong with the file: it was made by somebody else, or changed with its hash."""
     try:
         yield
-    except BROKEN as e:
+    except MALFORMED_ERRORS as e:
         if "out of memory" in str(e):
             raise
         reason = (str(e) or type(e).__name__).splitlines()[0][:200]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from warpi.autodiff import checked_trace as retrace
 from warpi.autodiff import passes
-from warpi.autodiff.passes import How, along, at, forward, tuned
+from warpi.autodiff.passes import PassConfig, along, at, configure_passes, forward
 from warpi.autodiff.trace import Point, trace
 from warpi.errors import UserError
 from warpi.nets.preact_resnet import stage
@@ -25,15 +25,15 @@ from warpi.training.bilevel import meta_gradient
 from warpi.training.recipe import Recipe
 from warpi.utils.seeding import seeded
 
-TRACED = How(compile=True)
+TRACED = PassConfig(compile=True)
 REFUSED = TWICE
 """Those whose trace fails: the plain passes do them."""
 WAYS = {
-    "traced": How(compile=True),
-    "lean": How(compile=True, lean=True),
-    "checkpointed": How(compile=True, checkpointing=True),
-    "in parts": How(accumulate=3),
-    "traced, in parts": How(compile=True, accumulate=3),
+    "traced": PassConfig(compile=True),
+    "lean": PassConfig(compile=True, lean=True),
+    "checkpointed": PassConfig(compile=True, checkpointing=True),
+    "in parts": PassConfig(accumulate=3),
+    "traced, in parts": PassConfig(compile=True, accumulate=3),
 }
 
 
@@ -50,7 +50,7 @@ def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: p
     s = Setting(net, "warpi", device)
     with seeded(3):
         wanted_value, wanted = s.oracle()
-    tuned(s.net, TRACED)
+    configure_passes(s.net, TRACED)
     with caplog.at_level(logging.WARNING), seeded(3):
         value, grads = s.lookahead()
     if net != "numpy" and (
@@ -69,7 +69,7 @@ def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: p
 def test_a_traced_step_is_the_plain_step(net: str, way: str) -> None:
     """Logits, gradients of the weights, running statistics and the global generator."""
     plain, other = Setting(net, "warpi"), Setting(net, "warpi")
-    tuned(other.net, WAYS[way])
+    configure_passes(other.net, WAYS[way])
     with seeded(1):
         forward(other.net, other.x)  # the trace is made
     for p, q in zip(plain.net.buffers(), other.net.buffers(), strict=True):
@@ -105,7 +105,7 @@ def test_in_parts(net: str, way: str) -> None:
     """The meta gradient and the real step are those of a network that sees the batch in parts."""
     s, other = Setting(net, "warpi"), Setting(net, "warpi")
     s.net = InShares(s.net, 3)
-    tuned(other.net, WAYS[way])
+    configure_passes(other.net, WAYS[way])
     results = []
     for setting in (s, other):
         with seeded(3):
@@ -118,7 +118,7 @@ def test_in_parts(net: str, way: str) -> None:
 
 
 def test_batches_that_cannot_be_cut() -> None:
-    net = tuned(perceptron(5, 8, K), How(accumulate=4))
+    net = configure_passes(perceptron(5, 8, K), PassConfig(accumulate=4))
     assert net(torch.randn(9, 5)).shape == (9, K)  # parts need not be equal
     with pytest.raises(UserError, match="batch of 7 cannot be cut into 4"):
         net(torch.zeros(7, 5))
@@ -139,7 +139,7 @@ class Remembering(nn.Module):
 
 
 def test_parts_that_cannot_be_repeated() -> None:
-    net = tuned(Remembering(), How(accumulate=2))
+    net = configure_passes(Remembering(), PassConfig(accumulate=2))
     with pytest.raises(UserError, match="cannot go through Remembering in parts"):
         net(torch.randn(8, 5)).sum().backward()
 
@@ -151,7 +151,7 @@ def test_parts_that_cannot_be_repeated() -> None:
 def test_through_the_last_children_only(compile: bool) -> None:
     """With the first children frozen, the whole gradient is that of the last ones."""
     s, frozen = Setting("residual", "warpi"), Setting("residual", "warpi")
-    tuned(s.net, How(depth=2, compile=compile))
+    configure_passes(s.net, PassConfig(depth=2, compile=compile))
     names = along(s.net)
     assert {name.split(".")[0] for name in names} == {"shortcut", "fc"}
     for name, p in frozen.net.named_parameters():
@@ -159,13 +159,13 @@ def test_through_the_last_children_only(compile: bool) -> None:
     (value, got), (wanted_value, wanted) = s.lookahead(), frozen.oracle()
     assert value.item() == pytest.approx(wanted_value.item(), rel=EXACT)
     assert_same(got, wanted)
-    assert len(forward(s.net, s.x).done.back(torch.ones(6, K).double())) == len(list(s.net.parameters()))
+    assert len(forward(s.net, s.x).done.vjp(torch.ones(6, K).double())) == len(list(s.net.parameters()))
 
 
 def test_a_depth_without_weights() -> None:
     net = nn.Sequential(nn.Linear(5, K), nn.Linear(K, K).requires_grad_(False))
     with pytest.raises(UserError, match="last 1 children of Sequential have no weights"):
-        along(tuned(net, How(depth=1)))
+        along(configure_passes(net, PassConfig(depth=1)))
 
 
 # --- finite difference ------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_depth_without_weights() -> None:
 def test_a_finite_difference_is_near(compile: bool) -> None:
     s = Setting("residual", "warpi")
     _, wanted = s.oracle()
-    tuned(s.net, How(difference=True, compile=compile))
+    configure_passes(s.net, PassConfig(difference=True, compile=compile))
     _, got = s.lookahead()
     assert_same(got, wanted, 0.1)
     with pytest.raises(AssertionError):
@@ -202,7 +202,7 @@ def test_bf16(compile: bool, mode: str) -> None:
         for module in s.net.modules():
             module.training = not isinstance(module, nn.BatchNorm2d)
     _, exact = s.oracle()
-    tuned(s.net, How(bf16=True, compile=compile))
+    configure_passes(s.net, PassConfig(bf16=True, compile=compile))
     noisy = forward(s.net, s.x)
     assert noisy.z.dtype == torch.float32
     _, grads = s.lookahead()
@@ -220,9 +220,9 @@ def test_bf16_traced_without_weights_of_batchnorm(way: str) -> None:
     """Its kernel then gives statistics of another dtype than a trace is told."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, affine=False), nn.Tanh(), nn.Linear(8, K))
-    net, x = tuned(copy.deepcopy(plain), replace(WAYS[way], bf16=True)), torch.randn(16, 5)
+    net, x = configure_passes(copy.deepcopy(plain), replace(WAYS[way], bf16=True)), torch.randn(16, 5)
     g = {name: torch.randn_like(p) for name, p in plain.named_parameters()}
-    wanted, got = forward(plain, x).done.ahead(g), forward(net, x).done.ahead(g)
+    wanted, got = forward(plain, x).done.jvp(g), forward(net, x).done.jvp(g)
     assert F.cosine_similarity(wanted.flatten(), got.flatten(), dim=0) > 0.99
     trace_of(net)
 
@@ -232,7 +232,7 @@ def test_bf16_traced_without_weights_of_batchnorm(way: str) -> None:
 
 def test_the_pass_is_not_computed_again() -> None:
     """The graphs of the two linear maps hold no operator of the pass; its 19 convolutions are 56 in all, not 94."""
-    net = tuned(resnet20((3, 8, 8), K, width=4), TRACED)
+    net = configure_passes(resnet20((3, 8, 8), K, width=4), TRACED)
     forward(net, torch.randn(4, 3, 8, 8))
     found = trace_of(net)
     n = 19
@@ -240,20 +240,20 @@ def test_the_pass_is_not_computed_again() -> None:
     def count(part: passes.Any) -> int:
         return sum("convolution.default" in str(node.target) for node in part.module.graph.nodes)
 
-    assert (count(found.pass_), count(found.back), count(found.ahead)) == (
+    assert (count(found.pass_), count(found.vjp), count(found.jvp)) == (
         n,
         0,
         2 * n - 1,
     )  # x does not move: the first needs one
-    norms = [str(node.target) for node in found.ahead.module.graph.nodes if "batch_norm" in str(node.target)]
+    norms = [str(node.target) for node in found.jvp.module.graph.nodes if "batch_norm" in str(node.target)]
     assert not norms
 
 
 def test_lean_and_checkpointed_passes_hand_on_less() -> None:
-    def handed_on(how: How) -> int:
+    def handed_on(how: PassConfig) -> int:
         with seeded(0):
             stages = stage(8, 8, 2, 1), stage(8, 16, 2, 2)  # half of a pre-activation ResNet-18
-            net = tuned(nn.Sequential(conv(3, 8, 3), *stages, nn.Flatten(), nn.Linear(1024, K)), how)
+            net = configure_passes(nn.Sequential(conv(3, 8, 3), *stages, nn.Flatten(), nn.Linear(1024, K)), how)
         forward(net, torch.randn(8, 3, 16, 16))
         outputs = trace_of(net).pass_.outputs
         return sum(node.meta["val"].numel() for node in outputs if node is not None and node.op != "placeholder")
@@ -283,7 +283,7 @@ class Fickle(nn.Module):
 @pytest.mark.parametrize(("kind", "why"), [("python", "generators"), ("counts", "numbers"), ("values", "")])
 def test_networks_that_change_are_not_traced(kind: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
     passes._tell_untraced.cache_clear()
-    net = tuned(Fickle(kind), TRACED)
+    net = configure_passes(Fickle(kind), TRACED)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             net(torch.randn(4, 5))
@@ -340,9 +340,9 @@ def test_operators_in_place(kind: str, way: str) -> None:
         u = torch.randn(6, K).double()
         g = {name: torch.randn_like(p) for name, p in net.named_parameters()}
     plain = forward(net, x).done
-    wanted = [*plain.back(u), plain.ahead(g)]
-    done = forward(tuned(net, WAYS[way]), x).done
-    assert_same([*done.back(u), done.ahead(g), *done.back(u)], [*wanted, *wanted[:-1]])
+    wanted = [*plain.vjp(u), plain.jvp(g)]
+    done = forward(configure_passes(net, WAYS[way]), x).done
+    assert_same([*done.vjp(u), done.jvp(g), *done.vjp(u)], [*wanted, *wanted[:-1]])
 
 
 class Constant(nn.Module):
@@ -360,7 +360,7 @@ class Constant(nn.Module):
 def test_tensors_that_a_network_holds() -> None:
     x = torch.randn(4, 5)
     for scale in (1.0, 2.0):
-        net = tuned(Constant(scale), TRACED)
+        net = configure_passes(Constant(scale), TRACED)
         assert_same([net(x).detach()], [(net.fc(x) * net.k).detach()], 1e-6)
         assert trace_of(net)
 
@@ -371,7 +371,7 @@ def test_networks_that_are_the_same_share_a_trace(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(retrace, "trace", lambda *a, **k: traced.append(1) or trace(*a, **k))
     for wanted in (1, 1, 2):  # the third has other shapes
         layers = nn.Linear(5, 8 * wanted), nn.Tanh(), nn.Linear(8 * wanted, K)
-        net = tuned(nn.Sequential(*layers), TRACED)
+        net = configure_passes(nn.Sequential(*layers), TRACED)
         assert_same([net(x).detach()], [layers[2](layers[1](layers[0](x))).detach()], 1e-6)
         assert len(traced) == wanted
 
@@ -390,7 +390,7 @@ class Either(nn.Module):
 def test_networks_that_only_look_the_same_do_not() -> None:
     x = torch.randn(4, 5)
     for what in (torch.tanh, torch.sigmoid, torch.tanh):
-        net = tuned(Either(what), TRACED)
+        net = configure_passes(Either(what), TRACED)
         assert_same([net(x).detach()], [what(net.fc(x)).detach()], 1e-6)
         assert trace_of(net)
 
@@ -409,7 +409,7 @@ class Bounded(nn.Module):
 def test_what_a_first_batch_does_not_show_counts() -> None:
     x = torch.randn(4, 5)
     for bound in (100.0, 10.0):
-        net = tuned(Bounded(-bound, bound), TRACED)
+        net = configure_passes(Bounded(-bound, bound), TRACED)
         net(x)
         with torch.no_grad():
             net.fc.weight.mul_(50)
@@ -418,17 +418,17 @@ def test_what_a_first_batch_does_not_show_counts() -> None:
 
 def test_a_trace_that_gives_no_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nothing(Point):
-        def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
-            return super().ahead(g) * torch.nan
+        def jvp(self, g: Mapping[str, Tensor]) -> Tensor:
+            return super().jvp(g) * torch.nan
 
     monkeypatch.setattr(retrace, "Point", Nothing)
-    net = tuned(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, K)), TRACED)
+    net = configure_passes(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, K)), TRACED)
     net(torch.randn(4, 5))
     assert list(passes._traces[net].values()) == [None]
 
 
 def test_numbers_that_are_set_later_count() -> None:
-    net = tuned(nn.Sequential(nn.Linear(5, 8), nn.LeakyReLU(0.1), nn.Linear(8, K)), TRACED)
+    net = configure_passes(nn.Sequential(nn.Linear(5, 8), nn.LeakyReLU(0.1), nn.Linear(8, K)), TRACED)
     x = torch.randn(4, 5)
     before = net(x)
     net[1].negative_slope = 0.9  # type: ignore[index]
@@ -439,28 +439,28 @@ def test_a_difference_needs_the_same_masks() -> None:
     s = Setting("dropout", "warpi")
     with seeded(3):
         _, wanted = s.oracle()
-    tuned(s.net, How(compile=True, difference=True))
+    configure_passes(s.net, PassConfig(compile=True, difference=True))
     with seeded(3):
         _, got = s.lookahead()
     assert_same(got, wanted, 0.1)
 
 
 def test_a_tuned_network_is_still_a_network(tmp_path: Path) -> None:
-    net = tuned(Residual(), How(bf16=True, compile=True))
+    net = configure_passes(Residual(), PassConfig(bf16=True, compile=True))
     x = torch.randn(4, 3, 8, 8, requires_grad=True)
     (d,) = torch.autograd.grad(net(x).sum(), x)  # inputs have gradients too
     assert d.abs().sum() > 0
     torch.save(net, tmp_path / "net.pt")
     again = torch.load(tmp_path / "net.pt", weights_only=False)
     assert type(again).__name__ == "Residual"
-    assert passes.how_of(again) == How(bf16=True, compile=True)
+    assert passes.pass_config(again) == PassConfig(bf16=True, compile=True)
     (g,) = torch.autograd.grad(net(x.detach()).sum(), [net.fc.weight], create_graph=True)
     with pytest.raises(RuntimeError):  # not zero without a word
         torch.autograd.grad(g.sum(), [net.fc.weight])
 
 
 def test_a_new_shape_is_a_new_trace() -> None:
-    net = tuned(perceptron(5, 8, K), TRACED)
+    net = configure_passes(perceptron(5, 8, K), TRACED)
     for n in (4, 6, 4):
         assert net(torch.randn(n, 5)).shape == (n, K)
     assert len(passes._traces[net]) == 2
@@ -468,7 +468,7 @@ def test_a_new_shape_is_a_new_trace() -> None:
 
 def test_too_many_shapes_are_done_plainly_and_said(caplog: pytest.LogCaptureFixture) -> None:
     passes._tell_untraced.cache_clear()
-    net = tuned(nn.Linear(5, K), TRACED)
+    net = configure_passes(nn.Linear(5, K), TRACED)
     with caplog.at_level(logging.WARNING):
         for n in range(2, 14):
             assert net(torch.randn(n, 5)).shape == (n, K)
@@ -477,7 +477,7 @@ def test_too_many_shapes_are_done_plainly_and_said(caplog: pytest.LogCaptureFixt
 
 
 def test_a_copy_of_a_tuned_network_is_its_own() -> None:
-    net = tuned(Residual(), TRACED)
+    net = configure_passes(Residual(), TRACED)
     other = copy.deepcopy(net)
     with torch.no_grad():
         for p in other.parameters():
@@ -493,22 +493,22 @@ def test_a_pass_elsewhere_touches_nothing() -> None:
     for way in WAYS.values():
         s = Setting("residual", "warpi")
         before = {name: t.clone() for name, t in s.net.state_dict().items()}
-        tuned(s.net, way)
+        configure_passes(s.net, way)
         done = at(s.net, {name: p + 1 for name, p in s.net.named_parameters()}, s.x)
-        assert all(d.abs().sum() > 0 for d in done.back(torch.ones_like(done.z)))
+        assert all(d.abs().sum() > 0 for d in done.vjp(torch.ones_like(done.z)))
         assert all(torch.equal(before[name], t) for name, t in s.net.state_dict().items())
         assert all(p.grad is None for p in s.net.parameters())
 
 
-@pytest.mark.parametrize("way", [How(), *WAYS.values()], ids=["plain", *WAYS])
-def test_ahead_after_the_weights_have_moved(way: How) -> None:
+@pytest.mark.parametrize("way", [PassConfig(), *WAYS.values()], ids=["plain", *WAYS])
+def test_ahead_after_the_weights_have_moved(way: PassConfig) -> None:
     """With a snapshot, J is that of the pass, whatever has become of the weights since."""
     s = Setting("residual", "warpi")
-    tuned(s.net, way)
+    configure_passes(s.net, way)
     g = {name: torch.randn_like(p) for name, p in s.net.named_parameters()}
-    wanted = forward(s.net, s.x).done.ahead(g)
+    wanted = forward(s.net, s.x).done.jvp(g)
     noisy = forward(s.net, s.x, snapshot=True)
     with torch.no_grad():
         for p in s.net.parameters():
             p.mul_(1.1)
-    assert_same([noisy.done.ahead(g)], [wanted])
+    assert_same([noisy.done.jvp(g)], [wanted])

@@ -20,7 +20,7 @@ from warpi.datasets.load import load_dataset
 from warpi.estimator.classifier import FORMAT
 from warpi.estimator.inputs import Layout
 from warpi.runs.run import fit
-from warpi.training.checkpoint import packed, unpacked
+from warpi.training.checkpoint import pack, unpack
 
 N = 90
 CHANCE = np.random.default_rng(0)
@@ -186,9 +186,9 @@ def test_saved_and_exported(tmp_path: Path, form: Any) -> None:
 def test_files_that_were_saved_before(tmp_path: Path) -> None:
     made = model().fit(X, Y, X[:9], Y[:9])
     made.save(tmp_path / "new")
-    state = unpacked(tmp_path / "new", FORMAT, "")
+    state = unpack(tmp_path / "new", FORMAT, "")
     del state["layout"]["double"]
-    (tmp_path / "old").write_bytes(packed(state, FORMAT))
+    (tmp_path / "old").write_bytes(pack(state, FORMAT))
     old = NoisyLabelClassifier.load(tmp_path / "old")
     np.testing.assert_array_equal(old.predict_proba(X), made.predict_proba(X))
     assert old.encode(X).dtype == np.float32

@@ -30,7 +30,7 @@ from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.estimator.pseudo_trusted import MAX_PER_CLASS, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.methods.plain import CE
-from warpi.training.checkpoint import packed
+from warpi.training.checkpoint import pack
 from warpi.training.task import Task, Truth
 from warpi.utils.seeding import derive, seeded
 
@@ -496,7 +496,7 @@ def test_files_that_were_changed_are_refused(small: tuple[Arrays, Arrays, Arrays
     for other, why in (
         (content[:-1], "not a whole classifier"),
         (pickle.dumps(model), "not a whole classifier"),
-        (packed({}, "warpi-checkpoint/1"), "no classifier of this version"),
+        (pack({}, "warpi-checkpoint/1"), "no classifier of this version"),
     ):
         path.write_bytes(other)
         with pytest.raises(UserError, match=why):

@@ -25,7 +25,7 @@ from warpi.nets.mlp import MLP
 from warpi.runs import run
 from warpi.runs.spec import DataSpec
 from warpi.training import checkpoint
-from warpi.training.engine import Position, Record, train
+from warpi.training.engine import Record, TrainingState, check_batches, train
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
@@ -50,9 +50,13 @@ def trained(name: str, task: MethodTask, recipe: Recipe = RECIPE) -> tuple[Metho
     return method, [record for record in train(method, *task) if record is not None]
 
 
-def stored(method: Method, path: Path, at: Position | None = None) -> dict[str, Any]:
+def stored(method: Method, path: Path, at: TrainingState | None = None) -> dict[str, Any]:
     """What a checkpoint of the method holds, read back."""
-    state = {"method": checkpoint.state_of(method), "position": vars(at or Position()), "rng": checkpoint.global_rng()}
+    state = {
+        "method": checkpoint.state_of(method),
+        "position": vars(at or TrainingState()),
+        "rng": checkpoint.global_rng(),
+    }
     checkpoint.save(path, state)
     return checkpoint.load(path)
 
@@ -282,7 +286,7 @@ def test_goes_on_as_if_never_interrupted(
         pytest.skip(f"{name} says that it cannot")
     records, wanted, n = whole(name, data, recipe)
     with seeded(1):
-        broken, at = quick(name), Position()
+        broken, at = quick(name), TrainingState()
         broken.start(task[0], recipe)
         seen = [r for r in islice(train(broken, *task, at), CUTS[cut](n)) if r is not None]
         stored(broken, tmp_path / "broken", at)
@@ -292,7 +296,7 @@ def test_goes_on_as_if_never_interrupted(
         fresh.start(task[0], recipe)
         checkpoint.restore(fresh, state["method"])
         checkpoint.set_global_rng(state["rng"])
-        rest = [r for r in train(fresh, *task, Position(**state["position"])) if r is not None]
+        rest = [r for r in train(fresh, *task, TrainingState(**state["position"])) if r is not None]
         got = stored(fresh, tmp_path / "fresh")
     assert same(got, wanted)
     assert untimed(seen + rest) == untimed(records)
@@ -329,13 +333,13 @@ def test_says_how_small_a_batch_may_be(name: str, tiny: MethodTask) -> None:
     needs = {"batch_size": METHODS[name].least_batch, "meta_batch_size": METHODS[name].least_meta_batch}
     method = quick(name)
     method.start(tiny[0], replace(RECIPE, **{part: max(2, n) for part, n in needs.items()}))
-    run.check_batches(method)
+    check_batches(method)
     assert len(list(islice(method.epoch(0), 3))) == 3
     for part, n in needs.items():
         if n > 1:
             method.start(tiny[0], replace(RECIPE, net=lambda *of: MLP(*of, hidden=()), **{part: n - 1}))
             with pytest.raises(UserError, match=f"needs {n} .* got {n - 1}; use --{part.replace('_', '-')} >= {n}"):
-                run.check_batches(method)
+                check_batches(method)
 
 
 def test_does_not_look_at_what_it_says_it_does_not_need(name: str, tiny: MethodTask, whole: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
@@ -18,7 +18,7 @@ from warpi.methods.plain import CleanOnly, FineTune
 from warpi.methods.registry import METHODS, make_method
 from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.training.engine import Diverged, Record, train
-from warpi.training.method import Method
+from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth, make_task
 

@@ -53,7 +53,7 @@ def trained(method: Method, task: Task, truth: Truth | None = None, recipe: Reci
 
 NAIVE: dict[str, tuple[LogitLoss, Callable[[list[float], int], float]]] = {
     "absolute error": (losses.absolute_error, lambda p, y: sum(abs(p[k] - (k == y)) for k in range(len(p)))),
-    "generalised": (lambda z, y: losses.generalised_cross_entropy(z, y, 0.7), lambda p, y: (1 - p[y] ** 0.7) / 0.7),
+    "generalised": (lambda z, y: losses.generalized_cross_entropy(z, y, 0.7), lambda p, y: (1 - p[y] ** 0.7) / 0.7),
     "truncated": (
         lambda z, y: losses.truncated_cross_entropy(z, y, (torch.arange(len(y)) % 2).double(), 0.7, 0.5),
         lambda p, y: (y % 2) * ((1 - p[y] ** 0.7) / 0.7 - (1 - 0.5**0.7) / 0.7),  # y = i mod 4 here
@@ -105,9 +105,9 @@ def test_prior_penalty_against_loops() -> None:
 
 
 IDENTITIES: dict[str, tuple[LogitLoss, LogitLoss]] = {
-    "GCE with q = 0": (lambda z, y: losses.generalised_cross_entropy(z, y, 0.0), losses.cross_entropy),
+    "GCE with q = 0": (lambda z, y: losses.generalized_cross_entropy(z, y, 0.0), losses.cross_entropy),
     "GCE with q = 1": (
-        lambda z, y: losses.generalised_cross_entropy(z, y, 1.0),
+        lambda z, y: losses.generalized_cross_entropy(z, y, 1.0),
         lambda z, y: losses.absolute_error(z, y) / 2,
     ),
     "SCE with beta = 0": (lambda z, y: losses.symmetric_cross_entropy(z, y, 1, 0, -9), losses.cross_entropy),
@@ -128,7 +128,7 @@ IDENTITIES: dict[str, tuple[LogitLoss, LogitLoss]] = {
     "one-hot targets": (lambda z, y: losses.soft_cross_entropy(z, losses.one_hot(y, 4)), losses.cross_entropy),
     "truncated with nothing pruned": (
         lambda z, y: losses.truncated_cross_entropy(z, y, torch.ones(len(y)), 0.7, 0.5),
-        lambda z, y: losses.generalised_cross_entropy(z, y, 0.7) - (1 - 0.5**0.7) / 0.7,
+        lambda z, y: losses.generalized_cross_entropy(z, y, 0.7) - (1 - 0.5**0.7) / 0.7,
     ),
     "truncated at q = 0": (
         lambda z, y: losses.truncated_cross_entropy(z, y, torch.ones(len(y)), 0.0, 0.5),
@@ -153,7 +153,7 @@ def test_identities(name: str) -> None:
 def test_generalised_cross_entropy_tends_to_cross_entropy() -> None:
     z, y = some_logits()
     gaps = [
-        (losses.generalised_cross_entropy(z, y, q) - losses.cross_entropy(z, y)).abs().max() for q in (0.1, 0.01, 1e-6)
+        (losses.generalized_cross_entropy(z, y, q) - losses.cross_entropy(z, y)).abs().max() for q in (0.1, 0.01, 1e-6)
     ]
     assert gaps[0] > 5 * gaps[1] > 5 * 1000 * gaps[2]
 
@@ -167,7 +167,7 @@ def test_the_minimum_of_absolute_error_under_symmetric_noise() -> None:
 
 EXTREMES: dict[str, LogitLoss] = {
     **{name: loss for name, (loss, _) in NAIVE.items() if name != "truncated"},
-    "generalised, small q": lambda z, y: losses.generalised_cross_entropy(z, y, 0.01),
+    "generalised, small q": lambda z, y: losses.generalized_cross_entropy(z, y, 0.01),
     "focal, a root": lambda z, y: losses.focal(z, y, 0.5),
     "truncated": lambda z, y: losses.truncated_cross_entropy(z, y, torch.ones(len(y)), 0.7, 0.5),
     "prior": lambda z, _: losses.prior_penalty(z),

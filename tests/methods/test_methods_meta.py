@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from warpi.autodiff.passes import How, forward, tuned
+from warpi.autodiff.passes import PassConfig, configure_passes, forward
 from warpi.data.batch import Batch
 from warpi.data.dataset import Dataset
 from warpi.errors import UserError
@@ -29,9 +29,9 @@ from warpi.methods.vri import VRI
 from warpi.nets.mlp import MLP
 from warpi.nets.resnet import resnet20
 from warpi.training.bilevel import bilevel_step
-from warpi.training.engine import Position, settle, train
+from warpi.training.engine import TrainingState, settle, train
 from warpi.training.method import Method, evaluating
-from warpi.training.penultimate import feature_size, features, last_layer
+from warpi.training.outputs import feature_size, last_layer, penultimate
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth, make_task
 
@@ -431,7 +431,7 @@ def test_ranks_average_the_statistics_of_a_teacher_too(tiny: TaskAndTruth, monke
     monkeypatch.setattr("warpi.utils.distributed.average", lambda tensors: seen.extend(tensors))
     method = MLNT()
     method.start(tiny[0], RECIPE)
-    settle(method, Position())
+    settle(method, TrainingState())
     wanted = [b for net in (method.net, method.teacher) for b in net.buffers() if b.is_floating_point()]
     assert len(wanted) == 4
     assert {id(b) for b in wanted} == {id(b) for b in seen}
@@ -444,7 +444,7 @@ def test_features_leave_the_network_as_it_is() -> None:
     torch.manual_seed(0)
     net, x = resnet20((3, 8, 8), 5, width=4), torch.randn(6, 3, 8, 8)
     before = copy.deepcopy(net.state_dict())
-    h = features(net, x)
+    h = penultimate(net, x)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
     torch.testing.assert_close(h, copy.deepcopy(net).features(x))
     torch.testing.assert_close(last_layer(net, h), net(x))
@@ -453,13 +453,13 @@ def test_features_leave_the_network_as_it_is() -> None:
     assert net.training
 
 
-@pytest.mark.parametrize("how", [How(bf16=True), How(accumulate=2), How(compile=True)])
-def test_features_of_tuned_networks(how: How) -> None:
+@pytest.mark.parametrize("how", [PassConfig(bf16=True), PassConfig(accumulate=2), PassConfig(compile=True)])
+def test_features_of_tuned_networks(how: PassConfig) -> None:
     """Precision and parts are those of the network's own passes."""
     torch.manual_seed(0)
-    net, x = tuned(MLP((7,), 4), how), torch.randn(8, 7)
+    net, x = configure_passes(MLP((7,), 4), how), torch.randn(8, 7)
     with torch.no_grad():
-        z = last_layer(net, features(net, x))
+        z = last_layer(net, penultimate(net, x))
     assert z.dtype == torch.float32
     torch.testing.assert_close(z, forward(net, x).z.detach())
 
@@ -467,11 +467,11 @@ def test_features_of_tuned_networks(how: How) -> None:
 def test_features_see_the_parts_that_logits_see() -> None:
     """BatchNorm's sets are the parts: unequal ones must be cut alike."""
     torch.manual_seed(0)
-    net, x = tuned(resnet20((3, 8, 8), 4, width=4), How(accumulate=8)), torch.randn(50, 3, 8, 8)
+    net, x = configure_passes(resnet20((3, 8, 8), 4, width=4), PassConfig(accumulate=8)), torch.randn(50, 3, 8, 8)
     with torch.no_grad():
-        torch.testing.assert_close(last_layer(net, features(net, x)), forward(net, x).z)
+        torch.testing.assert_close(last_layer(net, penultimate(net, x)), forward(net, x).z)
         with pytest.raises(UserError, match="a batch of 15 cannot be cut into 8 parts"):
-            features(net, x[:15])
+            penultimate(net, x[:15])
     assert feature_size(net, (3, 8, 8)) == 16
 
 
@@ -480,9 +480,9 @@ def test_outside_training_features_are_not_cut() -> None:
     torch.manual_seed(0)
     net, x = MLP((7,), 4), torch.randn(3, 7)
     net.body[1] = nn.BatchNorm1d(128, track_running_stats=False)
-    tuned(net, How(accumulate=2))
+    configure_passes(net, PassConfig(accumulate=2))
     with torch.no_grad(), evaluating([net]):
-        torch.testing.assert_close(last_layer(net, features(net, x)), net(x))
+        torch.testing.assert_close(last_layer(net, penultimate(net, x)), net(x))
     assert feature_size(net, (7,)) == 128
 
 

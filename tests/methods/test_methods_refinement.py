@@ -15,7 +15,7 @@ from warpi.data.batch import Batch
 from warpi.data.dataset import Dataset
 from warpi.errors import UserError
 from warpi.functional.losses import cross_entropy, one_hot
-from warpi.functional.neighbors import centres, lid, nearest, prototypes
+from warpi.functional.neighbors import cluster_centers, lid, nearest, prototypes
 from warpi.functional.selection import beta_posterior, two_betas
 from warpi.methods.cal import CAL, covariance
 from warpi.methods.cdr import CDR
@@ -30,7 +30,7 @@ from warpi.methods.registry import make_method
 from warpi.methods.smp import SMP
 from warpi.training.engine import Record, train
 from warpi.training.method import Method
-from warpi.training.predict_rows import survey
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth, make_task
 
@@ -159,12 +159,12 @@ def test_centres_of_bundles() -> None:
     means = 10 * torch.eye(3)
     h = torch.cat([m + 0.1 * drawn(30, 3, seed=i) for i, m in enumerate(means)])
     for seed in range(5):
-        found = centres(h, 9, torch.Generator().manual_seed(seed), steps=100)
+        found = cluster_centers(h, 9, torch.Generator().manual_seed(seed), steps=100)
         assert found.shape == (9, 3)
         mine = torch.cdist(h, found).argmin(1)
         for c in set(mine.tolist()):  # each is the mean of the points that are nearest to it
             torch.testing.assert_close(found[c], h[mine == c].mean(0))
-    few = centres(h[:2], 5, torch.Generator())
+    few = cluster_centers(h[:2], 5, torch.Generator())
     assert {tuple(c.tolist()) for c in few} == {tuple(x.tolist()) for x in h[:2]}
 
 
@@ -172,7 +172,7 @@ def test_a_survey_sees_everything_and_touches_nothing(tiny: TaskAndTruth) -> Non
     task = tiny[0]
     net = started(make_method("ce"), task).net
     before = weights(net)
-    rows, z = survey(net, task.train, size=50)
+    rows, z = predict_rows(net, task.train, size=50)
     assert torch.equal(rows, torch.arange(len(task.train)))
     assert net.training
     assert all(map(torch.equal, before, weights(net)))
@@ -430,7 +430,7 @@ def test_m_correction_finds_wrong_labels(digits: Dataset) -> None:
     task, truth = make_task(digits, "symmetric:0.5", meta=20, seed=1)
     method = MCorrection()
     trained(method, task, recipe=Recipe(epochs=10))
-    rows, z = survey(method.net, task.train)
+    rows, z = predict_rows(method.net, task.train)
     w = method.wrong(cross_entropy(z, task.train.y))
     assert truth.clean is not None
     wrong = truth.clean != task.train.y
@@ -673,7 +673,7 @@ def test_cal_believes_labels_it_is_sure_of(tiny: TaskAndTruth) -> None:
         given = torch.equal(method.cluster, tiny[0].train.y)
         assert given == kept
         if not kept:
-            assert torch.equal(method.cluster, survey(method.net, tiny[0].train)[1].argmax(1))
+            assert torch.equal(method.cluster, predict_rows(method.net, tiny[0].train)[1].argmax(1))
 
 
 def test_the_phases_of_cal(tiny: TaskAndTruth) -> None:
@@ -697,7 +697,7 @@ def test_cal_begins_anew_after_the_sieve(tiny: TaskAndTruth) -> None:
         for p in method.net.parameters():
             p.add_(1)  # what it has learned
     list(method.epoch(0))
-    found = survey(method.net, tiny[0].train)[1].argmax(1)
+    found = predict_rows(method.net, tiny[0].train)[1].argmax(1)
     list(method.epoch(1))
     assert torch.equal(method.cluster, found)  # by the network that has learned
     assert all(map(torch.equal, method.net.parameters(), fresh.net.parameters()))

@@ -22,7 +22,7 @@ from warpi.functional.selection import (
     disagreement,
     follow_percentile,
     forget_rate,
-    left_out,
+    keep_at_random,
     selected_mean,
     self_paced,
     small_loss,
@@ -147,10 +147,10 @@ def test_percentile_followed_against_a_loop() -> None:
 
 def test_examples_left_out_at_random() -> None:
     generator = chance()
-    drawn = torch.stack([left_out(40, torch.tensor(0.25), generator) for _ in range(300)])
+    drawn = torch.stack([keep_at_random(40, torch.tensor(0.25), generator) for _ in range(300)])
     assert bool((drawn.sum(1) == 30).all())
     assert bool(((drawn.mean(0) - 0.75).abs() < 0.12).all())
-    assert left_out(40, torch.tensor(0.0), generator).sum() == 40
+    assert keep_at_random(40, torch.tensor(0.0), generator).sum() == 40
 
 
 def test_steady_labels_against_a_loop() -> None:
@@ -213,7 +213,7 @@ def test_networks_that_would_stay_alike_are_refused(name: str, tiny: TaskAndTrut
     for given in ({"net": net}, {"weights": str(tmp_path / "all.safetensors")}):
         method = started(make_method(name), task, replace(RECIPE, **given))
         with pytest.raises(UserError, match=r"needs 2 networks that begin differently.*give a function"):
-            method.check_twins()
+            method.check_nets_differ()
         _ = [None for _ in train(method, task, truth)]
         alike(*method.nets)  # which is why
     for other in (
@@ -221,14 +221,14 @@ def test_networks_that_would_stay_alike_are_refused(name: str, tiny: TaskAndTrut
         replace(RECIPE, net=lambda shape, k: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), k))),
         replace(RECIPE, net=nn.Sequential(nn.Flatten(), nn.Dropout(0.1), net)),  # whose chance is not the same
     ):
-        started(make_method(name), task, other).check_twins()
+        started(make_method(name), task, other).check_nets_differ()
 
 
 @pytest.mark.parametrize("name", ["dividemix", "elr_plus", "limit"])
 def test_networks_that_grow_apart_may_begin_alike(name: str, tiny: TaskAndTruth) -> None:
     task, truth = tiny
     method = started(make_method(name), task, replace(RECIPE, net=plain(task)))
-    method.check_twins()
+    method.check_nets_differ()
     _ = [None for _ in train(method, task, truth)]
     with pytest.raises(AssertionError):
         alike(*method.nets)

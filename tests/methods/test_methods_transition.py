@@ -15,7 +15,7 @@ from warpi.functional.losses import cross_entropy, one_hot
 from warpi.functional.transition import (
     anchors,
     backward_loss,
-    capped,
+    cap_gradient,
     determinant_loss,
     fit_parts,
     forward_loss,
@@ -24,8 +24,8 @@ from warpi.functional.transition import (
     from_trusted,
     importance,
     nmf,
+    normalize_rows,
     reweighted_loss,
-    row_normalised,
     well_conditioned,
 )
 from warpi.methods.dmi import DMINS
@@ -39,10 +39,10 @@ from warpi.methods.s_model import SModel
 from warpi.methods.t_revision import TRevision
 from warpi.training.engine import train
 from warpi.training.method import Method
-from warpi.training.predict_rows import survey
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth, make_task
-from warpi.training.warmup import border, forget, restart
+from warpi.training.warmup import reset_optimizer_state, restart, warmup_epochs
 
 TaskAndTruth = tuple[Task, Truth]
 RECIPE = Recipe(epochs=2, batch_size=32, meta_batch_size=16, lr=0.05, seed=7)
@@ -118,7 +118,7 @@ def test_confusions_by_loops() -> None:
 
 
 def test_rows_are_distributions() -> None:
-    T = row_normalised(torch.tensor([[2.0, -1.0, 2.0], [0.0, 0.0, 0.0], [-3.0, -1.0, -2.0]]))
+    T = normalize_rows(torch.tensor([[2.0, -1.0, 2.0], [0.0, 0.0, 0.0], [-3.0, -1.0, -2.0]]))
     assert T.tolist() == [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     missing = from_trusted(torch.full((3, 4), 0.25), torch.tensor([0, 0, 2]))
     assert missing[1].tolist() == [0, 1, 0, 0]  # a class without trusted examples counts as free of noise
@@ -251,7 +251,7 @@ def test_capped_gradients() -> None:
     z.requires_grad_()
     limit = math.sqrt(2 / 8)
     for scale, norm in ((1e6, limit), (1e-6, None)):
-        (u,) = torch.autograd.grad(scale * cross_entropy(capped(z), y).mean(), z)
+        (u,) = torch.autograd.grad(scale * cross_entropy(cap_gradient(z), y).mean(), z)
         (plain,) = torch.autograd.grad(scale * cross_entropy(z, y).mean(), z)
         torch.testing.assert_close(u, plain if norm is None else plain / plain.norm() * norm)
     sure = torch.full((8, 4), -50.0).double()
@@ -321,14 +321,14 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def test_borders() -> None:
-    assert [border(0.2, epochs) for epochs in (1, 2, 10, 30)] == [1, 1, 2, 6]
+    assert [warmup_epochs(0.2, epochs) for epochs in (1, 2, 10, 30)] == [1, 1, 2, 6]
 
 
 @pytest.mark.parametrize("name", ["dmi", "lccn", "masking", "s_model"])
 def test_what_goes_on_from_a_network_waits_until_it_has_learned(name: str) -> None:
     """At the high learning rate, early, predictions are too poor to learn from; with defaults for images."""
     recipe = replace(RECIPE, epochs=20)
-    begins = border(METHODS[name].warmup, recipe.epochs)  # type: ignore[attr-defined]
+    begins = warmup_epochs(METHODS[name].warmup, recipe.epochs)  # type: ignore[attr-defined]
     assert recipe.lr_at(begins) < recipe.lr
     assert begins < recipe.epochs
 
@@ -387,7 +387,7 @@ def test_forgotten_moments_do_not_move_weights(tiny: TaskAndTruth) -> None:
     method = started("ce", tiny[0], replace(RECIPE, weight_decay=0.0))
     list(method.epoch(0))
     before = weights(method)
-    forget(method.optimizer)
+    reset_optimizer_state(method.optimizer)
     for p in method.net.parameters():
         p.grad = torch.zeros_like(p)
     method.optimizer.step()
@@ -515,7 +515,7 @@ def test_s_model_begins_at_the_confusion_and_learns(tiny: TaskAndTruth) -> None:
     method, task = SModel(), tiny[0]
     method.start(task, RECIPE)
     list(method.epoch(0))
-    _, z = survey(method.net, task.train)
+    _, z = predict_rows(method.net, task.train)
     wanted = from_given(z.softmax(1), task.train.y)
     steps = method.epoch(1)
     assert float(method.b.detach().abs().max()) == 0
@@ -605,7 +605,7 @@ def test_lccn_begins_with_the_confusion_of_its_network(tiny: TaskAndTruth) -> No
     method, (task, _) = LCCN(warmup=0.25), tiny
     method.start(task, replace(RECIPE, epochs=4))
     list(method.epoch(0))
-    rows, z = survey(method.net, task.train)
+    rows, z = predict_rows(method.net, task.train)
     phases, matrices = [method.phase], []
     for t in (1, 2, 3):
         list(method.epoch(t))
@@ -626,7 +626,7 @@ def test_dmi_ns_teaches_with_predictions(tiny: TaskAndTruth) -> None:
         list(method.epoch(t))
         assert method.by_determinant == (t == 1)
     assert torch.equal(method.labels, task.train.y)
-    _, z = survey(method.net, task.train)
+    _, z = predict_rows(method.net, task.train)
     list(method.epoch(2))
     assert torch.equal(method.labels, z.argmax(1))
     assert not method.by_determinant  # the student begins with cross-entropy too
@@ -638,7 +638,7 @@ def test_masking_begins_at_the_estimate(tiny: TaskAndTruth) -> None:
     method, task = Masking(), tiny[0]
     method.start(task, RECIPE)
     list(method.epoch(0))
-    _, z = survey(method.net, task.train)
+    _, z = predict_rows(method.net, task.train)
     wanted = from_given(z.softmax(1), task.train.y)
     next(iter(method.epoch(1)))
     assert torch.equal(method.structure, (wanted > 0.05).float())

@@ -22,7 +22,7 @@ from warpi.nets.registry import make_net
 from warpi.runs import plugins as own
 from warpi.runs.plugins import using
 from warpi.sweep.plan import read_plan
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 MINE = '''
@@ -208,7 +208,7 @@ def test_several_files_each_executed_once(mine: str, tmp_path: Path) -> None:
 
 def test_ranks_are_given_the_file(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    monkeypatch.setattr(parallel, "launch", lambda n, argv, out: started.append((n, argv, out)) or 0)
+    monkeypatch.setattr(distributed, "launch", lambda n, argv, out: started.append((n, argv, out)) or 0)
     argv = ["fit", "--method", "mine", "--device", "cpu", "--devices", "2", "--out", "r"]
     with pytest.raises(SystemExit):
         main(["--use", mine, *argv])

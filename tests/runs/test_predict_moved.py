@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import warpi
 from warpi.cli.app import main
 from warpi.data.augment import Crop
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.placeholder import InputsNotAvailable, PlaceholderExamples, examples_of_form, form_of
@@ -31,7 +31,7 @@ from warpi.runs.predictions import Predictions
 from warpi.runs.reopen import reopen
 from warpi.runs.run import fit
 from warpi.training import checkpoint
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import warpi
 from warpi.audit import audit
 from warpi.cli.app import main
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -33,8 +33,8 @@ from warpi.runs import run
 from warpi.runs.run import Stopped, fit, pick_device
 from warpi.runs.spec import DataSpec, prepare
 from warpi.training import checkpoint, engine
-from warpi.training.engine import Diverged, Position, train
-from warpi.training.method import Method, descend
+from warpi.training.engine import Diverged, TrainingState, train
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 
 SMALL: dict[str, Any] = {"data": "digits", "noise": "uniform:0.4", "limit": 300, "meta": 20, "epochs": 2}
@@ -652,7 +652,7 @@ class TestEngine:
             return log
 
         learner.step = step  # type: ignore[method-assign]
-        at, seen = Position(), []
+        at, seen = TrainingState(), []
         for item in train(learner, task, truth, at):
             if item is not None:
                 seen.append(item)

@@ -14,8 +14,8 @@ from test_contract import quick
 from torch import Tensor, nn
 
 from warpi import METHODS
-from warpi.autodiff.passes import How, _Traced, forward, laid_out, tuned
-from warpi.data.batch import Batch, Log
+from warpi.autodiff.passes import PassConfig, _Traced, configure_passes, forward, to_channels_last
+from warpi.data.batch import Batch
 from warpi.data.loader import Loader, Planned
 from warpi.data.split import Split
 from warpi.methods.plain import CE, FineTune
@@ -23,7 +23,7 @@ from warpi.methods.registry import make_method
 from warpi.methods.warpi import WarPI
 from warpi.nets.registry import NETS, make_net
 from warpi.training.cuda_graph import Captured, captured
-from warpi.training.method import Method
+from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
 from warpi.utils.seeding import seeded
@@ -342,16 +342,20 @@ def test_an_image_network_in_a_graph(precision: str, compile: bool, caplog: pyte
         assert a["meta_loss"] == pytest.approx(b["meta_loss"], rel=0.02 if precision == "32" else 0.1)
 
 
-def a_step(net: str, how: How, dtype: torch.dtype) -> dict[str, list[Tensor]]:
+def a_step(net: str, how: PassConfig, dtype: torch.dtype) -> dict[str, list[Tensor]]:
     """What one step needs of a network: the same weights, images and directions whatever the way and the precision."""
     with seeded(0):
         made, x, u = make_net(net, (3, 32, 32), 10).train(), torch.randn(16, 3, 32, 32), torch.randn(16, 10)
         g = {name: torch.randn_like(p).to("cuda", dtype) for name, p in made.named_parameters()}
-    made, x, u = tuned(laid_out(made.to("cuda", dtype)), how), x.to("cuda", dtype), u.to("cuda", dtype)
+    made, x, u = (
+        configure_passes(to_channels_last(made.to("cuda", dtype)), how),
+        x.to("cuda", dtype),
+        u.to("cuda", dtype),
+    )
     forward(made, x).z.logsumexp(1).sum().backward()
     done = forward(made, x).done
     assert isinstance(done, _Traced) == how.compile
-    jg, jtu = done.ahead(g), done.back(u)
+    jg, jtu = done.jvp(g), done.vjp(u)
     along_g = sum((a.double() * b.double()).sum() for a, b in zip(jtu, g.values(), strict=True))
     return {
         "z": [done.z.detach().double()],
@@ -379,13 +383,13 @@ def test_fused_passes_leave_the_right_statistics(
     activations, must be each other's transpose.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    wanted = a_step(net, How(), torch.float64)
+    wanted = a_step(net, PassConfig(), torch.float64)
     exact, fused, plain = (
         a_step(net, how, dtype)
         for how, dtype in (
-            (How(compile=True), torch.float64),
-            (How(compile=True), torch.float32),
-            (How(), torch.float32),
+            (PassConfig(compile=True), torch.float64),
+            (PassConfig(compile=True), torch.float32),
+            (PassConfig(), torch.float32),
         )
     )
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]  # nothing was left unfused

@@ -36,7 +36,7 @@ from torch.func import functional_call, jvp
 from warpi import METHODS, Recipe, UserError, fit, make_task, train
 from warpi.cli.app import main
 from warpi.data.augment import Crop
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.image_files import FileExamples
@@ -45,9 +45,10 @@ from warpi.data.split import Split
 from warpi.functional.gaussian import DiagGaussian
 from warpi.methods.plain import CE
 from warpi.nets.mlp import MLP
-from warpi.nets.sync_batchnorm import SharedBatchNorm, synchronised
+from warpi.nets.sync_batchnorm import SharedBatchNorm, synchronize_batchnorm
 from warpi.training import checkpoint
-from warpi.utils import distributed as parallel
+from warpi.training.method import Log
+from warpi.utils import distributed
 
 PROC = Path("/proc")
 FIT = ["fit", "--data", "digits", "--noise", "pair:0.4", "--method", "warpi", "--limit", "200", "--device", "cpu"]
@@ -159,17 +160,17 @@ def doubles() -> Iterator[None]:
 
 
 def do_train(out: str, names: list[str]) -> None:
-    with parallel.joined(torch.device("cpu")), doubles():
+    with distributed.process_group(torch.device("cpu")), doubles():
         for name in names:
             method, net, _, recipe = CASES[name]
-            save_file(trained(method, net, **recipe), f"{out}/{name}.{parallel.rank()}")
+            save_file(trained(method, net, **recipe), f"{out}/{name}.{distributed.rank()}")
 
 
 def do_normalise() -> None:
     """The synchronised layer against BatchNorm on the whole batch."""
-    with parallel.joined(torch.device("cpu")), doubles():
+    with distributed.process_group(torch.device("cpu")), doubles():
         torch.manual_seed(0)
-        mine = slice(4 * parallel.rank(), 4 * parallel.rank() + 4)
+        mine = slice(4 * distributed.rank(), 4 * distributed.rank() + 4)
         cases: list[tuple[type[nn.Module], tuple[int, ...]]]
         cases = [(nn.BatchNorm1d, (8, 5)), (nn.BatchNorm1d, (8, 5, 6)), (nn.BatchNorm2d, (8, 5, 3, 4))]
         options: list[dict[str, Any]]
@@ -178,7 +179,7 @@ def do_normalise() -> None:
             whole = nn.Sequential(kind(5, **option))
             for p in whole.parameters():
                 nn.init.normal_(p)
-            part = synchronised(nn.Sequential(kind(5, **option)))
+            part = synchronize_batchnorm(nn.Sequential(kind(5, **option)))
             part.load_state_dict(whole.state_dict())
             assert isinstance(part[0], SharedBatchNorm)
             x, w, t = (torch.randn(shape) for _ in range(3))
@@ -193,7 +194,7 @@ def do_normalise() -> None:
             torch.testing.assert_close(b.grad, a.grad[mine])
             for p, q in zip(part.parameters(), whole.parameters(), strict=True):
                 assert p.grad is not None
-                parallel.average([p.grad])
+                distributed.average([p.grad])
                 torch.testing.assert_close(2 * p.grad, q.grad)
             for p, q in zip(part.buffers(), whole.buffers(), strict=True):
                 torch.testing.assert_close(p, q)
@@ -208,7 +209,7 @@ def do_normalise() -> None:
             torch.testing.assert_close(share, ahead[mine])
             if option != {"track_running_stats": False}:
                 torch.testing.assert_close(part.eval()(x), whole.eval()(x))
-        half = synchronised(nn.BatchNorm1d(3)).float()
+        half = synchronize_batchnorm(nn.BatchNorm1d(3)).float()
         assert half(torch.randn(4, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
@@ -226,7 +227,7 @@ def files(folder: Path) -> Split:
 
 
 def do_read(folder: str) -> None:
-    with parallel.joined(torch.device("cpu")):
+    with distributed.process_group(torch.device("cpu")):
         loader = Loader(files(Path(folder)), 8, 7)
         seen = [batch.rows.tolist() for t in range(3) for batch in loader.epoch(t)]
     Path(folder, f"seen{os.environ['RANK']}").write_text(json.dumps(seen))
@@ -244,7 +245,7 @@ def do_fit_in_a_group_of_the_callers(out: str) -> None:
     dist.init_process_group("gloo")
     do_fit(out, method="ce")
     assert dist.is_initialized()
-    assert parallel.ranks() == 2
+    assert distributed.ranks() == 2
     dist.destroy_process_group()
 
 
@@ -255,7 +256,7 @@ class Faulty(CE):
     how: str = "nan"
 
     def step(self, batch: Batch) -> Log:
-        if parallel.rank() == 1 and self.loader.count == 5:
+        if distributed.rank() == 1 and self.loader.count == 5:
             if self.how == "error":
                 raise UserError("a file has gone")
             return {**super().step(batch), "loss": float("nan")}
@@ -265,9 +266,9 @@ class Faulty(CE):
 def do_fit_and_fail(out: str, how: str) -> None:
     try:
         do_fit(out, method=Faulty(how=how))
-    except parallel.Lost as e:
-        parallel.give_up(e)
-    except parallel.Elsewhere as e:
+    except distributed.RankLostError as e:
+        distributed.give_up(e)
+    except distributed.RemoteRankError as e:
         os.write(1, f"elsewhere: {e}\n".encode())  # at once: ranks share their log
         raise SystemExit(2) from e
     except UserError as e:
@@ -286,7 +287,7 @@ while :; do sleep 0.02; done
 def do_launch(rank: str) -> None:
     """The launcher with ranks that are a script in the place of python."""
     sys.executable = rank
-    raise SystemExit(parallel.launch(2, ["fit"], Path("run")))
+    raise SystemExit(distributed.launch(2, ["fit"], Path("run")))
 
 
 # --- the server that forks ranks --------------------------------------------------------------------------------------
@@ -452,11 +453,11 @@ def test_synchronised_batchnorm_is_batchnorm_of_the_whole_batch(server: Server) 
 
 
 def test_only_plain_batchnorm_can_be_synchronised() -> None:
-    net = synchronised(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    net = synchronize_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     assert [name for name, _ in net.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert synchronised(net)[1] is net[1], "twice is once"
+    assert synchronize_batchnorm(net)[1] is net[1], "twice is once"
     with pytest.raises(UserError, match="Sharded cannot be synchronised"):
-        synchronised(nn.Sequential(Sharded(2)))
+        synchronize_batchnorm(nn.Sequential(Sharded(2)))
 
 
 # --- shares of a batch ------------------------------------------------------------------------------------------------
@@ -466,9 +467,9 @@ def test_only_plain_batchnorm_can_be_synchronised() -> None:
 def as_rank(r: int, ranks: int) -> Iterator[None]:
     """This process plays rank r; nothing is communicated."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "ranks", lambda: ranks)
-        patch.setattr(parallel, "rank", lambda: r)
-        patch.setattr(parallel, "fewest", lambda n: n)
+        patch.setattr(distributed, "ranks", lambda: ranks)
+        patch.setattr(distributed, "rank", lambda: r)
+        patch.setattr(distributed, "fewest", lambda n: n)
         yield
 
 
@@ -661,7 +662,7 @@ def test_a_lost_rank_is_noticed_by_the_others(server: Server, alone: Run, tmp_pa
     ranks = server.start(2, [*FIT, "--out", str(run.out), "--checkpoint-seconds", "0"])
     wait_until(run.file.exists, ranks.log)
     os.kill(ranks.pids[0], signal.SIGKILL)
-    assert ranks.codes(10.0) == [-signal.SIGKILL, parallel.LOST], ranks.log()
+    assert ranks.codes(10.0) == [-signal.SIGKILL, distributed.EXIT_RANK_LOST], ranks.log()
     (line,) = ranks.log().splitlines()
     assert line.startswith("warpi: rank 1 of 2 lost another process of this run (")
     assert line.endswith(f"; go on with: warpi fit --out {run.out} --resume --devices 2 --device cpu")
@@ -754,9 +755,9 @@ def test_mistakes_with_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str
         with pytest.raises(
             UserError, match="--devices 2 needs 2 GPUs, there are 1 here; lower it, or add --device cpu"
         ):
-            parallel.check_devices(2, cuda)
+            distributed.check_devices(2, cuda)
     with pytest.raises(UserError, match="give --device cuda, not cuda:1"):
-        parallel.check_devices(2, torch.device("cuda:1"))
+        distributed.check_devices(2, torch.device("cuda:1"))
 
 
 def test_ranks_that_are_not_alike(server: Server, tmp_path: Path) -> None:
@@ -779,7 +780,7 @@ def test_when_one_diverges_all_stop(server: Server, tmp_path: Path) -> None:
 
 def test_an_error_in_the_middle_of_a_step(server: Server, tmp_path: Path) -> None:
     ranks = server.start(2, "do_fit_and_fail", out=str(tmp_path / "run"), how="error")
-    assert ranks.codes(20.0) == [parallel.LOST, 2], ranks.log()
+    assert ranks.codes(20.0) == [distributed.EXIT_RANK_LOST, 2], ranks.log()
     assert "own: a file has gone" in ranks.log()
     assert "warpi: rank 0 of 2 lost another process of this run (" in ranks.log()
 

@@ -18,7 +18,7 @@ from warpi.errors import UserError
 from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.training.engine import train
 from warpi.training.method import Method, evaluating
-from warpi.training.predict_rows import survey
+from warpi.training.outputs import predict_rows
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import derive, generator, seeded
 
@@ -50,9 +50,9 @@ def predict_split(method: Method, split: Split | None) -> RowPredictions:
         none = np.zeros(0, np.int64)
         return RowPredictions(none, none, np.zeros((0, K)), np.zeros((0, 0, K)), np.zeros((0, 0)))
     nets = method.predictors
-    at, p = survey(method.net, split, method.predict)
+    at, p = predict_rows(method.net, split, method.predict)
     y = split.y[at]
-    several = [survey(net, split)[1].softmax(1) for net in nets] if len(nets) > 1 else []
+    several = [predict_rows(net, split)[1].softmax(1) for net in nets] if len(nets) > 1 else []
     warped = _warped(method, split, y) if isinstance(method, WarPI) and method.samples else y.new_zeros((0, len(y)))
     each = torch.stack(several) if several else p.new_zeros((0, *p.shape))
     return RowPredictions(*(_numpy(t) for t in (at, y, p, each, warped)))
@@ -67,7 +67,7 @@ def _warped(method: WarPI, split: Split, y: Tensor) -> Tensor:
     """log softmax(v_l z)_y, v_l ~ q(v | z, y).  [L, n]"""
     chance = generator(method.recipe.seed, "audit", device=y.device)
     with evaluating([method.V]):
-        z = survey(method.net, split)[1]
+        z = predict_rows(method.net, split)[1]
         parts = []
         for z_part, y_part in zip(torch.split(z, 10_000), torch.split(y, 10_000), strict=True):
             v = OUTPUTS[method.output](method.V(z_part, y_part).rsample(SAMPLES, chance))  # [L, b, K]

@@ -22,7 +22,7 @@ from warpi.audit.label_scores import Floats, Ints, wilson_interval
 from warpi.audit.result import Audit
 from warpi.datasets.text_files import check_separator, reading
 from warpi.errors import UserError
-from warpi.functional.neighbors import centres
+from warpi.functional.neighbors import cluster_centers
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import generator
 
@@ -140,7 +140,7 @@ def _clusters(features: Tensor, given: Ints, quota: Ints, chance: torch.Generato
     for k, m in enumerate(quota.tolist()):
         mine = torch.from_numpy(np.flatnonzero(given == k))
         if len(mine):
-            label = torch.cdist(h[mine], centres(h[mine], max(1, m), chance)).argmin(1).numpy()
+            label = torch.cdist(h[mine], cluster_centers(h[mine], max(1, m), chance)).argmin(1).numpy()
             _, label = np.unique(label, return_inverse=True)
             strata[mine.numpy()] = start + label
             start += int(label.max()) + 1

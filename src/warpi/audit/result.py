@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.label_scores import Floats, Ints, posterior
-from warpi.errors import BROKEN, UserError, missing
+from warpi.errors import MALFORMED_ERRORS, UserError, missing_package
 from warpi.utils.files import write_atomically
 
 AUDIT_FILE = "audit.npz"
@@ -93,7 +93,7 @@ class Audit:
             content = io.BytesIO()
             pd.DataFrame(self.columns(paths)).to_parquet(content, index=False)
         except ImportError as e:
-            raise missing("pandas" if e.name == "pandas" else "pyarrow", "writing .parquet", "tables") from e
+            raise missing_package("pandas" if e.name == "pandas" else "pyarrow", "writing .parquet", "tables") from e
         write_atomically(Path(path), content.getvalue())
 
     def cleanlab(self) -> dict[str, NDArray[Any]]:
@@ -116,7 +116,7 @@ class Audit:
         try:
             import pandas as pd
         except ImportError as e:
-            raise missing("pandas", "a data frame", "tables") from e
+            raise missing_package("pandas", "a data frame", "tables") from e
         return pd.DataFrame(
             {
                 "is_label_issue": self.is_label_issue,
@@ -172,7 +172,7 @@ def read_audit(folder: Path | str) -> Audit:
         found = Audit(**arrays, **about)
         _check(found)
         return found
-    except BROKEN as e:
+    except MALFORMED_ERRORS as e:
         raise UserError(f"{path} is no audit of this version ({e}); make it anew with: warpi audit {folder}") from e
 
 

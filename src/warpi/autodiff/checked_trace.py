@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from warpi.autodiff.functional_call import detached, filled, others, own_parameters
-from warpi.autodiff.replay_rng import generator_state, repeated
+from warpi.autodiff.replay_rng import generator_state, replay_rng
 from warpi.autodiff.trace import Passes, Point, Untraceable, trace
 from warpi.nets.sync_batchnorm import SharedBatchNorm
 
@@ -63,10 +63,10 @@ class _Plain:
 
     def __init__(self, net: nn.Module, twin: nn.Module, x: Tensor) -> None:
         self.net, self.x, self.chance = net, x, generator_state(x.device)
-        with repeated(self.chance, x.device), torch.enable_grad():
+        with replay_rng(self.chance, x.device), torch.enable_grad():
             z = twin(x)
         self.buffers = {name: b.clone() for name, b in twin.named_buffers()}
-        with repeated(self.chance, x.device), torch.no_grad():
+        with replay_rng(self.chance, x.device), torch.no_grad():
             self.once_more = twin(x)
         self.u = torch.arange(z.numel(), device=z.device).cos().view_as(z).to(z)
         self.own = list(own_parameters(twin).values())
@@ -81,18 +81,18 @@ class _Plain:
             if not (a - b).norm() <= tolerance * b.norm() + 1e-12:  # so that nan, which is no number, differs
                 raise Untraceable(what)
 
-        with repeated(self.chance, self.x.device):
+        with replay_rng(self.chance, self.x.device):
             point = Point(passes, self.x, detached(self.net, False), others(self.net))
         compare("called again, it gives other logits", [self.once_more], [self.z])
         compare("traced, it gives other logits", [point.z], [self.z])
         for name, b in self.buffers.items():
             compare(f"traced, it gives another {name}", [point.others[name]], [b])
         for _ in range(2):
-            compare("traced, it gives another gradient", filled(point.back(self.u), self.own), self.grads)
+            compare("traced, it gives another gradient", filled(point.vjp(self.u), self.own), self.grads)
         names = own_parameters(self.net)
         g = {name: d for name, d in zip(names, self.grads, strict=True) if name in passes.g}
         compare(
             "traced, it gives another product",
-            [(self.u * point.ahead(g)).sum()],
+            [(self.u * point.jvp(g)).sum()],
             [torch.stack([(d * d).sum() for d in g.values()]).sum()],
         )

@@ -27,7 +27,7 @@ from torch.func import functional_call, jvp
 from warpi.autodiff.batchnorm import forward_rules
 from warpi.autodiff.checked_trace import checked_trace
 from warpi.autodiff.functional_call import call_with, detached, filled, others, own_parameters, plain_kernels
-from warpi.autodiff.replay_rng import capturing, noted_chance, repeated
+from warpi.autodiff.replay_rng import capturing, record_rng, replay_rng
 from warpi.autodiff.trace import Passes, Point, Untraceable, numbers_of
 from warpi.errors import UserError
 
@@ -40,7 +40,7 @@ _traces: WeakKeyDictionary[nn.Module, dict[Any, Passes | None]] = WeakKeyDiction
 
 
 @dataclass(frozen=True)
-class How:
+class PassConfig:
     """How the passes of a network are done."""
 
     bf16: bool = False  # the network's operators in bfloat16 where autocast allows it; logits come out in float32
@@ -52,13 +52,13 @@ class How:
     difference: bool = False  # J g by a finite difference
 
 
-class Tuned(nn.Module):
-    """Mixed into the class of a network by `tuned`: calls of the network are done as `_how` says."""
+class ConfiguredNet(nn.Module):
+    """Mixed into the class of a network by `tuned`: calls of the network are done as `_pass_config` says."""
 
-    _how: How
+    _pass_config: PassConfig
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        how, plain = self._how, bool(_plain or args or kwargs)
+        how, plain = self._pass_config, bool(_plain or args or kwargs)
         learning = self.training and torch.is_grad_enabled() and not x.requires_grad
         if learning and not plain and (how.compile or how.accumulate > 1):
             return forward(self, x).z
@@ -69,48 +69,48 @@ class Tuned(nn.Module):
         return z.float() if isinstance(z, Tensor) else z
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # pickle knows the network's own class
-        return _retuned, (type(self).__mro__[2], self._how), self.__dict__
+        return _rebuild, (type(self).__mro__[2], self._pass_config), self.__dict__
 
 
-def tuned(net: nn.Module, how: How) -> nn.Module:
+def configure_passes(net: nn.Module, how: PassConfig) -> nn.Module:
     """The same network, whose calls are from now on done in that way. Weights, names and children stay as they are."""
-    if how != How():
-        net.__class__ = _tuned_kind(type(net))  # type: ignore[arg-type]
-        net._how = how  # type: ignore[assignment]
+    if how != PassConfig():
+        net.__class__ = _configured_class(type(net))  # type: ignore[arg-type]
+        net._pass_config = how  # type: ignore[assignment]
     return net
 
 
 @cache
-def _tuned_kind(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (Tuned, kind), {"__module__": kind.__module__})
+def _configured_class(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (ConfiguredNet, kind), {"__module__": kind.__module__})
 
 
-def untuned(net: nn.Module) -> nn.Module:
+def restore_class(net: nn.Module) -> nn.Module:
     """The same network with the class it came with."""
-    if isinstance(net, Tuned):
+    if isinstance(net, ConfiguredNet):
         net.__class__ = type(net).__mro__[2]
-        del net._how
+        del net._pass_config
     return net
 
 
-def _retuned(kind: type[nn.Module], how: How) -> nn.Module:
-    return tuned(kind.__new__(kind), how)
+def _rebuild(kind: type[nn.Module], how: PassConfig) -> nn.Module:
+    return configure_passes(kind.__new__(kind), how)
 
 
-def laid_out(net: nn.Module) -> nn.Module:
+def to_channels_last(net: nn.Module) -> nn.Module:
     """The same network with its weights in memory as the GPU's convolutions want them."""
     on_gpu = any(p.is_cuda for p in net.parameters())
     return net.to(memory_format=torch.channels_last) if on_gpu else net  # type: ignore[call-overload]
 
 
-def how_of(net: nn.Module) -> How:
-    return net._how if isinstance(net, Tuned) else How()
+def pass_config(net: nn.Module) -> PassConfig:
+    return net._pass_config if isinstance(net, ConfiguredNet) else PassConfig()
 
 
 def along(net: nn.Module) -> list[str]:
     """Names of the parameters that a virtual step moves."""
     names = [name for name, p in net.named_parameters() if p.requires_grad]
-    if not (depth := how_of(net).depth):
+    if not (depth := pass_config(net).depth):
         return names
     children = [name for name, child in net.named_children() if any(True for _ in child.parameters())]
     last = tuple(f"{name}." for name in children[-depth:])
@@ -132,11 +132,11 @@ class Pass(ABC):
     z: Tensor  # [B, K] logits
 
     @abstractmethod
-    def back(self, u: Tensor, some: bool = False) -> list[Tensor]:
+    def vjp(self, u: Tensor, some: bool = False) -> list[Tensor]:
         """J^T u, a tensor a parameter: of all of them, or of those that a virtual step moves."""
 
     @abstractmethod
-    def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
+    def jvp(self, g: Mapping[str, Tensor]) -> Tensor:
         """J g for a direction along the parameters that a virtual step moves.  [B, K]"""
 
     def names(self, some: bool) -> list[str]:
@@ -155,25 +155,25 @@ def forward(net: nn.Module, x: Tensor, *, snapshot: bool = False) -> Forward:
 
     `snapshot`: the parameters will be changed in place before `ahead` is asked for.
     """
-    done = _pass(net, _laid_out(net, x), None, snapshot)
+    done = _pass(net, _images_to_channels_last(net, x), None, snapshot)
     if done.z.requires_grad:
         return Forward(done.z, done)
-    return Forward(_Logits.apply(done.back, done.z, *own_parameters(net).values()), done)  # type: ignore[no-untyped-call]
+    return Forward(_Logits.apply(done.vjp, done.z, *own_parameters(net).values()), done)  # type: ignore[no-untyped-call]
 
 
 def at(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Pass:
     """A pass with other parameters, which leaves the network and its running statistics as they are."""
-    return _pass(net, _laid_out(net, x), {name: p.detach() for name, p in theta.items()}, False)
+    return _pass(net, _images_to_channels_last(net, x), {name: p.detach() for name, p in theta.items()}, False)
 
 
 def _pass(net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> Pass:
-    if how_of(net).accumulate > 1:
-        return _InParts(net, x, theta, snapshot)
+    if pass_config(net).accumulate > 1:
+        return _MicroBatches(net, x, theta, snapshot)
     return _whole(net, x, theta, snapshot)
 
 
 def _whole(net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> Pass:
-    if how_of(net).compile and (passes := _trace_of(net, x)) is not None:
+    if pass_config(net).compile and (passes := _trace_of(net, x)) is not None:
         return _Traced(net, x, theta, snapshot, passes)
     return _Eager(net, x, theta, snapshot)
 
@@ -183,13 +183,13 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, back: Callable[[Tensor], list[Tensor]], z: Tensor, *theta: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.back = back
+        ctx.vjp = back
         return z.view_as(z)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor) -> Any:
-        return None, None, *ctx.back(u)
+        return None, None, *ctx.vjp(u)
 
 
 class _Traced(Pass):
@@ -207,13 +207,13 @@ class _Traced(Pass):
                 for name, buffer in buffers.items():
                     buffer.copy_(self.point.others[name])
 
-    def back(self, u: Tensor, some: bool = False) -> list[Tensor]:
-        return filled(self.point.back(u, some), [self.theta[name] for name in self.names(some)])
+    def vjp(self, u: Tensor, some: bool = False) -> list[Tensor]:
+        return filled(self.point.vjp(u, some), [self.theta[name] for name in self.names(some)])
 
-    def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
-        if how_of(self.net).difference and not self.point.passes.draws:  # other masks would not be a difference
+    def jvp(self, g: Mapping[str, Tensor]) -> Tensor:
+        if pass_config(self.net).difference and not self.point.passes.draws:  # other masks would not be a difference
             return _difference(self, g, lambda p: Point(self.point.passes, self.x, p, others(self.net)).z)
-        return self.point.ahead(g)
+        return self.point.jvp(g)
 
 
 class _Eager(Pass):
@@ -223,23 +223,23 @@ class _Eager(Pass):
         self.net, self.x, self.theta = net, x, detached(net, snapshot) if theta is None else theta
         apart = snapshot or theta is not None  # not the parameters themselves, which may change in place
         self.leaves = {n: p.requires_grad_() for n, p in self.theta.items()} if apart else own_parameters(net)
-        with noted_chance(net, x) as chance, plain_kernels(net), _as_it_is(), torch.enable_grad():
+        with record_rng(net, x) as chance, plain_kernels(net), _as_it_is(), torch.enable_grad():
             if theta is not None:
                 self.z = call_with(net, self.leaves, x)
             else:
                 self.z = functional_call(net, self.leaves, (x,)) if snapshot else net(x)
         self.chance = chance[0] if chance else None
 
-    def back(self, u: Tensor, some: bool = False) -> list[Tensor]:
+    def vjp(self, u: Tensor, some: bool = False) -> list[Tensor]:
         names = self.names(some)
         grads = torch.autograd.grad(
             self.z, [self.leaves[name] for name in names], u, retain_graph=True, allow_unused=True
         )
         return filled(grads, [self.theta[name] for name in names])
 
-    def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
+    def jvp(self, g: Mapping[str, Tensor]) -> Tensor:
         """In forward mode where the network allows it, else by differentiating the graph of z twice."""
-        if how_of(self.net).difference:
+        if pass_config(self.net).difference:
             return _difference(self, g, self._again)
         known = _obstacles.get(self.net)
         if known:
@@ -268,7 +268,7 @@ class _Eager(Pass):
         return result
 
     def _again(self, theta: dict[str, Tensor]) -> Tensor:
-        with repeated(self.chance, self.x.device), plain_kernels(self.net), _as_it_is():
+        with replay_rng(self.chance, self.x.device), plain_kernels(self.net), _as_it_is():
             return call_with(self.net, theta, self.x)
 
     def _double_backward(self, g: Mapping[str, Tensor], why: str) -> Tensor:
@@ -299,24 +299,24 @@ def too_few(x: Tensor, n: int) -> UserError:
     return UserError(f"a batch of {len(x)} cannot be cut into {n} parts of 2 or more; lower --accumulate")
 
 
-class _InParts(Pass):
+class _MicroBatches(Pass):
     """Part after part, keeping no activations: each is done again where it is gone through. BatchNorm sees parts."""
 
     def __init__(self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> None:
         self.net, self.theta = net, detached(net, snapshot) if theta is None else theta
-        if len(x) < 2 * (n := how_of(net).accumulate):
+        if len(x) < 2 * (n := pass_config(net).accumulate):
             raise too_few(x, n)
         self.parts: list[tuple[Tensor, Tensor | None]] = []
         self.logits: list[Tensor] = []
         for part in x.tensor_split(n):
-            with torch.no_grad(), noted_chance(net, x) as chance, plain_kernels(net), _as_it_is():
+            with torch.no_grad(), record_rng(net, x) as chance, plain_kernels(net), _as_it_is():
                 self.logits.append(net(part) if theta is None else call_with(net, self.theta, part))
             self.parts.append((part, chance[0] if chance else None))
         self.z = torch.cat(self.logits)
 
     def _again(self) -> Iterator[Pass]:
         for (part, chance), before in zip(self.parts, self.logits, strict=True):
-            with repeated(chance, part.device):
+            with replay_rng(chance, part.device):
                 done = (_whole if chance is None else _Eager)(self.net, part, self.theta, False)
             known = _repeats.get(self.net)  # looked at once, since this waits for the device
             if not known and (done.z - before).norm() > _tolerance(before, self.net) * before.norm():
@@ -327,14 +327,14 @@ class _InParts(Pass):
             yield done
         _repeats[self.net] = True
 
-    def back(self, u: Tensor, some: bool = False) -> list[Tensor]:
+    def vjp(self, u: Tensor, some: bool = False) -> list[Tensor]:
         total = [torch.zeros_like(self.theta[name]) for name in self.names(some)]
         for again, part in zip(self._again(), torch.split(u, [len(p) for p, _ in self.parts]), strict=True):
-            torch._foreach_add_(total, again.back(part, some))
+            torch._foreach_add_(total, again.vjp(part, some))
         return total
 
-    def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([again.ahead(g) for again in self._again()])
+    def jvp(self, g: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([again.jvp(g) for again in self._again()])
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class _InParts(Pass):
 
 def _trace_of(net: nn.Module, x: Tensor) -> Passes | None:
     """The traced passes of a network for such inputs; None where it cannot be traced, which is said once."""
-    how, traces = how_of(net), _traces.setdefault(net, {})
+    how, traces = pass_config(net), _traces.setdefault(net, {})
     modes = tuple(module.training for module in net.modules())
     trainable = tuple(p.requires_grad for p in net.parameters())
     autocast = torch.is_autocast_enabled(x.device.type)
@@ -373,7 +373,7 @@ def _difference(done: Pass, g: Mapping[str, Tensor], logits: Callable[[dict[str,
 
 def _tolerance(z: Tensor, net: nn.Module) -> float:
     """Far above rounding, far below another mask."""
-    return float(torch.finfo(torch.bfloat16 if how_of(net).bf16 else z.dtype).eps ** 0.25)
+    return float(torch.finfo(torch.bfloat16 if pass_config(net).bf16 else z.dtype).eps ** 0.25)
 
 
 def _short(error: Exception) -> str:
@@ -391,7 +391,7 @@ def _tell_untraced(net: str, why: str) -> None:
     _log.warning("%s cannot be traced (%s): its passes are exact, but slower", net, why)
 
 
-def _laid_out(net: nn.Module, x: Tensor) -> Tensor:
+def _images_to_channels_last(net: nn.Module, x: Tensor) -> Tensor:
     """Images as the GPU's convolutions want them."""
     channels_last = x.is_cuda and x.dim() == 4 and any(isinstance(m, nn.Conv2d) for m in net.modules())
     return x.contiguous(memory_format=torch.channels_last) if channels_last else x

@@ -20,7 +20,7 @@ def capturing(device: torch.device) -> bool:
 
 
 @contextmanager
-def noted_chance(net: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
+def record_rng(net: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
     """The state of the global generator before what happens inside, if that draws from it.
 
     Found by looking at the generator, not for modules: F.dropout is none.
@@ -43,7 +43,7 @@ def generator_state(device: torch.device) -> Tensor:
 
 
 @contextmanager
-def repeated(chance: Tensor | None, device: torch.device) -> Iterator[None]:
+def replay_rng(chance: Tensor | None, device: torch.device) -> Iterator[None]:
     """Draw inside what was drawn from `chance` on, and leave the global generator as it was."""
     if chance is None:
         yield
@@ -56,6 +56,6 @@ def repeated(chance: Tensor | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def python_chance() -> object:
+def python_rng_state() -> object:
     """The state of python's and numpy's generators, to be compared."""
     return random.getstate(), [str(part) for part in np.random.get_state()]  # noqa: NPY002

@@ -28,7 +28,7 @@ from torch.func import functional_call, jvp, vjp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from warpi.autodiff.batchnorm import forward_rules, normalised
-from warpi.autodiff.replay_rng import python_chance
+from warpi.autodiff.replay_rng import python_rng_state
 
 _log = logging.getLogger(__name__)
 _SMALL = 2**12  # elements: what a checkpoint of activations keeps anyway
@@ -42,9 +42,9 @@ class Passes(NamedTuple):
     """The three graphs. Each takes the values of its `inputs`, which are nodes of the common trace."""
 
     pass_: "_Part"  # -> z, new buffers, what the others need
-    back: "_Part"  # -> J^T u, one tensor a parameter, None where it has no effect
-    back_some: "_Part"  # -> the same for `along` alone
-    ahead: "_Part"  # -> J g for g along `along`
+    vjp: "_Part"  # -> J^T u, one tensor a parameter, None where it has no effect
+    vjp_some: "_Part"  # -> the same for `along` alone
+    jvp: "_Part"  # -> J g for g along `along`
     x: fx.Node
     theta: dict[str, fx.Node]
     others: dict[str, fx.Node]  # frozen parameters and buffers
@@ -54,12 +54,12 @@ class Passes(NamedTuple):
 
     def fuse(self) -> None:
         """Let torch.compile make fewer kernels of each graph."""
-        for part in (self.pass_, self.back, self.back_some, self.ahead):
+        for part in (self.pass_, self.vjp, self.vjp_some, self.jvp):
             part.fuse()
 
     def holds_tensors(self) -> bool:
         """Whether a graph has constants of its own, which belong to one network."""
-        return any(part.holds_tensors() for part in (self.pass_, self.back, self.back_some, self.ahead))
+        return any(part.holds_tensors() for part in (self.pass_, self.vjp, self.vjp_some, self.jvp))
 
 
 class Point:
@@ -75,16 +75,16 @@ class Point:
         n = 1 + len(passes.others)
         self.others = dict(zip(passes.others, values[1:n], strict=True))  # as the pass left them
         self.known |= {node: v for node, v in zip(passes.pass_.outputs[n:], values[n:], strict=True) if node}
-        wanted = {*passes.back.inputs, *passes.ahead.inputs}
+        wanted = {*passes.vjp.inputs, *passes.jvp.inputs}
         self.known = {node: v for node, v in self.known.items() if node in wanted}  # the rest may be freed
 
-    def back(self, u: Tensor, some: bool = False) -> list[Tensor | None]:
-        part = self.passes.back_some if some else self.passes.back
+    def vjp(self, u: Tensor, some: bool = False) -> list[Tensor | None]:
+        part = self.passes.vjp_some if some else self.passes.vjp
         return list(part({**self.known, self.passes.u: u}))
 
-    def ahead(self, g: Mapping[str, Tensor]) -> Tensor:
+    def jvp(self, g: Mapping[str, Tensor]) -> Tensor:
         given = {node: g[name] for name, node in self.passes.g.items()}
-        product: Tensor = self.passes.ahead(self.known | given)[0]
+        product: Tensor = self.passes.jvp(self.known | given)[0]
         return product
 
 
@@ -385,7 +385,7 @@ def _users_of(x: fx.Node, among: set[fx.Node]) -> set[fx.Node]:
 
 def python_state(net: nn.Module) -> Any:
     """What would tell that the python code of a network did not leave things as they were."""
-    return python_chance(), numbers_of(net)
+    return python_rng_state(), numbers_of(net)
 
 
 def numbers_of(net: nn.Module) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.nets.registry import NETS
 from warpi.runs.run import pick_device
 from warpi.training.cuda_graph import captured
-from warpi.training.engine import Position
+from warpi.training.engine import TrainingState
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -201,7 +201,7 @@ def random_task(
 @contextmanager
 def stepper(method: Method, capture: bool) -> Iterator[tuple[Callable[[], object], Callable[[], bool]]]:
     """One whole training step a call, as the engine does it; and whether it is a CUDA graph by now."""
-    at = Position()
+    at = TrainingState()
 
     def steps() -> Iterator[None]:
         for t in itertools.count():
@@ -320,7 +320,7 @@ def _in_turns(cases: Sequence[Case]) -> Iterator[Row | Left]:
 
 def _row(run: Running) -> Row:
     case, way = run.case, run.case.variant.way
-    how = run.method.recipe.how(case.device)
+    how = run.method.recipe.pass_config(case.device)
     return {
         "net": case.net,
         "precision": case.precision,

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from warpi.autodiff.passes import laid_out, tuned
-from warpi.data.batch import Batch, Log
-from warpi.errors import UserError, missing, unknown
+from warpi.autodiff.passes import configure_passes, to_channels_last
+from warpi.data.batch import Batch
+from warpi.errors import UserError, missing_package, unknown
 from warpi.functional.losses import cross_entropy
 from warpi.methods.warpi import WarPI
 from warpi.nets.registry import make_net
-from warpi.training.method import descend
+from warpi.training.method import Log, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 
@@ -123,7 +123,7 @@ def double_backward_shared(method: WarPI) -> Step:
     def step(batch: Batch) -> Log:
         meta = method.meta_loader.draw()
         theta = dict(net.named_parameters())
-        z = net(_laid_out(batch.x))
+        z = net(_images_to_channels_last(batch.x))
         grads = torch.autograd.grad(_rectified(method, z, batch.y), list(theta.values()), create_graph=True)
         theta_hat = {n: p - _alpha(method) * g for (n, p), g in zip(theta.items(), grads, strict=True)}
         _meta_step(method, cross_entropy(_call(method, theta_hat, meta.x), meta.y).mean())
@@ -141,8 +141,8 @@ def published(method: WarPI) -> Step:
 
     def step(batch: Batch) -> Log:
         meta = method.meta_loader.draw()
-        copy = laid_out(make_net(method.recipe.net, task.shape, task.n_classes).to(like).train())
-        tuned(copy, method.recipe.how(like.device)).load_state_dict(method.net.state_dict())
+        copy = to_channels_last(make_net(method.recipe.net, task.shape, task.n_classes).to(like).train())
+        configure_passes(copy, method.recipe.pass_config(like.device)).load_state_dict(method.net.state_dict())
         theta = dict(copy.named_parameters())
         loss = _rectified(method, copy(batch.x), batch.y)
         grads = torch.autograd.grad(loss, list(theta.values()), create_graph=True)
@@ -270,17 +270,17 @@ def _import(package: str, part: str = "") -> Any:
     except ImportError as e:
         if e.name is None or e.name.partition(".")[0] != name.partition(".")[0]:
             raise UserError(f"the package {package!r} is installed, but cannot be imported: {e}") from e
-        raise missing(package, "this comparison", "bench") from e
+        raise missing_package(package, "this comparison", "bench") from e
 
 
 def _call(method: WarPI, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """The logits with other parameters; running statistics stay as they are.  [B, K]"""
     buffers = {name: b.clone() for name, b in method.net.named_buffers()}
-    z: Tensor = functional_call(method.net, (dict(theta), buffers), (_laid_out(x),))
+    z: Tensor = functional_call(method.net, (dict(theta), buffers), (_images_to_channels_last(x),))
     return z
 
 
-def _laid_out(x: Tensor) -> Tensor:
+def _images_to_channels_last(x: Tensor) -> Tensor:
     """Images as the GPU's convolutions want them, as in WarPI's own passes."""
     return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
 

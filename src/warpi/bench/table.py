@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from warpi.errors import missing
+from warpi.errors import missing_package
 
 Row = Mapping[str, Any]
 
@@ -50,7 +50,7 @@ def plot(rows: Sequence[Row], kind: str) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError as e:
-        raise missing("matplotlib", "a picture", "report") from e
+        raise missing_package("matplotlib", "a picture", "report") from e
     panels = _panels(rows)
     figure = Figure(figsize=(8, 0.6 + sum(0.7 + 0.26 * len(p) for p in panels.values())), layout="constrained")
     axes = figure.subplots(len(panels), squeeze=False, height_ratios=[2 + len(p) for p in panels.values()])[:, 0]

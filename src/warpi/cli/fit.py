@@ -13,33 +13,33 @@ def fit(argv: list[str]) -> None:
     from warpi.runs import plugins as own
     from warpi.runs.run import Stopped, pick_device
     from warpi.runs.run import fit as run_fit
-    from warpi.utils import distributed as parallel
+    from warpi.utils import distributed
 
     first = Parser(prog="warpi fit", add_help=False)
     first.add_argument("--device", default="auto")
     first.add_argument("--devices", type=int, default=1)
     peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
     where = pick_device(peek.device)
-    if not parallel.launched():
-        parallel.check_devices(peek.devices, where)
+    if not distributed.launched():
+        distributed.check_devices(peek.devices, where)
         if peek.devices > 1:
             _, given = _fit_flags(argv)  # mistakes are said once, before anything is started
-            raise SystemExit(parallel.launch(peek.devices, [*own.flags(), "fit", *argv], given["out"]))
+            raise SystemExit(distributed.launch(peek.devices, [*own.flags(), "fit", *argv], given["out"]))
     try:
-        with parallel.joined(where):
-            with parallel.together():
+        with distributed.process_group(where):
+            with distributed.raise_on_all_ranks():
                 name, given = _fit_flags(argv)
-                parallel.check_started(given.pop("devices"))
+                distributed.check_started(given.pop("devices"))
             done = run_fit(**given)
-            is_first = parallel.rank() == 0
+            is_first = distributed.rank() == 0
     except Stopped as e:
         if e.rank == 0:
             print(f"warpi: {e}", file=sys.stderr)
         raise SystemExit(128 + e.signum) from e
-    except parallel.Elsewhere as e:
+    except distributed.RemoteRankError as e:
         raise SystemExit(2) from e
-    except parallel.Lost as e:
-        parallel.give_up(e)
+    except distributed.RankLostError as e:
+        distributed.give_up(e)
     except (MemoryError, RuntimeError) as e:
         if "memory" not in str(e):
             raise
@@ -60,7 +60,7 @@ def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     from warpi.runs.resume import check_own, read_spec
     from warpi.runs.spec import DataSpec
     from warpi.training.recipe import Recipe
-    from warpi.utils import distributed as parallel
+    from warpi.utils import distributed
 
     first = Parser(prog="warpi fit", add_help=False)
     first.add_argument("--method", default=None)
@@ -69,7 +69,7 @@ def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
     stored = None
     if peek.resume and peek.out is not None:
-        stored = json.loads(parallel.from_first(lambda: json.dumps(read_spec(peek.out)).encode()))
+        stored = json.loads(distributed.broadcast_from_rank0(lambda: json.dumps(read_spec(peek.out)).encode()))
     name = peek.method or (stored["spec"]["method"] if stored else "warpi")
     if stored and peek.method is None:
         check_own(peek.out, name, None)

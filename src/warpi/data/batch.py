@@ -1,12 +1,8 @@
-"""The nouns that cross module borders."""
+"""The batch: what a loader yields and a method learns from."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-
-Log = Mapping[str, Tensor | float]
-"""Names to scalars. Tensors may stay on the device: the engine reads them now and then, not every step."""
 
 
 @dataclass(frozen=True, eq=False)

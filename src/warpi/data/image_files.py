@@ -26,7 +26,7 @@ from torch import Tensor
 from warpi.data.augment import Crop
 from warpi.data.decode import decode_batch, image_size
 from warpi.data.examples import Examples, ReadBatch, Scale, TensorExamples
-from warpi.errors import UserError, missing
+from warpi.errors import UserError, missing_package
 
 logger = logging.getLogger("warpi.data")
 
@@ -69,7 +69,7 @@ class FileExamples(Examples):
         try:
             import PIL  # noqa: F401
         except ImportError:
-            raise missing("pillow", "reading image files", "images") from None
+            raise missing_package("pillow", "reading image files", "images") from None
         if self.size < 1 or self.workers < 0 or not 0 <= self.max_bad <= 1:
             got = f"size {self.size}, workers {self.workers}, max_bad {self.max_bad}"
             raise UserError(f"image files: got {got}; allowed are size >= 1, workers >= 0, max_bad 0..1")

@@ -12,7 +12,7 @@ from warpi.data.batch import Batch
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 from warpi.utils.seeding import derive, generator
 
 
@@ -30,7 +30,7 @@ class Loader:
     def __init__(self, split: Split, batch_size: int, seed: int, *, augment: bool = True, views: int = 1) -> None:
         self.split, self.seed, self.augment, self.views = split, seed, augment, views
         self.batch_size = min(batch_size, len(split))  # of all ranks together
-        self.share = parallel.share(self.batch_size)
+        self.share = distributed.rank_slice(self.batch_size)
         self.per_pass = len(split) // self.batch_size
         self.steps = self.per_pass
         self.count = 0
@@ -82,7 +82,7 @@ class Loader:
                 pending.append(index := self._index(k))
                 yield self.split.rows[index], derive(self.seed, "augment", k)
 
-        cut = {"part": self.share} if parallel.ranks() > 1 else {}
+        cut = {"part": self.share} if distributed.ranks() > 1 else {}
         reads = self.split.examples.stream(plan(), augment=self.augment, views=self.views, **cut)
         used = start  # the last batch that could be, or the first of all
         for k, read in enumerate(reads, start):
@@ -99,9 +99,9 @@ class Loader:
         """Whether every rank has two examples."""
         if self.split.examples.always_readable and kept is None:
             return True
-        least = min(2, self.batch_size // parallel.ranks())
+        least = min(2, self.batch_size // distributed.ranks())
         n = least if kept is None else int(kept.sum())
-        return parallel.fewest(n) >= least
+        return distributed.min_over_ranks(n) >= least
 
     def _index(self, k: int) -> Tensor:
         """Positions within the split of batch k.  [B]"""

@@ -27,7 +27,7 @@ from warpi.datasets.labels import (
     to_texts,
 )
 from warpi.datasets.text_files import check_column_names, check_suffix, drop_flag, read_cells, reading, shorten_list
-from warpi.errors import UserError, missing, nearest, unknown
+from warpi.errors import UserError, missing_package, nearest, unknown
 
 logger = logging.getLogger("warpi.data")
 
@@ -178,7 +178,7 @@ def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
         with path.open("rb") as file:
             frame = pd.read_parquet(file)
     except ImportError as e:  # pandas itself, or the pyarrow it needs here
-        raise missing("pandas" if e.name == "pandas" else "pyarrow", "reading .parquet", "tables") from e
+        raise missing_package("pandas" if e.name == "pandas" else "pyarrow", "reading .parquet", "tables") from e
     except ValueError as e:
         raise UserError(f"{path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
     if not len(frame):

@@ -33,10 +33,10 @@ from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, h
 from warpi.functional.transition import from_given
 from warpi.methods.registry import METHODS, of_others
 from warpi.nets.registry import NETS, Build, make_net
-from warpi.runs.run import check_batches, pick_device
+from warpi.runs.run import pick_device
 from warpi.runs.spec import named, plain, suited
-from warpi.training.checkpoint import packed, unpacked
-from warpi.training.engine import Record, train
+from warpi.training.checkpoint import pack, unpack
+from warpi.training.engine import Record, check_batches, train
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, make_task
@@ -197,7 +197,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             "method_name": self.method_,
         }
         try:
-            content = packed(state, FORMAT)
+            content = pack(state, FORMAT)
         except TypeError as e:
             raise UserError(f"{e}; settings may hold numbers, text, and lists of them") from e
         write_atomically(Path(path), content)
@@ -207,7 +207,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """Read what `save` wrote. A network of your own is not in the file: give it again, with any weights."""
         if not Path(path).is_file():
             raise UserError(f"there is no file {path}; give one that NoisyLabelClassifier.save wrote")
-        state = unpacked(Path(path), FORMAT, "give a file that NoisyLabelClassifier.save wrote, as it wrote it")
+        state = unpack(Path(path), FORMAT, "give a file that NoisyLabelClassifier.save wrote, as it wrote it")
         method, stored = state["method"], state["net"]
         if isinstance(method, dict):
             method = replace(METHODS[method["name"]], **method["options"])
@@ -316,7 +316,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             recipe, options, _ = suited(base, suits, {**own, **settings, "net": net, "seed": seed})
             learner = replace(base, **options)
             learner.start(task, recipe)
-            learner.check_twins()
+            learner.check_nets_differ()
             check_batches(learner)
             return learner, [record for record in train(learner, task) if record]
 

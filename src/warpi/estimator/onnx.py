@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from warpi.autodiff.passes import untuned
+from warpi.autodiff.passes import restore_class
 from warpi.data.examples import Scale
-from warpi.errors import UserError, missing
+from warpi.errors import UserError, missing_package
 from warpi.estimator.inputs import Layout, Prepare
 from warpi.training.method import evaluating
 from warpi.utils.files import write_atomically
@@ -29,7 +29,7 @@ class Classifier(nn.Module):
     def __init__(self, layout: Layout, scale: Scale, nets: Sequence[nn.Module]) -> None:
         super().__init__()
         self.prepare = Prepare(layout, scale)
-        self.nets = nn.ModuleList(map(untuned, nets))
+        self.nets = nn.ModuleList(map(restore_class, nets))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) ->
         import onnx
         import onnxscript  # noqa: F401
     except ImportError as e:
-        raise missing(e.name or "onnx", "to_onnx", "onnx") from e
+        raise missing_package(e.name or "onnx", "to_onnx", "onnx") from e
     layout, scale = classifier.prepare.layout, Scale(classifier.prepare.mean, classifier.prepare.std)
     x = layout.sample(64, scale, generator(0, "onnx")).to(scale.mean.device)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), _quiet():

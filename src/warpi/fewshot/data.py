@@ -25,7 +25,7 @@ from warpi.data.examples import TensorExamples
 from warpi.datasets.cifar import cifar100
 from warpi.datasets.safe_pickle import safe_load
 from warpi.datasets.text_files import data_root, reading, shorten_list
-from warpi.errors import UserError, missing, unknown
+from warpi.errors import UserError, missing_package, unknown
 
 PARTS = ("train", "val", "test")
 _OMNIGLOT_SIDE, _MINI_SIDE = 28, 84
@@ -401,7 +401,7 @@ def _parallel(read: Callable[[Path], NDArray[np.uint8]], paths: Sequence[Path]) 
     try:
         from PIL.Image import DecompressionBombError
     except ImportError as e:
-        raise missing("pillow", "reading images", "images") from e
+        raise missing_package("pillow", "reading images", "images") from e
     broken: tuple[type[Exception], ...] = (DecompressionBombError, *BROKEN)
 
     def one(path: Path) -> NDArray[np.uint8]:

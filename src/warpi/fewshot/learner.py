@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warpi.data.batch import Log
 from warpi.errors import UserError
 from warpi.fewshot.data import Values, as_tensor
-from warpi.training.method import evaluating
+from warpi.training.method import Log, evaluating
 from warpi.utils.field_checks import check_types
 from warpi.utils.seeding import derive, generator, seeded
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from warpi.errors import UserError, readable
+from warpi.errors import UserError, blame_file
 from warpi.fewshot.data import Classes, FewShotData, load_fewshot
 from warpi.fewshot.episodes import task_name
 from warpi.fewshot.learner import Learner
@@ -92,7 +92,7 @@ def fit(
         held.enter_context(one_writer(path))
         at = Position(learner, spec.training)
         if checkpoint.exists(file):
-            with readable(file):
+            with blame_file(file):
                 state = checkpoint.load(file, where)
                 checkpoint.restore(learner, state["learner"])
                 checkpoint.restore(at, state["position"])
@@ -100,7 +100,7 @@ def fit(
         history = _records(cut_results(results, at.records), results)
         steps = train(learner, data, spec.kind, spec.training, at)
         progress = held.enter_context(Progress(1, spec.training.iterations, at.iteration, quiet))
-        progress.say(_summary(spec, data))
+        progress.print(_summary(spec, data))
         caught, saved_at = held.enter_context(signals()), time.monotonic()
         if not begun:
             write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
@@ -109,9 +109,9 @@ def fit(
             if record is not None:
                 append_line(results, json.dumps(record))
                 history.append(record)
-                progress.say(_line(record, spec.training.iterations))
+                progress.print(_line(record, spec.training.iterations))
                 if record["best"]:
-                    best = checkpoint.packed({"learner": checkpoint.state_of(learner)}, checkpoint.FORMAT)
+                    best = checkpoint.pack({"learner": checkpoint.state_of(learner)}, checkpoint.FORMAT)
                     write_atomically(path / "best.safetensors", best)
             if record is not None or caught or time.monotonic() - saved_at >= checkpoint_seconds:
                 means(at)  # which must be finite
@@ -151,7 +151,7 @@ def load(
         spec = replace(spec, root=str(root))
     data, digest = _data_of(spec, path, data, stored, where)
     learner = spec.started(data, where)
-    with readable(file):
+    with blame_file(file):
         checkpoint.restore(learner, checkpoint.load(file, where)["learner"])
     return Run(path, spec, learner, data, _history(path / "results.jsonl"), digest)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 
 
 class DiagGaussian(NamedTuple):
@@ -23,10 +23,10 @@ class DiagGaussian(NamedTuple):
 
         Of several ranks each draws eps for all their examples and takes its own.
         """
-        size, (b, *rest) = parallel.ranks(), self.mean.shape
+        size, (b, *rest) = distributed.ranks(), self.mean.shape
         shape = (n, b * size, *rest)
         eps = torch.randn(shape, generator=generator, device=self.mean.device, dtype=self.mean.dtype)
-        return self.mean + self.std * eps[:, parallel.share(b * size)]
+        return self.mean + self.std * eps[:, distributed.rank_slice(b * size)]
 
     def kl(self, other: "DiagGaussian") -> Tensor:
         """KL[self || other], summed over the last dimension.  [...]"""

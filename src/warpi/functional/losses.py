@@ -33,7 +33,7 @@ def absolute_error(z: Tensor, y: Tensor) -> Tensor:
     return -2 * torch.expm1(-cross_entropy(z, y))
 
 
-def generalised_cross_entropy(z: Tensor, y: Tensor, q: float) -> Tensor:
+def generalized_cross_entropy(z: Tensor, y: Tensor, q: float) -> Tensor:
     """(1 - p_y^q) / q; its limit for q = 0 is cross-entropy. From log p_y, so that p_y = 0 has a gradient."""
     ce = cross_entropy(z, y)
     return -torch.expm1(-q * ce) / q if q else ce
@@ -42,7 +42,7 @@ def generalised_cross_entropy(z: Tensor, y: Tensor, q: float) -> Tensor:
 def truncated_cross_entropy(z: Tensor, y: Tensor, kept: Tensor, q: float, k: float) -> Tensor:
     """kept * (L_q(p_y) - L_q(k)), L_q the generalised cross-entropy: what an example is worth beside pruning it."""
     at_k = (1 - k**q) / q if q else -math.log(k)
-    return kept * (generalised_cross_entropy(z, y, q) - at_k)
+    return kept * (generalized_cross_entropy(z, y, q) - at_k)
 
 
 def symmetric_cross_entropy(z: Tensor, y: Tensor, alpha: float, beta: float, log_zero: float) -> Tensor:

@@ -23,7 +23,7 @@ def partners(n: int, generator: Generator) -> Tensor:
     return torch.rand(n, generator=generator, device=generator.device).argsort()
 
 
-def mixed(a: Tensor, order: Tensor, weight: Tensor) -> Tensor:
+def mix(a: Tensor, order: Tensor, weight: Tensor) -> Tensor:
     """weight a_i + (1 - weight) a_order(i): of inputs or targets.  a [B, ...]"""
     return weight * a + (1 - weight) * a[order]
 
@@ -36,7 +36,7 @@ def mixup(x: Tensor, q: Tensor, alpha: float, generator: Generator, *, own: bool
     weight = beta(alpha, generator)
     weight = torch.maximum(weight, 1 - weight) if own else weight
     order = partners(len(x), generator)
-    return mixed(x, order, weight), mixed(q, order, weight)
+    return mix(x, order, weight), mix(q, order, weight)
 
 
 def sharpen(p: Tensor, temperature: float) -> Tensor:

@@ -54,7 +54,7 @@ def prototypes(h: Tensor, n: int, apart: float) -> Tensor:
     return order.topk(min(n, len(h))).indices
 
 
-def centres(h: Tensor, n: int, generator: Generator, steps: int = 10) -> Tensor:
+def cluster_centers(h: Tensor, n: int, generator: Generator, steps: int = 10) -> Tensor:
     """n points that stand for h: k-means, begun at points of h (each once, where h has as many).  [n, D]"""
     drawn = torch.randperm(len(h), generator=generator)
     found = h[drawn[torch.arange(n) % len(h)].to(h.device)]

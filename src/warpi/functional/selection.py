@@ -50,7 +50,7 @@ def follow_percentile(average: Tensor, losses: Tensor, p: float, kept: float) ->
     average.copy_(torch.where(average < 0, new, kept * average + (1 - kept) * new))
 
 
-def left_out(n: int, rate: Tensor, generator: Generator) -> Tensor:
+def keep_at_random(n: int, rate: Tensor, generator: Generator) -> Tensor:
     """0 for a random share of n examples, 1 for the others.  [n]"""
     return small_loss(torch.rand(n, generator=generator, device=generator.device), rate)
 

@@ -15,7 +15,7 @@ from warpi.functional.losses import cross_entropy, one_hot
 _TINY = 1e-30  # a float32 with a logarithm
 
 
-def row_normalised(T: Tensor) -> Tensor:
+def normalize_rows(T: Tensor) -> Tensor:
     """Negative numbers to zero, rows to sum 1; a row without mass becomes that of a class without noise.  [K, K]"""
     T = T.clamp_min(0)
     total = T.sum(1, keepdim=True)
@@ -39,17 +39,17 @@ def anchors(p: Tensor, quantiles: Sequence[float]) -> Tensor:
 
 def from_anchors(p: Tensor, quantile: float = 1.0) -> Tensor:
     """Noisy posteriors [N, K] to T: an example that is surely of class i shows row i."""
-    return row_normalised(p[anchors(p, [quantile])[0]])
+    return normalize_rows(p[anchors(p, [quantile])[0]])
 
 
 def from_trusted(p: Tensor, y: Tensor) -> Tensor:
     """Noisy posteriors [N, K] of examples with true labels y [N] to T: row i is their mean over class i."""
-    return row_normalised(one_hot(y, p.shape[1]).to(p).T @ p)
+    return normalize_rows(one_hot(y, p.shape[1]).to(p).T @ p)
 
 
 def from_given(p: Tensor, y: Tensor) -> Tensor:
     """Beliefs p [N, K] about true classes, and given labels y [N], to T: a soft confusion matrix."""
-    return row_normalised(p.T @ one_hot(y, p.shape[1]).to(p))
+    return normalize_rows(p.T @ one_hot(y, p.shape[1]).to(p))
 
 
 def latent_labels(z: Tensor, y: Tensor, T: Tensor, generator: Generator) -> Tensor:
@@ -114,7 +114,7 @@ def determinant_loss(z: Tensor, y: Tensor, epsilon: float = 1e-3) -> Tensor:
     return (-torch.logaddexp(log_det, torch.full_like(log_det, math.log(epsilon))) / K).to(z.dtype)
 
 
-def capped(z: Tensor, weight: float = 1.0) -> Tensor:
+def cap_gradient(z: Tensor, weight: float = 1.0) -> Tensor:
     """The same logits, whose gradient is cut down to what a mean cross-entropy can have: weight * sqrt(2 / B)."""
     limit, z = weight * math.sqrt(2 / len(z)), z.view_as(z)
     z.register_hook(lambda g: g * (limit / g.norm().clamp_min(_TINY)).clamp_max(1))  # type: ignore[no-untyped-call]

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import border, restart
-from warpi.utils import distributed as parallel
+from warpi.training.warmup import restart, warmup_epochs
+from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -83,7 +83,7 @@ class CAL(Method):
         self.mean = torch.zeros(K, K, device=y.device)  # of the losses, [cluster, label]
         self.sums, self.counts = torch.zeros_like(self.mean), torch.zeros_like(self.P)
         self.weight = torch.zeros_like(self.P[0])  # alpha of this epoch
-        self.switch, self.second = border(self.sieve_share, recipe.epochs), False
+        self.switch, self.second = warmup_epochs(self.sieve_share, recipe.epochs), False
         self.beginnings = [0, self.switch]
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -100,14 +100,14 @@ class CAL(Method):
             group["lr"] /= 1 + alpha * self.slow
         yield from super().epoch(t)
         if self.second:
-            parallel.average([self.sums, self.counts])
+            distributed.average([self.sums, self.counts])
             self.mean.copy_(self.sums / self.counts.clamp_min(1e-6)[:, None])  # 0 of none
             self.sums.zero_()
             self.counts.zero_()
 
     def distil(self) -> None:
         """The clusters, and what is known of the noise in them."""
-        rows, z = survey(self.net, self.task.train)
+        rows, z = predict_rows(self.net, self.task.train)
         y = self.task.train.y[rows]
         believed = cross_entropy(z, y) - floored(z, 1e-8).mean(1) < self.sieve
         self.cluster[rows] = torch.where(believed, y, z.argmax(dim=1))

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import torch
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
-from warpi.training.method import Method
+from warpi.training.method import Log, Method
 from warpi.training.task import Task
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 from warpi.utils.field_checks import setting, within
 
 
@@ -51,7 +51,7 @@ class CDR(Method):
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         moved = [(p.detach(), p.grad) for p in self.net.parameters() if p.grad is not None]
-        parallel.average(g for _, g in moved)
+        distributed.average(g for _, g in moved)
 
         judged = [(w, g) for w, g in moved if w.ndim > 1]
         critical = torch.cat([(w * g).abs().flatten() for w, g in judged])  # c

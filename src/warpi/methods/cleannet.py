@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
-from warpi.functional.neighbors import centres
-from warpi.training.method import Method, descend
-from warpi.training.penultimate import feature_size, features
-from warpi.training.predict_rows import survey
+from warpi.functional.neighbors import cluster_centers
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
@@ -103,9 +102,11 @@ class CleanNet(Method):
         """Train the embedding and weigh all examples."""
         assert self.task.meta is not None
         train, meta, K = self.task.train, self.task.meta, self.task.n_classes
-        (rows, v), (known, v_m) = (survey(self.net, split, self.normal) for split in (train, meta))
+        (rows, v), (known, v_m) = (predict_rows(self.net, split, self.normal) for split in (train, meta))
         y, y_m, chance = train.y[rows], meta.y[known], generator(self.recipe.seed, "verify", t)
-        V = torch.stack([centres(v[y == c] if (y == c).any() else v, self.references, chance) for c in range(K)])
+        V = torch.stack(
+            [cluster_centers(v[y == c] if (y == c).any() else v, self.references, chance) for c in range(K)]
+        )
         for _ in range(self.embedding_steps):
             i, j = (torch.randint(len(a), (32,), generator=chance).to(v.device) for a in (v_m, v))
             shift = torch.randint(1, K, (32,), generator=chance) * (torch.rand(32, generator=chance) < 0.5)
@@ -120,7 +121,7 @@ class CleanNet(Method):
         self.w[rows] = cos.clamp_min(0) if self.weighting == "soft" else (cos >= self.margin).float()
 
     def normal(self, x: Tensor) -> Tensor:
-        return F.normalize(features(self.net, x), dim=1)
+        return F.normalize(penultimate(self.net, x), dim=1)
 
     def step(self, batch: Batch) -> Log:
         w = self.w[batch.rows]

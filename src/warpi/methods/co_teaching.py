@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import forget_rate, selected_mean, small_loss
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import first_epochs
+from warpi.training.warmup import capped_warmup
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -33,7 +33,7 @@ class CoTeaching(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2018
     n_nets: ClassVar[int] = 2
-    stay_alike: ClassVar[bool] = True
+    needs_different_nets: ClassVar[bool] = True
     needs_noise_rate: ClassVar[bool] = True
 
     forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
@@ -50,7 +50,7 @@ class CoTeaching(Method):
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
 
     def epoch(self, t: int) -> Iterator[Log]:
-        ramp = first_epochs(self.gradual, self.recipe.epochs)
+        ramp = capped_warmup(self.gradual, self.recipe.epochs)
         self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp, self.exponent))
         return super().epoch(t)
 

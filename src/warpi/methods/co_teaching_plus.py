@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import torch
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import disagreement, forget_rate, small_loss
 from warpi.methods.co_teaching import learn_crosswise, with_rate
-from warpi.training.method import Method
+from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import first_epochs
+from warpi.training.warmup import capped_warmup
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -36,7 +36,7 @@ class CoTeachingPlus(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2019
     n_nets: ClassVar[int] = 2
-    stay_alike: ClassVar[bool] = True
+    needs_different_nets: ClassVar[bool] = True
     needs_noise_rate: ClassVar[bool] = True
 
     forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
@@ -54,7 +54,7 @@ class CoTeachingPlus(Method):
         self.warming = torch.zeros_like(self.rate)  # 1 in the warm-up
 
     def epoch(self, t: int) -> Iterator[Log]:
-        ramp, warm_up = (first_epochs(n, self.recipe.epochs) for n in (self.gradual, self.warm_up))
+        ramp, warm_up = (capped_warmup(n, self.recipe.epochs) for n in (self.gradual, self.warm_up))
         self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp))
         self.warming.fill_(float(t < warm_up))
         return super().epoch(t)

@@ -8,12 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.neighbors import lid
-from warpi.training.method import Method, descend
-from warpi.training.penultimate import features
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import penultimate, predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
@@ -66,7 +65,7 @@ class D2L(Method):
         train = self.task.train
         some = torch.randperm(len(train), generator=generator(self.recipe.seed, "lid", t))[: self.points]
         part = replace(train, rows=train.rows[some], y=train.y[some.to(train.y.device)])
-        _, h = survey(self.net, part, lambda x: features(self.net, x))
+        _, h = predict_rows(self.net, part, lambda x: penultimate(self.net, x))
         first, *rest = torch.split(h.double(), 128)
         found = torch.cat([lid(batch, self.k) for batch in (first, *(r for r in rest if len(r) > self.k + 1))])
         found = found[found.isfinite()]

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import disagreement, selected_mean
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import setting, within
@@ -31,7 +31,7 @@ class Decoupling(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2017
     n_nets: ClassVar[int] = 2
-    stay_alike: ClassVar[bool] = True
+    needs_different_nets: ClassVar[bool] = True
 
     warm_up: float = setting(0.1, "share of the epochs that train on all examples")
     least: float = setting(0.1, "smallest denominator of the mean loss, as a share of the batch")

@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, entropy, one_hot, prior_penalty, soft_cross_entropy, squared_error
 from warpi.functional.mixup import mixup, sharpen
 from warpi.functional.selection import selected_mean, two_gaussians
-from warpi.training.method import Method, descend, evaluating
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend, evaluating
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import first_epochs
+from warpi.training.warmup import capped_warmup
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -67,12 +67,12 @@ class DivideMix(Method):
         device = task.train.y.device
         self.clean = torch.ones(2, len(task.train), device=device)  # [2, N] w, for each network
         self.weight_u = torch.zeros((), device=device)  # lambda_u so far
-        self.ramp_steps = max(1, round(first_epochs(self.ramp_up, recipe.epochs) * self.loader.steps))
+        self.ramp_steps = max(1, round(capped_warmup(self.ramp_up, recipe.epochs) * self.loader.steps))
         self.warming = True
 
     def epoch(self, t: int) -> Iterator[Log]:
         if self.loader.count == t * self.loader.steps:  # not where a run goes on in the middle of an epoch
-            self.warming = t < max(1, round(first_epochs(self.warm_up, self.recipe.epochs)))
+            self.warming = t < max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
             if not self.warming:
                 self.divide()
         yield from super().epoch(t)
@@ -80,7 +80,7 @@ class DivideMix(Method):
     def divide(self) -> None:
         train = self.task.train
         for k in (0, 1):
-            rows, z = survey(self.nets[1 - k], train)
+            rows, z = predict_rows(self.nets[1 - k], train)
             self.clean[k, rows] = two_gaussians(cross_entropy(z, train.y[rows]))
 
     def step(self, batch: Batch) -> Log:

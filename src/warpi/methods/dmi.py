@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
-from warpi.functional.transition import capped, determinant_loss
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.functional.transition import cap_gradient, determinant_loss
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import border, forget, restart
+from warpi.training.warmup import reset_optimizer_state, restart, warmup_epochs
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -50,11 +50,11 @@ class DMI(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.switch, self.by_determinant = border(self.warmup, recipe.epochs), False
+        self.switch, self.by_determinant = warmup_epochs(self.warmup, recipe.epochs), False
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.by_determinant:
-            forget(self.optimizer)
+            reset_optimizer_state(self.optimizer)
             self.by_determinant = True
         yield from super().epoch(t)
 
@@ -93,20 +93,20 @@ class DMINS(Method):
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         self.labels = task.train.y.clone()  # [N]
-        self.switch = border(self.teaching, recipe.epochs)
+        self.switch = warmup_epochs(self.teaching, recipe.epochs)
         self.beginnings = [0, self.switch]
         self.taught = self.by_determinant = False
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.taught:
-            rows, z = survey(self.net, self.task.train)
+            rows, z = predict_rows(self.net, self.task.train)
             self.labels[rows] = z.argmax(1)
             restart(self)
             self.taught = True
             self.by_determinant = False
         first, last = (self.switch, self.recipe.epochs) if self.taught else (0, self.switch)
-        if t >= first + border(self.warmup, last - first) and not self.by_determinant:
-            forget(self.optimizer)
+        if t >= first + warmup_epochs(self.warmup, last - first) and not self.by_determinant:
+            reset_optimizer_state(self.optimizer)
             self.by_determinant = True
         yield from super().epoch(t)
 
@@ -119,4 +119,4 @@ class DMINS(Method):
 def _loss(method: DMI | DMINS, z: Tensor, y: Tensor) -> Tensor:
     if not method.by_determinant:
         return cross_entropy(z, y).mean()
-    return method.rate * determinant_loss(capped(z, method.rate), y, method.epsilon)
+    return method.rate * determinant_loss(cap_gradient(z, method.rate), y, method.epsilon)

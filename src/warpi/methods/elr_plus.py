@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import torch
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
-from warpi.functional.mixup import beta, mixed, partners
+from warpi.functional.mixup import beta, mix, partners
 from warpi.methods.elr import away_from, remember
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
@@ -59,7 +59,7 @@ class ELRPlus(Method):
             with torch.no_grad():
                 t = remember(self.memories[k], batch.rows, self.averages[1 - k](batch.x), self.beta)
             b, order = beta(self.alpha, self.generator), partners(len(y), self.generator)
-            x, q, t = (mixed(a, order, torch.maximum(b, 1 - b)) for a in (batch.x, y, t))
+            x, q, t = (mix(a, order, torch.maximum(b, 1 - b)) for a in (batch.x, y, t))
             z = net(x)
             losses.append((soft_cross_entropy(z, q) + self.strength * away_from(z, t)).mean())
             descend(losses[-1], self.optimizers[k])

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot, soft_cross_entropy
 from warpi.training.bilevel import bilevel_step
-from warpi.training.method import Method
-from warpi.training.penultimate import feature_size, features, last_layer
+from warpi.training.method import Log, Method
+from warpi.training.outputs import feature_size, last_layer, penultimate
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting
@@ -78,7 +78,7 @@ class EMLC(Method):
 
     def corrected(self, x: Tensor, y: Tensor) -> Tensor:
         """Soft labels q.  [B, K]"""
-        h = features(self.nets[1], x)  # [B, D]
+        h = penultimate(self.nets[1], x)  # [B, D]
         z, r = last_layer(self.nets[1], h), torch.sigmoid(self.V(h, y))[:, None]
         return r * one_hot(y, z.shape[1]) + (1 - r) * z.softmax(dim=1)
 
@@ -92,7 +92,7 @@ class EMLC(Method):
             return noisy + cross_entropy(z[n:], learned.y).sum() / max(half, 1)
 
         def taught() -> Tensor:
-            h = features(self.nets[1], trusted.x)
+            h = penultimate(self.nets[1], trusted.x)
             z = last_layer(self.nets[1], h)
             y = tempted(z, trusted.y)
             right = (y == trusted.y).to(z)

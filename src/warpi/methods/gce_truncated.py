@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, truncated_cross_entropy
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import setting, within
@@ -53,7 +53,7 @@ class TruncatedGCE(Method):
         yield from super().epoch(t)
 
     def prune(self) -> None:
-        rows, z = survey(self.net, self.task.train)
+        rows, z = predict_rows(self.net, self.task.train)
         p_y = (-cross_entropy(z, self.task.train.y[rows])).exp()
         self.kept[rows] = (p_y > self.k).float()
 

@@ -6,13 +6,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from warpi.autodiff.passes import forward
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot
 from warpi.training.bilevel import batch_gradient
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting
 from warpi.utils.seeding import derive, seeded
 
@@ -80,8 +80,8 @@ class GDW(Method):
         d, judged = batch_gradient(self, noisy, with_flow, omega, self.lr, shared=False)
         descend((w * d).sum(), self.meta_optimizer)
         size = d.abs().sum()
-        parallel.average([size])
-        change = (self.class_lr * d / (parallel.ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
+        distributed.average([size])
+        change = (self.class_lr * d / (distributed.ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
         omega = (omega.detach() - change).clamp_min(1e-6)
         descend((balanced(omega * flow, batch.y) * noisy.z).sum(), self.optimizer)
         return {"loss": losses.mean(), "meta_loss": judged, "weight": omega.mean()}

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import torch
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import forward_loss, from_trusted
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import border, restart
+from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.field_checks import setting, within
 
 
@@ -50,13 +50,13 @@ class GLC(Method):
         assert task.meta is not None  # as needs_meta says
         self.gold = len(task.meta) / (len(task.meta) + len(task.train))  # M / (N + M)
         self.C = torch.eye(task.n_classes, device=task.train.y.device)
-        self.switch, self.measured = border(self.warmup, recipe.epochs), False
+        self.switch, self.measured = warmup_epochs(self.warmup, recipe.epochs), False
         self.beginnings = [0, self.switch]
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.measured:
             assert self.task.meta is not None
-            rows, z = survey(self.net, self.task.meta)
+            rows, z = predict_rows(self.net, self.task.meta)
             self.C.copy_(from_trusted(z.softmax(1), self.task.meta.y[rows]))
             restart(self)
             self.measured = True

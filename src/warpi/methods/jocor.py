@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import forget_rate, selected_mean, small_loss
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import first_epochs
+from warpi.training.warmup import capped_warmup
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -35,7 +35,7 @@ class JoCoR(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2020
     n_nets: ClassVar[int] = 2
-    stay_alike: ClassVar[bool] = True
+    needs_different_nets: ClassVar[bool] = True
     needs_noise_rate: ClassVar[bool] = True
 
     forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
@@ -54,7 +54,7 @@ class JoCoR(Method):
         self.weight = torch.zeros_like(self.rate)  # lambda in epoch t
 
     def epoch(self, t: int) -> Iterator[Log]:
-        ramp = first_epochs(self.gradual, self.recipe.epochs)
+        ramp = capped_warmup(self.gradual, self.recipe.epochs)
         self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp))
         self.weight.fill_(forget_rate(t, self.agreement, ramp))
         return super().epoch(t)

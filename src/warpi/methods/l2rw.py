@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from warpi.autodiff.passes import Forward, forward
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.training.bilevel import batch_gradient
-from warpi.training.method import Method, descend
-from warpi.utils import distributed as parallel
+from warpi.training.method import Log, Method, descend
+from warpi.utils import distributed
 
 
 def normalised(w: Tensor) -> Tensor:
     """w / sum w, or all zero where the sum is; the sum is that of all ranks.  [B]"""
     total = w.sum()
-    parallel.average([total])  # a rank's loss counts as one of their mean
+    distributed.average([total])  # a rank's loss counts as one of their mean
     return w / torch.where(total > 0, total, 1)
 
 

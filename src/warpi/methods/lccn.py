@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
-from warpi.functional.transition import from_given, latent_labels, row_normalised
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.functional.transition import from_given, latent_labels, normalize_rows
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import border
+from warpi.training.warmup import warmup_epochs
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -53,13 +53,13 @@ class LCCN(Method):
         self.latent = task.train.y.clone()  # [N]
         self.counts = torch.zeros(task.n_classes, task.n_classes, device=self.latent.device)  # C
         self.T = torch.zeros_like(self.counts)
-        first = border(self.warmup, recipe.epochs)
+        first = warmup_epochs(self.warmup, recipe.epochs)
         self.borders, self.phase = (first, first + round(self.fixed * (recipe.epochs - first))), 0
 
     def epoch(self, t: int) -> Iterator[Log]:
         before, self.phase = self.phase, sum(t >= begins for begins in self.borders)
         if self.phase and not before:
-            rows, z = survey(self.net, self.task.train)
+            rows, z = predict_rows(self.net, self.task.train)
             self.latent[rows] = z.argmax(1)
             self._count(self.latent, self.task.train.y, 1.0)
             self.T.copy_(from_given(z.softmax(1), self.task.train.y[rows]))
@@ -69,7 +69,7 @@ class LCCN(Method):
         logits, target = self.net(batch.x), batch.y
         if self.phase:
             self._count(self.latent[batch.rows], batch.y, -1.0)
-            phi = self.T if self.phase == 1 else row_normalised(self.counts + self.alpha)  # [K, K]
+            phi = self.T if self.phase == 1 else normalize_rows(self.counts + self.alpha)  # [K, K]
             self.latent[batch.rows] = target = latent_labels(logits.detach(), batch.y, phi, self.generator)
             self._count(target, batch.y, 1.0)
         loss = cross_entropy(logits, target).mean()

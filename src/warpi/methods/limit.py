@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.utils.field_checks import at_least, setting
 
 

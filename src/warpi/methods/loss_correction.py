@@ -8,16 +8,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.data.placeholder import PlaceholderExamples
 from warpi.errors import UserError
-from warpi.functional.transition import backward_loss, forward_loss, from_anchors, row_normalised, well_conditioned
+from warpi.functional.transition import backward_loss, forward_loss, from_anchors, normalize_rows, well_conditioned
 from warpi.noise.matrix_file import SUFFIXES, read_matrix
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import border, restart
+from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.field_checks import setting, within
 
 
@@ -65,7 +65,7 @@ class LossCorrection(Method):
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         K, device = task.n_classes, task.train.y.device
-        self.switch, self.corrected = border(self.warmup, recipe.epochs), self.matrix is not None
+        self.switch, self.corrected = warmup_epochs(self.warmup, recipe.epochs), self.matrix is not None
         self.beginnings = [0] if self.corrected else [0, self.switch]
         over = isinstance(
             task.train.examples, PlaceholderExamples
@@ -75,7 +75,7 @@ class LossCorrection(Method):
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.corrected:
-            _, z = survey(self.net, self.task.train)
+            _, z = predict_rows(self.net, self.task.train)
             self.T.copy_(from_anchors(z.softmax(1), self.quantile))  # Eqs. (12), (13)
             self.T_inverse.copy_(torch.linalg.inv(well_conditioned(self.T)))
             restart(self)
@@ -101,6 +101,6 @@ def _given(matrix: tuple[float, ...] | str, classes: Sequence[str]) -> Tensor:
             f"matrix has {len(matrix)} numbers, {K} classes need {K * K}: T row after row, rows = true class"
         )
     T = torch.tensor(matrix).reshape(K, K)
-    if not torch.allclose(row_normalised(T), T, atol=1e-4):
+    if not torch.allclose(normalize_rows(T), T, atol=1e-4):
         raise UserError("a row of matrix is no distribution: its numbers must be at least 0 and sum to 1")
     return T

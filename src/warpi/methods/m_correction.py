@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot, prior_penalty, soft_cross_entropy
 from warpi.functional.mixup import mixup
 from warpi.functional.selection import beta_posterior, two_betas
-from warpi.training.method import Method, descend, evaluating
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend, evaluating
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
@@ -77,7 +77,7 @@ class MCorrection(Method):
     def epoch(self, t: int) -> Iterator[Log]:
         self.correcting = t >= round(self.warm_up * self.recipe.epochs)
         if self.correcting and self.loader.count <= t * self.loader.steps:
-            rows, z = survey(self.net, self.task.train)
+            rows, z = predict_rows(self.net, self.task.train)
             losses = cross_entropy(z, self.task.train.y[rows])
             low, high = (losses.sort().values[int(share * (len(losses) - 1))] for share in (0.05, 0.95))
             self.low.copy_(low)

@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.errors import UserError
 from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import from_given
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.training.warmup import border
+from warpi.training.warmup import warmup_epochs
 from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import derive, seeded
 
@@ -72,11 +72,11 @@ class Masking(Method):
         self.G, self.D = G.to(device), D.to(device)
         self.G_optimizer = adam(self.G.parameters(), self.game_lr)
         self.D_optimizer = adam(self.D.parameters(), self.game_lr)
-        self.switch, self.playing = border(self.warmup, recipe.epochs), False
+        self.switch, self.playing = warmup_epochs(self.warmup, recipe.epochs), False
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.playing:
-            rows, z = survey(self.net, self.task.train)
+            rows, z = predict_rows(self.net, self.task.train)
             T = from_given(z.softmax(1), self.task.train.y[rows])
             with torch.no_grad():
                 list(self.G.parameters())[-1].copy_(T.clamp_min(1e-8).log().flatten())  # the bias of its last layer

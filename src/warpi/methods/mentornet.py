@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from warpi.autodiff.passes import at
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
-from warpi.functional.selection import follow_percentile, left_out, self_paced
-from warpi.training.method import Method, descend
+from warpi.functional.selection import follow_percentile, keep_at_random, self_paced
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
@@ -67,7 +67,9 @@ class MentorNetPD(Method):
     def step(self, batch: Batch) -> Log:
         losses = cross_entropy(self.net(batch.x), batch.y)  # [B]
         follow_percentile(self.average, losses.detach(), self.share, self.averaging)
-        v = self_paced(losses.detach(), self.average, self.gamma) * left_out(len(losses), self.dropped, self.generator)
+        v = self_paced(losses.detach(), self.average, self.gamma) * keep_at_random(
+            len(losses), self.dropped, self.generator
+        )
         loss = (v * losses).mean()
         descend(loss, self.optimizer)
         return {"loss": loss.detach(), "weight": v.mean()}
@@ -128,7 +130,7 @@ class MentorNetDD(Method):
         follow_percentile(self.average, losses.detach(), self.share, self.averaging)
         mentor_loss = self.teach_mentor()
         v = self.judged(losses.detach()).detach().sigmoid().maximum(self.burning)
-        loss = (v * left_out(len(losses), self.dropped, self.generator) * losses).mean()
+        loss = (v * keep_at_random(len(losses), self.dropped, self.generator) * losses).mean()
         descend(loss, self.optimizer)
         return {"loss": loss.detach(), "mentor_loss": mentor_loss, "weight": v.mean()}
 

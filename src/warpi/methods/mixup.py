@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.functional.mixup import mixup
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.utils.field_checks import at_least, setting
 
 

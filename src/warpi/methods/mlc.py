@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, soft_cross_entropy
 from warpi.training.bilevel import bilevel_step
-from warpi.training.method import Method
-from warpi.training.penultimate import feature_size, features
+from warpi.training.method import Log, Method
+from warpi.training.outputs import feature_size, penultimate
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting
@@ -77,7 +77,7 @@ class MLC(Method):
         learned, judge = trusted.part(slice(half)), trusted.part(slice(half, None))
         x = torch.cat([batch.x, learned.x])
         with torch.no_grad():
-            h = features(self.net, x)[:n]  # [B, D]
+            h = penultimate(self.net, x)[:n]  # [B, D]
 
         def corrected_loss(z: Tensor) -> Tensor:
             noisy = soft_cross_entropy(z[:n], self.V(h, batch.y))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from warpi.autodiff.passes import Forward, forward
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.training.bilevel import batch_gradient
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within

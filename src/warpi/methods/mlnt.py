@@ -10,15 +10,15 @@ import torch
 from torch import Generator, Tensor, nn
 
 from warpi.autodiff.passes import at, forward
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.errors import UserError
 from warpi.functional.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
 from warpi.training.bilevel import step_along
-from warpi.training.method import Method, descend
-from warpi.training.penultimate import feature_size, features
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import feature_size, penultimate
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -105,18 +105,18 @@ class MLNT(Method):
             return {"loss": loss.detach()}
         self.follow()
         with torch.no_grad():
-            z_teacher, h = self.teacher(batch.x), features(self.teacher, batch.x)
+            z_teacher, h = self.teacher(batch.x), penultimate(self.teacher, batch.x)
         wanted = z_teacher.softmax(dim=1)  # [B, K]
         p, (B, K) = noisy.z.detach().softmax(dim=1), noisy.z.shape
-        gradient, apart = noisy.done.back((p - one_hot(batch.y, K)) / B), torch.zeros_like(self.rate)
+        gradient, apart = noisy.done.vjp((p - one_hot(batch.y, K)) / B), torch.zeros_like(self.rate)
         for y in synthetic(h, batch.y, self.updates, self.share, self.neighbours, self.generator):
-            step = noisy.done.back((p - one_hot(y, K)) / B)
-            parallel.average(step)
+            step = noisy.done.vjp((p - one_hot(y, K)) / B)
+            distributed.average(step)
             moved = torch._foreach_sub(list(noisy.done.theta.values()), torch._foreach_mul(step, self.fast_lr))
             there = at(self.net, dict(zip(noisy.done.theta, moved, strict=True)), batch.x)
             z = there.z.detach()
             apart += (soft_cross_entropy(z, wanted) - entropy(z_teacher)).mean() / self.updates
-            torch._foreach_add_(gradient, there.back((z.softmax(dim=1) - wanted) * self.rate / (self.updates * B)))
+            torch._foreach_add_(gradient, there.vjp((z.softmax(dim=1) - wanted) * self.rate / (self.updates * B)))
         step_along(self, gradient)
         return {"loss": loss.detach(), "consistency": apart}
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot
 from warpi.training.bilevel import bilevel_step
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within

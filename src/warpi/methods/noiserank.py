@@ -7,13 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.neighbors import nearest
 from warpi.functional.selection import selected_mean
-from warpi.training.method import Method, descend
-from warpi.training.penultimate import feature_size, features
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
@@ -74,7 +73,7 @@ class NoiseRank(Method):
         yield from super().epoch(t)
 
     def rank(self) -> None:
-        rows, h = survey(self.net, self.task.train, lambda x: features(self.net, x))
+        rows, h = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))
         y, among = self.task.train.y[rows], self.kept[rows] > 0
         p = label_posterior(h, y, self.task.n_classes, self.k, self.gamma, among)
         wrong = 1 - p.gather(1, y[:, None])[:, 0]  # s

@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import border
-from warpi.utils import distributed as parallel
+from warpi.training.warmup import warmup_epochs
+from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -58,7 +58,7 @@ class PENCIL(Method):
         self.y_tilde, self.stage = 10 * one_hot(task.train.y, task.n_classes), 1  # [N, K]
 
     def epoch(self, t: int) -> Iterator[Log]:
-        self.stage = 1 + sum(t >= border(share, self.recipe.epochs) for share in (self.stage1, self.stage2))
+        self.stage = 1 + sum(t >= warmup_epochs(share, self.recipe.epochs) for share in (self.stage1, self.stage2))
         yield from super().epoch(t)
 
     def loss(self, z: Tensor, y_tilde: Tensor, y: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class PENCIL(Method):
         descend(loss, self.optimizer)
         if self.stage == 2:
             y_tilde.requires_grad_()
-            of_labels = self.loss(z.detach(), y_tilde, batch.y).mean() / parallel.ranks()  # of the whole batch
+            of_labels = self.loss(z.detach(), y_tilde, batch.y).mean() / distributed.ranks()  # of the whole batch
             (slope,) = torch.autograd.grad(of_labels, y_tilde)
             self.y_tilde[batch.rows] = y_tilde.detach() - self.label_lr * slope
         return {"loss": loss.detach()}

@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import first_epochs
-from warpi.utils import distributed as parallel
+from warpi.training.warmup import capped_warmup
+from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -63,8 +63,10 @@ class PLC(Method):
 
     def epoch(self, t: int) -> Iterator[Log]:
         yield from super().epoch(t)
-        parallel.average([self.record[int(self.slot)]])  # each rank knows its share; a common factor changes no ratio
-        if t >= first_epochs(self.warm_up, self.recipe.epochs):
+        distributed.average(
+            [self.record[int(self.slot)]]
+        )  # each rank knows its share; a common factor changes no ratio
+        if t >= capped_warmup(self.warm_up, self.recipe.epochs):
             new = corrected(self.y, self.record.sum(0), self.limit)
             if int((new != self.y).sum()) < 0.001 * len(new):
                 self.limit.copy_((self.limit + self.beta).clamp(max=max(0.9, self.theta)))

@@ -7,15 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import anchors, fit_parts, nmf, reweighted_loss
-from warpi.training.method import Method, descend
-from warpi.training.penultimate import features
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import penultimate, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.training.warmup import border, restart
+from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -58,7 +57,7 @@ class PTD(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.beginnings = [0, border(self.warmup, recipe.epochs)]
+        self.beginnings = [0, warmup_epochs(self.warmup, recipe.epochs)]
         K, device = task.n_classes, task.train.y.device
         self.h = torch.full((len(task.train), self.parts), 1 / self.parts, device=device)  # [N, r]
         self.P = torch.eye(K, device=device).repeat(self.parts, 1, 1)  # [r, K, K]
@@ -69,16 +68,16 @@ class PTD(Method):
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.beginnings[1] and self.phase == 0:
             self._estimate()
-            restart(self, anew=self.anew)
+            restart(self, reinitialize=self.anew)
             self.phase = 1
-        if t >= border(self.revise, self.recipe.epochs) and self.phase == 1:
+        if t >= warmup_epochs(self.revise, self.recipe.epochs) and self.phase == 1:
             self.phase = 2
         yield from super().epoch(t)
 
     def _estimate(self) -> None:
-        rows, f = survey(self.net, self.task.train, lambda x: features(self.net, x))
+        rows, f = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))
         h = nmf(f - f.amin(0).clamp_max(0), self.parts, self.nmf_steps, self.generator)
-        p = survey(self.net, self.task.train)[1].softmax(1)
+        p = predict_rows(self.net, self.task.train)[1].softmax(1)
         found = anchors(p, torch.linspace(0.97, 0.99, self.parts).tolist())  # [r, K]
         self.P.copy_(fit_parts(h[found], p[found], self.fit_steps, self.fit_lr, self.enough))
         self.h[rows] = h

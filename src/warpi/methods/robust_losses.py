@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional import losses
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -53,7 +53,7 @@ class GCE(Method):
         within(self, q=(0, 1))
 
     def step(self, batch: Batch) -> Log:
-        return _step(self, losses.generalised_cross_entropy(self.net(batch.x), batch.y, self.q))
+        return _step(self, losses.generalized_cross_entropy(self.net(batch.x), batch.y, self.q))
 
 
 @dataclass

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import forward_loss, from_given
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import border
+from warpi.training.warmup import warmup_epochs
 from warpi.utils.field_checks import setting, within
 
 
@@ -48,11 +48,11 @@ class SModel(Method):
         super().start(task, recipe)
         self.b = nn.Parameter(torch.zeros(task.n_classes, task.n_classes, device=task.train.y.device))
         self.optimizer.add_param_group({"params": [self.b], "weight_decay": 0.0})
-        self.switch, self.has_layer = border(self.warmup, recipe.epochs), False
+        self.switch, self.has_layer = warmup_epochs(self.warmup, recipe.epochs), False
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.has_layer:
-            rows, z = survey(self.net, self.task.train)
+            rows, z = predict_rows(self.net, self.task.train)
             T = from_given(z.softmax(1), self.task.train.y[rows])
             with torch.no_grad():
                 self.b.copy_(T.clamp_min(1e-8).log())

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import selected_mean, small_loss, steady_label
-from warpi.training.method import Method, descend
+from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.field_checks import setting, within

@@ -7,15 +7,14 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.neighbors import prototypes
-from warpi.training.method import Method, descend
-from warpi.training.penultimate import feature_size, features
-from warpi.training.predict_rows import survey
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.training.warmup import border
+from warpi.training.warmup import warmup_epochs
 from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import generator
 
@@ -55,12 +54,12 @@ class SMP(Method):
         self.y_hat = task.train.y.clone()  # [N] corrected labels
 
     def epoch(self, t: int) -> Iterator[Log]:
-        if t >= border(self.warm_up, self.recipe.epochs) and self.loader.count <= t * self.loader.steps:
+        if t >= warmup_epochs(self.warm_up, self.recipe.epochs) and self.loader.count <= t * self.loader.steps:
             self.correct(t)
         yield from super().epoch(t)
 
     def correct(self, t: int) -> None:
-        rows, h = survey(self.net, self.task.train, lambda x: features(self.net, x))
+        rows, h = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))
         h, y = F.normalize(h, dim=1), self.task.train.y[rows]
         chance = generator(self.recipe.seed, "prototypes", t)
         order = torch.randperm(len(h), generator=chance).to(h.device)

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
-from warpi.functional.transition import from_anchors, reweighted_loss, row_normalised
-from warpi.training.method import Method, descend
-from warpi.training.predict_rows import survey
+from warpi.functional.transition import from_anchors, normalize_rows, reweighted_loss
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.training.warmup import border, restart
+from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.field_checks import at_least, setting, within
 
 
@@ -54,7 +54,7 @@ class TRevision(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.beginnings = [0, border(self.warmup, recipe.epochs)]
+        self.beginnings = [0, warmup_epochs(self.warmup, recipe.epochs)]
         self.T = torch.eye(task.n_classes, device=task.train.y.device)
         self.delta = nn.Parameter(torch.zeros_like(self.T))
         self.delta_optimizer = adam([self.delta], self.revision_lr)
@@ -62,16 +62,16 @@ class TRevision(Method):
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.beginnings[1] and self.phase == 0:
-            _, z = survey(self.net, self.task.train)
+            _, z = predict_rows(self.net, self.task.train)
             self.T.copy_(from_anchors(z.softmax(1), self.quantile))
-            restart(self, anew=self.anew)
+            restart(self, reinitialize=self.anew)
             self.phase = 1
-        if t >= border(self.revise, self.recipe.epochs) and self.phase == 1:
+        if t >= warmup_epochs(self.revise, self.recipe.epochs) and self.phase == 1:
             self.phase = 2
         yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
-        z, column = self.net(batch.x), row_normalised(self.T + self.delta).T[batch.y]  # T[:, y_i]
+        z, column = self.net(batch.x), normalize_rows(self.T + self.delta).T[batch.y]  # T[:, y_i]
         loss = (reweighted_loss(z, batch.y, column) if self.phase else cross_entropy(z, batch.y)).mean()
         if self.phase == 2:
             descend(reweighted_loss(z.detach(), batch.y, column).mean(), self.delta_optimizer)

@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.gaussian import DiagGaussian
 from warpi.functional.losses import cross_entropy
 from warpi.methods.warpi import OUTPUTS
 from warpi.training.bilevel import bilevel_step
-from warpi.training.method import Method
-from warpi.training.penultimate import feature_size, features
+from warpi.training.method import Log, Method
+from warpi.training.outputs import feature_size, penultimate
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
@@ -82,7 +82,7 @@ class VRI(Method):
 
     def step(self, batch: Batch) -> Log:
         with torch.no_grad():
-            h = features(self.net, batch.x)  # [B, D]
+            h = penultimate(self.net, batch.x)  # [B, D]
 
         def rectified_loss(z: Tensor) -> Tensor:
             v = OUTPUTS[self.output](self.V(h, batch.y).rsample(self.samples, self.generator))  # [L, B, K]

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.functional.gaussian import DiagGaussian
 from warpi.functional.losses import cross_entropy
 from warpi.training.bilevel import bilevel_step
-from warpi.training.method import Method
+from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting

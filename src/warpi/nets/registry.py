@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from warpi.errors import UserError, missing, unknown
+from warpi.errors import UserError, missing_package, unknown
 from warpi.nets.conv4 import Conv4
 from warpi.nets.mlp import MLP
 from warpi.nets.preact_resnet import preact18
@@ -175,7 +175,7 @@ def _read_torchvision() -> Mapping[str, Tensor]:
     try:
         from torchvision.models import ResNet50_Weights
     except ImportError as error:
-        raise missing("torchvision", "weights 'torchvision'", "pretrained") from error
+        raise missing_package("torchvision", "weights 'torchvision'", "pretrained") from error
     except RuntimeError as error:  # its compiled operators are of another release
         raise UserError(
             f"torchvision does not fit torch {torch.__version__} ({_first_line(error)}); "

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from warpi.errors import UserError
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 
 
 class Total(torch.autograd.Function):
@@ -20,7 +20,7 @@ class Total(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format)
-        parallel.total(total)
+        distributed.all_reduce(total)
         return total
 
     @staticmethod
@@ -82,7 +82,7 @@ class SharedBatchNorm(_BatchNorm):
             self.running_var.add_(rate * (var.to(self.running_var) - self.running_var))
 
 
-def synchronised(net: nn.Module) -> nn.Module:
+def synchronize_batchnorm(net: nn.Module) -> nn.Module:
     """The same network, whose BatchNorm layers share their statistics among the ranks. Weights and names stay."""
     for module in net.modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):

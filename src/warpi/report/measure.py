@@ -13,7 +13,7 @@ from warpi.report.figure_data import BINS, EDGES, KINDS, Arrays, write
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
 from warpi.training.method import Method, evaluating
-from warpi.training.predict_rows import survey
+from warpi.training.outputs import predict_rows
 
 _CHUNK = 1000  # rows whose samples of v are held at a time
 
@@ -33,7 +33,7 @@ def arrays_of(run: Run) -> Arrays:
     """Arrays of a trained method, in evaluation mode, on all training rows as they are, and on the test rows."""
     method, task, truth = run.method, run.task, run.truth
     k, rectifier = task.n_classes, isinstance(method, WarPI)
-    rows, seen = survey(method.net, task.train, None if rectifier else method.predict)
+    rows, seen = predict_rows(method.net, task.train, None if rectifier else method.predict)
     y = task.train.y[rows]
     z = seen if rectifier else seen.clamp_min(1e-12).log()  # of other methods log-probabilities stand for logits
     clean = torch.full_like(y, -1) if truth.clean is None else truth.clean.to(y.device)[rows]
@@ -96,7 +96,7 @@ def _rectified(
 def _calibration(method: Method, run: Run) -> dict[str, Tensor]:
     """Test rows by how sure the method is of them: how many, how sure, how often right."""
     assert run.truth.test is not None
-    rows, p = survey(method.net, run.truth.test, method.predict)
+    rows, p = predict_rows(method.net, run.truth.test, method.predict)
     confidence, guess = p.double().max(dim=1)
     y = run.truth.test.y[rows]
     hit = (guess == y).double()

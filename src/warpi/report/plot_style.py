@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warpi.errors import UserError, missing
+from warpi.errors import UserError, missing_package
 from warpi.utils.files import write_with_folder
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def drawing() -> Iterator[None]:
     try:
         import matplotlib.style
     except ImportError as error:
-        raise missing("matplotlib", "pictures", "report") from error
+        raise missing_package("matplotlib", "pictures", "report") from error
     with matplotlib.style.context(["default", _STYLE]):
         yield
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from warpi.data.examples import Examples
 from warpi.data.placeholder import PlaceholderExamples, examples_of_form, form_of, is_integer
 from warpi.data.split import Split
-from warpi.errors import UserError, readable
+from warpi.errors import UserError, blame_file
 from warpi.training.task import Task
 
 _FACTS = ("inputs_sha256", "noise_sha256", "n_train", "n_meta", "n_val", "n_classes")
@@ -34,7 +34,7 @@ def carried(task: Task, facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def task_of(stored: Any, facts: Mapping[str, Any], where: torch.device, file: object) -> Task:
     """The task that a checkpoint holds. One that is garbled, or that `spec.json` does not know, is refused."""
-    with readable(file):
+    with blame_file(file):
         for name in _FACTS:
             if (held := stored["facts"][name]) != (known := facts.get(name)):
                 raise UserError(

@@ -13,7 +13,7 @@ from torch import Generator
 
 from warpi.data.image_files import PHOTO
 from warpi.data.placeholder import InputsNotAvailable
-from warpi.errors import UserError, readable
+from warpi.errors import UserError, blame_file
 from warpi.runs.packed_task import task_of
 from warpi.runs.plugins import flags
 from warpi.runs.resume import describe, read_spec, same_settings, same_task
@@ -45,7 +45,7 @@ def reopen(path: Path | str, device: str = "auto", own: Mapping[str, Any] | None
         learner.start(task, spec.recipe)
     same_task(stored, json.loads(json.dumps(describe(spec, learner, truth, where))), path)
     file, results = path / "checkpoint.safetensors", path / "results.jsonl"
-    with readable(file):
+    with blame_file(file):
         checkpoint.restore(learner, _last(checkpoint.load(file, where), spec.recipe.epochs, file)["method"])
     lines = results.read_bytes().splitlines() if results.is_file() else ()  # prediction does without
     history = [read_record(line, results, i, "mend or remove the line") for i, line in enumerate(lines, 1)]
@@ -67,7 +67,7 @@ def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] 
     here = {"spec": {**stored["spec"], "image_size": size}, "environment": {**stored["environment"], "folder": cwd}}
     settings, method = same_settings({**stored, **here}, settings, again, path)  # paths of data are not followed
     file = path / "checkpoint.safetensors"
-    with readable(file):
+    with blame_file(file):
         state = _last(checkpoint.load(file, where), settings.get("epochs"), file)
         data, held = state.get("data"), dict(state["method"])
     if data is None:
@@ -86,7 +86,7 @@ def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] 
     spec = RunSpec(DataSpec(**of_data), name, base, options, {}, recipe, {})
     facts = {"n_test": None, **stored["facts"], "n_parameters": sum(p.numel() for p in learner.net.parameters())}
     same_task(stored, json.loads(json.dumps({"spec": spec.to_json(), "facts": facts})), path)
-    with readable(file):
+    with blame_file(file):
         for part, value in checkpoint.state_of(learner).items():
             if isinstance(value, Generator) and part in held and len(held[part]) != len(value.get_state()):
                 held[part] = value.get_state()  # of another kind of device; training is over, and draws no more

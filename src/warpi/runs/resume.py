@@ -28,7 +28,7 @@ from warpi.training import checkpoint
 from warpi.training.engine import Record
 from warpi.training.method import Method
 from warpi.training.task import Truth
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 from warpi.utils.files import write_atomically
 
 MEND = "choose another folder"
@@ -124,7 +124,7 @@ def describe(spec: RunSpec, learner: Method, truth: Truth, device: torch.device)
         },
         "environment": {
             "date": date.today().isoformat(),
-            "ranks": parallel.ranks(),
+            "ranks": distributed.ranks(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
@@ -227,7 +227,7 @@ def _check_paths(flat: Mapping[str, Any], folder: str | None, path: Path) -> Non
 def same_threads(stored: dict[str, Any], threads: int | None, path: Path) -> int | None:
     """Sums depend on how they are shared out: as many threads as before, unless there are other ranks anyway."""
     before: int | None = stored["environment"].get("threads")
-    if stored["environment"].get("ranks", 1) != parallel.ranks():
+    if stored["environment"].get("ranks", 1) != distributed.ranks():
         return threads
     if threads is not None and threads != before:
         raise UserError(f"{path} was begun with threads = {before}, not {threads}; choose another --out to change it")

@@ -19,11 +19,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from warpi.data.image_files import SMALL
 from warpi.datasets.load import DATASETS, ENOUGH, WITH_FEW
-from warpi.errors import UserError, missing, readable
+from warpi.errors import UserError, blame_file, missing_package
 from warpi.runs import plugins as own
 from warpi.runs.packed_task import carried
 from warpi.runs.resume import (
@@ -38,11 +37,20 @@ from warpi.runs.resume import (
 )
 from warpi.runs.spec import RunSpec, plain, prepare
 from warpi.training import checkpoint
-from warpi.training.engine import Diverged, Position, Record, check_logs, check_weights, settle, train
+from warpi.training.engine import (
+    Diverged,
+    Record,
+    TrainingState,
+    check_batches,
+    check_logs,
+    check_weights,
+    settle,
+    train,
+)
 from warpi.training.method import Method, evaluating
 from warpi.training.progress import SHOWN, Progress
 from warpi.training.task import Moved, Task, Truth
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 from warpi.utils.files import append_line, one_writer, write_atomically
 from warpi.utils.seeding import derive, seeded
 
@@ -74,7 +82,7 @@ class Stopped(Exception):
 
     def __init__(self, signum: int, again: str) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}; {again}")
-        self.signum, self.rank = signum, parallel.rank()
+        self.signum, self.rank = signum, distributed.rank()
 
 
 def fit(out: Path | str, **options: Any) -> Run:
@@ -117,12 +125,14 @@ def fitting(
     path, settings = Path(out), plain(settings)
     file, where = path / "checkpoint.safetensors", pick_device(device)
     with ExitStack() as held:
-        held.enter_context(parallel.joined(where))
+        held.enter_context(distributed.process_group(where))
         held.enter_context(_way_back(path, where))
-        first = parallel.rank() == 0
-        found, has_checkpoint, begun = json.loads(parallel.from_first(lambda: json.dumps(look(path, file)).encode()))
+        first = distributed.rank() == 0
+        found, has_checkpoint, begun = json.loads(
+            distributed.broadcast_from_rank0(lambda: json.dumps(look(path, file)).encode())
+        )
         stored = found if resume or begun else None  # a run that failed before its first checkpoint is begun anew
-        with parallel.together():
+        with distributed.raise_on_all_ranks():
             if stored is None and resume and method is None and not settings:
                 raise UserError(f"there is no run in {path} to go on with")
             if stored is None and has_checkpoint:
@@ -148,22 +158,26 @@ def fitting(
             learner.start(task, spec.recipe)
             check_batches(learner)
             if not checkpoint.exists(file):
-                learner.check_twins()
+                learner.check_nets_differ()
             description = describe(spec, learner, truth, where)
             if stored is not None:
                 same_task(stored, json.loads(json.dumps(description)), path)
-        has_checkpoint = parallel.agree(None, first and checkpoint.exists(file))[0]  # now that nobody else can write it
-        at = _go_on(file, learner, where) if has_checkpoint else Position()
-        if parallel.ranks() > 1:
+        has_checkpoint = distributed.agree(None, first and checkpoint.exists(file))[
+            0
+        ]  # now that nobody else can write it
+        at = _go_on(file, learner, where) if has_checkpoint else TrainingState()
+        if distributed.ranks() > 1:
             state = {"spec": description["spec"], "facts": description["facts"], **checkpoint.state_of(learner)}
-            parallel.check_same(checkpoint.digest(state).encode(), "the run (settings, data, initial weights)")
+            distributed.check_same(checkpoint.digest(state).encode(), "the run (settings, data, initial weights)")
         results = path / "results.jsonl"
-        history = json.loads(parallel.from_first(lambda: json.dumps(cut_results(results, at.epoch)).encode()))
+        history = json.loads(
+            distributed.broadcast_from_rank0(lambda: json.dumps(cut_results(results, at.epoch)).encode())
+        )
         steps, saved_at, taken = len(learner.loader), time.monotonic(), carried(task, description["facts"])
 
         def save(record: Record | None) -> None:
             settle(learner, at)
-            with parallel.together():
+            with distributed.raise_on_all_ranks():
                 check_logs(learner, at)
                 check_weights(learner, at)
                 if first:
@@ -175,22 +189,22 @@ def fitting(
         done = at.epoch * steps + at.step
         progress = Progress(spec.recipe.epochs, steps, done, quiet or not first, _names(task, truth))
         held.enter_context(progress)
-        progress.say(_summary(spec, learner, truth))
+        progress.print(_summary(spec, learner, truth))
         if truth.n_repeated and stored is None:
-            progress.say(
+            progress.print(
                 f"{truth.n_repeated} rows of the data are among the trusted examples; only there are they used"
             )
         if stored is None and spec.method == "warpi" and _few(spec, task):
-            progress.say(
+            progress.print(
                 f"{len(task.train)} rows are few for warpi: on such tables --method {WITH_FEW} and --method "
                 "clean_only were better (docs/data.md)"
             )
         if not progress.quiet and where.type == "cpu":
             share = 1 - done / (spec.recipe.epochs * steps)
             if (minutes := share * _minutes(spec, learner)) > PATIENCE:
-                progress.say(_slow(spec, learner, minutes))
+                progress.print(_slow(spec, learner, minutes))
         caught = held.enter_context(signals()) if caught is None else caught
-        with parallel.together():
+        with distributed.raise_on_all_ranks():
             board = held.enter_context(_board(path, at.epoch + 1)) if tensorboard and first else None
             if stored is None and first:
                 write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
@@ -208,7 +222,7 @@ def fitting(
             if signum:
                 raise Stopped(signum, _again(path, where))
             yield record
-        with parallel.together():
+        with distributed.raise_on_all_ranks():
             if first:
                 write_atomically(path / "done", b"")
         return Run(path, learner, task, truth, history)
@@ -229,13 +243,13 @@ def _in_step(
             error = e
         if record is None:
             progress.step()
-        signum, due = parallel.agree(error, caught[0] if caught else 0, late())
+        signum, due = distributed.agree(error, caught[0] if caught else 0, late())
         yield record, signum, bool(due)
 
 
 def _again(path: Path, where: torch.device) -> str:
     command = ["warpi", *own.flags(), "fit", "--out", str(path), "--resume"]
-    if (n := parallel.ranks()) > 1:
+    if (n := distributed.ranks()) > 1:
         if os.environ.get("LOCAL_WORLD_SIZE") != str(n):
             return "go on with the same command and --resume"
         command += ["--devices", str(n), "--device", where.type]
@@ -246,15 +260,15 @@ def _again(path: Path, where: torch.device) -> str:
 def _way_back(path: Path, where: torch.device) -> Iterator[None]:
     try:
         yield
-    except parallel.Lost as e:
-        raise parallel.Lost(f"{e}; {_again(path, where)}") from e
+    except distributed.RankLostError as e:
+        raise distributed.RankLostError(f"{e}; {_again(path, where)}") from e
 
 
 def pick_device(device: str) -> torch.device:
     """`auto` is a CUDA device where there is one; each rank on a machine has its own."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and parallel.launched():
+    if device == "cuda" and distributed.launched():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         where = torch.device(device)
@@ -316,39 +330,22 @@ def _slow(spec: RunSpec, learner: Method, minutes: float) -> str:
     return f"this will take about {long} on this CPU; what helps: {', '.join(helps)}"
 
 
-def _go_on(file: Path, learner: Method, device: torch.device) -> Position:
+def _go_on(file: Path, learner: Method, device: torch.device) -> TrainingState:
     """Put a started method where the last checkpoint was. Ranks other than 0 may not see that: they get a copy."""
     with TemporaryDirectory() as folder:
-        if parallel.ranks() > 1:
-            content = parallel.from_first(checkpoint.newest(file).read_bytes)
-            if parallel.rank() > 0:
+        if distributed.ranks() > 1:
+            content = distributed.broadcast_from_rank0(checkpoint.newest(file).read_bytes)
+            if distributed.rank() > 0:
                 file = Path(folder) / file.name
                 file.write_bytes(content)
-        with parallel.together(), readable(file):
+        with distributed.raise_on_all_ranks(), blame_file(file):
             state = checkpoint.load(file, device)
-            at = Position(**checkpoint.fitted(vars(Position()), state["position"]))
+            at = TrainingState(**checkpoint.restore_into(vars(TrainingState()), state["position"]))
             checkpoint.restore(learner, state["method"])
             checkpoint.set_global_rng(state["rng"])
-            if device.type == "cuda" and parallel.ranks() > 1 and "cuda" in state["rng"]:
+            if device.type == "cuda" and distributed.ranks() > 1 and "cuda" in state["rng"]:
                 torch.cuda.set_rng_state(state["rng"]["cuda"][0], device)  # that of the first rank's device
     return at
-
-
-def check_batches(learner: Method) -> None:
-    """A batch of one cannot be normalised, nor one cut in two; torch says so only at the first step, in other words."""
-    loaders = [learner.loader, *([learner.meta_loader] if learner.needs_meta else [])]
-    modules = [module for net in learner.nets for module in net.modules()]
-    n = 1 if learner.recipe.sync_batchnorm else parallel.ranks()  # by how many a batch is cut
-    if any(x.batch_size == n for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
-        least = f"--batch-size and --meta-batch-size >= {2 * n}" + (" or --sync-batchnorm" if n > 1 else "")
-        raise UserError(f"batches of 1 example cannot be trained with BatchNorm; {least}")
-    kinds = (("", "noisy", learner.least_batch), ("meta-", "trusted", learner.least_meta_batch))
-    for loader, (prefix, kind, needed) in zip(loaders, kinds, strict=False):
-        if (got := loader.batch_size) < (needed := needed * parallel.ranks()):
-            raise UserError(
-                f"{type(learner).__name__} needs {needed} {kind} examples a step, got {got}; use "
-                f"--{prefix}batch-size >= {needed}, and as many {kind} examples"
-            )
 
 
 @contextmanager
@@ -385,5 +382,5 @@ def _board(path: Path, epoch: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as e:
-        raise missing("tensorboard", "--tensorboard", "track") from e
+        raise missing_package("tensorboard", "--tensorboard", "track") from e
     return SummaryWriter(str(path / "tensorboard"), purge_step=epoch)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from warpi.autodiff.passes import Forward, Pass, along, at, forward
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.errors import UserError
 from warpi.functional.losses import cross_entropy
-from warpi.training.method import Method, descend
-from warpi.utils import distributed as parallel
+from warpi.training.method import Log, Method, descend
+from warpi.utils import distributed
 
 LogitLoss = Callable[[Tensor], Tensor]
 """Logits [B, K] to a scalar loss; where it depends on meta-parameters, their input is detached from the logits."""
@@ -68,9 +68,9 @@ def bilevel_step(
         z = noisy.z.detach().requires_grad_()
         value = loss(z)
         (u,) = torch.autograd.grad(value, z, create_graph=True)  # [B, K], a function of phi
-        step_along(method, noisy.done.back(u.detach()))
+        step_along(method, noisy.done.vjp(u.detach()))
         judged, g = _gradient_at(noisy.done, dict(method.net.named_parameters()), meta.x, judge)
-        _add_gradient(phi, u, -alpha * noisy.done.ahead(g))
+        _add_gradient(phi, u, -alpha * noisy.done.jvp(g))
         meta_optimizer.step()
         return {"loss": value.detach(), "meta_loss": judged}
     judged = meta_gradient(noisy, loss, meta.x, judge, phi, alpha)
@@ -131,15 +131,15 @@ def meta_gradient(
     z = noisy.z.detach().requires_grad_()
     (u,) = torch.autograd.grad(loss(z), z, create_graph=True)  # [B, K], a function of phi
 
-    step = done.back(u.detach(), some=True)
-    parallel.average(step)
+    step = done.vjp(u.detach(), some=True)
+    distributed.average(step)
     names = along(done.net)
     moved = torch._foreach_sub([done.theta[name] for name in names], torch._foreach_mul(step, lr))
     theta_hat = {**done.theta, **dict(zip(names, moved, strict=True))}
     del step, moved  # memory is short now: the activations of two batches are held
 
     at_hat, g = _gradient_at(done, theta_hat, x_meta, meta_loss)
-    _add_gradient(phi, u, -lr * done.ahead(g), shared=shared)
+    _add_gradient(phi, u, -lr * done.jvp(g), shared=shared)
     return at_hat
 
 
@@ -149,8 +149,8 @@ def _gradient_at(done: Pass, theta: dict[str, Tensor], x: Tensor, loss: LogitLos
     z = there.z.detach().requires_grad_()
     value = loss(z)
     (u,) = torch.autograd.grad(value, z)
-    g = there.back(u, some=True)
-    parallel.average(g)
+    g = there.vjp(u, some=True)
+    distributed.average(g)
     return value.detach(), dict(zip(along(done.net), g, strict=True))
 
 
@@ -158,7 +158,7 @@ def _add_gradient(phi: Sequence[Tensor], u: Tensor, weight: Tensor | None = None
     """Add d<u(phi), weight>/dphi to .grad."""
     grads = list(torch.autograd.grad(u, phi, weight, allow_unused=True))
     if shared:
-        parallel.average([d for d in grads if d is not None])
+        distributed.average([d for d in grads if d is not None])
     for p, d in zip(phi, grads, strict=True):
         if d is not None:
             p.grad = d if p.grad is None else p.grad + d
@@ -166,7 +166,7 @@ def _add_gradient(phi: Sequence[Tensor], u: Tensor, weight: Tensor | None = None
 
 def step_along(method: Method, grads: Sequence[Tensor]) -> None:
     """The real step along a gradient that is known already."""
-    parallel.average(grads)
+    distributed.average(grads)
     method.optimizer.zero_grad()
     for p, d in zip((p for p in method.net.parameters() if p.requires_grad), grads, strict=True):
         p.grad = d

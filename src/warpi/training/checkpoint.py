@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Generator, Tensor
 
-from warpi.errors import BROKEN, UserError, readable
+from warpi.errors import MALFORMED_ERRORS, UserError, blame_file
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.files import write_atomically
@@ -42,8 +42,8 @@ def restore(obj: object, stored: dict[str, Any]) -> None:
         raise _misfit(", ".join(sorted(others)), "a part of the one and not of the other")
     for name, value in state.items():
         try:
-            setattr(obj, name, fitted(value, stored[name]))
-        except BROKEN as e:
+            setattr(obj, name, restore_into(value, stored[name]))
+        except MALFORMED_ERRORS as e:
             raise _misfit(name, " ".join(str(e).split("\n")[:2])) from e
 
 
@@ -73,10 +73,10 @@ def set_global_rng(state: dict[str, Any]) -> None:
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint in place of the last one, which is kept beside it as `NAME.previous`."""
-    write_atomically(path, packed(state, FORMAT), keep=_previous(path))
+    write_atomically(path, pack(state, FORMAT), keep=_previous(path))
 
 
-def packed(state: dict[str, Any], form: str) -> bytes:
+def pack(state: dict[str, Any], form: str) -> bytes:
     """A state as the content of a file of that format."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_encode(state, tensors))
@@ -107,10 +107,10 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     previous, path = _previous(path), newest(path)
     other = path != previous and previous.exists()
     advice = f"delete it to go on from {previous.name}" if other else "delete it to begin anew"
-    return unpacked(path, FORMAT, advice, device)
+    return unpack(path, FORMAT, advice, device)
 
 
-def unpacked(path: Path, form: str, advice: str, device: torch.device | str = "cpu") -> dict[str, Any]:
+def unpack(path: Path, form: str, advice: str, device: torch.device | str = "cpu") -> dict[str, Any]:
     """The state in a file of that format, or an error that ends in the advice."""
     what = form.partition("/")[0].removeprefix("warpi-")
     try:
@@ -124,7 +124,7 @@ def unpacked(path: Path, form: str, advice: str, device: torch.device | str = "c
     tree = header.get("state", "")
     if header.get("sha256") != _digest(tree, tensors):
         raise UserError(f"{path} is damaged: checksum mismatch; {advice}")
-    with readable(path):
+    with blame_file(path):
         state: dict[str, Any] = _decode(json.loads(tree), tensors, device)
     return state
 
@@ -180,7 +180,7 @@ def _decode(tree: Any, tensors: dict[str, Tensor], device: torch.device | str = 
             return {_decode(k, tensors, device): _decode(v, tensors, device) for k, v in inner}
 
 
-def fitted(value: Any, stored: Any) -> Any:
+def restore_into(value: Any, stored: Any) -> Any:
     """`stored` in the place of `value`: into it where it is an object with state, else instead of it."""
     if isinstance(value, Generator):
         if stored.numel() == value.get_state().numel():
@@ -203,9 +203,9 @@ def fitted(value: Any, stored: Any) -> Any:
     )
     if isinstance(value, list | tuple) and isinstance(stored, list | tuple) and (fixed or len(value) == len(stored)):
         make: Any = getattr(value, "_make", type(value))  # a named tuple takes its parts one by one
-        return make([fitted(v, s) for v, s in zip(value, stored, strict=True)])
+        return make([restore_into(v, s) for v, s in zip(value, stored, strict=True)])
     if isinstance(value, dict) and isinstance(stored, dict) and value.keys() == stored.keys():
-        return {k: fitted(v, stored[k]) for k, v in value.items()}
+        return {k: restore_into(v, stored[k]) for k, v in value.items()}
     if value is not None and stored is not None and _kind(value) != _kind(stored):
         raise ValueError(f"{stored!r:.60} stands for a {type(value).__name__}")
     return stored

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from warpi.autodiff.replay_rng import python_chance
+from warpi.autodiff.replay_rng import python_rng_state
 from warpi.autodiff.trace import numbers_of
-from warpi.data.batch import Batch, Log
+from warpi.data.batch import Batch
 from warpi.data.loader import Loader, Planned, Slot
 from warpi.training.checkpoint import state_of
-from warpi.training.method import Method
+from warpi.training.method import Log, Method
 
 _log = logging.getLogger(__name__)
 _WARM_UP = 3  # plain steps: the first make optimizer state, traces and cuDNN's choices
@@ -117,7 +117,7 @@ class _Step:
 
     def watched(self, batch: Batch) -> tuple[Log, str]:
         """A plain step, and why it could not be recorded, if so."""
-        before, counts, chance = _anatomy(self.method, deep=True), [x.count for x in self.loaders], python_chance()
+        before, counts, chance = _anatomy(self.method, deep=True), [x.count for x in self.loaders], python_rng_state()
         files = [v for v in vars(self.method).values() if isinstance(v, Loader) and not v.resident]
         read = [loader.count for loader in files]
         log = self.plain(batch)
@@ -126,7 +126,7 @@ class _Step:
         after, why = _anatomy(self.method, deep=True), ""
         if [loader.count for loader in files] != read:
             why = "it reads files"
-        if python_chance() != chance:
+        if python_rng_state() != chance:
             why = "it draws from python's or numpy's generators, which a graph would not"
         for name, (kind, value) in after.items():
             if name in before and before[name] != (kind, value):

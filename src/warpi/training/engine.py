@@ -7,15 +7,14 @@ from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from warpi.data.batch import Log
 from warpi.errors import UserError
 from warpi.training.cuda_graph import captured
-from warpi.training.method import Method, evaluating
+from warpi.training.method import Log, Method, evaluating
 from warpi.training.metrics import evaluate
 from warpi.training.task import Task, Truth
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 
 Record = dict[str, float]
 """What is known after an epoch: mean of the logs, scores, learning rate, seconds. One line of results.jsonl."""
@@ -26,7 +25,7 @@ class Diverged(UserError):
 
 
 @dataclass
-class Position:
+class TrainingState:
     """How far a run has come, apart from the method's own state. All a checkpoint needs besides that."""
 
     epoch: int = 0
@@ -47,7 +46,7 @@ class Position:
 
 
 def train(
-    method: Method, task: Task, truth: Truth | None = None, at: Position | None = None
+    method: Method, task: Task, truth: Truth | None = None, at: TrainingState | None = None
 ) -> Iterator[Record | None]:
     """Run a started method to the end of its recipe. Yields None after a step and a Record after an epoch.
 
@@ -55,10 +54,10 @@ def train(
     same, bit for bit, on the same kind of CPU.
     """
     with captured(method):
-        yield from _epochs(method, task, truth, at or Position())
+        yield from _epochs(method, task, truth, at or TrainingState())
 
 
-def _epochs(method: Method, task: Task, truth: Truth | None, at: Position) -> Iterator[Record | None]:
+def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) -> Iterator[Record | None]:
     recipe = method.recipe
     for t in range(at.epoch, recipe.epochs):
         lr = recipe.lr_at(t, method.beginnings)
@@ -87,12 +86,12 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: Position) -> It
         yield record
 
 
-def score(method: Method, task: Task, truth: Truth | None, at: Position | None = None) -> Record:
+def score(method: Method, task: Task, truth: Truth | None, at: TrainingState | None = None) -> Record:
     """Scores of the method as it is now, in evaluation mode."""
 
     def predict(x: Tensor) -> Tensor:
         p = method.predict(x)
-        _check_finite({"a prediction": p}, method, at or Position())
+        _check_finite({"a prediction": p}, method, at or TrainingState())
         if not bool(((p >= -1e-4).all(1) & ((p.sum(1) - 1).abs() < 0.01)).all()):
             name = type(method).__name__
             raise UserError(f"{name}.predict gave rows that are no probabilities; end it with .softmax(dim=1)")
@@ -107,7 +106,7 @@ def score(method: Method, task: Task, truth: Truth | None, at: Position | None =
     return record
 
 
-def settle(method: Method, at: Position) -> None:
+def settle(method: Method, at: TrainingState) -> None:
     """What each rank knows of its own share, averaged: logs, and BatchNorm's running statistics.
 
     A mean of moving averages is the moving average of the means, so that this may be done at any time.
@@ -116,7 +115,25 @@ def settle(method: Method, at: Position) -> None:
     nets = [net for net in held if isinstance(net, nn.Module)]
     norms = [m for net in nets for m in net.modules() if isinstance(m, _NormBase) and m.track_running_stats]
     statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
-    parallel.average([*at.sums.values(), *statistics])
+    distributed.average([*at.sums.values(), *statistics])
+
+
+def check_batches(method: Method) -> None:
+    """Refuse batch sizes that the first step could not use. torch would only fail at that step, less clearly."""
+    loaders = [method.loader, *([method.meta_loader] if method.needs_meta else [])]
+    modules = [module for net in method.nets for module in net.modules()]
+    n = 1 if method.recipe.sync_batchnorm else distributed.ranks()  # parts of a batch that are normalized separately
+    if any(x.batch_size == n for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
+        least = f"--batch-size and --meta-batch-size >= {2 * n}" + (" or --sync-batchnorm" if n > 1 else "")
+        raise UserError(f"batches of 1 example cannot be trained with BatchNorm; {least}")
+    kinds = (("", "noisy", method.least_batch), ("meta-", "trusted", method.least_meta_batch))
+    for loader, (prefix, kind, least_per_rank) in zip(loaders, kinds, strict=False):
+        needed = least_per_rank * distributed.ranks()
+        if loader.batch_size < needed:
+            raise UserError(
+                f"{type(method).__name__} needs {needed} {kind} examples per step, got {loader.batch_size}; use "
+                f"--{prefix}batch-size >= {needed}, and as many {kind} examples"
+            )
 
 
 def check_log(log: Log, method: Method) -> None:
@@ -133,18 +150,18 @@ def check_log(log: Log, method: Method) -> None:
             raise UserError(f"{name}.step gave {got} as {key!r}, one number is needed; average it, or leave it out")
 
 
-def check_logs(method: Method, at: Position) -> None:
+def check_logs(method: Method, at: TrainingState) -> None:
     """Stop at the first log that is not a finite number: a sum never recovers from one."""
     _check_finite(at.sums, method, at)
 
 
-def check_weights(method: Method, at: Position) -> None:
+def check_weights(method: Method, at: TrainingState) -> None:
     """A step can spoil the weights after a finite loss; such weights are neither scored nor stored."""
     for net in method.nets:
         _check_finite({f"a weight of {name}": p.detach() for name, p in net.named_parameters()}, method, at)
 
 
-def _check_finite(values: Mapping[str, Tensor], method: Method, at: Position) -> None:
+def _check_finite(values: Mapping[str, Tensor], method: Method, at: TrainingState) -> None:
     for name, value in values.items():
         if not value.isfinite().all():
             raise Diverged(

@@ -1,7 +1,7 @@
 """The contract between a method and the engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,20 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.autodiff.passes import laid_out, tuned
-from warpi.data.batch import Batch, Log
+from warpi.autodiff.passes import configure_passes, to_channels_last
+from warpi.data.batch import Batch
 from warpi.data.loader import Loader
 from warpi.errors import UserError
-from warpi.nets.sync_batchnorm import synchronised
+from warpi.nets.sync_batchnorm import synchronize_batchnorm
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils import distributed as parallel
+from warpi.utils import distributed
 from warpi.utils.field_checks import check_types
 from warpi.utils.seeding import derive, generator
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
-"""What methods do about wrong labels, in the order of the lists."""
+Log = Mapping[str, Tensor | float]
+"""Names to scalars. Tensors may stay on the device; the engine reads them every few steps."""
 
 
 @dataclass
@@ -35,10 +35,12 @@ class Method(ABC):
     it cannot see the truth. The engine owns time, learning rates, evaluation and checkpoints.
     """
 
-    family: ClassVar[str] = "baseline"  # a name of FAMILIES
+    family: ClassVar[str] = "baseline"  # or loss, transition, meta, selection, refinement, semi-supervised
     year: ClassVar[int | None] = None  # of the paper
     n_nets: ClassVar[int] = 1
-    stay_alike: ClassVar[bool] = False  # its networks learn alike from the same batches: they must begin differently
+    needs_different_nets: ClassVar[bool] = (
+        False  # its networks learn alike from the same batches: they must begin differently
+    )
     n_views: ClassVar[int] = 1  # augmented views of each training example
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
     least_batch: ClassVar[int] = 1  # examples that a step needs of a noisy batch
@@ -56,14 +58,14 @@ class Method(ABC):
         self.task, self.recipe = task, recipe
         self.beginnings = [0]  # epochs in which a training begins: each has the whole schedule of the learning rate
         self.nets: list[nn.Module] = [
-            tuned(
-                laid_out(_made(recipe, task, i).to(device).train()),
-                recipe.how(device, self.needs_meta),
+            configure_passes(
+                to_channels_last(_made(recipe, task, i).to(device).train()),
+                recipe.pass_config(device, self.needs_meta),
             )
             for i in range(self.n_nets)
         ]
-        if recipe.sync_batchnorm and parallel.ranks() > 1:
-            self.nets = [synchronised(net) for net in self.nets]
+        if recipe.sync_batchnorm and distributed.ranks() > 1:
+            self.nets = [synchronize_batchnorm(net) for net in self.nets]
         self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
         self.generator = generator(seed, "method", device=device)
         batches = derive(seed, "train batches")
@@ -86,9 +88,9 @@ class Method(ABC):
                 "NoisyLabelClassifier; --help shows the flag), or take one that does without it (`warpi list methods`)"
             )
 
-    def check_twins(self) -> None:
+    def check_nets_differ(self) -> None:
         """At the beginning of a training: networks that would stay alike have nothing to tell each other."""
-        if not self.stay_alike or any(isinstance(m, _DROPOUT) and m.p > 0 for m in self.net.modules()):
+        if not self.needs_different_nets or any(isinstance(m, _DROPOUT) and m.p > 0 for m in self.net.modules()):
             return
         first, *others = ([*net.parameters()] for net in self.nets)
         if any(other and all(map(torch.equal, first, other)) for other in others):
@@ -172,5 +174,5 @@ def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     loss.backward(inputs=own)  # type: ignore[no-untyped-call]  # not into a meta-network that shaped the loss
-    parallel.average(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    distributed.average(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     optimizer.step()

@@ -35,7 +35,7 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.bar.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         if not self.quiet:
             self.console.print(text, markup=False, soft_wrap=True)
 
@@ -45,4 +45,4 @@ class Progress:
     def line(self, record: dict[str, float]) -> None:
         shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in self.shown.items() if name in record)
         epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
-        self.say(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")
+        self.print(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")

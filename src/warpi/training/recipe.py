@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from warpi.autodiff.passes import How
+from warpi.autodiff.passes import PassConfig
 from warpi.errors import UserError
 from warpi.nets.registry import make_net
 from warpi.utils.field_checks import at_least, check_types, within
@@ -76,7 +76,7 @@ class Recipe:
         with seeded(derive(self.seed, "init", number)):
             return make_net(self.net, shape, n_classes, self.weights)
 
-    def how(self, device: torch.device, meta: bool = False) -> How:
+    def pass_config(self, device: torch.device, meta: bool = False) -> PassConfig:
         """How the passes of a network are done. Compiling takes half a minute, which a short run does not win back.
 
         A meta step holds the activations of two batches at a time; on a GPU, where memory is short, it is lean.
@@ -84,7 +84,7 @@ class Recipe:
         pays = device.type == "cuda" and isinstance(self.net, str) and self.net != "mlp" and self.epochs >= 10
         pays = pays and not self.sync_batchnorm  # whose sums over ranks cannot be traced
         traced = pays if self.compile is None else self.compile
-        return How(
+        return PassConfig(
             bf16=self.precision == "bf16",
             compile=traced,
             lean=traced and meta and device.type == "cuda",

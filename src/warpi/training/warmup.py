@@ -6,12 +6,12 @@ from torch import Tensor
 from warpi.training.method import Method
 
 
-def border(share: float, epochs: int) -> int:
+def warmup_epochs(share: float, epochs: int) -> int:
     """The first epoch after a phase that takes that share of the epochs, and one at least."""
     return max(1, round(share * epochs))
 
 
-def first_epochs(wanted: float, epochs: int) -> float:
+def capped_warmup(wanted: float, epochs: int) -> float:
     """So many epochs as a paper's warm-up takes, and at most half of a short run.
 
     What a warm-up needs is a network that has learned something, however long the training goes on afterwards.
@@ -20,7 +20,7 @@ def first_epochs(wanted: float, epochs: int) -> float:
 
 
 @torch.no_grad()
-def forget(optimizer: torch.optim.Optimizer) -> None:
+def reset_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """No moments any more: those of one loss would carry the weights away when another begins.
 
     In place, as captured steps need it.
@@ -31,9 +31,9 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
                 value.zero_()
 
 
-def restart(method: Method, *, anew: bool = True) -> None:
+def restart(method: Method, *, reinitialize: bool = True) -> None:
     """The first network as it was at the start (as it is, unless anew), in place, and its optimizer without memory."""
-    if anew:
+    if reinitialize:
         fresh = method.recipe.make_net(method.task.shape, method.task.n_classes)
         method.net.load_state_dict(fresh.state_dict())
-    forget(method.optimizer)
+    reset_optimizer_state(method.optimizer)

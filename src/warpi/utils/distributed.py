@@ -26,18 +26,18 @@ from torch import Tensor
 
 from warpi.errors import UserError
 
-LOST = 75  # exit code of a process whose peers are gone: "try again" in sysexits.h
+EXIT_RANK_LOST = 75  # exit code of a process whose peers are gone: "try again" in sysexits.h
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 _TELLS = "WARPI_LAUNCHER"  # set where the process that started this one tells the user which of them has died
 _PATIENCE = timedelta(minutes=10)  # for a peer that lives; a dead one is noticed when its connection closes
 _control: "dist.ProcessGroup | None" = None
 
 
-class Lost(Exception):
+class RankLostError(Exception):
     """Another rank is gone. No RuntimeError, which `lookahead` would take for a network without a JVP."""
 
 
-class Elsewhere(UserError):
+class RemoteRankError(UserError):
     """What another rank raised; that one says it to the user."""
 
 
@@ -60,7 +60,7 @@ def rank() -> int:
     return dist.get_rank() if _active() else 0
 
 
-def share(n: int) -> slice:
+def rank_slice(n: int) -> slice:
     """Which of n examples of a batch this rank takes."""
     size = ranks()
     if n % size:
@@ -73,7 +73,7 @@ def share(n: int) -> slice:
 
 
 @contextmanager
-def joined(where: torch.device) -> Iterator[None]:
+def process_group(where: torch.device) -> Iterator[None]:
     """Inside, this process is a rank if torchrun started it; a process group that is there already is used as it is."""
     global _control
     mine = launched() and not _active()
@@ -94,7 +94,7 @@ def joined(where: torch.device) -> Iterator[None]:
         with _peers():
             _control = dist.new_group(backend="gloo", timeout=_PATIENCE)
         yield
-    except Lost:
+    except RankLostError:
         raise  # taking a group down may wait for those who are gone
     except BaseException:
         _leave(mine)
@@ -118,34 +118,34 @@ def average(tensors: Iterable[Tensor]) -> None:
         kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
     for (device, _), same in kinds.items():
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        total(flat, _control if device.type == "cpu" else None)
+        all_reduce(flat, _control if device.type == "cpu" else None)
         flat /= ranks()
         means = torch.split(flat, [tensor.numel() for tensor in same])
         torch._foreach_copy_(same, [mean.view_as(tensor) for tensor, mean in zip(same, means, strict=True)])
 
 
-def total(tensor: Tensor, group: "dist.ProcessGroup | None" = None, *, largest: bool = False) -> None:
+def all_reduce(tensor: Tensor, group: "dist.ProcessGroup | None" = None, *, largest: bool = False) -> None:
     """Replace a tensor by its sum over the ranks, or by the largest numbers."""
     with _peers():
         dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group)
 
 
-def fewest(n: int) -> int:
+def min_over_ranks(n: int) -> int:
     """The smallest of a number that each rank has."""
     return -agree(None, -n)[0]
 
 
 def agree(error: Exception | None, *numbers: int) -> tuple[int, ...]:
-    """The largest of each number over the ranks. Where one brings an error, all raise: the others an Elsewhere."""
+    """The largest of each number over the ranks. Where one brings an error, all raise: the others a RemoteRankError."""
     size = ranks()
     if size > 1:
         mine = torch.tensor([-size if error is None else -rank(), *numbers])
-        total(mine, _control, largest=True)
+        all_reduce(mine, _control, largest=True)
         who, *agreed = mine.tolist()
         if -who < size:
             text = _sent(str(error or "").encode() or type(error).__name__.encode(), -who).decode()
             if -who != rank():
-                raise Elsewhere(f"rank {-who}: {text}")
+                raise RemoteRankError(f"rank {-who}: {text}")
         numbers = tuple(agreed)
     if error is not None:
         raise error
@@ -153,22 +153,22 @@ def agree(error: Exception | None, *numbers: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def raise_on_all_ranks() -> Iterator[None]:
     """What goes wrong on one rank inside goes wrong on all of them, so that none waits for one that has left."""
     error: Exception | None = None
     try:
         yield
-    except Lost:
+    except RankLostError:
         raise
     except Exception as e:
         error = e
     agree(error)
 
 
-def from_first(make: Callable[[], bytes]) -> bytes:
+def broadcast_from_rank0(make: Callable[[], bytes]) -> bytes:
     """What rank 0 makes, on every rank: the others need not see its files."""
     data = b""
-    with together():
+    with raise_on_all_ranks():
         if rank() == 0:
             data = make()
     return _sent(data, 0)
@@ -202,7 +202,7 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as e:
-        raise Lost(f"rank {rank()} of {ranks()} lost another process of this run ({_short(e)})") from e
+        raise RankLostError(f"rank {rank()} of {ranks()} lost another process of this run ({_short(e)})") from e
 
 
 def _short(error: Exception) -> str:
@@ -263,19 +263,19 @@ def launch(n: int, argv: list[str], out: Path) -> int:
         else:
             return 0
     # Those that were ended because of another's end come last.
-    who = min(codes, key=lambda number: (codes[number] == LOST, codes[number] == -signal.SIGTERM, number))
-    if codes[who] >= 0 and codes[who] != LOST:
+    who = min(codes, key=lambda number: (codes[number] == EXIT_RANK_LOST, codes[number] == -signal.SIGTERM, number))
+    if codes[who] >= 0 and codes[who] != EXIT_RANK_LOST:
         return codes[who]  # it has said why
     how = f"rank {who} was killed by {signal.Signals(-codes[who]).name}" if codes[who] < 0 else "a process is gone"
     again = shlex.join(["warpi", *argv, *([] if "--resume" in argv else ["--resume"])])
     print(f"warpi: {how}; go on from the last checkpoint in {out} with: {again}", file=sys.stderr)
-    return 128 - codes[who] if codes[who] < 0 else LOST
+    return 128 - codes[who] if codes[who] < 0 else EXIT_RANK_LOST
 
 
-def give_up(lost: Lost) -> Never:
+def give_up(lost: RankLostError) -> Never:
     """End this process at once: an orderly end may wait for those who are gone."""
     if _TELLS not in os.environ:
         print(f"warpi: {lost}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(LOST)
+    os._exit(EXIT_RANK_LOST)

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from warpi.data.batch import Log
 from warpi.fewshot.learner import Conditioned, Episode, Learner, Output, Problem, fit_loss, score
 from warpi.fewshot.learners.embedding import Norm, Psi, Stats, calibration, class_means, targets
 from warpi.fewshot.learners.kernels import alignment, fourier_features, spectral_kernels
 from warpi.fewshot.learners.ridge import Fit, fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian, GaussianHead
+from warpi.training.method import Log
 from warpi.utils.field_checks import at_least, within
 
 

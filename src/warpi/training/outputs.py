@@ -1,0 +1,91 @@
+"""Outputs of a network: predictions for the rows of a split, penultimate features, the last layer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from warpi.autodiff.passes import pass_config, too_few
+from warpi.data.split import Split
+from warpi.errors import UserError
+from warpi.training.method import evaluating
+
+
+@torch.no_grad()
+def predict_rows(
+    net: nn.Module, split: Split, fn: Callable[[Tensor], Tensor] | None = None, size: int = 1000
+) -> tuple[Tensor, Tensor]:
+    """The readable rows [n] of a split and `fn(x)` [n, ...] for each, in evaluation mode without augmentation.
+
+    `fn` is by default the network itself, which gives logits. All ranks get the same values at the beginning of an
+    epoch, when running statistics have just been averaged.
+    """
+    rows: list[Tensor] = []
+    values: list[Tensor] = []
+    with evaluating([net]):
+        for batch in split.batches(size):
+            rows.append(batch.rows)
+            values.append((fn or net)(batch.x).float())
+    return torch.cat(rows), torch.cat(values)
+
+
+class _Features(nn.Module):
+    """Wraps `net.features` as a module, so that it can be called with other buffers."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.net.features(x)  # type: ignore[operator]
+        return h
+
+
+def penultimate(net: nn.Module, x: Tensor) -> Tensor:
+    """Features h(x) of the penultimate layer, from a separate pass that does not update running statistics.  [B, D]
+
+    Uses the precision and micro-batches of the network's other passes. Differentiable if gradients are enabled.
+    """
+    features = getattr(net, "features", None)
+    if isinstance(features, nn.Module) or not callable(features):  # some torchvision networks have a module "features"
+        raise UserError(
+            f"this method looks at features, and the network {type(net).__name__} has no method features(x); "
+            "add one that returns [B, D], choose a net of `warpi list nets`, or a method that needs no features, such "
+            "as warpi"
+        )
+    config = pass_config(net)
+    n = config.accumulate if net.training else 1  # the parts of the logits: BatchNorm sees the same sets
+    if len(x) < 2 * n and n > 1:
+        raise too_few(x, n)
+    parts = []
+    for part in x.tensor_split(n):
+        buffers = {f"net.{name}": b.clone() for name, b in net.named_buffers()}
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=config.bf16, cache_enabled=False):
+            parts.append(functional_call(_Features(net), buffers, (part,)))
+    h = torch.cat(parts)
+    return h.float() if config.bf16 else h
+
+
+def last_layer(net: nn.Module, h: Tensor) -> Tensor:
+    """Logits fc(h) of penultimate features h.  [B, D] -> [B, K]"""
+    fc = getattr(net, "fc", None)
+    if not isinstance(fc, nn.Module):
+        raise UserError(
+            f"this method needs a network in two parts, and {type(net).__name__} has no last layer `fc`; "
+            "name it so that forward(x) is fc(features(x)), or choose a net of `warpi list nets`"
+        )
+    bf16 = pass_config(net).bf16
+    with torch.autocast(h.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+        z: Tensor = fc(h)
+    return z.float() if bf16 else z
+
+
+@torch.no_grad()
+def feature_size(net: nn.Module, shape: tuple[int, ...]) -> int:
+    """Feature dimension D, measured by passing two zero inputs through the network."""
+    with evaluating([net]):
+        h = penultimate(net, next(net.parameters()).new_zeros((2, *shape)))
+    if h.dim() != 2 or len(h) != 2:
+        raise UserError(f"{type(net).__name__}.features gave shape {tuple(h.shape)} for two inputs; allowed is (2, D)")
+    return h.shape[1]
