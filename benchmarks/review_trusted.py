@@ -53,7 +53,7 @@ def first(seed: int, epochs: int) -> dict[str, float]:
         write_corrected(items, standing, at / "corrected.json")
         trusted = write_trusted(items, standing, at / "trusted.npz")
         noise = f"given:{at / 'corrected.json'}"
-        after = fit(at / "after", noise=noise, meta_data=str(trusted.path), method="warpi", **common)
+        after = fit(at / "after", noise=noise, trusted=str(trusted.path), method="warpi", **common)
         accuracy = {"ce": run.history[-1]["test_acc"], "warpi": after.history[-1]["test_acc"]}
         return {"decisions": n, "trusted": trusted.size, **accuracy}
 

@@ -47,7 +47,7 @@ def main(folder: Path, epochs: int = 30) -> tuple[float, float]:
 
     data, trusted = str(folder / "noisy.csv"), str(folder / "checked.csv")
     run = warpi.fit(
-        out=folder / "run", data=data, label="digit", meta_data=trusted, test=0.0, epochs=epochs, seed=0, quiet=True
+        out=folder / "run", data=data, label="digit", trusted=trusted, test=0.0, epochs=epochs, seed=0, quiet=True
     )
     found = audit(run, rows="all")  # the rows that were held out for validation, too
     correct(folder / "noisy.csv", folder / "corrected.csv", found)

@@ -835,9 +835,7 @@ class TestCommand:
         assert main([*flags, *files]) == 0
         said = capsys.readouterr().out
         assert "labels of 40 rows, 2 of them decided by a person" in said
-        command = (
-            f"next: warpi fit --data {data} --noise given:{tmp_path / 'c.json'} --meta-data {tmp_path / 'trusted.npz'}"
-        )
+        command = f"next: warpi fit --data {data} --labels {tmp_path / 'c.json'} --trusted {tmp_path / 'trusted.npz'}"
         assert command in said
         assert (
             main(
@@ -866,14 +864,14 @@ class TestCommand:
         np.savez(tmp_path / "ok.npz", x=x[:4], y=np.arange(4) % 2)
         data, ok, run = (str(tmp_path / name) for name in ("x.npz", "ok.npz", "run"))
         flags = ["--val", "0.0", "--epochs", "1", "--milestones", "0.5,0.9", "--lr", "0.01", "--samples", "2"]
-        given = ["--meta-data", ok, "--seed", "3", "--no-compile", "--net", "mlp", "--out", run, "--quiet"]
+        given = ["--trusted", ok, "--seed", "3", "--no-compile", "--net", "mlp", "--out", run, "--quiet"]
         assert main(["fit", "--data", data, *flags, *given]) == 0
         trusted = str(tmp_path / "more.npz")
         assert main(["review", run, "--trusted", trusted]) == 0
         said = capsys.readouterr().out.splitlines()[-1]
         assert said == (
             f"next: warpi fit --data {data} --val 0.0 --epochs 1 --lr 0.01 --milestones 0.5,0.9 --no-compile "
-            f"--samples 2 --meta-data {trusted} --seed 3 --out runs/next"
+            f"--samples 2 --trusted {trusted} --seed 3 --out runs/next"
         )
         (tmp_path / "runs" / "next").mkdir(parents=True)  # in the second round there is such a run
         monkeypatch.chdir(tmp_path)
@@ -899,7 +897,7 @@ class TestCommand:
             writer.writeheader()
             writer.writerows({**r, "checked_label": checked[int(r["row"])]} for r in rows)
         assert main(["pick", "--estimate", str(picked), *read_as, "--trusted", str(trusted), "--unbalanced"]) == 0
-        fit = ["--meta-data", str(trusted), "--epochs", "1", "--out", str(run), "--quiet", "--device", "cpu"]
+        fit = ["--trusted", str(trusted), "--epochs", "1", "--out", str(run), "--quiet", "--device", "cpu"]
         assert main(["fit", *read_as, *fit]) == 0
 
         open_rows = [row for row in range(120) if row not in checked][:9]
@@ -926,8 +924,8 @@ class TestCommand:
         *_, command = said.splitlines()
         argv = shlex.split(command.removeprefix("next: "))[1:]
         argv[argv.index("--out") + 1] = str(tmp_path / "next")
-        spec = {name: argv[argv.index(f"--{name}") + 1] for name in ("noise", "meta-data")}
-        assert spec == {"noise": f"given:{corrected.with_suffix('.json')}", "meta-data": str(more)}
+        spec = {name: argv[argv.index(f"--{name}") + 1] for name in ("labels", "trusted")}
+        assert spec == {"labels": str(corrected.with_suffix(".json")), "trusted": str(more)}
         names = dataset.classes
         y = read_noise_file(corrected.with_suffix(".json"), dataset).y.tolist()
         assert [names[k] for k in y] == [r["label"] for r in got]  # every decision

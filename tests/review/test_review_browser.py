@@ -155,7 +155,7 @@ def test_from_doubt_to_a_better_classifier(browser: Browser, wrong: list[str], d
         tmp_path / "next",
         method="warpi",
         noise=f"given:{made / 'corrected.json'}",
-        meta_data=str(made / "trusted.npz"),
+        trusted=str(made / "trusted.npz"),
         **common,  # type: ignore[arg-type]
     )
     assert after.task.meta is not None

@@ -182,7 +182,7 @@ def test_every_command_reopens_the_data_as_it_was_read(
     assert main(["pick", "--estimate", str(here / "check.csv"), *data, "--trusted", str(trusted)]) == 0
     assert list(read(trusted)[0]) == list(read(here / "wide.csv")[0]), "all columns, for rows to be found by"
     assert main(["corrupt", *data, "--noise", "instance:0.2", "--out", str(here / "noise.json")]) == 0
-    argv = ["fit", *data, "--meta-data", str(trusted), "--noise", f"given:{here / 'noise.json'}", "--epochs", "1"]
+    argv = ["fit", *data, "--trusted", str(trusted), "--labels", str(here / "noise.json"), "--epochs", "1"]
     assert main([*argv, "--out", str(here / "meta"), "--quiet"]) == 0
     assert len(warpi.predict(here / "meta", here / "wide.csv")) == N
     reviewed = ["review", *data, "--out", str(here / "reviewed"), "--export", str(here / "labels.csv")]

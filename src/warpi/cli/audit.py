@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from warpi.cli.data_flags import add_data_flags
 from warpi.errors import UserError
-from warpi.utils.flags import Parser, add_fields
+from warpi.utils.flags import Parser
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,9 +108,9 @@ def pick(argv: list[str]) -> None:
     parser.add_argument("--unbalanced", action="store_true", help="--trusted: all, however many of each class")
     parser.add_argument("--json", type=Path, metavar="FILE", help="with --estimate: write it as JSON")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to audit the run")
-    from warpi.runs.spec import NOT_READ, READ, DataSpec
+    from warpi.runs.spec import NOT_READ, READ
 
-    add_fields(parser, "data, without a run", DataSpec, NOT_READ)
+    add_data_flags(parser, "data, without a run", NOT_READ)
     given = parser.read(argv)
     for path in (given["csv"], given["trusted"], given["json"]):
         _folder_of(path)

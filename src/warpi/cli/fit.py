@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from warpi.cli.data_flags import add_data_flags
 from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser, add_fields
 
@@ -58,7 +59,6 @@ def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     from warpi.datasets.load import SUITED
     from warpi.methods.registry import METHODS, of_others
     from warpi.runs.resume import check_own, read_spec
-    from warpi.runs.spec import DataSpec
     from warpi.training.recipe import Recipe
     from warpi.utils import distributed
 
@@ -95,9 +95,12 @@ def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="time between checkpoints")
     run.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    add_fields(parser, "data", DataSpec)
+    add_data_flags(parser, "data")
     add_fields(parser, "training", Recipe, suited=SUITED)
     prefix = type(METHODS[name]).__name__ + "."
     own = {setting.removeprefix(prefix) for setting in SUITED if setting.startswith(prefix)}
     add_fields(parser, f"method {name}", METHODS[name], suited=own)
-    return name, parser.read(argv)
+    given = parser.read(argv)
+    if "meta_data" in given:
+        given["trusted"] = given.pop("meta_data")
+    return name, given

@@ -9,12 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from warpi.cli.data_flags import add_data_flags
 from warpi.errors import UserError
-from warpi.utils.flags import Parser, add_fields
+from warpi.utils.flags import Parser
 
 
 def review(argv: list[str]) -> None:
-    from warpi.runs.spec import NOT_READ, READ, DataSpec
+    from warpi.runs.spec import NOT_READ, READ
 
     parser = Parser(
         prog="warpi review",
@@ -36,7 +37,7 @@ def review(argv: list[str]) -> None:
     parser.add_argument("--unbalanced", action="store_true", help="--trusted: all, however many of each class")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where a run is audited")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --noise")
-    add_fields(parser, "data without a run", DataSpec, NOT_READ)
+    add_data_flags(parser, "data without a run", NOT_READ)
     given = parser.read(argv)
     named = {name: given[name] for name in READ if name in given}
     if (given["run"] is None) == ("data" not in named):

@@ -24,6 +24,7 @@ from torch import nn
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS, Build, NetEntry, make_net
+from warpi.runs.setting_names import STORED
 from warpi.runs.spec import DataSpec, named
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
@@ -36,7 +37,11 @@ NET_FILES: dict[str, str] = {}
 _USED: dict[Path, str] = {}  # every file in use, as it was given
 
 _RUN = ("out", "method", "resume", "device", "devices", "threads", "checkpoint_seconds", "tensorboard", "quiet", "help")
-_TAKEN = {*_RUN, *(f.name for cls in (DataSpec, Recipe) for f in fields(cls))}  # what settings of a method cannot be
+_TAKEN = {
+    *_RUN,
+    *STORED,
+    *(f.name for cls in (DataSpec, Recipe) for f in fields(cls)),
+}  # what settings of a method cannot be
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from warpi.runs.setting_names import to_written_names
 from warpi.utils.field_checks import join_names
 
 UNKNOWN = "FILE.py"
@@ -22,6 +23,7 @@ def command(spec: Mapping[str, Any], out: str | None = None, threads: int | None
     """
     parts: dict[str, Any] = {part: spec.get(part) or {} for part in ("recipe", "options", "changed")}
     flags = {name: value for name, value in spec.items() if name not in (*parts, "seed")}
+    flags = to_written_names(flags)
     flags |= parts["recipe"] | {"seed": spec.get("seed")} | parts["changed"] | {"threads": threads, "out": out}
     if net := own_names(spec).get("NETS"):
         flags["net"] = net

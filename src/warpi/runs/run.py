@@ -10,6 +10,7 @@ import shlex
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from warpi.runs.resume import (
     same_task,
     same_threads,
 )
+from warpi.runs.setting_names import to_stored_names
 from warpi.runs.spec import RunSpec, plain, prepare
 from warpi.training import checkpoint
 from warpi.training.engine import (
@@ -92,6 +94,8 @@ def fit(out: Path | str, **options: Any) -> Run:
     underscores: `data`, `noise`, `epochs`, `seed`, the method's own, ..., and `resume`, `device`, `threads`,
     `checkpoint_seconds`, `tensorboard`, `quiet`; see `fitting`, which does the same a step at a time.
     """
+    if "meta_data" in options:
+        warnings.warn("meta_data is deprecated; use trusted", FutureWarning, stacklevel=2)
     run = fitting(out, **options)
     while True:
         try:
@@ -122,7 +126,7 @@ def fitting(
     Signals are noted and stop the run after the step; who drives several runs notes them in `caught` for all of them.
     Of several ranks (`parallel`) all train, and rank 0 reads and writes the folder: the others need not see it.
     """
-    path, settings = Path(out), plain(settings)
+    path, settings = Path(out), plain(to_stored_names(settings))
     file, where = path / "checkpoint.safetensors", pick_device(device)
     with ExitStack() as held:
         held.enter_context(distributed.process_group(where))

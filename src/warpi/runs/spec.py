@@ -20,7 +20,7 @@ from warpi.runs.fingerprints import hashes, stamp
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth, make_task
-from warpi.utils.field_checks import at_least, check_types
+from warpi.utils.field_checks import at_least, check_types, setting
 
 _load: Callable[..., tuple[Dataset, Mapping[str, Any]]] = load_dataset
 _stamp: Callable[[str], str] = stamp
@@ -30,17 +30,23 @@ _stamp: Callable[[str], str] = stamp
 class DataSpec:
     """What to learn from."""
 
-    data: str = "digits"  # a name of `warpi list datasets`, or a path: .npz .npy .csv .tsv .parquet, or an image folder
-    root: str | None = None  # folder of the data set's files; default: the environment variable WARPI_DATA
-    label: str | None = None  # column (or .npy file) of the labels
-    drop: tuple[str, ...] = ()  # columns of a table that are no features: an id, a file name, a remark (default: none)
-    image_size: int | None = None  # side at which image files are read; default: as they are up to 64, else 224
-    noise: str = "given"  # KIND:RATE of `warpi list noises`; "given" takes the labels as they are
-    meta: int | None = None  # trusted examples held out of clean data, or taken of those marked as trusted
-    meta_data: str | None = None  # a second file or folder with the trusted examples
-    val: float = 0.1  # share of the noisy rows held out for validation
-    test: float = 0.25  # share held out for testing where the data has no test set
-    limit: int | None = None  # use only that many rows, for a quick try
+    data: str = setting("digits", "name from `warpi list datasets`, or path of a table, arrays or an image folder")
+    root: str | None = setting(None, "folder with the files of a named data set (default: $WARPI_DATA)")
+    label: str | None = setting(None, "column (or .npy file) with the labels (default: label)")
+    drop: tuple[str, ...] = setting((), "columns of a table that are not features, such as an id (default: none)")
+    image_size: int | None = setting(
+        None, "side in pixels at which image files are read (default: their own up to 64, else 224)"
+    )
+    noise: str = setting(
+        "given", "label noise to add, see `warpi list noises` (default: given, the labels as they are)"
+    )
+    meta: int | None = setting(
+        None, "number of trusted examples to hold out from clean data, or to take from the rows marked as trusted"
+    )
+    meta_data: str | None = setting(None, "second file or folder, with examples whose labels were checked")
+    val: float = setting(0.1, "share of the noisy rows held out for validation")
+    test: float = setting(0.25, "share of the rows held out for testing if the data has no test set")
+    limit: int | None = setting(None, "use only this many rows, for a quick try")
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -113,10 +119,10 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     name, base = named(method)
     settings = plain({**(asdict(method) if isinstance(method, Method) else {}), **settings})
     names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
-    for setting in settings:
-        if not any(setting in group for group in names.values()):
-            error = of_others(f"setting {setting!r}", name, setting)
-            raise error or unknown("setting", setting, set().union(*names.values()))
+    for key in settings:
+        if not any(key in group for group in names.values()):
+            error = of_others(f"setting {key!r}", name, key)
+            raise error or unknown("setting", key, set().union(*names.values()))
     chosen = {cls: {k: v for k, v in settings.items() if k in group} for cls, group in names.items()}
     data = DataSpec(**chosen[DataSpec])
     Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read

@@ -16,6 +16,7 @@ from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
 from warpi.noise.noise import Noise
+from warpi.runs.setting_names import STORED, to_stored_names
 from warpi.runs.spec import DataSpec, plain
 from warpi.training.recipe import Recipe
 
@@ -109,6 +110,10 @@ def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
     for number, table in enumerate(found["runs"], 1):
         if not isinstance(table, dict):
             raise UserError(f"[[runs]] {number} must be a table, got {table!r}")
+    found["grid"] = _rename(found["grid"])
+    found["defaults"] = _rename(found["defaults"])
+    found["method"] = {name: _rename(table) for name, table in found["method"].items()}
+    found["runs"] = [_rename(table) for table in found["runs"]]
     places = {"[grid]": found["grid"], "[defaults]": found["defaults"]}
     places |= {f"[method.{name}]": table for name, table in found["method"].items()}
     places |= {f"[[runs]] {number}": table for number, table in enumerate(found["runs"], 1)}
@@ -120,6 +125,13 @@ def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
                 raise UserError(f"{key} in {place} is an empty list; give it a value, or leave it out")
             _check_text(key, value, place)
     return found
+
+
+def _rename(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names in `spec.json`, with a warning about a deprecated name."""
+    if "meta_data" in table:
+        log.warning("warpi: meta_data is deprecated; use trusted")
+    return to_stored_names(table)
 
 
 def _read_changes(changes: Iterable[str]) -> Settings:
@@ -136,6 +148,9 @@ def _read_changes(changes: Iterable[str]) -> Settings:
         name, dot, option = key.rpartition(".")
         if dot and name not in METHODS:
             raise unknown("method in --set", name, METHODS)
+        if option in STORED:
+            ((option, value),) = _rename({option: value}).items()
+            key = f"{name}{dot}{option}"
         if option not in _known() or (dot and option == "method"):
             raise unknown("setting in --set", option, _known())
         if _is_axis(option, value) and not value:

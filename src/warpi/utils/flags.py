@@ -59,7 +59,7 @@ def add_fields(
     source: object,
     skip: tuple[str, ...] = (),
     suited: Container[str] = (),
-) -> None:
+) -> argparse._ArgumentGroup:
     """A group of flags for the fields of a dataclass (or of an instance, whose values are then the defaults).
 
     The defaults of the fields `suited` depend on the data. Flags that are not given stay out of the result, so that
@@ -82,6 +82,7 @@ def add_fields(
             help=text.replace("%", "%%"),
             **_reading(hints[f.name], f.name),
         )
+    return group
 
 
 def field_comments(cls: type) -> dict[str, str]:

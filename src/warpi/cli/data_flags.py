@@ -1,0 +1,50 @@
+"""The flags that name the data of a command, with their deprecated names."""
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from typing import Any
+
+from warpi.errors import UserError
+from warpi.runs.setting_names import given_labels, is_label_file
+from warpi.utils.flags import Parser, add_fields
+
+
+def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = ()) -> None:
+    """Add the fields of `DataSpec` as a group of flags, and `--labels FILE`, which sets `noise`."""
+    from warpi.runs.spec import DataSpec
+
+    group = add_fields(parser, title, DataSpec, (*skip, "noise", "meta_data"))
+    texts = {f.name: f.metadata["help"] for f in fields(DataSpec)}
+    flags = {"--labels": ("noise", "FILE", "replace the labels by those in a .json file written by `warpi review`")}
+    flags["--noise"] = ("noise", "KIND:RATE", texts["noise"])
+    if "meta_data" not in skip:
+        flags["--trusted"] = ("meta_data", "FILE", texts["meta_data"])
+        flags["--meta-data"] = ("meta_data", "FILE", argparse.SUPPRESS)
+    for flag, (field, metavar, text) in flags.items():
+        group.add_argument(flag, action=_Store, dest=field, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+class _Store(argparse.Action):
+    """Store a value under its field name, and warn about deprecated ways to write it."""
+
+    def __call__(
+        self, _: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, flag: str | None = None
+    ) -> None:
+        if flag == "--labels":
+            value = given_labels(value)
+        elif flag == "--noise" and is_label_file(value):
+            warn_deprecated("--noise given:FILE", "--labels FILE")
+        elif flag == "--meta-data":
+            warn_deprecated("--meta-data FILE", "--trusted FILE")
+        earlier = getattr(namespace, "noise", value)
+        if self.dest == "noise" and is_label_file(earlier) != is_label_file(value):
+            raise UserError("--labels replaces all labels and --noise changes them; give only one of the two")
+        setattr(namespace, self.dest, value)
+
+
+def warn_deprecated(old: str, new: str) -> None:
+    """Print one line, but not again in each process of `--devices N`."""
+    if "LOCAL_RANK" not in os.environ:
+        print(f"warpi: {old} is deprecated; use {new}", file=sys.stderr)
