@@ -16,6 +16,7 @@ from torch.func import functional_call, jvp, vjp
 
 from warpi.errors import UserError
 from warpi.nets.conv4 import Conv4
+from warpi.nets.fastnet import FastNet, whitening_filters
 from warpi.nets.mlp import MLP
 from warpi.nets.preact_resnet import PreActBlock, preact18
 from warpi.nets.registry import NETS, make_net
@@ -31,6 +32,7 @@ NARROW: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[int, 
     "resnet32": (lambda s, k: resnet32(s, k, width=4), (3, 8, 8)),
     "resnet18": (lambda s, k: resnet18(s, k, width=4), (2, 16, 16)),
     "preact18": (lambda s, k: preact18(s, k, width=4), (1, 16, 16)),
+    "fastnet": (lambda s, k: FastNet(s, k, widths=(4, 5, 6)), (3, 16, 16)),
     "wrn28_10": (lambda s, k: wrn28_10(s, k, widen=2), (3, 8, 8)),
     "resnet50": (lambda s, k: resnet50(s, k, width=4), (3, 64, 64)),
 }
@@ -96,6 +98,7 @@ def count_preact(channels: int, k: int, stem: int, widths: tuple[int, ...], dept
         ("resnet32", (1, 28, 28), 10, None, count_basic(1, 10, (5, 5, 5), 16, False)),
         ("resnet18", (3, 32, 32), 10, 11_173_962, count_basic(3, 10, (2, 2, 2, 2), 64, True)),
         ("preact18", (3, 32, 32), 10, 11_171_146, count_preact(3, 10, 64, (64, 128, 256, 512), 2, False)),
+        ("fastnet", (3, 32, 32), 10, None, 9_918_474),
         ("wrn28_10", (3, 32, 32), 10, 36_479_194, count_preact(3, 10, 16, (160, 320, 640), 4, True)),
         ("wrn28_10", (3, 32, 32), 100, None, count_preact(3, 100, 16, (160, 320, 640), 4, True)),
         ("resnet50", (3, 224, 224), 1000, 25_557_032, count_bottleneck(3, 1000)),
@@ -412,6 +415,20 @@ def test_networks_that_do_not_fit_are_refused(net: object, says: str) -> None:
 def test_image_nets_refuse_other_inputs(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=rf"{name} needs images .* got inputs of shape \({shape[0]}, ?.*'mlp'"):
         make_net(name, shape, 3)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 4, 4), (1, 28, 28), (2, 5, 9)])
+def test_fastnet_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
+    assert FastNet(shape, 3, widths=(4, 4, 4))(torch.randn(2, *shape)).shape == (2, 3)
+
+
+def test_whitening_filters_are_orthogonal_and_have_both_signs() -> None:
+    filters = whitening_filters(3)
+    assert filters.shape == (24, 3, 2, 2)
+    assert torch.equal(filters[:12], -filters[12:])
+    products = filters[:12].flatten(1) @ filters[:12].flatten(1).T
+    assert torch.allclose(products, torch.diag(products.diag()), atol=1e-2)
+    assert whitening_filters(1).shape == (8, 1, 2, 2)
 
 
 @pytest.mark.parametrize("shape", [(3, 31, 64), (3, 64, 31), (1, 8, 8)])
