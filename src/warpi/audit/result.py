@@ -1,9 +1,9 @@
-"""`Audit`: what is known about every label, as arrays, as a table, and as one file of a run folder. No torch."""
+"""`Audit`: the result for every label as arrays, as a table, and as one file in a run folder. Does not need torch."""
 
-import csv
 import io
 import json
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,38 +16,36 @@ from numpy.typing import NDArray
 
 from warpi.audit.label_scores import Floats, Ints, posterior
 from warpi.errors import MALFORMED_ERRORS, UserError, missing_package
-from warpi.utils.files import write_atomically
+from warpi.utils.files import write_atomically, write_csv
 
 AUDIT_FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
-COLUMNS = (
-    *("row", "given_label", "suggested_label", "wrong_probability", "label_quality", "is_label_issue", "uncertainty"),
-)
-_RATE, _WORDS = ("n", "rate", "low", "high"), ("probabilities", "uncertainty")
+_RATE_KEYS = ("n", "rate", "low", "high")
+_DESCRIPTIONS = ("probabilities", "uncertainty")  # facts that are sentences
+_NOT_ARRAYS = ("classes", "error_rates", "facts")  # fields of Audit, stored as JSON
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """Verdicts about the given labels of N examples of a data set with K classes. Arrays are parallel.
+    """Results for the given labels of N examples of a data set with K classes. The arrays are parallel.
 
-    `row` is the example's row in the data set as it was read (`Dataset.examples`, `Dataset.y`), in ascending order;
-    rows of the trusted set are not among them, nor images that cannot be read. Labels are class numbers: `classes`
-    names them.
+    `row` is the row of the example in the data set as it was read (`Dataset.examples`, `Dataset.y`), in ascending
+    order. Rows of the trusted set and images that cannot be read are left out. Labels are class numbers; `classes`
+    holds their names.
     """
 
     row: Ints  # [N] rows of the data set
-    given: Ints  # [N] the labels they were given
-    suggested: Ints  # [N] the most probable class, given x and the label; mostly the given one
+    given: Ints  # [N] given labels
+    suggested: Ints  # [N] most probable class given x and the label; usually the given label
     wrong_probability: Floats  # [N] P(true != given | x, given)
     label_quality: Floats  # [N] 1 - wrong_probability
-    is_label_issue: NDArray[np.bool_]  # [N] wrong_probability > threshold, and another class is more probable
-    uncertainty: Floats  # [N] how far to trust wrong_probability; `facts["uncertainty"]` says what it is
-    probabilities: Floats  # [N, K] p(true class | x): the classifier alone, without the given label
-    T: Floats  # [K, K] estimated P(given = j | true = i): rows = true class, sum to 1
+    is_label_issue: NDArray[np.bool_]  # [N] wrong_probability > threshold and another class is more probable
+    uncertainty: Floats  # [N] uncertainty of wrong_probability; `facts["uncertainty"]` describes it
+    probabilities: Floats  # [N, K] p(true class | x) of the classifier, without the given label
+    T: Floats  # [K, K] estimated P(given = j | true = i); rows (true classes) sum to 1
     classes: tuple[str, ...]  # K names
-    error_rates: tuple[Mapping[str, Any], ...]  # a dict a class: class, n, rate, low, high (see `errors_by_class`)
-    facts: Mapping[str, Any]  # run, method, folds, threshold, noise_rate {n, rate, low, high}; what probabilities and
-    # uncertainty are, in words
+    error_rates: tuple[Mapping[str, Any], ...]  # one dict per class, see `errors_by_class`
+    facts: Mapping[str, Any]  # run, method, folds, threshold, noise_rate {n, rate, low, high}, ...
 
     def __len__(self) -> int:
         return len(self.row)
@@ -59,31 +57,40 @@ class Audit:
 
     @property
     def ranked(self) -> Ints:
-        """Positions (not rows) in these arrays, the most suspicious first.  [N]"""
+        """Positions in these arrays (not rows), most suspicious first.  [N]"""
         order: Ints = np.lexsort((self.row, -self.wrong_probability))
         return order
 
     def columns(self, paths: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """The columns of the table, labels by the names of their classes.
+        """The columns of the table, with class names as labels.
 
-        `paths` are the files of all rows of the data set, where they are images (`Dataset.files.paths`): a last column.
+        `paths` holds the image file of every row of the data set (`Dataset.files.paths`), if there are any; it adds a
+        last column.
         """
         names = np.array(self.classes, dtype=object)
-        values = (self.row, names[self.given], names[self.suggested], self.wrong_probability, self.label_quality)
-        found = dict(zip(COLUMNS, (*values, self.is_label_issue, self.uncertainty), strict=True))
-        if paths is not None:  # names of files may be any bytes; `row` says which is meant
-            known = [paths[row].encode(errors="backslashreplace").decode() for row in self.row.tolist()]
-            found["path"] = np.array(known, dtype=object)
-        return found
+        table = {
+            "row": self.row,
+            "given_label": names[self.given],
+            "suggested_label": names[self.suggested],
+            "wrong_probability": self.wrong_probability,
+            "label_quality": self.label_quality,
+            "is_label_issue": self.is_label_issue,
+            "uncertainty": self.uncertainty,
+        }
+        if paths is not None:  # file names may be any bytes; `row` identifies the example
+            printable = [paths[row].encode(errors="backslashreplace").decode() for row in self.row.tolist()]
+            table["path"] = np.array(printable, dtype=object)
+        return table
 
     def to_csv(self, path: Path | str, paths: Sequence[str] | None = None) -> None:
-        """Write the table, a line an example in the order of the rows; `paths` as in `columns`."""
-        text, columns = io.StringIO(newline=""), self.columns(paths)
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        for cells in zip(*(column.tolist() for column in columns.values()), strict=True):
-            writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells])
-        write_atomically(Path(path), text.getvalue().encode())
+        """Write the table, one line per example in the order of the rows; `paths` as in `columns`."""
+        columns = self.columns(paths)
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        write_csv(
+            Path(path),
+            list(columns),
+            ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows),
+        )
 
     def to_parquet(self, path: Path | str, paths: Sequence[str] | None = None) -> None:
         """Write the table as parquet; needs the extra `tables`. `paths` as in `columns`."""
@@ -97,22 +104,24 @@ class Audit:
         write_atomically(Path(path), content.getvalue())
 
     def cleanlab(self) -> dict[str, NDArray[Any]]:
-        """The arguments `labels` [N] and `pred_probs` [N, K] of cleanlab's functions, rows in this order.
+        """The arguments `labels` [N] and `pred_probs` [N, K] of cleanlab's functions, in the order of these arrays.
 
             cleanlab.filter.find_label_issues(**audit.cleanlab())
 
-        The probabilities do not know the given label; cleanlab wants them out of sample: `audit(run, folds=5)`.
+        cleanlab expects out-of-sample probabilities: `audit(run, folds=5)`.
         """
         return {"labels": self.given, "pred_probs": self.probabilities}
 
     @property
     def noise_matrix(self) -> Floats:
-        """T as cleanlab has it: P(given = i | true = j), columns sum to 1.  [K, K]"""
+        """T in cleanlab's convention: P(given = i | true = j), columns sum to 1.  [K, K]"""
         return self.T.T
 
     def label_issues(self) -> Any:
-        """The table as a pandas frame with the columns and class numbers of `CleanLearning.get_label_issues()`, for
-        `CleanLearning(clf).fit(X, labels, label_issues=...)`."""
+        """The table as a pandas frame with the columns and class numbers of `CleanLearning.get_label_issues()`.
+
+        Use it as `CleanLearning(clf).fit(X, labels, label_issues=...)`.
+        """
         try:
             import pandas as pd
         except ImportError as e:
@@ -127,7 +136,7 @@ class Audit:
         )
 
     def summary(self) -> dict[str, Any]:
-        """All that is not an array over the examples, as JSON takes it."""
+        """Everything except the arrays over the examples, ready for JSON."""
         return {
             "n": len(self),
             "n_issues": int(self.is_label_issue.sum()),
@@ -138,10 +147,9 @@ class Audit:
         }
 
     def save(self, folder: Path | str) -> Path:
-        """Store it in a run folder, as one file."""
-        words = ("classes", "error_rates", "facts")
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in words}
-        about = {"format": FORMAT, **{name: getattr(self, name) for name in words}}
+        """Store the audit in a run folder as one file and return its path."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_ARRAYS}
+        about = {"format": FORMAT, **{name: getattr(self, name) for name in _NOT_ARRAYS}}
         content = io.BytesIO()
         np.savez_compressed(content, about=np.array(json.dumps(about)), **arrays)
         path = Path(folder) / AUDIT_FILE
@@ -150,54 +158,61 @@ class Audit:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a .npz file; ValueError where it is damaged. Nothing is unpickled."""
+    """Read the arrays of a .npz file without unpickling anything; raise ValueError if the file is damaged."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, struct.error) as e:
+    # Everything that numpy and zipfile raise for damaged bytes.
+    except (
+        OSError, KeyError, EOFError, RuntimeError, SyntaxError, MemoryError,
+        tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile,
+    ) as e:  # fmt: skip
         raise ValueError(str(e)) from e
 
 
 def read_audit(folder: Path | str) -> Audit:
-    """What `warpi audit` stored in a run folder. Nothing is trained and nothing unpickled."""
+    """Read the audit that `warpi audit` stored in a run folder. Nothing is trained or unpickled."""
     path = Path(folder) / AUDIT_FILE
     if not path.exists():
-        raise UserError(f"there is no audit in {folder}; make one with: warpi audit {folder}")
+        raise UserError(f"there is no audit in {folder}; create one with: warpi audit {folder}")
     try:
         arrays: dict[str, Any] = read_arrays(path)
         about = json.loads(str(arrays.pop("about")))
         if about.pop("format") != FORMAT:
             raise ValueError("another format")
-        about["classes"], about["error_rates"] = tuple(about["classes"]), tuple(about["error_rates"])
-        found = Audit(**arrays, **about)
-        _check(found)
-        return found
+        about["classes"] = tuple(about["classes"])
+        about["error_rates"] = tuple(about["error_rates"])
+        audit = Audit(**arrays, **about)
+        _check(audit)
+        return audit
     except MALFORMED_ERRORS as e:
-        raise UserError(f"{path} is no audit of this version ({e}); make it anew with: warpi audit {folder}") from e
+        raise UserError(
+            f"{path} is damaged or was written by another version ({e}); recreate it with: warpi audit {folder}"
+        ) from e
 
 
-def _check(found: Audit) -> None:
-    """ValueError where arrays do not fit one another."""
-    N, K = len(found.row), len(found.classes)
+def _check(audit: Audit) -> None:
+    """Raise ValueError if the arrays do not fit together."""
+    N, K = len(audit.row), len(audit.classes)
     shapes = {"probabilities": (N, K), "T": (K, K)}
-    for f in fields(found):
-        values = getattr(found, f.name)
+    for f in fields(audit):
+        values = getattr(audit, f.name)
         if not isinstance(values, np.ndarray):
             continue
         kind = {"row": "i", "given": "i", "suggested": "i", "is_label_issue": "b"}.get(f.name, "f")
         if values.shape != shapes.get(f.name, (N,)) or values.dtype.kind != kind:
             raise ValueError(f"{f.name} is {values.dtype} {list(values.shape)}")
         if kind == "f" and not (np.isfinite(values) & (values >= 0)).all():
-            raise ValueError(f"{f.name} holds what is no probability")
-    if not N or found.row.min() < 0 or len(found.error_rates) != K or not isinstance(found.facts, dict):
-        raise ValueError("parts are lacking")
-    rates = (found.facts.get("noise_rate"), *found.error_rates)
-    if not all(isinstance(r, dict) and {*map(type, map(r.get, _RATE))} <= {int, float} for r in rates):
-        raise ValueError("a rate is lacking")
-    if not isinstance(found.facts.get("trusted_accuracy"), int | float | None):
-        raise ValueError("the accuracy on trusted rows is no number")
-    if not all(isinstance(text, str) for text in (*found.classes, *map(found.facts.get, _WORDS))):
-        raise ValueError("a name or a description is no text")
+            raise ValueError(f"{f.name} contains values that are not probabilities")
+    if not N or audit.row.min() < 0 or len(audit.error_rates) != K or not isinstance(audit.facts, dict):
+        raise ValueError("parts are missing")
+    rates = (audit.facts.get("noise_rate"), *audit.error_rates)
+    if not all(isinstance(r, dict) and {*map(type, map(r.get, _RATE_KEYS))} <= {int, float} for r in rates):
+        raise ValueError("a rate is missing")
+    if not isinstance(audit.facts.get("trusted_accuracy"), int | float | None):
+        raise ValueError("the accuracy on trusted rows is not a number")
+    if not all(isinstance(text, str) for text in (*audit.classes, *map(audit.facts.get, _DESCRIPTIONS))):
+        raise ValueError("a name or a description is not text")
     for name in ("given", "suggested"):
-        if not ((getattr(found, name) >= 0) & (getattr(found, name) < K)).all():
-            raise ValueError(f"{name} holds what is no class of {K}")
+        if not ((getattr(audit, name) >= 0) & (getattr(audit, name) < K)).all():
+            raise ValueError(f"{name} contains a number that is not one of {K} classes")
