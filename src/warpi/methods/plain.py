@@ -25,6 +25,8 @@ class CE(Method):
     L = 1/B sum_i -log softmax(F(x_i; theta))_{y_i}
     """
 
+    trusts_given_labels: ClassVar[bool] = True
+
     step = _cross_entropy_step
 
 

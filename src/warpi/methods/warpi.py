@@ -11,7 +11,7 @@ from warpi.data.batch import Batch
 from warpi.functional.gaussian import DiagGaussian
 from warpi.functional.losses import cross_entropy
 from warpi.training.bilevel import bilevel_step
-from warpi.training.method import Log, Method
+from warpi.training.method import Log, Method, evaluating
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting
@@ -113,6 +113,14 @@ class WarPI(Method):
         """Sample v from the output of the meta-network.  Returns [max(L, 1), B, K]."""
         s = q.rsample(self.samples, self.generator) if self.samples else q.mean[None]  # Eq. (8)
         return OUTPUTS[self.output](s)
+
+    def label_samples(self, z: Tensor, y: Tensor, n: int, generator: torch.Generator) -> Tensor | None:
+        """log softmax(v_l z)_y for n samples v_l of the rectifying vector.  [n, B]"""
+        if not self.samples:
+            return None
+        with evaluating([self.V]):
+            v = OUTPUTS[self.output](self.V(z, y).rsample(n, generator))  # [n, B, K]
+        return (v * z).log_softmax(-1).gather(-1, y.expand(n, -1)[..., None])[..., 0]
 
 
 class MetaNet(nn.Module):

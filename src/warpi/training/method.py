@@ -46,6 +46,7 @@ class Method(ABC):
     least_batch: ClassVar[int] = 1  # examples that a step needs of a noisy batch
     least_meta_batch: ClassVar[int] = 1  # and of a trusted one
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; marked in reports
+    trusts_given_labels: ClassVar[bool] = False  # learns every given label as if it were right; `audit` warns
     resumes_mid_epoch: ClassVar[bool] = True  # False where `epoch` keeps more between two steps than its loaders do
 
     def __post_init__(self) -> None:
@@ -115,6 +116,13 @@ class Method(ABC):
         nets = self.predictors
         with evaluating(nets):
             return torch.stack([net(x).softmax(dim=1) for net in nets]).mean(0)
+
+    def label_samples(self, z: Tensor, y: Tensor, n: int, generator: torch.Generator) -> Tensor | None:  # noqa: ARG002
+        """Draw n samples of the log-probability of the given labels y [B] from the logits z [B, K].  [n, B]
+
+        `audit` turns their spread into an uncertainty. None (the default): the method has nothing to sample.
+        """
+        return None
 
     @property
     def predictors(self) -> list[nn.Module]:

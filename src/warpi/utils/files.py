@@ -1,9 +1,11 @@
 """Files that are never half written, and folders that one process at a time writes to."""
 
 import contextlib
+import csv
+import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from warpi.errors import UserError
@@ -57,6 +59,22 @@ def write_with_folder(path: Path, content: str | bytes) -> None:
         raise UserError(f"cannot make the folder {path.parent}: {error.strerror}; choose another") from error
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content  # paths may be any bytes
     write_atomically(path, data)
+
+
+def format_csv(header: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
+    """A csv table as text, with a first line of column names."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write_csv(
+    path: Path, header: Sequence[object], rows: Iterable[Iterable[object]], errors: str = "backslashreplace"
+) -> None:
+    """Write a csv table atomically. `errors` says what to do with file names that are not valid UTF-8."""
+    write_atomically(path, format_csv(header, rows).encode(errors=errors))
 
 
 def check_no_folder(path: Path, flag: str = "") -> None:
