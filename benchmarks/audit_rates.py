@@ -21,8 +21,7 @@ import torch
 import warpi
 from warpi.audit import audit
 from warpi.data.numeric import make_features
-from warpi.datasets.load import defaults_for
-from warpi.runs.spec import named, suited
+from warpi.runs.defaults import defaults_for, resolve_defaults, resolve_method
 from warpi.utils.seeding import derive, seeded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,8 +65,8 @@ def run(name: str, method: str, seed: int) -> dict[str, Any]:
         dataset, defaults = warpi.load_dataset("digits")
         task, truth = warpi.make_task(dataset, name, meta=50, seed=seed)
         clean = truth.clean.numpy()
-    _, base = named(method)
-    recipe, options, _ = suited(base, defaults, {"seed": seed})
+    _, base = resolve_method(method)
+    recipe, options, _ = resolve_defaults(base, defaults, {"seed": seed})
     learner = replace(base, **options)
     with seeded(derive(seed, "training")):
         learner.start(task, recipe)

@@ -22,11 +22,11 @@ import torch
 from warpi import __version__, fit
 from warpi.audit import audit
 from warpi.data.dataset import Dataset
-from warpi.datasets.load import load_dataset
 from warpi.noise.noise import Noise
 from warpi.review.decisions import Decision
 from warpi.review.export import write_corrected, write_trusted
 from warpi.review.items import items_from_data, items_from_run
+from warpi.runs.defaults import load_dataset
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import generator
 

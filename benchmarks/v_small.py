@@ -17,7 +17,7 @@ from marked import made_on, write_between
 
 from warpi.cli.app import main as warpi
 from warpi.data.examples import TensorExamples
-from warpi.datasets.load import load_dataset
+from warpi.runs.defaults import load_dataset
 from warpi.utils.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -26,7 +26,7 @@ from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 from sklearn.datasets import load_digits
 
-from warpi.datasets.load import load_dataset
+from warpi.runs.defaults import load_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

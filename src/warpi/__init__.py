@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from warpi.data.dataset import Dataset as Dataset
     from warpi.data.examples import TensorExamples as TensorExamples
     from warpi.data.split import Split as Split
-    from warpi.datasets.load import DATASETS as DATASETS
-    from warpi.datasets.load import load_dataset as load_dataset
+    from warpi.datasets.registry import DATASETS as DATASETS
     from warpi.errors import UserError as UserError
     from warpi.estimator.classifier import NoisyLabelClassifier as NoisyLabelClassifier
     from warpi.methods.mwnet import MWNet as MWNet
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from warpi.nets.registry import make_net as make_net
     from warpi.noise.noise import NOISES as NOISES
     from warpi.noise.noise import Noise as Noise
+    from warpi.runs.defaults import load_dataset as load_dataset
     from warpi.runs.predictions import predict as predict
     from warpi.runs.run import Run as Run
     from warpi.runs.run import fit as fit
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from warpi.training.task import make_task as make_task
 
 _HOME = {
-    "warpi.datasets.load": ("DATASETS", "load_dataset"),
+    "warpi.datasets.registry": ("DATASETS",),
+    "warpi.runs.defaults": ("load_dataset",),
     "warpi.data.dataset": ("Dataset",),
     "warpi.data.examples": ("TensorExamples",),
     "warpi.data.split": ("Split",),

@@ -16,7 +16,7 @@ import pytest
 
 from warpi.cli import app as cli
 from warpi.cli.app import COMMANDS, main
-from warpi.datasets.load import DATASETS
+from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError
 from warpi.fewshot.learners.registry import LEARNERS
 from warpi.methods.registry import METHODS

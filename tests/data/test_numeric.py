@@ -16,9 +16,9 @@ import warpi
 from warpi import NoisyLabelClassifier, make_task
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.numeric import Features, make_features, needs_float64
-from warpi.datasets.load import load_dataset
 from warpi.estimator.classifier import FORMAT
 from warpi.estimator.inputs import Layout
+from warpi.runs.defaults import load_dataset
 from warpi.runs.run import fit
 from warpi.training.checkpoint import pack, unpack
 

@@ -12,16 +12,17 @@ import pytest
 import torch
 from PIL import Image
 
-import warpi.datasets.load
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.overlap import check_disjoint, mark_shared
 from warpi.data.split import Split
 from warpi.datasets import image_folders as folders
-from warpi.datasets.load import DATASETS, defaults_for, finer, load_dataset, takes_size
+from warpi.datasets.load import takes_size
+from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS, make_method
 from warpi.nets.registry import NETS
+from warpi.runs.defaults import BY_DATASET, adjust_for_few_rows, defaults_for, load_dataset
 from warpi.training.recipe import Recipe
 from warpi.training.task import make_task
 
@@ -195,7 +196,7 @@ def test_the_size_follows_the_files(here: Path, monkeypatch: pytest.MonkeyPatch)
     folder, _ = load_dataset("folder")
     assert folder.examples.shape == (3, 20, 20)
     assert load_dataset("of65", like=folder)[0].examples.shape == (3, 20, 20)  # trusted ones: as the first
-    monkeypatch.setattr(warpi.data, "_FEW", 5)
+    monkeypatch.setattr("warpi.runs.defaults._CONVOLUTIONS_PAY", 5)
     _, defaults = load_dataset("folder")
     assert (defaults["net"], defaults["epochs"]) == SMALL
 
@@ -210,7 +211,7 @@ def test_names(here: Path, digits: Any) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_defaults_are_settings_that_there_are() -> None:
-    found = [entry.defaults for entry in DATASETS.values()] + [load_dataset(path)[1] for path, *_ in KINDS[:9]]
+    found = [*BY_DATASET.values()] + [load_dataset(path)[1] for path, *_ in KINDS[:9]]
     for defaults in found:
         assert defaults["net"] in NETS
         for name, value in defaults.items():
@@ -223,16 +224,16 @@ def test_defaults_are_settings_that_there_are() -> None:
 
 def test_few_rows_are_trained_on_as_far_in_smaller_steps() -> None:
     table, photos = defaults_for((4,), 3), defaults_for((3, 224, 224), 3)
-    assert finer(table, 1000) == table
+    assert adjust_for_few_rows(table, 1000) == table
     for given in ({"epochs": 30}, {"lr": 0.05}, {"net": "resnet20"}):
-        assert finer(table, 5, given) == table
-    assert finer(photos, 5) == photos
-    few = finer(table, 100)
+        assert adjust_for_few_rows(table, 5, given) == table
+    assert adjust_for_few_rows(photos, 5) == photos
+    few = adjust_for_few_rows(table, 100)
     assert (few["epochs"], few["lr"]) == (300, pytest.approx(0.005))
     assert few["DivideMix.ramp_up"] == pytest.approx(10 * table["DivideMix.ramp_up"])  # counted in epochs
     same = few.keys() - {"epochs", "lr", *(k for k in few if k.endswith((".gradual", ".warm_up", ".ramp_up")))}
     assert {k: few[k] for k in same} == {k: table[k] for k in same}
-    assert finer(table, 5) == finer(table, 64), "an epoch has a step at least"
+    assert adjust_for_few_rows(table, 5) == adjust_for_few_rows(table, 64), "an epoch has a step at least"
 
 
 @pytest.fixture
@@ -264,7 +265,7 @@ def test_named_image_files_at_any_size(published: Callable[[str], Path], name: s
         for examples in (dataset.examples, dataset.test.examples, dataset.meta.examples):
             assert examples.shape == (3, size or 224, size or 224)
         assert dataset.name == name
-        assert defaults == DATASETS[name].defaults
+        assert defaults == BY_DATASET[name]
     with pytest.raises(UserError, match=r"size 0.*allowed are size >= 1"):
         load_dataset(name, root=published(name), image_size=0)
 

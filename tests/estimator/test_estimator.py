@@ -376,7 +376,7 @@ def test_settings_of_sparse_inputs(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(Method, "start", noted)
     for module in ("warpi.datasets.load", "warpi.estimator.classifier"):
-        monkeypatch.setattr(f"{module}.ENOUGH", 1)  # of few rows each has others
+        monkeypatch.setattr(f"{module}.ENOUGH_ROWS", 1)  # of few rows each has others
     chance = np.random.default_rng(1)
     x, y = chance.random((60, 40)), np.arange(60) % 2
     auto = [
@@ -541,7 +541,7 @@ def test_few_rows(small: tuple[Arrays, Arrays, Arrays], monkeypatch: pytest.Monk
     assert fast("auto").fit(x, y, *meta).method_ == "glc"
     history = fast("ce", epochs=None).fit(x, y).history_
     assert (len(history), history[0]["lr"]) == (107, pytest.approx(0.05 * 30 / 107))
-    monkeypatch.setattr("warpi.estimator.classifier.ENOUGH", len(x))
+    monkeypatch.setattr("warpi.estimator.classifier.ENOUGH_ROWS", len(x))
     assert fast("auto").fit(x, y, *meta).method_ == "warpi"
 
 

@@ -10,7 +10,6 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
 from warpi.data.dataset import Dataset
-from warpi.datasets.load import defaults_for
 from warpi.errors import UserError
 from warpi.functional import losses
 from warpi.functional.mixup import beta, mixup, partners, sharpen
@@ -20,6 +19,7 @@ from warpi.methods.gce_truncated import TruncatedGCE
 from warpi.methods.mixup import Mixup
 from warpi.methods.registry import make_method
 from warpi.methods.robust_losses import GCE, SCE, Bootstrap, Focal, LabelSmoothing
+from warpi.runs.defaults import defaults_for
 from warpi.training.engine import Record, train
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe

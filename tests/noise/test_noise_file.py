@@ -21,10 +21,10 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.image_folders import read_folder
-from warpi.datasets.load import load_dataset
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import hash_labels, read_noise_file, read_noise_name, write_noise_file
+from warpi.runs.defaults import load_dataset
 from warpi.training.task import make_task
 
 

@@ -29,7 +29,6 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
-from warpi.datasets.load import load_dataset
 from warpi.errors import UserError
 from warpi.nets.registry import make_net
 from warpi.noise.noise_file import read_noise_file
@@ -39,6 +38,7 @@ from warpi.review.export import corrected_csv, fit_command, write_all, write_cor
 from warpi.review.items import Items, items_from_data, items_from_run
 from warpi.review.server import Server
 from warpi.review.session import ReviewSession
+from warpi.runs.defaults import load_dataset
 from warpi.training.task import Task, Truth, make_task
 
 NAMES = ("<b>bold</b>", "a & b", '"quote"\'')

@@ -23,7 +23,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.placeholder import InputsNotAvailable, PlaceholderExamples, examples_of_form, form_of
 from warpi.data.split import Split
-from warpi.datasets.load import DATASETS
+from warpi.datasets.registry import DATASETS, DatasetEntry
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.runs.packed_task import carried, task_of
@@ -196,7 +196,7 @@ def test_new_rows_are_read_as_the_data_would_say(
     """Bit for bit what the data of the run, read again, leads to; and that is gone now."""
     if "not in memory" in kind:
         monkeypatch.setattr("warpi.datasets.image_folders.IN_MEMORY", 0)
-    monkeypatch.setitem(DATASETS, "cifar10", warpi.data.Entry(cifar10, "", {"net": "resnet20"}))
+    monkeypatch.setitem(DATASETS, "cifar10", DatasetEntry(cifar10, ""))
     (tmp_path / "here").mkdir()
     (tmp_path / "new").mkdir()
     first, new = KINDS[kind](tmp_path / "here", 0), KINDS[kind](tmp_path / "new", 1000)["data"]
@@ -208,7 +208,7 @@ def test_new_rows_are_read_as_the_data_would_say(
     assert len(again) == N
     shutil.move(tmp_path / "here" / "run", tmp_path / "moved")
     shutil.rmtree(tmp_path / "here")
-    monkeypatch.setitem(DATASETS, "cifar10", warpi.data.Entry(lambda _: 1 / 0, ""))
+    monkeypatch.setitem(DATASETS, "cifar10", DatasetEntry(lambda _: 1 / 0, ""))
     caplog.clear()
     same(warpi.predict(tmp_path / "moved", new), again)
     assert not any("read again" in message for message in caplog.messages)

@@ -6,7 +6,7 @@ from warpi.utils.flags import Parser, add_fields
 
 
 def corrupt(argv: list[str]) -> None:
-    from warpi.datasets.load import load_dataset
+    from warpi.datasets.load import read_dataset
     from warpi.noise.noise import Noise
     from warpi.noise.noise_file import hash_labels, write_noise_file
     from warpi.runs.spec import NOT_READ, DataSpec
@@ -24,7 +24,7 @@ def corrupt(argv: list[str]) -> None:
     root = Path(spec.root) if spec.root else None
     dataset, _ = spec.read()
     noise = Noise.parse(spec.noise)
-    other = load_dataset(noise.other_name, root=root, image_size=spec.image_size)[0] if noise.other_name else None
+    other = read_dataset(noise.other_name, root=root, image_size=spec.image_size) if noise.other_name else None
     labels = noise.apply(dataset, generator(seed, "noise"), other)
     write_noise_file(out, data=dataset, noise=str(noise), seed=seed, labels=labels)
     hit = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0

@@ -56,8 +56,8 @@ def fit(argv: list[str]) -> None:
 
 def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     """The name of the method, which has flags of its own, and everything that was set."""
-    from warpi.datasets.load import SUITED
     from warpi.methods.registry import METHODS, of_others
+    from warpi.runs.defaults import DATA_DEPENDENT
     from warpi.runs.resume import check_own, read_spec
     from warpi.training.recipe import Recipe
     from warpi.utils import distributed
@@ -96,9 +96,9 @@ def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     run.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_data_flags(parser, "data")
-    add_fields(parser, "training", Recipe, suited=SUITED)
+    add_fields(parser, "training", Recipe, suited=DATA_DEPENDENT)
     prefix = type(METHODS[name]).__name__ + "."
-    own = {setting.removeprefix(prefix) for setting in SUITED if setting.startswith(prefix)}
+    own = {setting.removeprefix(prefix) for setting in DATA_DEPENDENT if setting.startswith(prefix)}
     add_fields(parser, f"method {name}", METHODS[name], suited=own)
     given = parser.read(argv)
     if "meta_data" in given:

@@ -61,7 +61,7 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _datasets() -> list[dict[str, Any]]:
-    from warpi.datasets.load import DATASETS
+    from warpi.datasets.registry import DATASETS
 
     own = {
         "name": "PATH",

@@ -1,95 +1,24 @@
 """Data sets by name, and the user's own by path."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Examples, TensorExamples
-from warpi.data.image_files import SMALL, FileExamples
+from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Features
 from warpi.data.placeholder import PlaceholderExamples, are_image_files
 from warpi.datasets.arrays import read_arrays, read_new_arrays
-from warpi.datasets.cifar import cifar10, cifar100
-from warpi.datasets.digits import digits
-from warpi.datasets.image_folders import clothing1m, food101n, is_manifest, read_folder, read_manifest, read_new_images
+from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
+from warpi.datasets.registry import DATASETS
 from warpi.datasets.tables import read_new_table, read_table
 from warpi.datasets.text_files import reading
 from warpi.errors import UserError, unknown
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A reader, and the settings that suit what it reads (each can be overruled by a flag).
-
-    Settings are fields of DataSpec and Recipe, and `CLASS.field` for the hyper-parameters of a method's class.
-    """
-
-    load: Callable[..., Dataset]  # of the folder of its files (or None) and, where `sized`, of `size`
-    summary: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    sized: bool = False  # image files, which can be read at any size
-
-
-_SMALL = {
-    "net": "mlp",
-    "epochs": 30,
-    "batch_size": 64,
-    "meta_batch_size": 64,
-    "lr": 0.05,
-    "WarPI.output": "tanh",  # why: docs/methods/warpi.md
-    "WarPI.label_input": "one_hot",
-    "VRI.output": "tanh",
-    "TruncatedGCE.start_prune": 1 / 3,  # why: docs/methods/gce_truncated.md
-    "MLCWang.matrix_lr": 30.0,  # why: docs/methods/mlc_wang.md
-    "TRevision.revision_lr": 1e-2,  # why: docs/methods/t_revision.md
-    "PTD.revision_lr": 1e-2,
-    "DMI.warmup": 0.2,  # why: docs/methods/dmi.md
-    "DMINS.warmup": 0.2,
-    "LCCN.warmup": 0.1,  # why: docs/methods/lccn.md
-    "Masking.warmup": 0.1,
-    "SModel.warmup": 0.1,
-    "CoTeaching.gradual": 1.5,  # of 30 epochs: a network has learned a table after one
-    "CoTeachingPlus.gradual": 1.5,
-    "CoTeachingPlus.warm_up": 3.0,
-    "JoCoR.gradual": 10.0,
-    "PLC.warm_up": 1.0,
-    "DivideMix.warm_up": 1.0,
-    "DivideMix.ramp_up": 1.6,
-}
-_IN_EPOCHS = tuple(name for name in _SMALL if name.endswith((".gradual", ".warm_up", ".ramp_up")))
-ENOUGH = 1000  # training rows of a table: of fewer, `finer` trains in smaller steps
-WITH_FEW = "glc"  # what suits such a table with trusted examples: why, docs/data.md
-_OF_FEW_CLASSES = ("TruncatedGCE.start_prune",)  # many are learned too late for that
-_OF_TEN_CLASSES = {"DivideMix.lambda_u": 25.0}  # of a mean over classes, so less of fewer: docs/methods/dividemix.md
-_SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
-_FEW = 10_000  # small images from which on a network with convolutions pays: docs/data.md
-_CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
-_PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
-
-SUITED = frozenset({*_SMALL, *_CIFAR, *_PHOTOS, *_OF_TEN_CLASSES})
-"""Settings whose default depends on the data."""
-
-DATASETS: dict[str, Entry] = {
-    "digits": Entry(
-        digits, "1,797 handwritten digits, 8 x 8, 10 classes; ships with scikit-learn", {**_SMALL, "meta": 50}
-    ),
-    "cifar10": Entry(cifar10, "60,000 photos, 32 x 32, 10 classes; official files, CIFAR-N labels beside them", _CIFAR),
-    "cifar100": Entry(
-        cifar100, "60,000 photos, 32 x 32, 100 classes; official files, CIFAR-N labels beside them", _CIFAR
-    ),
-    "clothing1m": Entry(
-        clothing1m, "1 million photos of clothes, 14 classes; published key files", _PHOTOS, sized=True
-    ),
-    "food101n": Entry(
-        food101n, "Food-101N with the Food-101 test set, 101 classes; published lists", _PHOTOS, sized=True
-    ),
-}
-
-
-def load_dataset(
+def read_dataset(
     data: str,
     *,
     root: Path | None = None,
@@ -97,8 +26,8 @@ def load_dataset(
     drop: Sequence[str] = (),
     image_size: int | None = None,
     like: Dataset | None = None,
-) -> tuple[Dataset, Mapping[str, Any]]:
-    """A data set by name or path, and the settings that suit it.
+) -> Dataset:
+    """Read a data set by name or path.
 
     `root` is the folder of the files of a named data set or manifest, `label` the column (key, file) of the labels,
     `drop` are columns of a table that are no features, `image_size` is the side at which image files are read. `like`
@@ -112,7 +41,7 @@ def load_dataset(
             raise UserError(f"{data} knows its own labels; --label is for tables, arrays and manifests")
         if drop:
             raise _no_columns(data)
-        return entry.load(root, size=image_size) if entry.sized else entry.load(root), entry.defaults
+        return entry.load(root, image_size)
     path = Path(data)
     with reading(data):
         found = bool(data) and path.exists()
@@ -123,8 +52,7 @@ def load_dataset(
     dataset = _read(path, root, label, drop, image_size, like)
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
-    shape, few = dataset.examples.shape, len(dataset.y) < _FEW
-    return dataset, defaults_for((1,) if few and len(shape) == 3 and shape[-1] <= SMALL else shape, dataset.n_classes)
+    return dataset
 
 
 def read_new_inputs(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> NewInputs:
@@ -180,31 +108,6 @@ def _kind(data: str, drop: Sequence[str]) -> str:
 
 def _unreadable(path: Path) -> UserError:
     return UserError(f"cannot read {path}: allowed are .npz, .npy, .csv, .tsv, .parquet and folders of images")
-
-
-def defaults_for(shape: tuple[int, ...], n_classes: int, *, sparse: bool = False) -> Mapping[str, Any]:
-    """The settings that suit inputs of a shape, where nothing more is known of them but how many classes there are."""
-    if sparse:
-        return {**defaults_for(shape, n_classes), **_SPARSE}
-    fewer = {key: value * n_classes / 10 for key, value in _OF_TEN_CLASSES.items() if n_classes < 10}
-    if len(shape) == 1:
-        return {k: v for k, v in _SMALL.items() if n_classes <= 20 or k not in _OF_FEW_CLASSES} | fewer
-    return {**(_PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}), **fewer}
-
-
-def finer(defaults: Mapping[str, Any], rows: int, settings: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """The settings of `defaults_for` for so many training rows: few are trained on as far, but in smaller steps.
-
-    There are as many steps as ENOUGH rows would take, each in proportion smaller: epochs times learning rate stays.
-    Whoever sets one of these two or another network (`settings` are those given) is left alone. Why: docs/data.md
-    """
-    given = settings or {}
-    if given.get("net", defaults["net"]) != "mlp" or rows >= ENOUGH or "epochs" in given or "lr" in given:
-        return defaults
-    epochs = round(defaults["epochs"] * ENOUGH / max(rows, defaults["batch_size"]))
-    more = epochs / defaults["epochs"]
-    longer = {name: defaults[name] * more for name in _IN_EPOCHS}
-    return {**defaults, **longer, "epochs": epochs, "lr": defaults["lr"] / more}
 
 
 def _read(

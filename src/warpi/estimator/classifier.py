@@ -24,7 +24,6 @@ from warpi.audit.label_scores import label_quality
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
 from warpi.data.sparse import SparseExamples
-from warpi.datasets.load import ENOUGH, WITH_FEW, defaults_for, finer
 from warpi.datasets.text_files import shorten_list
 from warpi.errors import UserError, unknown
 from warpi.estimator.inputs import Layout, is_table, refuse_blanks, refuse_texts
@@ -33,8 +32,16 @@ from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, h
 from warpi.functional.transition import from_given
 from warpi.methods.registry import METHODS, of_others
 from warpi.nets.registry import NETS, Build, make_net
+from warpi.runs.defaults import (
+    ENOUGH_ROWS,
+    FEW_ROWS_METHOD,
+    adjust_for_few_rows,
+    defaults_for,
+    resolve_defaults,
+    resolve_method,
+    to_plain_types,
+)
 from warpi.runs.run import pick_device
-from warpi.runs.spec import named, plain, suited
 from warpi.training.checkpoint import pack, unpack
 from warpi.training.engine import Record, check_batches, train
 from warpi.training.method import Method
@@ -177,8 +184,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         method: Any = self.method
         net = self.net
         if isinstance(method, Method):
-            name, _ = named(method)
-            method = {"name": name, "options": plain(asdict(method))} if name in METHODS else _called(method)
+            name, _ = resolve_method(method)
+            method = {"name": name, "options": to_plain_types(asdict(method))} if name in METHODS else _called(method)
         own = ("method", "net", "random_state")
         state = {
             "params": {k: v for k, v in self.get_params(deep=False).items() if k not in own},
@@ -304,16 +311,16 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _train(self, task: Task, seed: int) -> Method:
         """The method after its last epoch, and what happened on the way."""
         chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
-        settings = plain({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
+        settings = to_plain_types({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
         sparse = isinstance(task.train.examples, SparseExamples)
         defaults = defaults_for((1,) if self.net == "mlp" else task.shape, task.n_classes, sparse=sparse)
         net = _usable(self.net)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
-            _, base = named(method)
+            _, base = resolve_method(method)
             own = asdict(method) if isinstance(method, Method) else {}
-            suits = finer(defaults, len(task.train), settings)
-            recipe, options, _ = suited(base, suits, {**own, **settings, "net": net, "seed": seed})
+            suits = adjust_for_few_rows(defaults, len(task.train), settings)
+            recipe, options, _ = resolve_defaults(base, suits, {**own, **settings, "net": net, "seed": seed})
             learner = replace(base, **options)
             learner.start(task, recipe)
             learner.check_nets_differ()
@@ -322,9 +329,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         method = self.method
         if method == "auto":
-            too_few = defaults["net"] == "mlp" and len(task.train) < ENOUGH
-            method = WITHOUT_TRUSTED if not task.meta else WITH_FEW if sparse or too_few else "warpi"
-        self.method_, base = named(method)
+            too_few = defaults["net"] == "mlp" and len(task.train) < ENOUGH_ROWS
+            method = WITHOUT_TRUSTED if not task.meta else FEW_ROWS_METHOD if sparse or too_few else "warpi"
+        self.method_, base = resolve_method(method)
         own = {f.name for f in fields(base)}
         for name in settings:
             if name not in own | _RECIPE:

@@ -16,9 +16,9 @@ from warpi.fewshot.episodes import Kind
 from warpi.fewshot.learner import Learner, Problem
 from warpi.fewshot.learners.registry import LEARNERS, make_learner
 from warpi.fewshot.train import Training, check_train_ways
+from warpi.runs.defaults import to_plain_types
 from warpi.runs.resume import MEND, read_stored
 from warpi.runs.schema import check_part
-from warpi.runs.spec import plain
 
 FORMAT = "warpi-fewshot/1"
 _IMAGES: dict[str, Any] = {"learner": "metavrf_bilstm", "ways": 5, "shots": 1, "tasks": 16, "iterations": 20_000}
@@ -67,7 +67,7 @@ class Spec:
     def settings(self) -> dict[str, Any]:
         """What was chosen, by name: what is asked of the tasks, fields of the learner and of Training."""
         asked = {name: getattr(self, name) for name in ("data", "root", "learner", "ways", "shots")}
-        return {**asked, **plain(self.options), **asdict(self.training)}
+        return {**asked, **to_plain_types(self.options), **asdict(self.training)}
 
     def label(self, but: str | None = "bases") -> str:
         """The learner and what differs from its defaults; the number of bases is an axis of its own in pictures."""
@@ -91,7 +91,7 @@ class Spec:
                 allowed = " or ".join(kind.__name__ for kind in kinds)
                 raise UserError(f"{name} must be {allowed}, got {stored[name]!r}")
         training = Training(**{"compile": False, **stored["training"]})
-        return cls(**{**stored, "options": plain(stored["options"]), "training": training})
+        return cls(**{**stored, "options": to_plain_types(stored["options"]), "training": training})
 
 
 def specify(
@@ -116,7 +116,7 @@ def specify(
     learner = learner or suits["learner"]
     if learner not in LEARNERS:
         raise unknown("learner", learner, LEARNERS)
-    base, settings = LEARNERS[learner], plain(settings)
+    base, settings = LEARNERS[learner], to_plain_types(settings)
     own, common = {f.name for f in fields(base)}, {f.name for f in fields(Training)}
     for name in settings:
         if name not in own | common:
@@ -198,7 +198,7 @@ def same_settings(
 ) -> tuple[Spec, int | None]:
     """The settings of the stored run; those given again must be the same. Sums depend on the number of threads."""
     spec = Spec.from_json(stored["spec"])
-    flat, again = spec.settings | {"threads": stored["environment"].get("threads")}, plain(settings)
+    flat, again = spec.settings | {"threads": stored["environment"].get("threads")}, to_plain_types(settings)
     if threads is not None:
         again["threads"] = threads
     for name, value in again.items():

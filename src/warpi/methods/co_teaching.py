@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class CoTeaching(Method):
     n_nets: ClassVar[int] = 2
     needs_different_nets: ClassVar[bool] = True
     needs_noise_rate: ClassVar[bool] = True
+    for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5}  # an MLP learns a table in one of 30 epochs
 
     forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
     gradual: float = setting(10.0, "epochs T_k in which the share left out rises to tau, at most half of all epochs")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class DivideMix(Method):
     year: ClassVar[int | None] = 2020
     n_nets: ClassVar[int] = 2
     n_views: ClassVar[int] = 2  # M
+    for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0, "ramp_up": 1.6}
 
     tau: float = setting(0.5, "smallest probability of being clean at which a label is used")
     temperature: float = setting(0.5, "temperature T of sharpening; lower is sharper")
@@ -56,6 +57,12 @@ class DivideMix(Method):
     confidence_penalty: float = setting(
         0.0, "weight of the negative entropy in the warm-up (the paper: 1 for asymmetric noise)"
     )
+
+    @classmethod
+    def data_defaults(cls, table: bool, n_classes: int) -> dict[str, Any]:
+        # The error of unlabeled examples is a mean over the classes: docs/methods/dividemix.md
+        fewer = {"lambda_u": cls.lambda_u * n_classes / 10} if n_classes < 10 else {}
+        return {**super().data_defaults(table, n_classes), **fewer}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -38,6 +38,7 @@ class DMI(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
+    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}  # why: docs/methods/dmi.md
 
     warmup: float = setting(0.7, "share of the epochs with cross-entropy, before the determinant loss")
     rate: float = setting(0.1, "factor of the determinant loss")
@@ -79,6 +80,7 @@ class DMINS(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2021
+    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}
 
     warmup: float = setting(0.7, "share of the teacher's and of the student's epochs with cross-entropy")
     rate: float = setting(0.1, "factor of the determinant loss")

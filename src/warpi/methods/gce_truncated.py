@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -31,11 +31,17 @@ class TruncatedGCE(Method):
 
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2018
+    for_tables: ClassVar[dict[str, Any]] = {"start_prune": 1 / 3}  # why: docs/methods/gce_truncated.md
 
     q: float = setting(0.7, "exponent of the loss of the kept examples: 0 is cross-entropy, 1 half the absolute error")
     k: float = setting(0.5, "examples whose label has at most this probability are pruned")
     start_prune: float = setting(0.7, "share of the epochs before the first pruning")
     prune_every: float = setting(1 / 12, "share of the epochs between two prunings")
+
+    @classmethod
+    def data_defaults(cls, table: bool, n_classes: int) -> dict[str, Any]:
+        # Many classes are learned too late for pruning to begin early.
+        return super().data_defaults(table and n_classes <= 20, n_classes)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class JoCoR(Method):
     n_nets: ClassVar[int] = 2
     needs_different_nets: ClassVar[bool] = True
     needs_noise_rate: ClassVar[bool] = True
+    for_tables: ClassVar[dict[str, Any]] = {"gradual": 10.0}
 
     forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
     gradual: float = setting(10.0, "epochs T_k in which the share left out and lambda rise, at most half of all epochs")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class LCCN(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
+    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}  # why: docs/methods/lccn.md
 
     warmup: float = setting(0.7, "share of the epochs with cross-entropy, before true labels are sampled")
     fixed: float = setting(0.43, "share of the remaining epochs in which T stays fixed")

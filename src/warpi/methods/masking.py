@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ class Masking(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2018
+    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
     warmup: float = setting(0.7, "share of the epochs with cross-entropy, before the generator of T starts")
     mask: tuple[float, ...] | None = setting(

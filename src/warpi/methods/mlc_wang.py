@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class MLCWang(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2020
     needs_meta: ClassVar[bool] = True
+    for_tables: ClassVar[dict[str, Any]] = {"matrix_lr": 30.0}  # why: docs/methods/mlc_wang.md
 
     warm_up: float = setting(3 / 8, "share of the epochs with cross-entropy, before the matrix is used")
     virtual_lr: float = setting(1e-3, "learning rate of the virtual step, on the loss summed over the batch")

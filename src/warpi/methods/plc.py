@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class PLC(Method):
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2021
+    for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0}
 
     theta: float = setting(
         0.3, "a label is changed if its probability is below theta times the largest one; initial value"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ class PTD(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2020
+    for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}
 
     warmup: float = setting(0.3, "share of the epochs before T is estimated")
     revise: float = setting(0.6, "share of the epochs after which the correction of T is learned")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -37,6 +37,7 @@ class SModel(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2017
+    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
     warmup: float = setting(0.7, "share of the epochs before the noise layer is added")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -38,6 +38,7 @@ class TRevision(Method):
 
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2019
+    for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}  # why: docs/methods/t_revision.md
 
     warmup: float = setting(0.3, "share of the epochs before T is estimated")
     revise: float = setting(0.6, "share of the epochs after which T is revised")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class VRI(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2025
     needs_meta: ClassVar[bool] = True
+    for_tables: ClassVar[dict[str, Any]] = {"output": "tanh"}
 
     samples: int = setting(1, "number L of samples of v per example")
     kl: float = setting(1e-3, "weight lambda of the KL divergence, which is summed over the classes")

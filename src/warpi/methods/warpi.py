@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ class WarPI(Method):
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2022
     needs_meta: ClassVar[bool] = True
+    for_tables: ClassVar[dict[str, Any]] = {"output": "tanh", "label_input": "one_hot"}  # why: docs/methods/warpi.md
 
     samples: int = setting(10, "number L of samples of v per example; 0 uses the mean of v instead")
     output: Literal["sigmoid", "tanh", "unbounded"] = setting("sigmoid", "function h from a Gaussian sample to v")

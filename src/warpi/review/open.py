@@ -23,10 +23,11 @@ def open_run(
     """The items of a run, its settings that are not defaults, and its audit, which is made where there is none."""
     from warpi.audit import audit
     from warpi.audit.result import AUDIT_FILE, read_audit
-    from warpi.datasets.load import DATASETS, finer
+    from warpi.datasets.registry import DATASETS
     from warpi.noise.noise import Noise
     from warpi.review.items import items_from_run
     from warpi.runs import spec as settings
+    from warpi.runs.defaults import adjust_for_few_rows
     from warpi.runs.reopen import reopen
     from warpi.runs.resume import read_spec
 
@@ -40,7 +41,7 @@ def open_run(
     if not Noise.parse(spec["noise"]).other_name:  # else inputs are not those of the file
         items = _with_files(items, spec["data"], spec.get("meta_data"))
     if spec["data"] not in DATASETS:
-        defaults = finer(defaults, len(opened.task.train))
+        defaults = adjust_for_few_rows(defaults, len(opened.task.train))
     return items, settings.not_default(spec, defaults), found
 
 

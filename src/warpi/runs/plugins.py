@@ -24,8 +24,9 @@ from torch import nn
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS, Build, NetEntry, make_net
+from warpi.runs.defaults import resolve_method
 from warpi.runs.setting_names import STORED
-from warpi.runs.spec import DataSpec, named
+from warpi.runs.spec import DataSpec
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.utils.flags import Parser, add_fields
@@ -96,7 +97,7 @@ def stored_net(name: str) -> str:
 
 def check_fields(path: Path, method: str | Method, options: Mapping[str, object]) -> None:
     """A stored run can be made again only by a method that still has every field that it had."""
-    name, now = named(method)
+    name, now = resolve_method(method)
     for field in options:
         if field not in {f.name for f in fields(now)}:
             own = name in METHOD_FILES or name not in METHODS

@@ -14,12 +14,13 @@ from torch import Generator
 from warpi.data.image_files import PHOTO
 from warpi.data.placeholder import InputsNotAvailable
 from warpi.errors import UserError, blame_file
+from warpi.runs.defaults import resolve_method
 from warpi.runs.packed_task import task_of
 from warpi.runs.plugins import flags
 from warpi.runs.resume import describe, read_spec, same_settings, same_task
 from warpi.runs.run import Run, pick_device
 from warpi.runs.schema import read_record
-from warpi.runs.spec import DataSpec, RunSpec, named, prepare
+from warpi.runs.spec import DataSpec, RunSpec, prepare
 from warpi.training import checkpoint
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
@@ -75,7 +76,7 @@ def without_data(path: Path | str, device: str = "auto", own: Mapping[str, Any] 
             f"the run in {path} is of a version that did not store how its data was read, so this must be there, "
             "unchanged"
         )
-    task, (name, base) = task_of(data, stored["facts"], where, file), named(method)
+    task, (name, base) = task_of(data, stored["facts"], where, file), resolve_method(method)
     of_data, of_method, of_recipe = (
         {f.name: settings[f.name] for f in fields(cls) if f.name in settings} for cls in (DataSpec, base, Recipe)
     )

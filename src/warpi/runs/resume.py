@@ -15,15 +15,17 @@ import torch
 
 import warpi
 from warpi.data.image_files import PHOTO
-from warpi.datasets.load import DATASETS, has_images
+from warpi.datasets.load import has_images
+from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
 from warpi.noise.noise import Noise
 from warpi.runs import plugins as own
+from warpi.runs.defaults import resolve_method, to_plain_types
 from warpi.runs.fingerprints import file_sha256
 from warpi.runs.schema import FORMAT, check_spec, read_json, read_record
-from warpi.runs.spec import DataSpec, RunSpec, named, plain
+from warpi.runs.spec import DataSpec, RunSpec
 from warpi.training import checkpoint
 from warpi.training.engine import Record
 from warpi.training.method import Method
@@ -157,11 +159,11 @@ def same_settings(
     """The settings of the stored run; those given again must be the same."""
     spec, again = stored["spec"], method
     if method is not None and not isinstance(method, str):
-        settings, (method, _) = {**plain(asdict(method)), **settings}, named(method)
+        settings, (method, _) = {**to_plain_types(asdict(method)), **settings}, resolve_method(method)
     if isinstance(settings.get("noise"), str):
         settings = {**settings, "noise": str(Noise.parse(settings["noise"]))}
     data = {f.name: spec.get(f.name, f.default) for f in fields(DataSpec)}
-    flat = plain({**spec["options"], **spec["recipe"], "seed": spec["seed"], **data})
+    flat = to_plain_types({**spec["options"], **spec["recipe"], "seed": spec["seed"], **data})
     if isinstance(flat.get("net"), str):
         flat["net"] = own.stored_net(flat["net"])
     for name, value in {"method": method, **settings}.items():

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from warpi.data.image_files import SMALL
-from warpi.datasets.load import DATASETS, ENOUGH, WITH_FEW
+from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file, missing_package
 from warpi.runs import plugins as own
+from warpi.runs.defaults import ENOUGH_ROWS, FEW_ROWS_METHOD, to_plain_types
 from warpi.runs.packed_task import carried
 from warpi.runs.resume import (
     check_outside,
@@ -37,7 +38,7 @@ from warpi.runs.resume import (
     same_threads,
 )
 from warpi.runs.setting_names import to_stored_names
-from warpi.runs.spec import RunSpec, plain, prepare
+from warpi.runs.spec import RunSpec, prepare
 from warpi.training import checkpoint
 from warpi.training.engine import (
     Diverged,
@@ -126,7 +127,7 @@ def fitting(
     Signals are noted and stop the run after the step; who drives several runs notes them in `caught` for all of them.
     Of several ranks (`parallel`) all train, and rank 0 reads and writes the folder: the others need not see it.
     """
-    path, settings = Path(out), plain(to_stored_names(settings))
+    path, settings = Path(out), to_plain_types(to_stored_names(settings))
     file, where = path / "checkpoint.safetensors", pick_device(device)
     with ExitStack() as held:
         held.enter_context(distributed.process_group(where))
@@ -200,7 +201,7 @@ def fitting(
             )
         if stored is None and spec.method == "warpi" and _few(spec, task):
             progress.print(
-                f"{len(task.train)} rows are few for warpi: on such tables --method {WITH_FEW} and --method "
+                f"{len(task.train)} rows are few for warpi: on such tables --method {FEW_ROWS_METHOD} and --method "
                 "clean_only were better (docs/data.md)"
             )
         if not progress.quiet and where.type == "cpu":
@@ -301,7 +302,7 @@ def _summary(spec: RunSpec, learner: Method, truth: Truth) -> str:
 
 def _few(spec: RunSpec, task: Task) -> bool:
     """Whether this is a table of the user's own with too few rows for a meta-network."""
-    return spec.data.data not in DATASETS and spec.recipe.net == "mlp" and len(task.train) < ENOUGH
+    return spec.data.data not in DATASETS and spec.recipe.net == "mlp" and len(task.train) < ENOUGH_ROWS
 
 
 def _names(task: Task, truth: Truth) -> dict[str, str]:

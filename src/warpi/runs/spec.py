@@ -8,14 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
-from warpi.datasets.load import DATASETS, finer, load_dataset, takes_size
-from warpi.errors import UserError, unknown
+from warpi.datasets.load import takes_size
+from warpi.datasets.registry import DATASETS
+from warpi.errors import unknown
 from warpi.methods.registry import METHODS, of_others
 from warpi.noise.noise import Noise
+from warpi.runs.defaults import adjust_for_few_rows, load_dataset, resolve_defaults, resolve_method, to_plain_types
 from warpi.runs.fingerprints import hashes, stamp
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
@@ -55,7 +55,7 @@ class DataSpec:
     @classmethod
     def stored(cls, spec: Mapping[str, Any]) -> Self:
         """How the data of a stored specification is read."""
-        return cls(**{name: value for name, value in plain(spec).items() if name in READ})
+        return cls(**{name: value for name, value in to_plain_types(spec).items() if name in READ})
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -116,8 +116,8 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
 
     A method is a name of METHODS, or a Method of the user's own, whose hyper-parameters then count as settings.
     """
-    name, base = named(method)
-    settings = plain({**(asdict(method) if isinstance(method, Method) else {}), **settings})
+    name, base = resolve_method(method)
+    settings = to_plain_types({**(asdict(method) if isinstance(method, Method) else {}), **settings})
     names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
     for key in settings:
         if not any(key in group for group in names.values()):
@@ -143,8 +143,8 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
         other=other,
     )
     if data.data not in DATASETS:
-        defaults = finer(defaults, len(task.train), settings)
-    recipe, options, changed = suited(base, defaults, settings)
+        defaults = adjust_for_few_rows(defaults, len(task.train), settings)
+    recipe, options, changed = resolve_defaults(base, defaults, settings)
     return RunSpec(data, name, base, options, changed, recipe, hashes(dataset, meta_data, other), stamps), task, truth
 
 
@@ -163,28 +163,17 @@ def read_all(data: DataSpec) -> tuple[DataSpec, Dataset, Mapping[str, Any], Data
     return data, dataset, defaults, meta_data, read(noise.other_name) if noise.other_name else None
 
 
-def suited(
-    base: Method, defaults: Mapping[str, Any], settings: Mapping[str, Any]
-) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
-    """Recipe, hyper-parameters of the method, and which of these were changed: as set, else as suits the data."""
-    recipe = Recipe(**{k: v for k, v in {**defaults, **settings}.items() if k in {f.name for f in fields(Recipe)}})
-    prefix = type(base).__name__ + "."
-    suits = asdict(base)
-    if type(base).__module__.startswith("warpi."):  # a class of the user's own may have the name of one of ours
-        usual = asdict(type(base)())  # what a variant of it sets, it keeps
-        found = {k.removeprefix(prefix): v for k, v in defaults.items() if k.startswith(prefix)}
-        suits |= {name: v for name, v in found.items() if suits[name] == usual[name]}
-    changed = {k: v for k, v in settings.items() if k in suits and v != suits[k]}
-    return recipe, suits | changed, changed
-
-
 def not_default(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a stored specification that differ from what would be taken if nobody said anything, flat."""
-    usual = {**asdict(DataSpec()), "method": "warpi", **vars(suited(METHODS["warpi"], defaults, {})[0])}
+    usual = {**asdict(DataSpec()), "method": "warpi", **vars(resolve_defaults(METHODS["warpi"], defaults, {})[0])}
     del usual["data"]
     recipe, seed = stored.get("recipe", {}), stored.get("seed", 0)
-    flat = plain({**{name: stored[name] for name in stored if name in usual or name == "data"}, **recipe, "seed": seed})
-    return {k: v for k, v in flat.items() if k not in usual or v != usual[k]} | plain(stored.get("changed", {}))
+    flat = to_plain_types(
+        {**{name: stored[name] for name in stored if name in usual or name == "data"}, **recipe, "seed": seed}
+    )
+    return {k: v for k, v in flat.items() if k not in usual or v != usual[k]} | to_plain_types(
+        stored.get("changed", {})
+    )
 
 
 @contextmanager
@@ -198,43 +187,3 @@ def read_once() -> Iterator[None]:
         yield
     finally:
         _load, _stamp = before
-
-
-def named(method: str | Method) -> tuple[str, Method]:
-    """The name of a method and the instance that holds its defaults."""
-    if isinstance(method, type) and issubclass(method, Method):
-        name = method.__name__
-        raise UserError(f"method is the class {name}, an instance of it is needed; give method={name}()")
-    if not isinstance(method, str | Method):
-        got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
-        raise UserError(
-            f"method must be a name of `warpi list methods` or a warpi.Method, got {got}; derive your class from "
-            "warpi.Method and define `step`"
-        )
-    if isinstance(method, str):
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
-        return method, METHODS[method]
-    for name, default in METHODS.items():
-        if type(default) is type(method):
-            return name, default
-    try:
-        return type(method).__name__, type(method)()
-    except TypeError as e:
-        raise UserError(
-            f"the method {type(method).__name__} cannot be made without arguments ({e}); make it a @dataclass whose "
-            "fields, its hyper-parameters, all have defaults"
-        ) from e
-
-
-def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they look when read from a flag: paths are text, lists are tuples, numbers are python's own."""
-
-    def one(value: Any) -> Any:
-        if isinstance(value, Path):
-            return str(value)
-        if isinstance(value, np.generic):
-            return value.item()
-        return tuple(map(one, value)) if isinstance(value, list | tuple) else value
-
-    return {name: one(value) for name, value in settings.items()}

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from warpi.datasets.load import DATASETS
+from warpi.runs.defaults import BY_DATASET
 from warpi.sweep.interleave import Event
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.queue import State
@@ -155,8 +155,8 @@ def duration(seconds: float) -> str:
 
 
 def _planned(job: Job) -> int | None:
-    entry = DATASETS.get(job.settings.get("data", "digits"))
-    epochs = job.settings.get("epochs", entry.defaults.get("epochs") if entry else None)
+    defaults = BY_DATASET.get(job.settings.get("data", "digits"), {})
+    epochs = job.settings.get("epochs", defaults.get("epochs"))
     return epochs if isinstance(epochs, int) else None
 
 

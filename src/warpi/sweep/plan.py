@@ -16,8 +16,9 @@ from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
 from warpi.noise.noise import Noise
+from warpi.runs.defaults import to_plain_types
 from warpi.runs.setting_names import STORED, to_stored_names
-from warpi.runs.spec import DataSpec, plain
+from warpi.runs.spec import DataSpec
 from warpi.training.recipe import Recipe
 
 Settings = dict[str, Any]
@@ -273,7 +274,7 @@ def _points(axes: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:
 
 
 def _job(settings: Settings, named: set[str]) -> Job:
-    settings = {"noise": DataSpec.noise, "seed": Recipe.seed, **plain(settings)}
+    settings = {"noise": DataSpec.noise, "seed": Recipe.seed, **to_plain_types(settings)}
     base = METHODS[settings["method"]]
     groups = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
     for key in settings:

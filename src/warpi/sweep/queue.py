@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from warpi.data.image_files import PHOTO
-from warpi.datasets.load import DATASETS, SUITED
+from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.runs import plugins as own
+from warpi.runs.defaults import BY_DATASET, DATA_DEPENDENT, resolve_defaults
 from warpi.runs.fingerprints import file_sha256, stamp
 from warpi.runs.resume import files, read_spec
 from warpi.runs.schema import read_json, read_record
-from warpi.runs.spec import DataSpec, prepare, suited
+from warpi.runs.spec import DataSpec, prepare
 from warpi.sweep.interleave import Claim, Event
 from warpi.sweep.plan import Job, Plan, Settings
 from warpi.training import checkpoint
@@ -99,10 +100,11 @@ def _other_defaults(path: Path, settings: Settings) -> tuple[str, str] | None:
 
     The first of these: as it was, and as it is.
     """
-    stored, entry = read_spec(path), DATASETS.get(settings.get("data", DataSpec.data))
-    if stored is None or entry is None:
+    stored = read_spec(path)
+    defaults = BY_DATASET.get(settings.get("data", DataSpec.data))
+    if stored is None or defaults is None:
         return None
-    recipe, options, _ = suited(METHODS[settings["method"]], entry.defaults, settings)
+    recipe, options, _ = resolve_defaults(METHODS[settings["method"]], defaults, settings)
     now = json.loads(json.dumps({"options": options, "recipe": {**asdict(recipe), "seed": None}}))
     for part in now:
         for key, value in now[part].items():
@@ -118,7 +120,7 @@ def _other_file(path: Path, settings: Settings) -> tuple[str, str] | None:
     if settings["method"] not in own.METHOD_FILES or (stored := read_spec(path)) is None:
         return None
     for key, value in json.loads(json.dumps(asdict(method))).items():
-        said = key in settings or f"{type(method).__name__}.{key}" in SUITED
+        said = key in settings or f"{type(method).__name__}.{key}" in DATA_DEPENDENT
         if not said and (was := stored["spec"]["options"].get(key, value)) != value:
             return f"{key} = {was!r}", f"{key} = {value!r}"
     return None

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,15 @@ class Method(ABC):
     trusts_given_labels: ClassVar[bool] = False  # learns every given label as if it were right; `audit` warns
     resumes_mid_epoch: ClassVar[bool] = True  # False where `epoch` keeps more between two steps than its loaders do
 
+    for_tables: ClassVar[dict[str, Any]] = {}  # hyper-parameters that suit tables better than the paper's
+
     def __post_init__(self) -> None:
         check_types(self)
+
+    @classmethod
+    def data_defaults(cls, table: bool, n_classes: int) -> dict[str, Any]:  # noqa: ARG003 (for subclasses)
+        """Hyper-parameters whose default depends on the kind of data and on the number of classes."""
+        return cls.for_tables if table else {}
 
     def start(self, task: Task, recipe: Recipe) -> None:
         """Make all state. Redefine to add some; call this first."""

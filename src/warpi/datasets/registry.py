@@ -1,0 +1,51 @@
+"""The built-in data sets by name. Readers are imported on use, so that listing them does not load torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from warpi.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """One line of `warpi list datasets`, and the function that reads the data set."""
+
+    reader: "str | Callable[..., Dataset]"  # takes the folder of the files (or None) and, if `sized`, `size`
+    summary: str
+    sized: bool = False  # image files, which can be read at any size
+
+    def load(self, root: Path | None, size: int | None = None) -> "Dataset":
+        read: Any = self.reader
+        if isinstance(read, str):
+            module, _, function = read.partition(":")
+            read = getattr(import_module(module), function)
+        dataset: Dataset = read(root, size=size) if self.sized else read(root)
+        return dataset
+
+
+DATASETS: dict[str, DatasetEntry] = {
+    "digits": DatasetEntry(
+        "warpi.datasets.digits:digits", "1,797 handwritten digits, 8 x 8, 10 classes; included in scikit-learn"
+    ),
+    "cifar10": DatasetEntry(
+        "warpi.datasets.cifar:cifar10", "60,000 photos, 32 x 32, 10 classes; official files, optionally CIFAR-N labels"
+    ),
+    "cifar100": DatasetEntry(
+        "warpi.datasets.cifar:cifar100",
+        "60,000 photos, 32 x 32, 100 classes; official files, optionally CIFAR-N labels",
+    ),
+    "clothing1m": DatasetEntry(
+        "warpi.datasets.image_folders:clothing1m",
+        "1 million photos of clothes, 14 classes; published key files",
+        sized=True,
+    ),
+    "food101n": DatasetEntry(
+        "warpi.datasets.image_folders:food101n",
+        "Food-101N with the Food-101 test set, 101 classes; published lists",
+        sized=True,
+    ),
+}

@@ -1,0 +1,166 @@
+"""Defaults that depend on the data: recipes for tables, small images and photos, and for each method's settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from warpi.data.dataset import Dataset
+from warpi.data.image_files import SMALL
+from warpi.datasets.load import read_dataset
+from warpi.datasets.registry import DATASETS
+from warpi.errors import UserError, unknown
+from warpi.methods.registry import METHODS
+from warpi.training.method import Method
+from warpi.training.recipe import Recipe
+
+_TABLE = {"net": "mlp", "epochs": 30, "batch_size": 64, "meta_batch_size": 64, "lr": 0.05}
+_SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
+_CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
+_PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
+_CONVOLUTIONS_PAY = 10_000  # with fewer small images an MLP is better: docs/data.md
+_IN_EPOCHS = (".gradual", ".warm_up", ".ramp_up")  # settings of methods that count epochs
+
+ENOUGH_ROWS = 1000
+"""With fewer training rows in a table, `adjust_for_few_rows` takes more and smaller steps."""
+FEW_ROWS_METHOD = "glc"
+"""The method that suits such a table if there are trusted examples (docs/data.md)."""
+
+
+def _method_defaults(table: bool, n_classes: int) -> dict[str, Any]:
+    """Settings of all methods that suit the data better than the paper's, as `CLASS.field`."""
+    return {
+        f"{cls.__name__}.{name}": value
+        for cls in _CLASSES
+        for name, value in cls.data_defaults(table, n_classes).items()
+    }
+
+
+_CLASSES = tuple(dict.fromkeys(type(method) for method in METHODS.values()))  # those of warpi: no plugin is loaded yet
+BY_DATASET: dict[str, Mapping[str, Any]] = {
+    "digits": {**_TABLE, **_method_defaults(True, 10), "meta": 50},
+    "cifar10": _CIFAR,
+    "cifar100": _CIFAR,
+    "clothing1m": _PHOTOS,
+    "food101n": _PHOTOS,
+}
+DATA_DEPENDENT = frozenset({*_TABLE, *_CIFAR, *_PHOTOS, *_method_defaults(True, 2)})
+"""Settings whose default depends on the data."""
+
+
+def load_dataset(
+    data: str,
+    *,
+    root: Path | None = None,
+    label: str | None = None,
+    drop: Sequence[str] = (),
+    image_size: int | None = None,
+    like: Dataset | None = None,
+) -> tuple[Dataset, Mapping[str, Any]]:
+    """Read a data set by name or path; return it with the default settings that suit it.
+
+    The arguments are those of `warpi.datasets.load.read_dataset`. The settings are fields of DataSpec and Recipe, and
+    `CLASS.field` for hyper-parameters of a method's class. Every flag overrides them.
+    """
+    dataset = read_dataset(data, root=root, label=label, drop=drop, image_size=image_size, like=like)
+    return dataset, defaults_of(data, dataset)
+
+
+def defaults_of(data: str, dataset: Dataset) -> Mapping[str, Any]:
+    """Default settings for a data set that was read from `data`, a name or a path."""
+    if data in DATASETS:
+        return BY_DATASET.get(data, {})
+    shape = dataset.examples.shape
+    small_images = len(shape) == 3 and shape[-1] <= SMALL
+    if small_images and len(dataset.y) < _CONVOLUTIONS_PAY:
+        shape = (1,)
+    return defaults_for(shape, dataset.n_classes)
+
+
+def defaults_for(shape: tuple[int, ...], n_classes: int, *, sparse: bool = False) -> Mapping[str, Any]:
+    """Default settings for inputs of a shape, if only the number of classes is known besides."""
+    if sparse:
+        return {**defaults_for(shape, n_classes), **_SPARSE}
+    table = len(shape) == 1
+    if table:
+        recipe: dict[str, Any] = _TABLE
+    else:
+        recipe = _PHOTOS if shape[-1] > SMALL else {**_CIFAR, "net": "resnet18", "meta": None}
+    return {**recipe, **_method_defaults(table, n_classes)}
+
+
+def adjust_for_few_rows(
+    defaults: Mapping[str, Any], rows: int, settings: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Adjust the defaults for a small training set: the same total learning-rate budget, in more and smaller steps.
+
+    There are as many steps as ENOUGH_ROWS rows would take, so epochs times learning rate stays the same. Nothing
+    changes if `settings`, which the user gave, set one of these two or another network. Why: docs/data.md
+    """
+    given = settings or {}
+    if given.get("net", defaults["net"]) != "mlp" or rows >= ENOUGH_ROWS or "epochs" in given or "lr" in given:
+        return defaults
+    epochs = round(defaults["epochs"] * ENOUGH_ROWS / max(rows, defaults["batch_size"]))
+    factor = epochs / defaults["epochs"]
+    longer = {name: value * factor for name, value in defaults.items() if name.endswith(_IN_EPOCHS)}
+    return {**defaults, **longer, "epochs": epochs, "lr": defaults["lr"] / factor}
+
+
+def resolve_defaults(
+    base: Method, defaults: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
+    """The recipe, all hyper-parameters of the method, and those the user changed from what suits the data."""
+    recipe_fields = {f.name for f in fields(Recipe)}
+    recipe = Recipe(**{name: value for name, value in {**defaults, **settings}.items() if name in recipe_fields})
+    options = asdict(base)
+    if type(base) in _CLASSES:  # a custom class may have the name of a built-in one
+        prefix = type(base).__name__ + "."
+        papers = asdict(type(base)())
+        for key, value in defaults.items():
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and options[name] == papers[name]:  # a variant keeps the values that it sets
+                options[name] = value
+    changed = {name: value for name, value in settings.items() if name in options and value != options[name]}
+    return recipe, options | changed, changed
+
+
+def resolve_method(method: str | Method) -> tuple[str, Method]:
+    """The name of a method and the instance that holds its defaults."""
+    if isinstance(method, type) and issubclass(method, Method):
+        name = method.__name__
+        raise UserError(f"method is the class {name}, but an instance is needed; give method={name}()")
+    if not isinstance(method, str | Method):
+        kind = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        raise UserError(
+            f"method must be a name of `warpi list methods` or a warpi.Method, got {kind}; derive your class from "
+            "warpi.Method and define `step`"
+        )
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        return method, METHODS[method]
+    for name, default in METHODS.items():
+        if type(default) is type(method):
+            return name, default
+    try:
+        return type(method).__name__, type(method)()
+    except TypeError as e:
+        raise UserError(
+            f"the method {type(method).__name__} cannot be created without arguments ({e}); make it a @dataclass whose "
+            "fields, its hyper-parameters, all have defaults"
+        ) from e
+
+
+def to_plain_types(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a flag would give them: paths become strings, lists tuples, NumPy numbers Python numbers."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        return tuple(map(convert, value)) if isinstance(value, list | tuple) else value
+
+    return {name: convert(value) for name, value in settings.items()}
