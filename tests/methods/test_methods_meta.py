@@ -17,12 +17,12 @@ from warpi.data.dataset import Dataset
 from warpi.errors import UserError
 from warpi.functional.losses import one_hot
 from warpi.methods import mslc
-from warpi.methods.emlc import EMLC, tempted
-from warpi.methods.gdw import GDW, balanced
-from warpi.methods.l2rw import L2RW, normalised
+from warpi.methods.emlc import EMLC, swap_every_other_label
+from warpi.methods.gdw import GDW, balance_gradient
+from warpi.methods.l2rw import L2RW, normalize_weights
 from warpi.methods.mlc import MLC
-from warpi.methods.mlc_wang import MLCWang, column_normalised
-from warpi.methods.mlnt import MLNT, synthetic
+from warpi.methods.mlc_wang import MLCWang, normalize_columns
+from warpi.methods.mlnt import MLNT, synthesize_labels
 from warpi.methods.mslc import MSLC
 from warpi.methods.registry import METHODS, make_method
 from warpi.methods.vri import VRI
@@ -209,7 +209,7 @@ def test_gradient_of_emlc_is_that_of_double_backward(tiny: TaskAndTruth) -> None
     x = torch.cat([noisy.x, trusted.x[:half]])
     meta = by_double_backward(method.net, x, down(loss), rest, phi, lr)
     z, h = teacher(trusted.x), teacher.features(trusted.x)
-    y = tempted(z, trusted.y)
+    y = swap_every_other_label(z, trusted.y)
     judge = F.binary_cross_entropy(torch.sigmoid(V(h, y)), (y == trusted.y).double())
     own = torch.autograd.grad(F.cross_entropy(z, trusted.y) + judge, phi)
     method.step(noisy)
@@ -273,8 +273,8 @@ def test_the_other_choices_of_the_recipe(name: str, tiny: TaskAndTruth) -> None:
 
 def test_weights_are_normalised_or_zero() -> None:
     w = torch.tensor([0.0, 1.0, 3.0])
-    assert normalised(w).tolist() == [0, 0.25, 0.75]
-    assert normalised(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert normalize_weights(w).tolist() == [0, 0.25, 0.75]
+    assert normalize_weights(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
 def test_a_batch_that_helps_nobody_moves_nothing(tiny: TaskAndTruth) -> None:
@@ -294,7 +294,7 @@ def test_a_batch_that_helps_nobody_moves_nothing(tiny: TaskAndTruth) -> None:
 
 def test_columns_of_a_matrix() -> None:
     T = torch.tensor([[2.0, 0.0, 1.0], [2.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
-    assert column_normalised(T).tolist() == [[0.5, 0, 0.25], [0.5, 0, 0], [0, 0, 0.75]]
+    assert normalize_columns(T).tolist() == [[0.5, 0, 0.25], [0.5, 0, 0], [0, 0, 0.75]]
 
 
 def test_without_a_step_of_its_matrix_mlc_wang_is_cross_entropy(tiny: TaskAndTruth) -> None:
@@ -312,14 +312,14 @@ def test_balanced_gradients_sum_to_zero() -> None:
     sure = 20.0 * (torch.arange(6) == 5)[:, None] * one_hot(torch.arange(6) % 5, 5)  # the last row: p_y = 1 - 1e-8
     p, y = (torch.randn(6, 5, generator=chance).double() + sure).softmax(1), torch.arange(6) % 5
     omega = torch.rand(6, 5, generator=chance).double()
-    got = balanced(omega * (p - one_hot(y, 5)), y)
+    got = balance_gradient(omega * (p - one_hot(y, 5)), y)
     torch.testing.assert_close(got.sum(1), torch.zeros(6).double(), atol=1e-16, rtol=0)
     for i in range(6):
         others = [k for k in range(5) if k != y[i]]
         assert torch.equal(got[i, others], omega[i, others] * p[i, others])
         at_y = sum(omega[i, k] * p[i, k] for k in others) / (1 - p[i, y[i]])  # the paper's omega_y
         assert float(got[i, y[i]]) == pytest.approx(float(at_y * (p[i, y[i]] - 1)))
-    torch.testing.assert_close(balanced(0.7 * (p - one_hot(y, 5)), y), 0.7 * (p - one_hot(y, 5)))
+    torch.testing.assert_close(balance_gradient(0.7 * (p - one_hot(y, 5)), y), 0.7 * (p - one_hot(y, 5)))
 
 
 def test_without_class_weights_gdw_is_mwnet(tiny: TaskAndTruth) -> None:
@@ -357,7 +357,7 @@ def test_mslc_mixes_labels(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) 
 
 def test_tempting_labels() -> None:
     z = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    assert tempted(z, torch.tensor([0, 0, 0, 1])).tolist() == [1, 0, 2, 1]
+    assert swap_every_other_label(z, torch.tensor([0, 0, 0, 1])).tolist() == [1, 0, 2, 1]
 
 
 # --- MLNT -----------------------------------------------------------------------------------------------------------
@@ -366,14 +366,14 @@ def test_tempting_labels() -> None:
 def test_synthetic_labels_are_those_of_neighbours() -> None:
     chance = torch.Generator().manual_seed(0)
     h, y = torch.randn(20, 3, generator=chance), torch.arange(20)  # a label of its own each: an index
-    got = synthetic(h, y, 50, 0.5, 4, chance)
+    got = synthesize_labels(h, y, 50, 0.5, 4, chance)
     assert got.shape == (50, 20)
     assert ((got != y).sum(1) == 10).all()  # exactly the share
     for i in range(20):
         nearest = sorted((j for j in range(20) if j != i), key=lambda j: float((h[i] - h[j]).norm()))[:4]
         assert set(got[:, i].tolist()) == {i, *nearest}
-    assert torch.equal(synthetic(h, y, 3, 0.0, 4, chance), y.expand(3, 20))
-    assert synthetic(h[:3], y[:3], 2, 1.0, 10, chance).shape == (2, 3)  # fewer than so many neighbours
+    assert torch.equal(synthesize_labels(h, y, 3, 0.0, 4, chance), y.expand(3, 20))
+    assert synthesize_labels(h[:3], y[:3], 2, 1.0, 10, chance).shape == (2, 3)  # fewer than so many neighbours
 
 
 def test_mlnt_without_fast_steps_is_distillation(tiny: TaskAndTruth) -> None:

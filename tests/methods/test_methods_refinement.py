@@ -22,10 +22,10 @@ from warpi.methods.cdr import CDR
 from warpi.methods.cleannet import CleanNet, Embedding, similarity_loss
 from warpi.methods.d2l import D2L
 from warpi.methods.limit import LIMIT
-from warpi.methods.m_correction import MCorrection, bootstrapped, largest_above
+from warpi.methods.m_correction import MCorrection, bootstrap_targets, loss_of_largest_posterior
 from warpi.methods.noiserank import NoiseRank, label_posterior
 from warpi.methods.pencil import PENCIL, divergence
-from warpi.methods.plc import PLC, corrected
+from warpi.methods.plc import PLC, correct_labels
 from warpi.methods.registry import make_method
 from warpi.methods.smp import SMP
 from warpi.training.engine import Record, train
@@ -265,9 +265,9 @@ def test_cdr_takes_a_guess_in_place_of_the_noise_rate(tiny: TaskAndTruth) -> Non
 def test_corrections_against_a_loop() -> None:
     f, y = drawn(40, 5).softmax(1), labels(40, 5)
     for theta in (0.0, 0.3, 0.9, 1.0):
-        for fi, yi, got in zip(f.tolist(), y.tolist(), corrected(y, f, theta).tolist(), strict=True):
+        for fi, yi, got in zip(f.tolist(), y.tolist(), correct_labels(y, f, theta).tolist(), strict=True):
             assert got == (max(range(5), key=fi.__getitem__) if fi[yi] / max(fi) < theta else yi)
-    assert torch.equal(corrected(y, torch.zeros(40, 5), 0.9), y)  # never seen: left alone
+    assert torch.equal(correct_labels(y, torch.zeros(40, 5), 0.9), y)  # never seen: left alone
 
 
 def test_plc_averages_a_window_and_relaxes(tiny: TaskAndTruth) -> None:
@@ -380,13 +380,13 @@ def test_pencil_has_three_stages(tiny: TaskAndTruth) -> None:
 
 def test_bootstrapped_targets() -> None:
     z, y, w = drawn(6, 4), labels(6, 4), torch.tensor([0.0, 1.0, 0.3, 0.5, 0.0, 1.0])
-    targets = bootstrapped(y, z, w)
+    targets = bootstrap_targets(y, z, w)
     for i in range(6):
         wanted = [0.0] * 4
         wanted[int(y[i])] += 1 - float(w[i])
         wanted[int(z[i].argmax())] += float(w[i])
         assert targets[i].tolist() == pytest.approx(wanted)
-    assert torch.equal(bootstrapped(y, z, torch.zeros(6)), one_hot(y, 4))  # w = 0: cross-entropy
+    assert torch.equal(bootstrap_targets(y, z, torch.zeros(6)), one_hot(y, 4))  # w = 0: cross-entropy
 
 
 def test_loss_of_m_correction(tiny: TaskAndTruth) -> None:
@@ -403,7 +403,7 @@ def test_loss_of_m_correction(tiny: TaskAndTruth) -> None:
         z = fresh.train()(batch.x).log_softmax(1)
     x = (cross_entropy(seen, batch.y) - same.low) / (same.high - same.low + 1e-6)
     assert not torch.equal(guess.argmax(1), seen.argmax(1))
-    targets = bootstrapped(batch.y, guess, beta_posterior(torch.minimum(x, same.peak), same.mixture))
+    targets = bootstrap_targets(batch.y, guess, beta_posterior(torch.minimum(x, same.peak), same.mixture))
     penalty = sum(0.1 * math.log(0.1 / float(p)) for p in z.exp().mean(0))
     wanted = float(-(targets * z).sum(1).mean()) + 0.5 * penalty
     assert float(method.step(batch)["loss"]) == pytest.approx(wanted, rel=1e-4)
@@ -423,7 +423,7 @@ def test_m_correction_holds_the_largest_losses_for_wrong(tiny: TaskAndTruth, mon
     assert float(beta_posterior(torch.ones(1), narrow)) < 0.2
     wide = torch.tensor([[0.5, 0.5], [2.0, 0.9], [4.0, 0.6]], dtype=torch.float64)  # its posterior also rises towards 0
     assert float(beta_posterior(torch.zeros(1), wide)) > 0.9
-    assert float(largest_above(wide)) == 1
+    assert float(loss_of_largest_posterior(wide)) == 1
 
 
 def test_m_correction_finds_wrong_labels(digits: Dataset) -> None:

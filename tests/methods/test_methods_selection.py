@@ -31,7 +31,7 @@ from warpi.functional.selection import (
 from warpi.methods.co_teaching import CoTeaching
 from warpi.methods.co_teaching_plus import CoTeachingPlus
 from warpi.methods.decoupling import Decoupling
-from warpi.methods.elr import ELR, away_from
+from warpi.methods.elr import ELR, memory_regularizer
 from warpi.methods.elr_plus import ELRPlus
 from warpi.methods.jocor import JoCoR, divergence
 from warpi.methods.mentornet import MentorNetDD, MentorNetPD
@@ -503,10 +503,10 @@ def test_elr_takes_back_labels_that_contradict_the_memory() -> None:
     z = torch.tensor([[3.0, 0.0, 0.0]], requires_grad=True)
     y, t = torch.tensor([1]), torch.tensor([[0.95, 0.02, 0.02]])
     (ce,) = torch.autograd.grad(cross_entropy(z, y).sum(), z)
-    (elr,) = torch.autograd.grad((cross_entropy(z, y) + 3 * away_from(z, t)).sum(), z)
+    (elr,) = torch.autograd.grad((cross_entropy(z, y) + 3 * memory_regularizer(z, t)).sum(), z)
     assert ce[0, 0] > 0.9
     assert elr[0, 0] < 0.5 * ce[0, 0]
-    extreme = away_from(torch.tensor([[1e4, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    extreme = memory_regularizer(torch.tensor([[1e4, 0.0]]), torch.tensor([[1.0, 0.0]]))
     assert extreme.item() == pytest.approx(math.log(1e-4), rel=1e-2)
 
 

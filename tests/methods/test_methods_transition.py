@@ -32,7 +32,7 @@ from warpi.methods.dmi import DMINS
 from warpi.methods.glc import GLC
 from warpi.methods.lccn import LCCN
 from warpi.methods.loss_correction import LossCorrection
-from warpi.methods.masking import Masking, structure_of
+from warpi.methods.masking import Masking, soft_structure
 from warpi.methods.ptd import PTD
 from warpi.methods.registry import METHODS, make_method
 from warpi.methods.s_model import SModel
@@ -658,12 +658,12 @@ def playing(task: Task, **options: Any) -> Masking:
 
 
 def test_masking_has_a_critic_that_prefers_the_mask(tiny: TaskAndTruth) -> None:
-    assert structure_of(torch.tensor([0.0, 0.05, 1.0])).tolist() == pytest.approx([0, 0.5, 1], abs=1e-4)
+    assert soft_structure(torch.tensor([0.0, 0.05, 1.0])).tolist() == pytest.approx([0, 0.5, 1], abs=1e-4)
     method = playing(tiny[0], game_lr=1e-3)
     for _ in range(10):
         method.step(method.loader.draw())
     with torch.no_grad():
-        assert method.D(method.structure[None]).item() > method.D(structure_of(method.generate(50))).max().item()
+        assert method.D(method.structure[None]).item() > method.D(soft_structure(method.generate(50))).max().item()
 
 
 def test_masking_has_a_generator_that_obeys_the_critic(tiny: TaskAndTruth) -> None:
@@ -675,7 +675,7 @@ def test_masking_has_a_generator_that_obeys_the_critic(tiny: TaskAndTruth) -> No
             method.D[1].weight.copy_(harshness * (2 * torch.eye(10) - 1).reshape(1, 100))  # type: ignore[operator]
         for _ in range(60):
             method.step(method.loader.draw())
-        outside.append(float(structure_of(method.generate(50).detach())[:, ~torch.eye(10).bool()].mean()))
+        outside.append(float(soft_structure(method.generate(50).detach())[:, ~torch.eye(10).bool()].mean()))
     assert outside[1] < 0.7 * outside[0]  # transitions outside the mask
 
 

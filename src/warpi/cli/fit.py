@@ -56,7 +56,7 @@ def fit(argv: list[str]) -> None:
 
 def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
     """The name of the method, which has flags of its own, and everything that was set."""
-    from warpi.methods.registry import METHODS, of_others
+    from warpi.methods.registry import METHODS, explain_unknown_setting
     from warpi.runs.defaults import DATA_DEPENDENT
     from warpi.runs.resume import check_own, read_spec
     from warpi.training.recipe import Recipe
@@ -78,7 +78,7 @@ def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
 
     def explain(flag: str) -> UserError | None:
         field = flag.removeprefix("--").replace("-", "_")
-        return of_others(f"flag {flag!r}", name, field, field.removeprefix("no_"))
+        return explain_unknown_setting(f"flag {flag!r}", name, field, field.removeprefix("no_"))
 
     parser = Parser(
         prog="warpi fit",

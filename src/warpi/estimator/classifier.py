@@ -30,7 +30,7 @@ from warpi.estimator.inputs import Layout, is_table, refuse_blanks, refuse_texts
 from warpi.estimator.onnx import Classifier, write_onnx
 from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.functional.transition import from_given
-from warpi.methods.registry import METHODS, of_others
+from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.nets.registry import NETS, Build, make_net
 from warpi.runs.defaults import (
     ENOUGH_ROWS,
@@ -335,7 +335,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         own = {f.name for f in fields(base)}
         for name in settings:
             if name not in own | _RECIPE:
-                lacks = of_others(f"setting {name!r}", self.method_, name)
+                lacks = explain_unknown_setting(f"setting {name!r}", self.method_, name)
                 raise lacks or unknown("setting", name, own | _RECIPE)
         if type(base).predict is not Method.predict:
             raise UserError(

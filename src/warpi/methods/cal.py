@@ -18,7 +18,7 @@ from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting, within
 
 
-def floored(z: Tensor, eps: float = 1e-5) -> Tensor:
+def bounded_losses(z: Tensor, eps: float = 1e-5) -> Tensor:
     """-log(p + eps) of every class: the loss of each label, bounded.  [B, K]"""
     return -(z.softmax(dim=1) + eps).log()
 
@@ -109,7 +109,7 @@ class CAL(Method):
         """The clusters, and what is known of the noise in them."""
         rows, z = predict_rows(self.net, self.task.train)
         y = self.task.train.y[rows]
-        believed = cross_entropy(z, y) - floored(z, 1e-8).mean(1) < self.sieve
+        believed = cross_entropy(z, y) - bounded_losses(z, 1e-8).mean(1) < self.sieve
         self.cluster[rows] = torch.where(believed, y, z.argmax(dim=1))
         inside = one_hot(self.cluster[rows], z.shape[1])  # [N, K]
         self.T.copy_(inside.T @ one_hot(y, z.shape[1]) / inside.sum(0).clamp_min(1)[:, None])
@@ -117,7 +117,7 @@ class CAL(Method):
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)
-        losses = floored(z)  # [B, K]
+        losses = bounded_losses(z)  # [B, K]
         loss = cross_entropy(z, batch.y).mean() - self.weight * self.peers * (losses @ self.P).mean()
         if self.second:
             cluster = self.cluster[batch.rows]

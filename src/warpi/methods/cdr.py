@@ -1,4 +1,4 @@
-"""CDR: robust early-learning."""
+"""CDR: robust early learning, by updating the critical weights only."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,18 +15,18 @@ from warpi.utils.field_checks import setting, within
 
 @dataclass
 class CDR(Method):
-    """Weights that matter for the clean labels learn; the others are left to the weight decay.
+    """Only weights that matter for the clean labels get gradients; the others are just decayed.
 
         c_j = |w_j dL/dw_j|                              how critical weight j is
-        w_j <- w_j - eta ((1 - tau) dL/dw_j + decay)     of the (1 - tau) share of weights with the largest c_j
-        w_j <- w_j - eta decay                           of the others
+        w_j <- w_j - eta ((1 - tau) dL/dw_j + decay)     for the (1 - tau) share of weights with the largest c_j
+        w_j <- w_j - eta decay                           for the others
 
-    A batch with a share tau of wrong labels has gradients of which about that share is about fitting them; judged anew
-    in every step. Biases and BatchNorm's weights are not judged, and learn as ever.
+    The idea: with a share tau of wrong labels, about that share of the weights serves to fit them. Critical weights are
+    chosen again in every step. Biases and BatchNorm weights are always updated.
 
-    Differs from the paper where the published code does: the decay is the optimizer's (L2, paper: L1), and momentum
-    goes on moving a weight that has just become non-critical. No early stopping: the engine reports the epoch that
-    noisy validation data would pick.
+    Differs from the paper, as the published code does: the decay is the optimizer's L2 decay (paper: L1), and momentum
+    still moves a weight that has just become non-critical. There is no early stopping: the engine reports the epoch
+    that noisy validation data would pick.
     Reference: Xia et al., Robust Early-learning: Hindering the Memorization of Noisy Labels, ICLR 2021.
     """
 
@@ -46,7 +46,7 @@ class CDR(Method):
 
     def step(self, batch: Batch) -> Log:
         tau = self.task.noise_rate if self.tau is None else self.tau
-        assert tau is not None  # `check`
+        assert tau is not None  # see `check`
         loss = cross_entropy(self.net(batch.x), batch.y).mean()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

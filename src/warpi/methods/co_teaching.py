@@ -1,4 +1,4 @@
-"""Co-teaching."""
+"""Co-teaching: two networks choose examples for each other."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class CoTeaching(Method):
-    """Two networks each choose the examples of small loss, and the other one learns from them.
+    """Each of two networks picks its small-loss examples, and the other network learns from them.
 
-        R(t)     = tau min((t / T_k)^c, 1)                                 the share left out in epoch t
+        R(t)     = tau min((t / T_k)^c, 1)                                 share left out in epoch t
         D_f, D_g = the (1 - R(t)) B examples of a batch with the smallest loss in network f, in network g
         w_f <- w_f - eta d L(w_f; D_g)/dw_f,    w_g <- w_g - eta d L(w_g; D_f)/dw_g
 
-    Differs from the paper: T_k is at most half of the epochs; both networks together predict.
+    Differs from the paper: T_k is at most half of the epochs; predictions are averaged over both networks.
     Reference: Han et al., Co-teaching: Robust Training of Deep Neural Networks with Extremely Noisy Labels,
     NeurIPS 2018.
     """
@@ -47,7 +47,7 @@ class CoTeaching(Method):
         at_least(self, exponent=0, gradual=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(with_rate(task, self.forget_rate), recipe)
+        super().start(set_noise_rate(task, self.forget_rate), recipe)
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -57,16 +57,16 @@ class CoTeaching(Method):
 
     def step(self, batch: Batch) -> Log:
         losses = [cross_entropy(net(batch.x), batch.y) for net in self.nets]  # [B] each
-        return learn_crosswise(self, losses, [small_loss(loss.detach(), self.rate) for loss in losses])
+        return update_crosswise(self, losses, [small_loss(loss.detach(), self.rate) for loss in losses])
 
 
-def with_rate(task: Task, rate: float | None) -> Task:
-    """The task with the noise rate that the user has set, if so."""
+def set_noise_rate(task: Task, rate: float | None) -> Task:
+    """Return the task with the noise rate set by the user, if any."""
     return task if rate is None else replace(task, noise_rate=rate)
 
 
-def learn_crosswise(method: Method, losses: Sequence[Tensor], chosen: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Each network learns from what the other one has chosen."""
+def update_crosswise(method: Method, losses: Sequence[Tensor], chosen: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Update each network on the examples that the other one has chosen."""
     means = [selected_mean(loss, w) for loss, w in zip(losses, reversed(chosen), strict=True)]
     for mean, optimizer in zip(means, method.optimizers, strict=True):
         descend(mean, optimizer)

@@ -1,4 +1,4 @@
-"""Co-teaching+."""
+"""Co-teaching+: Co-teaching on the examples about which the networks disagree."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import disagreement, forget_rate, small_loss
-from warpi.methods.co_teaching import learn_crosswise, with_rate
+from warpi.methods.co_teaching import set_noise_rate, update_crosswise
 from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -19,17 +19,16 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class CoTeachingPlus(Method):
-    """Co-teaching among those examples on which the two networks disagree.
+    """Co-teaching, restricted to the examples for which the two networks predict different classes.
 
-        D'       = the examples of a batch of which the networks predict different classes; all of them in the warm-up
+        D'       = the examples of a batch with different predicted classes; all of them in the warm-up
         D_f, D_g = the (1 - R(t)) |D'| examples of D' with the smallest loss in network f, in network g
         w_f <- w_f - eta d L(w_f; D_g)/dw_f,    w_g <- w_g - eta d L(w_g; D_f)/dw_g
 
-    with R(t) as in Co-teaching. From a batch on which they agree nothing is learned.
+    with R(t) as in Co-teaching. Nothing is learned from a batch without disagreement.
 
-    Differs from the published code: no softmax before the one that is in the loss; batches without disagreement are
-    passed over as soon as the warm-up is over, not after 5,000 steps. Warm-up and T_k are at most
-    half of the epochs.
+    Differs from the published code: no second softmax before the one in the loss; batches without disagreement are
+    skipped from the end of the warm-up on, not after 5,000 steps. Warm-up and T_k are at most half of the epochs.
     Reference: Yu et al., How does Disagreement Help Generalization against Label Corruption?, ICML 2019.
     """
 
@@ -50,7 +49,7 @@ class CoTeachingPlus(Method):
         at_least(self, gradual=0, warm_up=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(with_rate(task, self.forget_rate), recipe)
+        super().start(set_noise_rate(task, self.forget_rate), recipe)
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
         self.warming = torch.zeros_like(self.rate)  # 1 in the warm-up
 
@@ -62,7 +61,7 @@ class CoTeachingPlus(Method):
 
     def step(self, batch: Batch) -> Log:
         z = [net(batch.x) for net in self.nets]  # [B, K] each
-        losses = [cross_entropy(own, batch.y) for own in z]  # [B] each
+        losses = [cross_entropy(logits, batch.y) for logits in z]  # [B] each
         among = disagreement(*z).maximum(self.warming)  # D'
         chosen = [small_loss(loss.detach(), self.rate, among) for loss in losses]
-        return learn_crosswise(self, losses, chosen) | {"disagreement": among.mean()}
+        return update_crosswise(self, losses, chosen) | {"disagreement": among.mean()}

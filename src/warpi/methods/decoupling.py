@@ -1,4 +1,4 @@
-"""Decoupling: update by disagreement."""
+"""Decoupling: two networks update on the examples they disagree about."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from warpi.utils.field_checks import setting, within
 
 @dataclass
 class Decoupling(Method):
-    """Two networks learn from those examples on which they disagree: when to update is not decided by the label.
+    """Two networks learn only from the examples for which they predict different classes.
 
-        S   = the examples of a batch of which the networks predict different classes
+        S   = the examples of a batch for which the networks predict different classes
         w_j <- w_j - eta d/dw_j sum_{i in S} CE(F(x_i; w_j), y_i) / max(|S|, B / 10),    j = 1, 2
 
-    The denominator is that of the published code: a few examples are not blown up to a whole batch.
+    The denominator is that of the published code: a few examples do not get the weight of a whole batch.
 
-    Differs from the paper: where S is empty the gradient is 0, and momentum and weight decay still move the weights.
+    Differs from the paper: if S is empty, the gradient is 0, and momentum and weight decay still move the weights.
     Reference: Malach and Shalev-Shwartz, Decoupling "when to update" from "how to update", NeurIPS 2017.
     """
 
@@ -51,7 +51,7 @@ class Decoupling(Method):
     def step(self, batch: Batch) -> Log:
         z = [net(batch.x) for net in self.nets]  # [B, K] each
         w = disagreement(*z).maximum(self.warming)  # S
-        losses = [selected_mean(cross_entropy(own, batch.y), w, self.least * len(w)) for own in z]
+        losses = [selected_mean(cross_entropy(logits, batch.y), w, self.least * len(w)) for logits in z]
         for loss, optimizer in zip(losses, self.optimizers, strict=True):
             descend(loss, optimizer)
         return {"loss": (losses[0] + losses[1]).detach() / 2, "disagreement": w.mean()}

@@ -1,4 +1,4 @@
-"""Early-learning regularisation."""
+"""ELR: early-learning regularization."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,15 +16,15 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class ELR(Method):
-    """A memory of what was predicted of each example holds the network to what it learned before it memorised.
+    """Pull predictions towards a running average of past ones, which were made before memorization set in.
 
-        t_i <- beta t_i + (1 - beta) p_i                                   a running mean of the predictions   Eq. (9)
+        t_i <- beta t_i + (1 - beta) p_i                                   running mean of the predictions     Eq. (9)
         L   = 1/B sum_i CE(p_i, y_i) + lambda log(1 - <p_i, t_i>)          p_i = softmax(F(x_i))               Eq. (6)
 
-    As in the published code, p_i is cut to [1e-4, 1 - 1e-4], and normalised where it enters t_i, which begins at 0.
-    Defaults are those for CIFAR-10 with symmetric noise.
+    As in the published code, p_i is clipped to [1e-4, 1 - 1e-4], and normalized before it enters t_i; t_i starts at 0.
+    The defaults are those for CIFAR-10 with symmetric noise.
 
-    Differs from the paper: nothing in the step; network and schedule are the recipe's.
+    Differs from the paper: network and schedule are the recipe's; the step is the same.
     Reference: Liu et al., Early-Learning Regularization Prevents Memorization of Noisy Labels, NeurIPS 2020.
     """
 
@@ -45,19 +45,19 @@ class ELR(Method):
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)
-        t = remember(self.memory, batch.rows, z, self.beta)
-        loss = (cross_entropy(z, batch.y) + self.strength * away_from(z, t)).mean()
+        t = update_memory(self.memory, batch.rows, z, self.beta)
+        loss = (cross_entropy(z, batch.y) + self.strength * memory_regularizer(z, t)).mean()
         descend(loss, self.optimizer)
         return {"loss": loss.detach()}
 
 
-def away_from(z: Tensor, t: Tensor) -> Tensor:
-    """log(1 - <p, t>), whose descent pulls the prediction towards the memory.  [B, K], [B, K] -> [B]"""
+def memory_regularizer(z: Tensor, t: Tensor) -> Tensor:
+    """log(1 - <p, t>), which decreases as the prediction p moves towards the memory t.  [B, K], [B, K] -> [B]"""
     return torch.log(1 - (_cut(z) * t).sum(dim=1))
 
 
-def remember(memory: Tensor, rows: Tensor, z: Tensor, kept: float) -> Tensor:
-    """Move the memory of some rows towards what is predicted of them now, and return it.  [N, K] -> [B, K]"""
+def update_memory(memory: Tensor, rows: Tensor, z: Tensor, kept: float) -> Tensor:
+    """Move the memory of some rows towards their current predictions, and return it.  [N, K] -> [B, K]"""
     p = _cut(z.detach())
     t = kept * memory[rows] + (1 - kept) * p / p.sum(dim=1, keepdim=True)
     memory[rows] = t

@@ -1,4 +1,4 @@
-"""ELR+: early-learning regularisation with two networks, weight averaging and mixup."""
+"""ELR+: early-learning regularization with two networks, weight averaging and mixup."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.functional.mixup import beta, mix, partners
-from warpi.methods.elr import away_from, remember
+from warpi.methods.elr import memory_regularizer, update_memory
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -18,17 +18,17 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class ELRPlus(Method):
-    """ELR with two networks: the averaged weights of the one fill the memory of the other, and inputs are mixed.
+    """ELR with two networks: the averaged weights of one fill the memory of the other; inputs are mixed.
 
         t_i <- beta t_i + (1 - beta) softmax(F(x_i; v_other))              v: moving average of the weights w
-        x~, y~, t~ = l (x, y, t) + (1 - l) those of a partner,             l = max(b, 1 - b), b ~ Beta(alpha, alpha)
+        x~, y~, t~ = l (x, y, t) + (1 - l) (x, y, t)_partner,              l = max(b, 1 - b), b ~ Beta(alpha, alpha)
         L   = 1/B sum_i CE(p~_i, y~_i) + lambda log(1 - <p~_i, t~_i>)      p~_i = softmax(F(x~_i; w_own))
         v   <- gamma_s v + (1 - gamma_s) w,                                gamma_s = gamma exp(-5 (1 - s/S)^2)
 
-    for each of the networks; gamma_s rises over the first S steps and is gamma afterwards.
+    for each network; gamma_s rises over the first S steps and equals gamma afterwards.
 
     Differs from the published code: both networks see the same batches, one after the other; S is a share of the
-    steps (40,000 of 78,000); labels are not sharpened by the memory, as is done there for CIFAR-100 alone.
+    steps (published: 40,000 of 78,000); labels are not sharpened by the memory (published: on CIFAR-100 only).
     Reference: Liu et al., Early-Learning Regularization Prevents Memorization of Noisy Labels, NeurIPS 2020.
     """
 
@@ -57,11 +57,11 @@ class ELRPlus(Method):
         y, losses = one_hot(batch.y, self.task.n_classes), []
         for k, net in enumerate(self.nets):
             with torch.no_grad():
-                t = remember(self.memories[k], batch.rows, self.averages[1 - k](batch.x), self.beta)
+                t = update_memory(self.memories[k], batch.rows, self.averages[1 - k](batch.x), self.beta)
             b, order = beta(self.alpha, self.generator), partners(len(y), self.generator)
             x, q, t = (mix(a, order, torch.maximum(b, 1 - b)) for a in (batch.x, y, t))
             z = net(x)
-            losses.append((soft_cross_entropy(z, q) + self.strength * away_from(z, t)).mean())
+            losses.append((soft_cross_entropy(z, q) + self.strength * memory_regularizer(z, t)).mean())
             descend(losses[-1], self.optimizers[k])
         self.average()
         return {"loss": (losses[0] + losses[1]).detach() / 2}

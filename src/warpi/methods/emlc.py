@@ -31,7 +31,7 @@ class Retain(nn.Module):
         return odds
 
 
-def tempted(z: Tensor, y: Tensor) -> Tensor:
+def swap_every_other_label(z: Tensor, y: Tensor) -> Tensor:
     """True labels, but every other one the most likely of the wrong ones: what a judge of labels learns from.  [B]"""
     wrong = z.masked_fill(one_hot(y, z.shape[1]).bool(), -torch.inf).argmax(dim=1)
     return torch.where(torch.arange(len(y), device=y.device) % 2 == 0, wrong, y)
@@ -94,7 +94,7 @@ class EMLC(Method):
         def taught() -> Tensor:
             h = penultimate(self.nets[1], trusted.x)
             z = last_layer(self.nets[1], h)
-            y = tempted(z, trusted.y)
+            y = swap_every_other_label(z, trusted.y)
             right = (y == trusted.y).to(z)
             return cross_entropy(z, trusted.y).mean() + F.binary_cross_entropy_with_logits(self.V(h, y), right)
 

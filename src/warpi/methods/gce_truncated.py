@@ -1,4 +1,4 @@
-"""Truncated generalised cross-entropy."""
+"""Truncated generalized cross-entropy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,14 +17,15 @@ from warpi.utils.field_checks import setting, within
 
 @dataclass
 class TruncatedGCE(Method):
-    """Generalised cross-entropy, constant where p_y <= k: such examples are pruned, and looked at again now and then.
+    """Generalized cross-entropy that ignores examples whose label has a low probability.
 
-        L = 1/B sum_i w_i (L_q(p_{y_i}) - L_q(k)),    w_i = [p_{y_i} > k], found for all examples at once
+        L = 1/B sum_i w_i (L_q(p_{y_i}) - L_q(k)),    w_i = [p_{y_i} > k]
 
-    Pruning begins after `start_prune` of the epochs, and w is found anew every `prune_every` of them.
-    Differs from the paper: w comes from the current network, not from the one that was best on validation data, which
-    methods do not see here. Pruning begins when the learning rate has fallen, as in the published schedules (epoch 40
-    of 120, 80 of 150), and is repeated every twelfth of the epochs (published: 10 of 120).
+    Pruning starts after `start_prune` of the epochs. Every `prune_every` of the epochs, w is computed again for all
+    examples, so that pruned examples can return.
+    Differs from the paper: w comes from the current network, not from the best one on validation data, which methods
+    do not see here. Pruning starts when the learning rate has decayed, as in the published schedules (epoch 40 of 120,
+    80 of 150), and is repeated after a twelfth of the epochs (published: 10 of 120).
     Reference: Zhang & Sabuncu, Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels,
     NeurIPS 2018.
     """
@@ -52,9 +53,9 @@ class TruncatedGCE(Method):
         self.kept = torch.ones(len(task.train), device=task.train.y.device)  # [N] w
 
     def epoch(self, t: int) -> Iterator[Log]:
-        since = t - max(1, round(self.start_prune * self.recipe.epochs))  # an untrained network would prune all
+        since = t - max(1, round(self.start_prune * self.recipe.epochs))  # an untrained network would prune everything
         due = since >= 0 and since % max(1, round(self.prune_every * self.recipe.epochs)) == 0
-        if due and self.loader.count == t * self.loader.steps:  # not where a run goes on in the middle of an epoch
+        if due and self.loader.count == t * self.loader.steps:  # not when resumed within an epoch
             self.prune()
         yield from super().epoch(t)
 

@@ -17,7 +17,7 @@ from warpi.utils.field_checks import at_least, setting
 from warpi.utils.seeding import derive, seeded
 
 
-def balanced(g: Tensor, y: Tensor) -> Tensor:
+def balance_gradient(g: Tensor, y: Tensor) -> Tensor:
     """A gradient by the logits with g_y = -sum_{k != y} g_k, such that it sums to zero.  [B, K]
 
     For g_k = omega_k p_k this is the paper's omega_y = sum_{k != y} omega_k p_k / (1 - p_y), without the division.
@@ -83,5 +83,5 @@ class GDW(Method):
         distributed.average([size])
         change = (self.class_lr * d / (distributed.ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
         omega = (omega.detach() - change).clamp_min(1e-6)
-        descend((balanced(omega * flow, batch.y) * noisy.z).sum(), self.optimizer)
+        descend((balance_gradient(omega * flow, batch.y) * noisy.z).sum(), self.optimizer)
         return {"loss": losses.mean(), "meta_loss": judged, "weight": omega.mean()}

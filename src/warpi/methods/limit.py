@@ -13,24 +13,24 @@ from warpi.utils.field_checks import at_least, setting
 
 @dataclass
 class LIMIT(Method):
-    """The classifier never sees a label: a second network predicts its gradients, and learns to predict them from x.
+    """The classifier is trained with gradients that a second network predicts from the input, without the label.
 
         g_i   = softmax(z_i) - y_i                     the gradient of cross-entropy at the logits z = F(x)
-        mu_i  = softmax(z_i) - softmax(q(x_i))         the predicted one, by which the classifier is trained
+        mu_i  = softmax(z_i) - softmax(q(x_i))         the predicted gradient, which trains the classifier
         L_q   = 1/B sum_i |g_i - mu_i|^2 + beta |mu_i|^2       Gaussian (LIMIT_G);  |g_i - mu_i|_1 for Laplace (LIMIT_L)
 
-    The information that gradients carry about the labels beyond x is bounded by how well q predicts them; with the
-    penalty on mu there is little to memorise. A gradient mu is that of cross-entropy with the target softmax(q(x)).
+    The classifier's weights can only contain information about the labels that q has learned, and the penalty on mu
+    limits it further. mu is the gradient of cross-entropy with the target softmax(q(x)).
 
-    Differs from the paper: the mean of q is used, no sample; the paper chooses beta on validation data, here it is a
-    constant. Both networks have the recipe's optimizer; q is not pretrained. Predictions are the classifier's alone.
+    Differs from the paper: uses the mean of q instead of a sample; beta is a constant (the paper chooses it on
+    validation data). Both networks use the recipe's optimizer, and q is not pretrained. The classifier alone predicts.
     Reference: Harutyunyan et al., Improving Generalization by Controlling Label-Noise Information in Neural Network
     Weights, ICML 2020.
     """
 
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2020
-    n_nets: ClassVar[int] = 2  # the classifier, and q
+    n_nets: ClassVar[int] = 2  # the classifier and q
 
     beta: float = setting(1.0, "weight of the penalty on predicted gradients")
     dist: Literal["gaussian", "laplace"] = setting("gaussian", "distribution of a gradient around its prediction")
@@ -41,11 +41,12 @@ class LIMIT(Method):
 
     def step(self, batch: Batch) -> Log:
         classifier, q = self.nets
-        z, label = classifier(batch.x), q(batch.x).softmax(dim=1)  # [B, K], [B, K]
+        z = classifier(batch.x)  # [B, K]
+        label = q(batch.x).softmax(dim=1)  # [B, K]
         loss = soft_cross_entropy(z, label.detach()).mean()  # its gradient at z is mu / B
         p = z.detach().softmax(dim=1)
-        missed = label - one_hot(batch.y, z.shape[1])  # g - mu
-        distance = missed.square() if self.dist == "gaussian" else missed.abs()
+        error = label - one_hot(batch.y, z.shape[1])  # g - mu
+        distance = error.square() if self.dist == "gaussian" else error.abs()
         info = (distance + self.beta * (p - label).square()).sum(1).mean()
         descend(loss, self.optimizers[0])
         descend(info, self.optimizers[1])

@@ -18,13 +18,13 @@ from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
 
 
-def bootstrapped(y: Tensor, z: Tensor, w: Tensor) -> Tensor:
+def bootstrap_targets(y: Tensor, z: Tensor, w: Tensor) -> Tensor:
     """(1 - w_i) y_i + w_i [k = argmax z_i]: the given label where it is right, else the predicted one.  [B, K]"""
     y_hot, guess = (one_hot(label, z.shape[1]) for label in (y, z.argmax(dim=1)))
     return torch.lerp(y_hot, guess, w[:, None].to(y_hot.dtype))
 
 
-def largest_above(mixture: Tensor) -> Tensor:
+def loss_of_largest_posterior(mixture: Tensor) -> Tensor:
     """Where in (0, 1), from the mean of the second distribution upwards, its posterior is largest.  [3, 2] -> []"""
     _, alpha, beta = mixture
     mean = alpha[1] / (alpha[1] + beta[1])
@@ -84,7 +84,7 @@ class MCorrection(Method):
             self.high.copy_(high)
             inside = losses[(losses >= low) & (losses <= high)]
             self.mixture.copy_(two_betas(self.scaled(inside)))
-            self.peak.copy_(largest_above(self.mixture))
+            self.peak.copy_(loss_of_largest_posterior(self.mixture))
         yield from super().epoch(t)
 
     def scaled(self, losses: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class MCorrection(Method):
                 guess = self.net(batch.x)
                 with evaluating(self.nets):
                     losses = cross_entropy(self.net(batch.x), batch.y)
-            targets = bootstrapped(batch.y, guess, self.wrong(losses))
+            targets = bootstrap_targets(batch.y, guess, self.wrong(losses))
         x, targets = mixup(batch.x, targets, self.alpha, self.generator)
         z = self.net(x)
         loss = soft_cross_entropy(z, targets).mean()

@@ -20,7 +20,7 @@ from warpi.utils.field_checks import at_least, setting, within
 from warpi.utils.seeding import derive, seeded
 
 
-def structure_of(T: Tensor) -> Tensor:
+def soft_structure(T: Tensor) -> Tensor:
     """Which transitions there are: near 1 for probabilities above 0.05, near 0 below.  [..., K, K]"""
     return torch.sigmoid((T - 0.05) / 0.005)
 
@@ -98,13 +98,15 @@ class Masking(Method):
             p, own = z.softmax(1), torch.arange(len(z), device=z.device)
             T = self.generate(len(z))
             for _ in range(self.critics):
-                descend(self.D(structure_of(T.detach())).mean() - self.D(self.structure[None]).mean(), self.D_optimizer)
+                descend(
+                    self.D(soft_structure(T.detach())).mean() - self.D(self.structure[None]).mean(), self.D_optimizer
+                )
                 with torch.no_grad():
                     for weight in self.D.parameters():
                         weight.clamp_(-0.01, 0.01)
             columns = T[own, :, batch.y]  # [B, K]
             reconstruction = -(p.detach() * columns).sum(1).clamp_min(1e-8).log().mean()
-            descend(reconstruction - self.D(structure_of(T)).mean(), self.G_optimizer)
+            descend(reconstruction - self.D(soft_structure(T)).mean(), self.G_optimizer)
             loss = -(p * columns.detach()).sum(1).clamp_min(1e-8).log().mean()
         else:
             loss = cross_entropy(z, batch.y).mean()

@@ -12,13 +12,13 @@ from warpi.utils.field_checks import at_least, setting
 
 @dataclass
 class Mixup(Method):
-    """Train between examples: a straight line of inputs should be a straight line of predictions.
+    """Train on convex combinations of pairs of examples and of their labels.
 
         x' = lambda x_i + (1 - lambda) x_j,    y' = lambda y_i + (1 - lambda) y_j,    lambda ~ Beta(alpha, alpha)
         L  = 1/B sum_i CE(F(x'_i; theta), y'_i)
 
-    A wrong label is never fitted alone, only in mixtures with others. As in the published code a batch has one lambda
-    and its partners are its own examples in another order; the paper draws pairs.
+    A wrong label is only ever fitted in a mixture with another one. As in the published code, a batch has one lambda,
+    and its examples are paired with a permutation of the same batch; the paper draws pairs.
     Reference: Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018.
     """
 

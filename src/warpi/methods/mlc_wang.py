@@ -17,7 +17,7 @@ from warpi.training.task import Task
 from warpi.utils.field_checks import at_least, setting, within
 
 
-def column_normalised(T: Tensor) -> Tensor:
+def normalize_columns(T: Tensor) -> Tensor:
     """Every column divided by its sum; columns of zeros are left alone.  T >= 0 [K, K]"""
     total = T.sum(0, keepdim=True)
     return T / torch.where(total > 0, total, 1)
@@ -72,7 +72,7 @@ class MLCWang(Method):
 
         alpha = self.virtual_lr * self.loader.batch_size  # a sum is so many means
         d, judged = batch_gradient(self, noisy, loss, T, alpha, shared=True)
-        return column_normalised((T.detach() - self.matrix_lr * d).clamp_min(0)), judged
+        return normalize_columns((T.detach() - self.matrix_lr * d).clamp_min(0)), judged
 
     def step(self, batch: Batch) -> Log:
         noisy = forward(self.net, batch.x)

@@ -22,7 +22,7 @@ from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting, within
 
 
-def synthetic(h: Tensor, y: Tensor, n: int, share: float, neighbours: int, generator: Generator) -> Tensor:
+def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, neighbours: int, generator: Generator) -> Tensor:
     """n times the labels of a batch, each time a share of them replaced by that of a random near neighbour.  [n, B]"""
     size = (n, len(y))
     away = torch.cdist(h, h).fill_diagonal_(torch.inf)  # [B, B]
@@ -109,7 +109,7 @@ class MLNT(Method):
         wanted = z_teacher.softmax(dim=1)  # [B, K]
         p, (B, K) = noisy.z.detach().softmax(dim=1), noisy.z.shape
         gradient, apart = noisy.done.vjp((p - one_hot(batch.y, K)) / B), torch.zeros_like(self.rate)
-        for y in synthetic(h, batch.y, self.updates, self.share, self.neighbours, self.generator):
+        for y in synthesize_labels(h, batch.y, self.updates, self.share, self.neighbours, self.generator):
             step = noisy.done.vjp((p - one_hot(y, K)) / B)
             distributed.average(step)
             moved = torch._foreach_sub(list(noisy.done.theta.values()), torch._foreach_mul(step, self.fast_lr))

@@ -1,4 +1,4 @@
-"""Meta-Weight-Net."""
+"""Meta-Weight-Net: a small network learns to weigh examples by their loss."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,15 +17,16 @@ from warpi.utils.seeding import derive, seeded
 
 @dataclass
 class MWNet(Method):
-    """A small network V maps the loss of an example to its weight, and is trained by how well the weights serve.
+    """A small network V maps the loss of an example to its weight; V is trained on the trusted examples.
 
         L(theta; phi)  = 1/B sum_i V(l_i; phi) l_i,    l_i = CE(F(x_i; theta), y_i)
         theta_hat(phi) = theta - alpha dL/dtheta
-        phi   <- phi - beta d L_meta(theta_hat(phi)) / dphi                 exactly, by `lookahead`
+        phi   <- phi - beta d L_meta(theta_hat(phi)) / dphi                 an exact gradient
         theta <- theta - alpha dL(theta; phi_new)/dtheta
 
-    V is 1-100-1 with ReLU and a sigmoid. Follows the stable version of the published code (Adam for V, no
-    normalisation of the weights) rather than the paper's (SGD, weights divided by their sum).
+    V has one hidden layer with ReLU and a sigmoid output.
+    Differs from the paper: follows the stable version of the published code (Adam for V, weights not normalized); the
+    paper uses SGD and divides the weights by their sum.
     Reference: Shu et al., Meta-Weight-Net: Learning an Explicit Mapping For Sample Weighting, NeurIPS 2019.
     """
 

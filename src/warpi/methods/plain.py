@@ -1,4 +1,4 @@
-"""What every comparison starts from: training on the noisy labels, on the trusted ones, and on one after the other."""
+"""The baselines: training on the noisy labels, on the trusted examples, and on one after the other."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def _cross_entropy_step(method: Method, batch: Batch) -> Log:
 
 @dataclass
 class CE(Method):
-    """Cross-entropy on the given labels, as if they were right: the base model of every table.
+    """Cross-entropy on the given labels, as if all of them were right.
 
     L = 1/B sum_i -log softmax(F(x_i; theta))_{y_i}
     """
@@ -32,9 +32,9 @@ class CE(Method):
 
 @dataclass
 class CleanOnly(Method):
-    """Cross-entropy on the trusted examples alone; the noisy ones are thrown away.
+    """Cross-entropy on the trusted examples only; the noisy examples are not used.
 
-    The question every user asks first: is the noisy data worth anything? It takes as many steps as the others.
+    Shows whether the noisy examples help at all. It takes as many steps per epoch as the other methods.
     """
 
     needs_meta: ClassVar[bool] = True
@@ -54,8 +54,8 @@ class CleanOnly(Method):
 class FineTune(Method):
     """Cross-entropy on the noisy labels, then on the trusted examples for the last epochs.
 
-    Differs from the table of L2RW, which adds 5,000 steps to 60,000: here the last `share` of the epochs is spent on
-    the trusted examples, so that every method has the same budget.
+    Differs from the paper, which adds 5,000 steps to 60,000: the last `share` of the recipe's epochs trains on the
+    trusted examples, so that all methods have the same budget.
     Reference: the baseline of Ren et al., Learning to Reweight Examples for Robust Deep Learning, ICML 2018.
     """
 

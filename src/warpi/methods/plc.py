@@ -17,7 +17,7 @@ from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting, within
 
 
-def corrected(y: Tensor, f: Tensor, theta: Tensor | float) -> Tensor:
+def correct_labels(y: Tensor, f: Tensor, theta: Tensor | float) -> Tensor:
     """Labels after a likelihood-ratio test: argmax_k f_k where f_y < theta max_k f_k.  y [N], f [N, K] -> [N]"""
     most, guess = f.max(dim=1)
     return torch.where(f.gather(1, y[:, None])[:, 0] < theta * most, guess, y)
@@ -68,7 +68,7 @@ class PLC(Method):
             [self.record[int(self.slot)]]
         )  # each rank knows its share; a common factor changes no ratio
         if t >= capped_warmup(self.warm_up, self.recipe.epochs):
-            new = corrected(self.y, self.record.sum(0), self.limit)
+            new = correct_labels(self.y, self.record.sum(0), self.limit)
             if int((new != self.y).sum()) < 0.001 * len(new):
                 self.limit.copy_((self.limit + self.beta).clamp(max=max(0.9, self.theta)))
             self.y.copy_(new)

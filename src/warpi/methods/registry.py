@@ -137,7 +137,7 @@ def make_method(name: str, **options: Any) -> Method:
     return replace(METHODS[name], **options)
 
 
-def of_others(what: str, method: str, *settings: str) -> UserError | None:
+def explain_unknown_setting(what: str, method: str, *settings: str) -> UserError | None:
     """Return an error that names the methods with one of these settings, or None if no method has it."""
     others = [name for name, other in METHODS.items() if {*settings} & {f.name for f in fields(other)}]
     if not others:

@@ -1,4 +1,4 @@
-"""Losses that a wrong label hurts less than it hurts cross-entropy: each method here is one loss on the logits."""
+"""Methods that replace cross-entropy by a loss that is less sensitive to wrong labels."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from warpi.utils.field_checks import at_least, setting, within
 
 
 def _step(method: Method, values: Tensor) -> Log:
-    """Down the mean of the losses of a batch.  [B]"""
+    """One optimizer step on the mean of the losses of a batch.  [B]"""
     loss = values.mean()
     descend(loss, method.optimizer)
     return {"loss": loss.detach()}
@@ -21,7 +21,7 @@ def _step(method: Method, values: Tensor) -> Log:
 
 @dataclass
 class MAE(Method):
-    """Mean absolute error: under symmetric noise its minimum stays where it is with clean labels.
+    """Mean absolute error, whose minimizer does not change under symmetric noise.
 
     L = 1/B sum_i |softmax(F(x_i; theta)) - y_i|_1 = 1/B sum_i 2 (1 - p_{y_i})
     Reference: Ghosh et al., Robust Loss Functions under Label Noise for Deep Neural Networks, AAAI 2017.
@@ -36,7 +36,7 @@ class MAE(Method):
 
 @dataclass
 class GCE(Method):
-    """Generalised cross-entropy: between cross-entropy (q -> 0), which learns fast, and MAE (q = 1), which is robust.
+    """Generalized cross-entropy: between cross-entropy (q -> 0), which learns fast, and MAE (q = 1), which is robust.
 
     L_q = 1/B sum_i (1 - p_{y_i}^q) / q
     Reference: Zhang & Sabuncu, Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels,
@@ -58,11 +58,11 @@ class GCE(Method):
 
 @dataclass
 class SCE(Method):
-    """Symmetric cross-entropy: beside the label's view of the prediction, the prediction's view of the label.
+    """Symmetric cross-entropy: cross-entropy plus its reverse, with prediction and label swapped.
 
         L = alpha CE(y, p) + beta RCE,    RCE = -sum_k p_k log y_k = -A (1 - p_y),  log 0 := A
 
-    `clip` is that of the published code: A = log 1e-4.
+    `clip` is the value of the published code: A = log 1e-4.
     Reference: Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019.
     """
 
@@ -85,7 +85,7 @@ class SCE(Method):
 
 @dataclass
 class Focal(Method):
-    """Focal loss: examples that are right already count little. Made for rare classes, not for wrong labels.
+    """Focal loss: down-weights examples that are already classified well. Made for rare classes, not for wrong labels.
 
     L = 1/B sum_i -(1 - p_{y_i})^gamma log p_{y_i}                                                            Eq. (4)
     Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
@@ -106,7 +106,7 @@ class Focal(Method):
 
 @dataclass
 class Bootstrap(Method):
-    """Bootstrapping: the target is partly the label, partly what the network believes itself.
+    """Bootstrapping: the target mixes the given label with the network's own prediction.
 
         soft: L = -sum_k (beta y_k + (1 - beta) p_k) log p_k
         hard: L = -sum_k (beta y_k + (1 - beta) [k = argmax p]) log p_k
@@ -131,7 +131,7 @@ class Bootstrap(Method):
 
 @dataclass
 class LabelSmoothing(Method):
-    """Label smoothing: every label is a little of every class, so that no logit need grow without end.
+    """Label smoothing: each target has a small probability for every class, which keeps the logits bounded.
 
     L = 1/B sum_i CE((1 - epsilon) y_i + epsilon / K, p_i)
     Reference: Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016.

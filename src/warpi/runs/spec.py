@@ -13,7 +13,7 @@ from warpi.data.image_files import PHOTO
 from warpi.datasets.load import takes_size
 from warpi.datasets.registry import DATASETS
 from warpi.errors import unknown
-from warpi.methods.registry import METHODS, of_others
+from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.noise.noise import Noise
 from warpi.runs.defaults import adjust_for_few_rows, load_dataset, resolve_defaults, resolve_method, to_plain_types
 from warpi.runs.fingerprints import hashes, stamp
@@ -121,7 +121,7 @@ def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth
     names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
     for key in settings:
         if not any(key in group for group in names.values()):
-            error = of_others(f"setting {key!r}", name, key)
+            error = explain_unknown_setting(f"setting {key!r}", name, key)
             raise error or unknown("setting", key, set().union(*names.values()))
     chosen = {cls: {k: v for k, v in settings.items() if k in group} for cls, group in names.items()}
     data = DataSpec(**chosen[DataSpec])
