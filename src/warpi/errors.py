@@ -1,32 +1,36 @@
-"""What a user did wrong, said in one line: what was got, what is allowed, what to do."""
+"""Errors that a user can fix. Each message says what was given, what is allowed and what to do."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
 MALFORMED_ERRORS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
-"""What comes of values that are not what was stored there; RecursionError is a RuntimeError."""
+"""Errors that malformed stored values can cause. RecursionError is a RuntimeError."""
 
 
-class UserError(Exception):
-    """A mistake the user can mend. The command line prints it as one line and exits with code 2."""
+class UserError(ValueError):
+    """An error the user can fix. The command line prints it on one line and exits with code 2."""
 
 
 def unknown(kind: str, got: str, allowed: Iterable[str]) -> UserError:
-    """The error for a name that is not in a table, with the nearest name that is."""
+    """The error for an unknown name. It suggests the closest allowed name."""
     names = sorted(allowed)
-    near = nearest(got, names)
-    listed = ", ".join(names[:60]) + (f", ... ({len(names)} in all)" if len(names) > 60 else "")
-    own = f"; one of your own: warpi --use FILE.py ..., or warpi.fit({kind}=...)" if kind in ("method", "net") else ""
-    hint = (f"did you mean {near!r}?" if near else f"allowed: {listed}") + own
+    closest = nearest(got, names)
+    if closest:
+        hint = f"did you mean {closest!r}?"
+    else:
+        more = f", ... ({len(names)} in all)" if len(names) > 60 else ""
+        hint = f"allowed: {', '.join(names[:60])}{more}"
+    if kind in ("method", "net"):
+        hint += f"; for a custom one: warpi --use FILE.py ..., or warpi.fit({kind}=...)"
     return UserError(f"unknown {kind} {got!r}; {hint}")
 
 
 def nearest(got: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, if one is like enough. The dashes of a flag are no likeness."""
-    bare = {name.lstrip("-"): name for name in names}
-    near = get_close_matches(got.lstrip("-"), bare, n=1, cutoff=0.65)  # two letters of three
-    return bare[near[0]] if near else None
+    """The allowed name most similar to `got`, or None if none is similar. Leading dashes are ignored."""
+    by_bare_name = {name.lstrip("-"): name for name in names}
+    matches = get_close_matches(got.lstrip("-"), by_bare_name, n=1, cutoff=0.65)  # about two letters in three
+    return by_bare_name[matches[0]] if matches else None
 
 
 def missing_package(package: str, purpose: str, extra: str) -> UserError:
@@ -36,11 +40,13 @@ def missing_package(package: str, purpose: str, extra: str) -> UserError:
 
 @contextmanager
 def blame_file(file: object) -> Iterator[None]:
-    """What is wrong inside is wrong with the file: it was made by somebody else, or changed with its hash."""
+    """Context manager: an error inside means that the file is malformed, although its checksum is right."""
     try:
         yield
+    except UserError:
+        raise
     except MALFORMED_ERRORS as e:
         if "out of memory" in str(e):
             raise
         reason = (str(e) or type(e).__name__).splitlines()[0][:200]
-        raise UserError(f"{file} is garbled ({reason}); get it again from where the run was made") from e
+        raise UserError(f"{file} is garbled ({reason}); copy it again from where the run was made") from e

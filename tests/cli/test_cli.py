@@ -98,7 +98,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--method", "wrapi"], "unknown method 'wrapi'; did you mean 'warpi'?"),
     (["FIT", "--noise", "unifrom:0.4"], "unknown noise 'unifrom'; did you mean 'uniform'?"),
     (["FIT", "--net", "resnet23"], "unknown net 'resnet23'; did you mean 'resnet"),
-    (["FIT", "--net", "own.mine:Net"], "wrn28_10; one of your own: warpi --use FILE.py ..., or warpi.fit(net=...)"),
+    (["FIT", "--net", "own.mine:Net"], "wrn28_10; for a custom one: warpi --use FILE.py ..., or warpi.fit(net=...)"),
     (["FIT", "--data", "digit"], "unknown data set 'digit'; did you mean 'digits'?"),
     (["FIT", "--optimizer", "sdg"], "unknown optimizer 'sdg'; did you mean 'sgd'?"),
     (["FIT", "--device", "gpu"], "unknown device 'gpu'; allowed: auto, cpu, cuda"),

@@ -16,7 +16,6 @@ from warpi.audit.out_of_sample import SAMPLES, RowPredictions, out_of_sample, pr
 from warpi.audit.result import Audit
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.methods.plain import CE
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
 from warpi.training.method import Method
@@ -103,7 +102,7 @@ def judge(
     }
     rates = scores.errors_by_class(found.wrong_probability, y, task.classes, doubt)
     audit = Audit(row[order], y, *found, spread[order], p, T, task.classes, rates, facts)
-    if type(method) is CE:
+    if method.trusts_given_labels:
         log.warning("%s takes wrong labels for right ones, so its audit overlooks them; audit warpi", facts["method"])
     if folds and len(trusted.y) and not checked:
         log.warning("a class has a single trusted row, which is never left out to show how far the rates are off")

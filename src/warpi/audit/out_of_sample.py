@@ -15,9 +15,8 @@ from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.result import read_arrays
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.training.engine import train
-from warpi.training.method import Method, evaluating
+from warpi.training.method import Method
 from warpi.training.outputs import predict_rows
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import derive, generator, seeded
@@ -53,7 +52,7 @@ def predict_split(method: Method, split: Split | None) -> RowPredictions:
     at, p = predict_rows(method.net, split, method.predict)
     y = split.y[at]
     several = [predict_rows(net, split)[1].softmax(1) for net in nets] if len(nets) > 1 else []
-    warped = _warped(method, split, y) if isinstance(method, WarPI) and method.samples else y.new_zeros((0, len(y)))
+    warped = _label_samples(method, split, y)
     each = torch.stack(several) if several else p.new_zeros((0, *p.shape))
     return RowPredictions(*(_numpy(t) for t in (at, y, p, each, warped)))
 
@@ -63,17 +62,16 @@ def _numpy(t: Tensor) -> Any:
     return values.double().numpy() if values.is_floating_point() else values.numpy()
 
 
-def _warped(method: WarPI, split: Split, y: Tensor) -> Tensor:
-    """log softmax(v_l z)_y, v_l ~ q(v | z, y).  [L, n]"""
-    chance = generator(method.recipe.seed, "audit", device=y.device)
-    with evaluating([method.V]):
+def _label_samples(method: Method, split: Split, y: Tensor) -> Tensor:
+    """Sampled log-probabilities of the given labels, L = 0 of them if the method has none.  [L, n]"""
+    if type(method).label_samples is not Method.label_samples:
+        rng = generator(method.recipe.seed, "audit", device=y.device)
         z = predict_rows(method.net, split)[1]
-        parts = []
-        for z_part, y_part in zip(torch.split(z, 10_000), torch.split(y, 10_000), strict=True):
-            v = OUTPUTS[method.output](method.V(z_part, y_part).rsample(SAMPLES, chance))  # [L, b, K]
-            index = y_part.expand(SAMPLES, -1)[..., None]
-            parts.append((v * z_part).log_softmax(-1).gather(-1, index)[..., 0])
-    return torch.cat(parts, dim=1)
+        batches = zip(torch.split(z, 10_000), torch.split(y, 10_000), strict=True)
+        samples = [method.label_samples(z_part, y_part, SAMPLES, rng) for z_part, y_part in batches]
+        if all(part is not None for part in samples):
+            return torch.cat([part for part in samples if part is not None], dim=1)
+    return y.new_zeros((0, len(y)))
 
 
 def parts(y: Ints, n: int, seed: int) -> list[Ints]:

@@ -188,6 +188,8 @@ def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[An
                     if needed is None or key.lower() in needed:
                         raise
             return found
+    except UserError:
+        raise
     except _BROKEN as e:
         reason = str(e).partition("\n")[0]
         mend = f"; if {key!r} is text, save it as {key}.astype(str)" if key and reason.startswith("Object") else ""

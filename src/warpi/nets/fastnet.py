@@ -5,6 +5,7 @@ large convolutions, which keep a GPU busy at low resolution.
 """
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ class FastNet(nn.Module):
         self.filters: Tensor
         self.register_buffer("filters", whitening_filters(image_channels("fastnet", shape, least=4)))
         sizes = (len(self.filters), *widths)
-        self.blocks = nn.Sequential(*(_Block(*pair) for pair in zip(sizes[:-1], sizes[1:], strict=True)))
+        self.blocks = nn.Sequential(*(_Block(*pair) for pair in pairwise(sizes)))
         self.fc = nn.Linear(widths[-1], n_classes)
         he_init(self)
 

@@ -43,6 +43,8 @@ def restore(obj: object, stored: dict[str, Any]) -> None:
     for name, value in state.items():
         try:
             setattr(obj, name, restore_into(value, stored[name]))
+        except UserError:
+            raise
         except MALFORMED_ERRORS as e:
             raise _misfit(name, " ".join(str(e).split("\n")[:2])) from e
 

@@ -161,7 +161,7 @@ def _made(recipe: Recipe, task: Task, number: int) -> nn.Module:
     try:
         return recipe.make_net(task.shape, task.n_classes, number)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as e:
-        if isinstance(recipe.net, str | nn.Module):
+        if isinstance(e, UserError) or isinstance(recipe.net, str | nn.Module):
             raise
         name, reason = getattr(recipe.net, "__name__", type(recipe.net).__name__), str(e).strip().splitlines()
         raise UserError(

@@ -31,6 +31,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Never:
         raise UserError(f"{self.prog}: {message}")
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Convert the value of a flag. argparse would replace the message of a UserError, which is a ValueError."""
+        try:
+            return self._registry_get("type", action.type, action.type)(arg_string)
+        except UserError:
+            raise
+        except (ValueError, TypeError, argparse.ArgumentTypeError):
+            return super()._get_value(action, arg_string)
+
     def read(self, argv: list[str]) -> dict[str, Any]:
         """The flags that were given, by field name."""
         required = [action for action in self._actions if action.required]
