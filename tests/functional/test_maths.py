@@ -230,5 +230,5 @@ def test_crop_changes_nothing_in_place_and_depends_on_its_generator_alone() -> N
 
 def test_middle_crop() -> None:
     x = torch.arange(2 * 5 * 7).view(1, 2, 5, 7)
-    assert torch.equal(Crop(3, pad=2).middle(x), x[:, :, 1:4, 2:5])
-    assert torch.equal(Crop(5).middle(x[..., :5]), x[..., :5])
+    assert torch.equal(Crop(3, pad=2).center(x), x[:, :, 1:4, 2:5])
+    assert torch.equal(Crop(5).center(x[..., :5]), x[..., :5])

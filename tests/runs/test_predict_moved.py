@@ -21,7 +21,7 @@ from warpi.data.augment import Crop
 from warpi.data.batch import Batch
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
-from warpi.data.placeholder import InputsNotAvailable, PlaceholderExamples, examples_of_form, form_of
+from warpi.data.placeholder import InputsNotAvailable, PlaceholderExamples, examples_from_form
 from warpi.data.split import Split
 from warpi.datasets.registry import DATASETS, DatasetEntry
 from warpi.errors import UserError
@@ -556,9 +556,9 @@ def test_in_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_hollow_inputs(digits: Dataset) -> None:
-    form = form_of(digits.examples)
+    form = digits.examples.form()
     assert form is not None
-    hollow = PlaceholderExamples(examples_of_form(form), 7).to("cpu")
+    hollow = PlaceholderExamples(examples_from_form(form), 7).to("cpu")
     assert (len(hollow), hollow.shape, hollow.device.type) == (7, (64,), "cpu")
     looks: list[Callable[[], object]] = [
         hollow.digest,
@@ -570,7 +570,7 @@ def test_hollow_inputs(digits: Dataset) -> None:
         lambda: hasattr(hollow, "crop"),
     ]
     for look in looks:
-        with pytest.raises(InputsNotAvailable, match="looks at inputs that it was trained on"):
+        with pytest.raises(InputsNotAvailable, match="uses its training inputs"):
             look()
 
 

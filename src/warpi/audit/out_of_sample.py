@@ -136,7 +136,7 @@ def _judged(method: Method, held: Ints, apart: Ints) -> tuple[RowPredictions, Ro
         learner.start(rest, method.recipe)
         for _ in train(learner, learner.task):
             pass
-    rows, trusted = predict_split(learner, _part(task.train, held)), predict_split(learner, task.meta)
+    rows, trusted = predict_split(learner, task.train.subset(torch.from_numpy(held))), predict_split(learner, task.meta)
     left = np.isin(trusted.at, apart)  # of all: those of a small part may be images none of which can be read
     part = RowPredictions(
         trusted.at[left], trusted.y[left], trusted.p[left], trusted.each[:, left], trusted.given[:, left]
@@ -145,12 +145,7 @@ def _judged(method: Method, held: Ints, apart: Ints) -> tuple[RowPredictions, Ro
 
 
 def _without(split: Split, at: Ints) -> Split:
-    return _part(split, np.setdiff1d(np.arange(len(split)), at))
-
-
-def _part(split: Split, at: Ints) -> Split:
-    index = torch.from_numpy(at)
-    return replace(split, rows=split.rows[index], y=split.y[index.to(split.y.device)])
+    return split.subset(torch.from_numpy(np.setdiff1d(np.arange(len(split)), at)))
 
 
 def _store(file: Path, sight: RowPredictions, trusted: RowPredictions) -> None:

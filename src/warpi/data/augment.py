@@ -1,4 +1,4 @@
-"""Batched augmentation of image tensors, on whatever device they are."""
+"""Batched augmentation of image tensors, on the device they are on."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from torch import Generator, Tensor
 
 @dataclass(frozen=True)
 class Crop:
-    """Random crop of `size` out of an image with a reflected border of `pad`, then a random mirror image.
+    """A random crop of `size`, after reflecting a border of `pad` pixels, then a random horizontal flip.
 
-    Outside training: the crop from the middle, no border, no mirror. CIFAR: size 32, pad 4. Image folders are stored
-    a little larger than `size` and take no border.
+    Outside training it is the center crop, without a border or a flip. CIFAR uses size 32 and pad 4. Image folders are
+    stored slightly larger than `size` and need no border.
     """
 
     size: int
@@ -20,9 +20,9 @@ class Crop:
     flip: bool = True
 
     def train(self, x: Tensor, generator: Generator, part: slice = slice(None), whole: int | None = None) -> Tensor:
-        """x [B, C, H, W] -> [B, C, size, size], one offset and one mirror an image.
+        """Augment x [B, C, H, W] to [B, C, size, size], with one offset and one flip per image.
 
-        Where x is a `part` of a `whole` number of images, chance is drawn for all of them.
+        If x is only `part` of a batch of `whole` images, random numbers are drawn for the entire batch.
         """
         if self.pad:
             x = F.pad(x.float(), [self.pad] * 4, mode="reflect")
@@ -39,7 +39,8 @@ class Crop:
         index = flat.view(n, 1, -1).expand(n, channels, -1)
         return x.reshape(n, channels, -1).gather(2, index).view(n, channels, self.size, self.size)
 
-    def middle(self, x: Tensor) -> Tensor:
-        """x [B, C, H, W] -> [B, C, size, size], without chance."""
-        top, left = (x.shape[2] - self.size) // 2, (x.shape[3] - self.size) // 2
+    def center(self, x: Tensor) -> Tensor:
+        """The center crop: x [B, C, H, W] -> [B, C, size, size]."""
+        top = (x.shape[2] - self.size) // 2
+        left = (x.shape[3] - self.size) // 2
         return x[:, :, top : top + self.size, left : left + self.size]

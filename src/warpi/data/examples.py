@@ -1,10 +1,10 @@
-"""Where the inputs lie: N examples stored once, read a batch of rows at a time."""
+"""Storage for N inputs that are read in batches of rows."""
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, Self
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Generator, Tensor
@@ -12,18 +12,20 @@ from torch import Generator, Tensor
 from warpi.data.augment import Crop
 from warpi.errors import UserError
 
+_DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.float32, torch.float64)}
+
 
 class ReadBatch(NamedTuple):
-    """One batch as it was read."""
+    """One batch read from an `Examples`."""
 
-    views: tuple[Tensor, ...]  # each [B', ...], float, normalised
-    kept: Tensor | None  # [B] bool on the CPU: which of the rows asked for could be read; None: all of them
+    views: tuple[Tensor, ...]  # each [B', ...], float, normalized
+    kept: Tensor | None  # [B] bool on the CPU: which of the requested rows could be read; None: all of them
 
 
 class Examples(ABC):
     """N inputs. A `Split` is a set of their rows; splits of one data set share one Examples and never overlap."""
 
-    always_readable: ClassVar[bool] = True  # every row can be read: `Read.kept` is always None
+    always_readable: ClassVar[bool] = True  # no row can fail to be read, so `ReadBatch.kept` is always None
 
     @property
     @abstractmethod
@@ -33,7 +35,7 @@ class Examples(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the batches come out."""
+        """The device of the batches."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -45,32 +47,39 @@ class Examples(ABC):
     def stream(
         self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
     ) -> Iterator[ReadBatch]:
-        """Read batch after batch. Each is (rows [B], seed); the seed alone decides its augmentation, so that a run
-        can be taken up at any batch. Only `part` of each is read, and augmented as it is within the whole batch."""
+        """Read the batches, each given as (rows [B], seed).
+
+        The seed alone decides the augmentation, so a run can be resumed at any batch. Only `part` of each batch is
+        read, with the augmentation that it has in the entire batch.
+        """
 
     @abstractmethod
     def replace_inputs(self, rows: Tensor, other: "Examples", other_rows: Tensor) -> Self:
-        """A copy in which the inputs of `rows` are those of `other_rows` of another set (open-set noise)."""
+        """A copy in which `other_rows` of another set replace the inputs of `rows` (open-set noise)."""
 
     @abstractmethod
     def fit_scale(self, rows: Tensor) -> "Scale | None":
-        """Mean and deviation over `rows` where features are to be standardised; None where the scale is fixed."""
+        """Mean and standard deviation over `rows` if features are standardized; None if the scale is fixed."""
 
     @abstractmethod
     def with_scale(self, scale: "Scale") -> Self:
-        """A copy with another normalisation."""
+        """A copy with another normalization."""
 
     @abstractmethod
     def digest(self) -> str:
-        """A hash by which a run knows its inputs again."""
+        """A content hash, by which a run recognizes its inputs."""
 
     @abstractmethod
     def flat(self, rows: Tensor) -> Tensor:
-        """[len(rows), D] raw inputs without augmentation or normalisation (pixels 0..255), for `instance` noise."""
+        """[len(rows), D] raw inputs without augmentation or normalization (pixels 0..255), for `instance` noise."""
+
+    def form(self) -> dict[str, Any] | None:
+        """How to read new inputs of the same kind, as plain values and tensors; None if no file holds such inputs."""
+        return None
 
 
 class Scale(NamedTuple):
-    """Normalisation (x - mean) / std; each a scalar or shaped to broadcast over one input."""
+    """Normalization (x - mean) / std; each a scalar or shaped to broadcast over one input."""
 
     mean: Tensor
     std: Tensor
@@ -78,13 +87,13 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TensorExamples(Examples):
-    """Inputs held as one tensor on the device."""
+    """Inputs stored as one tensor on the device."""
 
     x: Tensor  # [N, ...]: uint8 images [N, C, H, W] or float features [N, D]
     scale: Scale
-    crop: Crop | None = None  # augmentation of images; None: nothing is augmented
-    standardise: bool = False  # features whose scale is to be learned from the training rows
-    copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)  # of x, one a device
+    crop: Crop | None = None  # augmentation of images; None: no augmentation
+    standardise: bool = False  # whether the scale is computed from the training rows
+    copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)  # of x, by device
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,10 +107,10 @@ class TensorExamples(Examples):
         return len(self.x)
 
     def to(self, device: torch.device | str) -> Self:
-        where = torch.device(device)
-        if where not in self.copies:
-            self.copies[where] = self.x.to(where)
-        return replace(self, x=self.copies[where], scale=Scale(*(t.to(device) for t in self.scale)))
+        device = torch.device(device)
+        if device not in self.copies:
+            self.copies[device] = self.x.to(device)
+        return replace(self, x=self.copies[device], scale=Scale(*(t.to(device) for t in self.scale)))
 
     def stream(
         self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
@@ -114,20 +123,21 @@ class TensorExamples(Examples):
     def read(
         self, rows: Tensor, generator: Generator, *, augment: bool, views: int = 1, part: slice = slice(None)
     ) -> tuple[Tensor, ...]:
-        """`part` of the rows, which are on the device: nothing here waits, or looks at a value."""
+        """Read `part` of the rows, which are on the device. No operation synchronizes or depends on values."""
         x = self.x[rows[part]]
         if augment and self.crop:
             crops = (self.crop.train(x, generator, part, len(rows)) for _ in range(views))
-            return tuple(self._normal(crop) for crop in crops)
-        return (self._normal(self.crop.middle(x) if self.crop else x),) * views
+            return tuple(self._normalize(crop) for crop in crops)
+        return (self._normalize(self.crop.center(x) if self.crop else x),) * views
 
-    def _normal(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         return (x.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std
 
     def replace_inputs(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:
         if not isinstance(other, TensorExamples) or other.x.shape[1:] != self.x.shape[1:]:
-            got = tuple(other.x.shape[1:]) if isinstance(other, TensorExamples) else "files"
-            raise UserError(f"open_set noise needs inputs of the same shape {tuple(self.x.shape[1:])}, got {got}")
+            other_shape = tuple(other.x.shape[1:]) if isinstance(other, TensorExamples) else "files"
+            shape = tuple(self.x.shape[1:])
+            raise UserError(f"open_set noise needs inputs of the same shape {shape}, got {other_shape}")
         x = self.x.clone()
         x[rows] = other.x[other_rows].to(x)
         return replace(self, x=x)
@@ -150,3 +160,39 @@ class TensorExamples(Examples):
 
     def flat(self, rows: Tensor) -> Tensor:
         return self.x[rows].flatten(1).float()
+
+    def form(self) -> dict[str, Any] | None:
+        return {
+            "features": False,
+            "shape": list(self.x.shape[1:]),
+            "kind": str(self.x.dtype),
+            "mean": self.scale.mean.cpu(),
+            "std": self.scale.std.cpu(),
+            "crop": asdict(self.crop) if self.crop else None,
+            "columns": None,
+        }
+
+    @classmethod
+    def from_form(cls, form: Mapping[str, Any]) -> Self:
+        """Zero inputs of a stored form. Raises ValueError, TypeError, KeyError or RuntimeError if it is invalid."""
+        shape = tuple(form["shape"])
+        check_form(bool(shape) and all(is_integer(side) and side >= 1 for side in shape), "shape", shape)
+        scale = Scale(form["mean"], form["std"])
+        for name, t in scale._asdict().items():
+            valid = isinstance(t, Tensor) and t.is_floating_point() and not bool(t.isnan().any())
+            check_form(valid and t.ndim <= len(shape) and t.expand(shape).shape == shape, name, t)
+        crop = None if form["crop"] is None else Crop(**form["crop"])
+        if crop is not None:
+            fits = len(shape) == 3 and is_integer(crop.size) and 1 <= crop.size <= min(shape[1:])
+            check_form(fits, "crop", crop)
+        return cls(torch.empty((0, *shape), dtype=_DTYPES[form["kind"]]), scale, crop)
+
+
+def is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_form(valid: bool, name: str, value: object) -> None:
+    """Raise a ValueError if part of a stored form is invalid."""
+    if not valid:
+        raise ValueError(f"{name} is {str(value)[:200]}")

@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from warpi.data.augment import Crop
 from warpi.data.decode import decode_batch, image_size
-from warpi.data.examples import Examples, ReadBatch, Scale, TensorExamples
+from warpi.data.examples import Examples, ReadBatch, Scale, TensorExamples, check_form, is_integer
 from warpi.errors import UserError, missing_package
 
 logger = logging.getLogger("warpi.data")
@@ -106,7 +106,7 @@ class FileExamples(Examples):
             raise UserError("open_set noise needs inputs of the same kind: got a tensor to replace image files")
         paths = list(self.paths)
         for row, other_row in zip(rows.tolist(), other_rows.tolist(), strict=True):
-            paths[row] = os.path.abspath(other._path(other_row))
+            paths[row] = os.path.abspath(other.path(other_row))
         return replace(self, paths=tuple(paths), bad={})
 
     def fit_scale(self, rows: Tensor) -> Scale | None:  # noqa: ARG002
@@ -128,7 +128,16 @@ class FileExamples(Examples):
             parts.append(images[0].permute(0, 3, 1, 2).flatten(1))
         return torch.cat(parts).to(self.device).float()
 
-    def _path(self, row: int) -> str:
+    def form(self) -> dict[str, Any]:
+        return {"size": self.size}
+
+    @classmethod
+    def from_form(cls, form: Mapping[str, Any]) -> Self:
+        """Zero files that are read at a stored size."""
+        check_form(is_integer(form["size"]) and 1 <= form["size"] <= 10_000, "size", form["size"])
+        return cls("", (), form["size"])
+
+    def path(self, row: int) -> str:
         return os.path.join(self.root, self.paths[row])
 
     def _read(
@@ -159,7 +168,7 @@ class FileExamples(Examples):
     def _ask(
         self, rows: Tensor, seed: int, part: slice, readers: "_Readers | None", options: dict[str, Any]
     ) -> "_Asked":
-        paths = [self._path(row) for row in rows[part].tolist()]
+        paths = [self.path(row) for row in rows[part].tolist()]
         before = part.indices(len(rows))[0]  # chance follows from the position within the whole batch
         size = options["size"]
         pinned = self.device.type == "cuda"  # so that the copy to the device does not wait
@@ -172,7 +181,7 @@ class FileExamples(Examples):
         return _Asked(paths, images, answers)
 
     def _any_there(self) -> bool:
-        return any(os.path.exists(self._path(row)) for row in range(len(self)))
+        return any(os.path.exists(self.path(row)) for row in range(len(self)))
 
     def _note(self, paths: list[str], reasons: list[str | None]) -> None:
         if not self.bad and any(map(_is_absent, reasons)) and not self._any_there():
@@ -281,7 +290,10 @@ def _end(threads: ThreadPoolExecutor, processes: "list[subprocess.Popen[bytes]]"
 
 @dataclass(frozen=True, eq=False)
 class Decoded(TensorExamples):
-    """Image files that were read at once and are held in memory."""
+    """Image files that were decoded once and are kept in memory."""
+
+    def form(self) -> dict[str, Any]:
+        return {"size": self.shape[-1]}
 
 
 def default_size(examples: FileExamples) -> int:
@@ -290,7 +302,7 @@ def default_size(examples: FileExamples) -> int:
     Looked at are the heads of up to 100 files, the shorter side of each.
     """
     rows = range(0, len(examples), len(examples) // 100 + 1)
-    sizes = [image_size(examples._path(row)) for row in rows]
+    sizes = [image_size(examples.path(row)) for row in rows]
     side = median_low([min(size) for size in sizes if size] or [PHOTO])
     return side if side <= SMALL else PHOTO
 

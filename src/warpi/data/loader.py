@@ -1,4 +1,4 @@
-"""The order in which a training run sees the rows of a split."""
+"""Shuffled batches of a split, in an order that follows from a seed."""
 
 import itertools
 from collections import deque
@@ -17,39 +17,42 @@ from warpi.utils.seeding import derive, generator
 
 
 class Loader:
-    """Endless shuffled batches of a split. All its state is one number: how many batches it has given.
+    """Endless shuffled batches of a split. Its only state is the number of batches it has returned.
 
-    Pass p over the data follows a permutation made from (seed, p), and batch k is augmented by chance made from
-    (seed, k), so a run can be taken up at any batch. An epoch is `steps` batches: one pass, whose last incomplete
-    batch is left out, unless a method sets another number. A batch of which fewer than two examples can be read counts
-    as given, but is left out: BatchNorm needs two.
+    Pass p over the data follows a permutation made from (seed, p), and batch k is augmented with random numbers made
+    from (seed, k), so a run can be resumed at any batch. An epoch has `steps` batches: one pass without its last
+    incomplete batch, unless a method sets another number. A batch of which fewer than two examples can be read is
+    counted but skipped, because BatchNorm needs two.
 
-    Of several ranks all make the same batches, and each reads its share of every one of them.
+    With several ranks, all make the same batches, and each rank reads its share of every batch.
     """
 
     def __init__(self, split: Split, batch_size: int, seed: int, *, augment: bool = True, views: int = 1) -> None:
-        self.split, self.seed, self.augment, self.views = split, seed, augment, views
-        self.batch_size = min(batch_size, len(split))  # of all ranks together
+        self.split = split
+        self.seed = seed
+        self.augment = augment
+        self.views = views
+        self.batch_size = min(batch_size, len(split))  # summed over all ranks
         self.share = distributed.rank_slice(self.batch_size)
         self.per_pass = len(split) // self.batch_size
         self.steps = self.per_pass
         self.count = 0
         self._endless: Iterator[Batch] | None = None
         self._order: tuple[int, Tensor] | None = None
-        self.planned = False  # batches are read when they are looked at (`capture.py`)
-        self._own: Slot | None = None
-        self.capturing: list[Slot] = []  # what the next draws give while a step is being captured
+        self.planned = False  # whether batches are read on first access (`training/cuda_graph.py`)
+        self._slot: Slot | None = None
+        self.capturing: list[Slot] = []  # the next draws read these while a step is being captured
 
     def __len__(self) -> int:
         return self.steps
 
     def epoch(self, t: int) -> Iterator[Batch]:
-        """What is left of the batches of epoch t."""
-        self._endless = None  # what is drawn later comes after them
+        """The remaining batches of epoch t."""
+        self._endless = None  # later draws start after these batches
         return self._between(max(self.count, t * self.steps), (t + 1) * self.steps)
 
     def draw(self) -> Batch:
-        """The next batch, without end."""
+        """The next batch of an endless stream."""
         if self.capturing:
             return self.capturing.pop(0).read()
         if self.planned:
@@ -60,14 +63,15 @@ class Loader:
         return next(self._endless)
 
     def plan(self, on: bool) -> None:
-        """From now on, give batches that are read when they are looked at, or not."""
-        self.planned, self._endless = on, None
+        """Turn reading on first access on or off."""
+        self.planned = on
+        self._endless = None
 
     def read(self, k: int) -> Batch:
-        """Batch k, of inputs that lie on the device."""
-        self._own = self._own or Slot(self)
-        self._own.fill(k)
-        return self._own.read()
+        """Batch k, if the inputs are on the device."""
+        self._slot = self._slot or Slot(self)
+        self._slot.fill(k)
+        return self._slot.read()
 
     def _between(self, start: int, stop: int | None) -> Iterator[Batch]:
         if self.planned and stop is not None:
@@ -75,27 +79,29 @@ class Loader:
                 self.count = k + 1
                 yield Planned.of(self, k)
             return
-        pending: deque[Tensor] = deque()  # a stream may read ahead of what has been given out
+        pending: deque[Tensor] = deque()  # a stream may read ahead of the batches that were returned
 
         def plan() -> Iterator[tuple[Tensor, int]]:
             for k in itertools.count(start) if stop is None else range(start, stop):
-                pending.append(index := self._index(k))
+                index = self._index(k)
+                pending.append(index)
                 yield self.split.rows[index], derive(self.seed, "augment", k)
 
-        cut = {"part": self.share} if distributed.ranks() > 1 else {}
-        reads = self.split.examples.stream(plan(), augment=self.augment, views=self.views, **cut)
-        used = start  # the last batch that could be, or the first of all
+        part = {"part": self.share} if distributed.ranks() > 1 else {}
+        reads = self.split.examples.stream(plan(), augment=self.augment, views=self.views, **part)
+        last_used = start
         for k, read in enumerate(reads, start):
-            self.count, index = k + 1, pending.popleft()
-            if self._enough(read.kept):
-                used = k
-                yield self.split._batch(index[self.share], read.views, read.kept)
-            elif k - used >= self.per_pass:  # a pass without any: the next would be no better
+            self.count = k + 1
+            index = pending.popleft()
+            if self._has_enough(read.kept):
+                last_used = k
+                yield self.split.make_batch(index[self.share], read.views, read.kept)
+            elif k - last_used >= self.per_pass:  # an entire pass without a usable batch
                 raise UserError(
-                    f"too few of {len(self.split)} examples can be read to train on: no batch holds two; mend the files"
+                    f"too few of the {len(self.split)} training examples can be read: no batch holds two; fix the files"
                 )
 
-    def _enough(self, kept: Tensor | None) -> bool:
+    def _has_enough(self, kept: Tensor | None) -> bool:
         """Whether every rank has two examples."""
         if self.split.examples.always_readable and kept is None:
             return True
@@ -116,29 +122,34 @@ class Loader:
 
     @property
     def resident(self) -> bool:
-        """Whether a batch can be read by the device alone."""
+        """Whether the device can read a batch by itself."""
         return isinstance(self.split.examples, TensorExamples)
 
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count, self._endless = state["count"], None
+        self.count = state["count"]
+        self._endless = None
 
 
 class Slot:
-    """A batch whose number is chosen outside (`fill`) and which the device reads by itself (`read`)."""
+    """A batch in fixed tensors: `fill` selects its number on the host, `read` gathers it on the device."""
 
     def __init__(self, loader: Loader) -> None:
         assert isinstance(loader.split.examples, TensorExamples)
-        self.loader, self.examples, device = loader, loader.split.examples, loader.split.y.device
+        device = loader.split.y.device
+        self.loader = loader
+        self.examples = loader.split.examples
         self.index = torch.empty(loader.batch_size, dtype=torch.long, device=device)
         self.generator = torch.Generator(device)
-        self._rows, self._order = loader.split.rows.to(device), (-1, self.index)
+        self._rows = loader.split.rows.to(device)
+        self._order = (-1, self.index)
 
     def fill(self, k: int) -> None:
-        loader, (p, j) = self.loader, divmod(k, self.loader.per_pass)
-        if self._order[0] != p:  # a pass at a time goes to the device
+        loader = self.loader
+        p, j = divmod(k, loader.per_pass)
+        if self._order[0] != p:  # the order is copied to the device once per pass
             self._order = p, loader.order(p).to(self.index.device)
         self.index.copy_(self._order[1][j * loader.batch_size : (j + 1) * loader.batch_size])
         self.generator.manual_seed(derive(loader.seed, "augment", k))
@@ -153,7 +164,7 @@ class Slot:
 
 
 class Planned(Batch):
-    """A batch that is read when it is looked at. One made from it (`dataclasses.replace`) is a batch like any other."""
+    """A batch that is read on first access. `dataclasses.replace` turns it into an ordinary batch."""
 
     loader: Loader
     k: int

@@ -1,4 +1,4 @@
-"""A set of rows with the labels they were given, and the order in which a training run sees them."""
+"""A set of rows with their given labels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from warpi.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows of an Examples with a label each. Splits are values: nothing here is ever changed in place."""
+    """Rows of an `Examples` with one label each. Splits are immutable."""
 
     examples: Examples
     rows: Tensor  # [N] rows of `examples`, on the CPU
@@ -25,20 +25,25 @@ class Split:
     def to(self, device: torch.device | str) -> "Split":
         return replace(self, examples=self.examples.to(device), y=self.y.to(device))
 
+    def subset(self, index: Tensor) -> "Split":
+        """The rows selected by a boolean mask [N] or by positions."""
+        return replace(self, rows=self.rows[index.cpu()], y=self.y[index.to(self.y.device)])
+
     def batches(self, size: int) -> Iterator[Batch]:
-        """All rows once, in order, as they are: for evaluation. Rows that cannot be read are left out."""
+        """All rows once, in order and without augmentation. Rows that cannot be read are skipped."""
         chunks = torch.split(torch.arange(len(self)), size)
         reads = self.examples.stream(((self.rows[chunk], 0) for chunk in chunks), augment=False)
         unread = 0
         for chunk, read in zip(chunks, reads, strict=True):
             if read.kept is None or read.kept.any():
-                yield self._batch(chunk, read.views, read.kept)
+                yield self.make_batch(chunk, read.views, read.kept)
             else:
                 unread += len(chunk)
         if unread == len(self) > 0:
-            raise UserError(f"none of the {len(self)} examples to be evaluated can be read; mend or remove them")
+            raise UserError(f"none of the {len(self)} examples can be read for evaluation; fix or remove them")
 
-    def _batch(self, index: Tensor, views: tuple[Tensor, ...], kept: Tensor | None) -> Batch:
+    def make_batch(self, index: Tensor, views: tuple[Tensor, ...], kept: Tensor | None) -> Batch:
+        """A batch of the positions `index`, less those that could not be read."""
         index = index if kept is None else index[kept]
         rows = index.to(self.y.device)
         return Batch(views, self.y[rows], rows)

@@ -7,9 +7,9 @@ from typing import Any
 
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Examples, TensorExamples
-from warpi.data.image_files import FileExamples
+from warpi.data.image_files import Decoded, FileExamples
 from warpi.data.numeric import Features
-from warpi.data.placeholder import PlaceholderExamples, are_image_files
+from warpi.data.placeholder import PlaceholderExamples
 from warpi.datasets.arrays import read_arrays, read_new_arrays
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
 from warpi.datasets.registry import DATASETS
@@ -64,11 +64,11 @@ def read_new_inputs(data: str, first: Mapping[str, Any], examples: Examples, cla
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
     path, label = Path(data), first["label"]
     columns = like.columns if isinstance(like, Features) else None
-    kind = _IMAGES if are_image_files(like) else _TABLE if columns else _ARRAYS
+    kind = _IMAGES if isinstance(like, FileExamples | Decoded) else _TABLE if columns else _ARRAYS
     got = _kind(os.path.abspath(data), first.get("drop", ()))  # no name of DATASETS
     if kind != got:
         raise UserError(f"{data}: got {got}, the run was trained on {kind}; give the same kind")
-    if are_image_files(like):
+    if kind == _IMAGES:
         root = Path(first["root"]) if first["root"] and first["data"] not in DATASETS else None
         return read_new_images(path, like.shape[-1], classes, root=root, label=label)
     assert isinstance(like, TensorExamples)

@@ -194,16 +194,13 @@ def _trusted_rows(items: Items) -> dict[int, int]:
     def at(rows: Tensor) -> Split:
         return Split(items.dataset.examples, rows, items.dataset.y[rows])
 
-    def part(split: Split, index: Tensor) -> Split:
-        return replace(split, rows=split.rows[index], y=split.y[index])
-
     left = torch.arange(len(items.given))
     left = left[mark_shared(at(left), trusted)]
     for same in (True, False):  # as there: rows whose label is that of their copy go first
         for k in classes:
-            mine = part(trusted, trusted.y == k)
+            mine = trusted.subset(trusted.y == k)
             taken = torch.tensor([row for row, label in found.items() if label == k], dtype=torch.int64)
-            mine = part(mine, ~mark_shared(mine, at(taken)))
+            mine = mine.subset(~mark_shared(mine, at(taken)))
             pool = left[items.dataset.y[left] == k] if same else left
             rows = pool[mark_shared(at(pool), mine)]
             found |= dict.fromkeys(rows.tolist(), k)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpi.data.examples import Examples
-from warpi.data.placeholder import PlaceholderExamples, examples_of_form, form_of, is_integer
+from warpi.data.examples import Examples, is_integer
+from warpi.data.placeholder import PlaceholderExamples, examples_from_form
 from warpi.data.split import Split
 from warpi.errors import UserError, blame_file
 from warpi.training.task import Task
@@ -20,7 +20,7 @@ def carried(task: Task, facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
     None where inputs like its own cannot be read from files.
     """
-    if (form := form_of(task.train.examples)) is None:
+    if (form := task.train.examples.form()) is None:
         return None
     splits = {"train": task.train, "meta": task.meta, "val": task.val}
     return {
@@ -41,7 +41,11 @@ def task_of(stored: Any, facts: Mapping[str, Any], where: torch.device, file: ob
                     f"{file} and the spec.json beside it are of two runs: {name} is {held!r} in the one and {known!r} "
                     "in the other; put the files of one run together again"
                 )
-        form, classes, rate = examples_of_form(stored["form"]).to(where), tuple(stored["classes"]), stored["noise_rate"]
+        form, classes, rate = (
+            examples_from_form(stored["form"]).to(where),
+            tuple(stored["classes"]),
+            stored["noise_rate"],
+        )
         parts = {name: _unpacked(split, form, len(classes)) for name, split in stored["splits"].items()}
         counts = {f"n_{name}": len(parts.get(name, ())) for name in ("train", "meta", "val")}
         counts["n_classes"] = len({name for name in classes if isinstance(name, str)})

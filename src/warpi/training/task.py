@@ -148,7 +148,7 @@ def make_task(
         known = noisy.y if dataset.clean is None else torch.where(dataset.clean >= 0, dataset.clean, noisy.y)
     exam = part(test_rows, known) or apart(dataset.test)
     if limit is not None and dataset.test is not None and exam is not None:
-        exam = _subset(exam, _stratified(torch.arange(len(exam)), exam.y, limit / len(exam), chance("test"))[0])
+        exam = exam.subset(_stratified(torch.arange(len(exam)), exam.y, limit / len(exam), chance("test"))[0])
 
     # 3. what every method relies on
     _check_classes(train.y, dataset.classes, "the training rows", "drop the class or give it examples")
@@ -183,7 +183,7 @@ def _apart(dataset: Dataset, meta_data: Dataset | None, n: int | None, chance: G
         own = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
     if own is None or n is None:
         return own
-    return _subset(own, _balanced(torch.arange(len(own)), own.y, n, dataset.classes, chance))
+    return own.subset(_balanced(torch.arange(len(own)), own.y, n, dataset.classes, chance))
 
 
 def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, chance: Generator) -> Tensor:
@@ -286,10 +286,6 @@ def _tell_elsewhere(trusted: Split, train: Split) -> None:
             "steps of a Pipeline left out (docs/estimator.md)?",
             *(far, mean.numel()),
         )
-
-
-def _subset(split: Split, index: Tensor) -> Split:
-    return replace(split, rows=split.rows[index], y=split.y[index])
 
 
 Moved = dict[int, tuple[Examples, Examples]]
