@@ -163,7 +163,7 @@ def test_lists(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--use", mine, "list", "nets"]) == 0
     assert re.search(r"^tiny +One layer\.\s*\nsmall +of mine\.py", capsys.readouterr().out, re.MULTILINE)
     with pytest.raises(SystemExit):
-        main(["--use", mine, "fit", "--method", "mine_q05", "--help"])
+        main(["--use", mine, "fit", "--method", "mine_q05", "--help-all"])
     assert re.search(r"--q X +how gentle \(default: 0\.5\)", capsys.readouterr().out)
 
 

@@ -1,37 +1,70 @@
 """`warpi fit`. Imports that load torch wait until the command runs."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import add_data_flags
 from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser, add_fields
 
+if TYPE_CHECKING:
+    from warpi.runs.run import Run
+
+HELP = """usage: warpi fit --data DATA --trusted FILE --out DIR [flags]
+
+Train a classifier that is robust to wrong labels, and write a run folder.
+
+data:
+  --data DATA           .csv, .tsv, .parquet, .npz, .npy, a folder of images, or a name from `warpi list datasets`
+  --label COLUMN        column with the labels (default: label)
+  --drop A,B,...        columns of a table that are not features, such as an id
+  --trusted FILE        second file or folder, with examples whose labels were checked
+  --labels FILE         replace the labels by those in a .json file written by `warpi review`
+
+training:
+  --method NAME         name from `warpi list methods` (default: warpi)
+  --net NAME            network from `warpi list nets` (default: depends on the data)
+  --epochs N            number of passes over the data (default: depends on the data)
+  --seed N              random seed (default: 0)
+  --device auto|cpu|cuda
+
+run folder:
+  --out DIR             where to write the run
+  --resume              continue the interrupted run in DIR
+
+benchmarks with known labels:
+  --noise KIND:RATE     label noise to add, from `warpi list noises`
+  --meta N              number of trusted examples to hold out
+
+`warpi fit --help-all` shows all flags; with `--method NAME` also the settings of that method.
+"""
+
 
 def fit(argv: list[str]) -> None:
-    from warpi.runs import plugins as own
+    if "-h" in argv or "--help" in argv:  # instantly: the full help needs torch
+        print(HELP, end="")
+        return
+    from warpi.runs import plugins
     from warpi.runs.run import Stopped, pick_device
     from warpi.runs.run import fit as run_fit
     from warpi.utils import distributed
 
-    first = Parser(prog="warpi fit", add_help=False)
-    first.add_argument("--device", default="auto")
-    first.add_argument("--devices", type=int, default=1)
-    peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
-    where = pick_device(peek.device)
-    if not distributed.launched():
-        distributed.check_devices(peek.devices, where)
-        if peek.devices > 1:
-            _, given = _fit_flags(argv)  # mistakes are said once, before anything is started
-            raise SystemExit(distributed.launch(peek.devices, [*own.flags(), "fit", *argv], given["out"]))
+    first = _first_flags(argv)
+    device = pick_device(first.device)
+    if not distributed.launched() and "--help-all" not in argv:
+        distributed.check_devices(first.devices, device)
+        if first.devices > 1:
+            _, given = _all_flags(argv, first)  # report errors once, before processes are started
+            raise SystemExit(distributed.launch(first.devices, [*plugins.flags(), "fit", *argv], given["out"]))
     try:
-        with distributed.process_group(where):
+        with distributed.process_group(device):
             with distributed.raise_on_all_ranks():
-                name, given = _fit_flags(argv)
+                name, given = _all_flags(argv, first)
                 distributed.check_started(given.pop("devices"))
-            done = run_fit(**given)
+            run = run_fit(**given)
             is_first = distributed.rank() == 0
     except Stopped as e:
         if e.rank == 0:
@@ -46,61 +79,87 @@ def fit(argv: list[str]) -> None:
             raise
         raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --batch-size and --meta-batch-size") from e
     if is_first and not given["quiet"]:
-        last = done.history[-1]
-        against = "" if done.truth.test_is_clean else " against the given labels, which may be wrong themselves"
-        score = (
-            f"test accuracy {last['test_acc']:.2f} %{against}" if last.get("test_acc") is not None else "no test set"
-        )
-        print(f"{name} after {len(done.history)} epochs: {score}; run folder {done.path}")
+        _print_result(name, run)
 
 
-def _fit_flags(argv: list[str]) -> tuple[str, dict[str, Any]]:
-    """The name of the method, which has flags of its own, and everything that was set."""
-    from warpi.methods.registry import METHODS, explain_unknown_setting
-    from warpi.runs.defaults import DATA_DEPENDENT
+def _print_result(name: str, run: "Run") -> None:
+    epochs = len(run.history)
+    score = "no test set"
+    if run.history[-1].get("test_acc") is not None:
+        against = "" if run.truth.test_is_clean else " against the given labels, some of which may be wrong"
+        score = f"test accuracy {run.history[-1]['test_acc']:.2f} %{against}"
+    print(f"{name} after {epochs} epoch{'s' * (epochs != 1)}: {score}; run folder {run.path}")
+
+
+def _first_flags(argv: list[str]) -> argparse.Namespace:
+    """The flags that must be known before the others can be parsed, since these depend on the method."""
+    parser = Parser(prog="warpi fit", add_help=False)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--method", default=None)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--resume", action="store_true")
+    return parser.parse_known_args(argv)[0]
+
+
+def _all_flags(argv: list[str], first: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The name of the method, and the values of all flags that are set."""
+    from warpi.methods.registry import METHODS
     from warpi.runs.resume import check_own, read_spec
-    from warpi.training.recipe import Recipe
     from warpi.utils import distributed
 
-    first = Parser(prog="warpi fit", add_help=False)
-    first.add_argument("--method", default=None)
-    first.add_argument("--out", type=Path, default=None)
-    first.add_argument("--resume", action="store_true")
-    peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
     stored = None
-    if peek.resume and peek.out is not None:
-        stored = json.loads(distributed.broadcast_from_rank0(lambda: json.dumps(read_spec(peek.out)).encode()))
-    name = peek.method or (stored["spec"]["method"] if stored else "warpi")
-    if stored and peek.method is None:
-        check_own(peek.out, name, None)
+    if first.resume and first.out is not None:
+        stored = json.loads(distributed.broadcast_from_rank0(lambda: json.dumps(read_spec(first.out)).encode()))
+    name = first.method or (stored["spec"]["method"] if stored else "warpi")
+    if stored and first.method is None:
+        check_own(first.out, name, None)
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-
-    def explain(flag: str) -> UserError | None:
-        field = flag.removeprefix("--").replace("-", "_")
-        return explain_unknown_setting(f"flag {flag!r}", name, field, field.removeprefix("no_"))
-
-    parser = Parser(
-        prog="warpi fit",
-        description="Train a method on data with noisy labels and write a run folder.",
-        explain=explain,
-    )
-    run = parser.add_argument_group("run")
-    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run folder")
-    run.add_argument("--method", metavar="NAME", help="a name of `warpi list methods` (default: warpi)")
-    run.add_argument("--resume", action="store_true", help="go on where the run in DIR was interrupted")
-    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to train")
-    run.add_argument("--devices", type=int, metavar="N", help="processes that share each batch, one a GPU (default: 1)")
-    run.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; results depend on them")
-    run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="time between checkpoints")
-    run.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
-    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    add_data_flags(parser, "data")
-    add_fields(parser, "training", Recipe, suited=DATA_DEPENDENT)
-    prefix = type(METHODS[name]).__name__ + "."
-    own = {setting.removeprefix(prefix) for setting in DATA_DEPENDENT if setting.startswith(prefix)}
-    add_fields(parser, f"method {name}", METHODS[name], suited=own)
-    given = parser.read(argv)
+    given = _make_parser(name).read(argv)
     if "meta_data" in given:
         given["trusted"] = given.pop("meta_data")
     return name, given
+
+
+def _make_parser(method: str) -> Parser:
+    """The parser of all flags, including the settings of a method."""
+    from warpi.methods.registry import METHODS, explain_unknown_setting
+    from warpi.runs.defaults import DATA_DEPENDENT
+    from warpi.training.recipe import Recipe
+
+    def explain(flag: str) -> UserError | None:
+        field = flag.removeprefix("--").replace("-", "_")
+        return explain_unknown_setting(f"flag {flag!r}", method, field, field.removeprefix("no_"))
+
+    parser = Parser(
+        prog="warpi fit",
+        description="Train a classifier that is robust to wrong labels, and write a run folder.",
+        help_flag="--help-all",
+        explain=explain,
+    )
+    parser.usage = "warpi fit --data DATA --trusted FILE --out DIR [flags]"
+    run = parser.add_argument_group("run")
+    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder to write")
+    run.add_argument("--method", metavar="NAME", help="name from `warpi list methods` (default: warpi)")
+    run.add_argument("--resume", action="store_true", help="continue the interrupted run in DIR")
+    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to train on")
+    run.add_argument(
+        "--devices", type=int, metavar="N", help="processes that share each batch, one per GPU (default: 1)"
+    )
+    run.add_argument("--threads", type=int, metavar="N", help="number of CPU threads, on which results depend")
+    run.add_argument(
+        "--checkpoint-seconds",
+        type=float,
+        default=300.0,
+        metavar="X",
+        help="seconds between checkpoints (default: 300)",
+    )
+    run.add_argument("--tensorboard", action="store_true", help="also write logs to DIR/tensorboard")
+    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_data_flags(parser, "data")
+    add_fields(parser, "training", Recipe, suited=DATA_DEPENDENT)
+    prefix = type(METHODS[method]).__name__ + "."
+    suited = {setting.removeprefix(prefix) for setting in DATA_DEPENDENT if setting.startswith(prefix)}
+    add_fields(parser, f"method {method}", METHODS[method], suited=suited)
+    return parser

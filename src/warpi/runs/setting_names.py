@@ -15,16 +15,16 @@ STORED = {"trusted": "meta_data", "labels": "noise"}
 
 def to_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as `spec.json` names them; a value may be a list of values, as in the grid of a sweep."""
-    stored = {}
-    for name, value in settings.items():
-        if name not in STORED or value is None:
-            stored |= {name: value} if name not in STORED else {}
+    stored = dict(settings)
+    for name, stored_name in STORED.items():
+        value = stored.pop(name, None)
+        if value is None:
             continue
-        if settings.get(STORED[name]) is not None:
-            raise UserError(f"{name} and {STORED[name]} cannot be set together; leave out {STORED[name]}")
+        if stored.get(stored_name) is not None:
+            raise UserError(f"{name} and {stored_name} cannot be set together; leave out {stored_name}")
         if name == "labels":
             value = [given_labels(each) for each in value] if isinstance(value, list) else given_labels(value)
-        stored[STORED[name]] = value
+        stored[stored_name] = value
     return stored
 
 

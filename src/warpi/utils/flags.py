@@ -1,4 +1,4 @@
-"""Command-line flags made from dataclass fields: one flag a field, its help the comment behind it."""
+"""Command-line flags made from dataclass fields: one flag per field, with the help text of its `setting`."""
 
 import argparse
 import inspect
@@ -15,17 +15,23 @@ from warpi.utils.files import check_no_folder
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes are UserErrors: one line, with the nearest flag where one was misspelt."""
+    """An argument parser whose errors are one-line `UserError`s that suggest the nearest flag."""
 
     def __init__(
         self,
         prog: str,
         description: str = "",
         add_help: bool = True,
+        help_flag: str | None = None,
         explain: Callable[[str], UserError | None] = lambda _: None,
     ) -> None:
-        """`explain` may return a better error than "unknown flag" for a flag that this parser does not have."""
-        super().__init__(prog, description=description, add_help=add_help, allow_abbrev=False)
+        """`explain` may return a better error than "unknown flag" for a flag that this parser does not have.
+
+        With a `help_flag` such as `--help-all`, that flag prints the help text, and the caller handles `--help`.
+        """
+        super().__init__(prog, description=description, add_help=add_help and not help_flag, allow_abbrev=False)
+        if help_flag:
+            self.add_argument(help_flag, action="help", help="show all flags and exit")
         self.explain = explain
 
     def error(self, message: str) -> Never:
@@ -41,9 +47,9 @@ class Parser(argparse.ArgumentParser):
             return super()._get_value(action, arg_string)
 
     def read(self, argv: list[str]) -> dict[str, Any]:
-        """The flags that were given, by field name."""
+        """Parse the arguments; the values by field name."""
         required = [action for action in self._actions if action.required]
-        for action in required:  # a misspelt --out is a misspelt flag, not a missing one
+        for action in required:  # so that a misspelled --out is reported as misspelled, not as missing
             action.required = False
         known, rest = self.parse_known_args(argv)
         if rest:
@@ -69,10 +75,10 @@ def add_fields(
     skip: tuple[str, ...] = (),
     suited: Container[str] = (),
 ) -> argparse._ArgumentGroup:
-    """A group of flags for the fields of a dataclass (or of an instance, whose values are then the defaults).
+    """Add a group of flags for the fields of a dataclass, or of an instance, whose values are the defaults then.
 
-    The defaults of the fields `suited` depend on the data. Flags that are not given stay out of the result, so that
-    defaults are decided in one place, later.
+    The defaults of the fields in `suited` depend on the data. Flags that are not set are missing from the result of
+    parsing; the caller chooses their defaults.
     """
     cls = source if isinstance(source, type) else type(source)
     group, hints, comments = parser.add_argument_group(title), get_type_hints(cls), field_comments(cls)
@@ -82,29 +88,29 @@ def add_fields(
         default = f.default if isinstance(source, type) else getattr(source, f.name)
         text = f.metadata.get("help") or comments.get(f.name, f.name.replace("_", " "))
         if f.name in suited:
-            text = f"{text} (default: what suits the data)"
+            text = f"{text} (default: depends on the data)"
         elif default is not None and text.find("default") < 0:
             text = f"{text} (default: {_show(default)})"
         group.add_argument(
             "--" + f.name.replace("_", "-"),
             default=argparse.SUPPRESS,
             help=text.replace("%", "%%"),
-            **_reading(hints[f.name], f.name),
+            **_argument(hints[f.name], f.name),
         )
     return group
 
 
 def field_comments(cls: type) -> dict[str, str]:
-    """The comment behind each field of a class, by field name."""
+    """The comment after each field of a class, by field name."""
     pattern = re.compile(r"^    (\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
     sources = [inspect.getsource(base) for base in reversed(cls.__mro__) if is_dataclass(base)]
     return {name: text for source in sources for name, text in pattern.findall(source)}
 
 
-def _reading(hint: Any, name: str) -> dict[str, Any]:
-    """How argparse reads a value of this type."""
+def _argument(hint: Any, name: str) -> dict[str, Any]:
+    """Arguments of `add_argument` for a value of this type."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):  # X | None, or a union in which text stands for the rest
+    if origin in (Union, UnionType):  # X | None, or a union of text and types that only Python can give
         several = next((a for a in args if get_origin(a) is tuple), None)
         if several is not None and str in args:
             return {"type": _tuple_or_text(get_args(several)[0]), "metavar": "A,B,...|FILE"}
@@ -136,7 +142,7 @@ def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 
 def _tuple_or_text(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...] | str]:
-    """Numbers, or what is none: the name of a file that has them."""
+    """A reader of numbers, or of text, such as the name of a file that holds them."""
     many = _tuple_of(kind)
 
     def tuple_or_text(text: str) -> tuple[Any, ...] | str:
