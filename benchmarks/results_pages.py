@@ -19,7 +19,7 @@ from warpi.report.experiments import Row, RunRecord, find_runs, number, summariz
 from warpi.report.figures import figures
 from warpi.runs.rerun import format_value
 from warpi.sweep.plan import Job, read_plan
-from warpi.sweep.queue import kept
+from warpi.sweep.queue import find_kept
 from warpi.utils.files import write_with_folder
 
 HERE = Path(__file__).resolve().parent
@@ -109,7 +109,7 @@ class Results:
             self.outs[str(plan.out)] = None
             for job in plan.jobs:
                 folders = [root / folder for folder in plan.kept or (f"docs/results/{recipe}",)]
-                path = kept(folders, job)
+                path = find_kept(folders, job)
                 self.all.append((job, None if path is None else find_runs([path])[0]))
 
     @property

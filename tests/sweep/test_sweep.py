@@ -24,22 +24,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
-import warpi.sweep.runner
 from warpi import UserError, fit
 from warpi.cli.app import main
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
 from warpi.runs import spec
-from warpi.sweep import interleave as lanes
+from warpi.runs.run import Stopped
 from warpi.sweep import queue as folders
-from warpi.sweep.display import Board, duration
-from warpi.sweep.gpu_packing import Crowd, Meter
-from warpi.sweep.interleave import Claim, Event, drive
+from warpi.sweep.display import Board, format_duration
+from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan, read_plan
-from warpi.sweep.queue import KEPT, State
-from warpi.sweep.runner import means
+from warpi.sweep.queue import KEPT, ClaimedRun, Queue, State
+from warpi.sweep.runner import _end, _listen, _run_workers, parse_resources
+from warpi.sweep.worker import work
 from warpi.training import checkpoint
 
 CPU = torch.device("cpu")
@@ -65,7 +64,7 @@ def write(folder: Path, text: str, name: str = "sweep.toml") -> Path:
     return file
 
 
-LONGER = "[method.warpi]\nepochs = 10\n"  # so that there is time to be killed
+LONGER = "[method.warpi]\nepochs = 8\n"  # so that there is time to kill it
 
 
 def tiny(folder: Path, epochs: int = 2, batch: int = 32, more: str = "") -> Path:
@@ -383,7 +382,7 @@ def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_kept_runs_of_other_data_or_broken_ones_are_none(tmp_path: Path) -> None:
-    """Under another name a run is known by its settings: those of files of one's own, by where they lie, too."""
+    """Under another name a run is identified by its settings, paths of the user's files included."""
     for root in ("raw", "cropped"):
         for name in KEPT:
             write_bytes(tmp_path / "kept" / root / name, b"{}")
@@ -392,12 +391,13 @@ def test_kept_runs_of_other_data_or_broken_ones_are_none(tmp_path: Path) -> None
         (tmp_path / "kept" / root / "sweep.json").write_text(json.dumps(settings | {"root": root}))
     write_bytes(tmp_path / "kept" / "broken" / "sweep.json", b"{")
     found = {
-        root: folders._asked(tmp_path / "kept")[folders._key(settings | {"root": root})] for root in ("raw", "cropped")
+        root: folders._by_settings(tmp_path / "kept")[folders._key(settings | {"root": root})]
+        for root in ("raw", "cropped")
     }
     assert found == {root: [tmp_path / "kept" / root] for root in found}
     named = settings | {"data": "digits"}
     assert folders._key(named | {"root": "/here"}) == folders._key(named | {"root": "/there"})
-    assert folders.kept([tmp_path / "kept"], Job("other", settings | {"root": "third"})) is None
+    assert folders.find_kept([tmp_path / "kept"], Job("other", settings | {"root": "third"})) is None
 
 
 def test_kept_results_are_sought_where_one_stands(
@@ -421,7 +421,7 @@ def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["sweep", str(file), *flags])
-    assert "does not hold every epoch; delete the folder to run it anew" in (said := capsys.readouterr()).err
+    assert "does not contain every epoch; delete the folder to run it again" in (said := capsys.readouterr()).err
     assert "1 of 2 runs done" in said.out
     (spec_file := tmp_path / "runs" / "ce_pair-0.4_seed0" / "spec.json").write_text("{")
     with pytest.raises(SystemExit) as ended:
@@ -454,24 +454,24 @@ def test_what_was_made_from_another_version_of_the_noise_is_not_done(
     made, old = plan.jobs[0], plan.jobs[1]
     path = finished(plan, made, noise_file_sha256=hashlib.sha256(Path("T.npy").read_bytes()).hexdigest())
     finished(plan, old)
-    assert folders.look(plan, made).done
+    assert folders.run_state(plan, made).done
     np.save("T.npy", np.eye(10) * 0.5 + 0.05)
     assert main(["sweep", str(file), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "1 done, 0 begun, 1 missing, 1 refused" in said, "of one that has stored no hash nothing is known"
     with pytest.raises(UserError, match=r"was made from another version of T\.npy: its sha256 .* or delete the folder"):
-        folders.look(plan, made)
+        folders.run_state(plan, made)
     assert (folders.why_not_kept(path, made.settings) or "").startswith("it was made from another version of T.npy")
     assert folders.why_not_kept(plan.out / old.name, old.settings) is None
-    refused = list[Event]()
-    queue = warpi.sweep.Queue(plan, "a session", refused.append)
+    refused = list[RunEvent]()
+    queue = Queue(plan, "a session", refused.append)
     claim = queue.take()
     assert claim is not None
     assert (claim.job, [event.run for event in refused]) == (plan.jobs[2], [made.name])
-    claim.held.close()
+    claim.lock.close()
     assert (path / "done").exists(), "it is left alone"
     Path("T.npy").unlink()
-    assert folders.look(plan, made).done, "what is gone is not needed"
+    assert folders.run_state(plan, made).done, "what is gone is not needed"
 
 
 def test_what_was_made_from_another_version_of_the_data_is_not_done(
@@ -485,23 +485,23 @@ def test_what_was_made_from_another_version_of_the_data_is_not_done(
     facts = folders._facts(spec.DataSpec(str(data), label="label"), 0)
     path = finished(plan, job, **facts)
     reads = folders._facts.cache_info().misses
-    assert folders.look(plan, job).done
+    assert folders.run_state(plan, job).done
     assert folders._facts.cache_info().misses == reads, "it was not touched, and is not read"
     os.utime(data)
-    assert folders.look(plan, job).done, "touched, and the same"
+    assert folders.run_state(plan, job).done, "touched, and the same"
     for changed, what in {rows.replace("p", "q", 1): "labels", rows.replace("3.5", "3.6", 1): "inputs"}.items():
         (tmp_path / "new").write_text(changed)
         os.utime(tmp_path / "new", ns=(0, 0))  # an older file that is put in its place
         os.replace(tmp_path / "new", data)
         os.utime(path / "spec.json", (4e9, 4e9))  # a copy of the run that is newer still
         with pytest.raises(UserError, match=rf"{path} was made from another version of {data}: {what}_sha256 was"):
-            folders.look(plan, job)
+            folders.run_state(plan, job)
     assert not caplog.text
     data.write_text("nothing")
-    assert folders.look(plan, job).done, "what cannot be compared is told"
-    assert f"{data} was touched since runs were made from it, and cannot be compared with theirs" in caplog.text
+    assert folders.run_state(plan, job).done, "what cannot be compared is told"
+    assert f"{data} has changed since runs were made from it and cannot be compared with their data" in caplog.text
     data.write_text(rows)
-    assert folders.look(plan, job).done
+    assert folders.run_state(plan, job).done
 
 
 def test_a_run_of_fit_with_another_setting_that_the_sweep_does_not_name_is_refused(tmp_path: Path) -> None:
@@ -509,8 +509,8 @@ def test_a_run_of_fit_with_another_setting_that_the_sweep_does_not_name_is_refus
     (job,) = plan.jobs
     other = Job(job.name, {**job.settings, "momentum": 0.5})
     (finished(plan, other) / "sweep.json").unlink()
-    events = list[Event]()
-    assert warpi.sweep.Queue(plan, "a session", events.append).take() is None
+    events = list[RunEvent]()
+    assert Queue(plan, "a session", events.append).take() is None
     (event,) = events
     assert "was begun with momentum = 0.5, not with momentum = 0.9; choose another --out" in event.reason
 
@@ -520,24 +520,26 @@ def write_bytes(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-# -- the means -------------------------------------------------------------------------------------------------------
+# -- resources -------------------------------------------------------------------------------------------------------
 
 
-def test_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warpi.sweep, "cores", lambda: 4)
-    assert means("cpu", "auto", 2).threads == 2
-    assert len(means("auto", "auto", None).processes) == 4
+def test_flags_become_devices_and_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("warpi.sweep.runner.count_cores", lambda: 4)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert parse_resources("cpu", "auto", 2).threads == 2
+    assert len(parse_resources("auto", "auto", None).processes) == 4
     for flags in (("cpu,cpu", "auto", None), ("cpu", "3", None), ("cpu", "auto", 0), ("gpu", "auto", None)):
         with pytest.raises(UserError):
-            means(*flags)
+            parse_resources(*flags)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    two = means("auto", "3", None)
-    assert [str(device) for device in two.processes] == ["cuda:0", "cuda:1"]
-    assert (two.per_gpu, two.threads) == (3, None)
-    assert [str(d) for d in means("cuda:1", "auto", None).devices] == ["cuda:1"]
-    shared = means("auto", "auto", 3)  # three processes on each of two GPUs, a run each
-    assert [str(device) for device in shared.processes] == ["cuda:0", "cuda:1"] * 3
-    assert (shared.per_gpu, means("auto", "2", 3).per_gpu, means("auto", "auto", 1).per_gpu) == (1, 2, None)
+    three = parse_resources("auto", "3", None)
+    assert [str(device) for device in three.processes] == ["cuda:0", "cuda:1"] * 3
+    assert (three.jobs, three.threads) == (3, None)
+    assert [str(d) for d in parse_resources("cuda:1", "auto", None).devices] == ["cuda:1"]
+    assert parse_resources("auto", "auto", 3) == three, "--jobs and --per-gpu mean the same on a GPU"
+    assert parse_resources("auto", "auto", None).jobs == 1
+    (tmp_path / "control").touch()
+    assert parse_resources("auto", "auto", None).jobs == 3, "NVIDIA MPS is running"
     for flags in (
         ("cuda:0,cuda:0", "auto", None),
         ("cuda:0,cpu", "auto", None),
@@ -545,129 +547,56 @@ def test_means(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda", "0", None),
     ):
         with pytest.raises(UserError):
-            means(*flags)
+            parse_resources(*flags)
 
 
-# -- how many at once ------------------------------------------------------------------------------------------------
+# -- one worker ------------------------------------------------------------------------------------------------------
 
 
-class Gpu:
-    """A made-up GPU: `total[n]` is what n runs do together, in steps of the cheapest run a second."""
+class ListQueue:
+    """A queue of given jobs; records what the worker reports."""
 
-    def __init__(self, total: list[float], memory: float = 100.0, cost: Callable[[int], float] = lambda _: 1.0) -> None:
-        self.total, self.memory, self.cost = total, memory, cost
-        self.now, self.crowd = 0.0, Crowd()
-        self.meter = Meter(lambda: self.now)
-
-    def settle(self, seconds: int = 60) -> int:
-        n = 0
-        for tick in range(10 * seconds):
-            if n != self.crowd.limit:
-                n = self.crowd.limit
-                self.meter.restart([str(i) for i in range(n)])
-                self.now += 3.0  # slow beginnings are not measured
-            self.now += 0.1
-            for i in range(n):
-                self.meter.add(str(i), int(self.total[n] / n / self.cost(i) * 0.1))
-            if tick % 30 == 0:
-                self.now += 2.0
-                self.meter.pause(2.0)  # an evaluation
-            if rates := self.meter.rates():
-                self.crowd.measured(rates, self.memory - 10 * n, 10 * n)
-        return self.crowd.limit
-
-
-def test_one_more_while_it_pays() -> None:
-    flat = [0, 1000, 1000, 1000]
-    assert Gpu(flat).settle() == 2, "the second neither helps nor harms: it stays, and no third comes"
-    assert Gpu([0, 1000, 900, 900]).settle() == 1, "the second harms"
-    assert Gpu([0, 1000, 1500, 1800, 1850, 1860]).settle() == 4
-    assert Gpu([0, *(1000 * n for n in range(1, 20))]).settle() == 9, "as many as there is memory for"
-    assert Gpu([0, *(1000 * n for n in range(1, 20))], memory=25).settle() == 2
-    cheap = lambda i: 10.0 if i == 0 else 1.0
-    assert Gpu([0, 1000, 900, 900], cost=cheap).settle() == 1, "cheap steps beside dear ones are no gain"
-
-
-def test_windows_are_of_the_same_runs() -> None:
-    clock = SimpleNamespace(now=0.0)
-    meter = Meter(lambda: clock.now)
-    assert meter.rates() is None
-    meter.restart(["a", "b"])
-    meter.add("a", 100)
-    assert meter.rates() is None, "b has not begun"
-    meter.add("b", 20)
-    assert meter.rates() is None, "both are warm: now the window begins"
-    meter.add("a", 300), meter.add("b", 30)
-    clock.now = 1.0
-    assert meter.rates() is None, "too short"
-    clock.now = 6.0
-    meter.pause(3.0)
-    assert meter.rates() == {"a": 100.0, "b": 10.0}
-    assert meter.rates() is None
-
-
-def test_a_given_number_stays() -> None:
-    crowd = Crowd(3)
-    crowd.measured({"a": 1.0, "b": 1.0, "c": 1.0}, 1e9, 1.0)
-    assert crowd.limit == 3
-    crowd.out_of_memory(2)
-    crowd.measured({"a": 1.0, "b": 1.0}, 1e9, 1.0)
-    assert crowd.limit == 2
-
-
-# -- several at once -------------------------------------------------------------------------------------------------
-
-
-class Listed:
-    """Work from a list."""
-
-    def __init__(self, folder: Path, jobs: list[Job]) -> None:
-        self.folder, self.jobs = folder, jobs
-        self.events: list[Event] = []
+    def __init__(self, folder: Path, jobs: list[Job], others: int = 0) -> None:
+        self.folder = folder
+        self.jobs = jobs
+        self.others = others  # how often another process is seen at work
+        self.events: list[RunEvent] = []
         self.failures: dict[str, str] = {}
         self.finished: list[str] = []
 
-    def take(self) -> Claim | None:
+    def take(self) -> ClaimedRun | None:
         if not self.jobs:
             return None
         job = self.jobs.pop(0)
         path = self.folder / job.name
-        return Claim(job, path, 0, checkpoint.exists(path / "checkpoint.safetensors"), ExitStack())
+        return ClaimedRun(job, path, 0, checkpoint.exists(path / "checkpoint.safetensors"), ExitStack())
 
-    def more(self) -> bool:
+    def has_more(self) -> bool:
         return bool(self.jobs)
 
-    def done(self, claim: Claim) -> None:
+    def others_are_at_work(self) -> bool:
+        self.others -= 1
+        return self.others >= 0
+
+    def mark_done(self, claim: ClaimedRun) -> None:
         self.finished.append(claim.job.name)
 
-    def failed(self, job: Job, reason: str, details: str) -> None:
+    def mark_failed(self, job: Job, reason: str, details: str) -> None:
         self.failures[job.name] = reason
-        assert details or "UserError" not in reason
+        assert details or "Error:" not in reason, "unexpected errors come with their traceback"
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: RunEvent) -> None:
         self.events.append(event)
+        if event.kind == "requeued":
+            self.jobs.append(REQUEUED[event.run])
 
-
-class Whims(nn.Module):
-    """A network that draws from every global generator."""
-
-    def __init__(self, n: int, k: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(n, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, k))
-
-    def forward(self, x: Tensor) -> Tensor:
-        z: Tensor = self.layers(x)
-        return z * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))  # noqa: NPY002
-
-
-def whimsical(shape: tuple[int, ...], k: int) -> nn.Module:
-    return Whims(shape[0], k)
+    def work(self, caught: list[int] | None = None, shares_device: bool = False) -> None:
+        queue: Any = self
+        work(queue, CPU, [] if caught is None else caught, self.report, shares_device)
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Tensor):
-        yield name, tree
-    elif isinstance(tree, dict | list | tuple):
+    if isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from leaves(value, f"{name}/{key}")
     else:
@@ -679,43 +608,32 @@ def results(path: Path) -> list[dict[str, float]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-def assert_same_runs(a: Path, b: Path, exact: bool = True) -> None:
+def assert_same_runs(a: Path, b: Path) -> None:
     assert (a / "done").exists()
     x, y = (dict(leaves(checkpoint.load(path / "checkpoint.safetensors"))) for path in (a, b))
     assert x.keys() == y.keys()
     for name, value in x.items():
-        if isinstance(value, Tensor) and exact:
-            assert torch.equal(value, y[name]), name
-        elif isinstance(value, Tensor) and value.is_floating_point():
-            torch.testing.assert_close(value, y[name], rtol=1e-4, atol=1e-5)
-        elif exact:
-            assert value == y[name], name
-    if exact:
-        assert results(a) == results(b)
-    for one, other in zip(results(a), results(b), strict=True):
-        assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
+        assert torch.equal(value, y[name]) if isinstance(value, Tensor) else value == y[name], name
+    assert results(a) == results(b)
 
 
-def test_runs_beside_each_other_are_what_they_are_alone(tmp_path: Path) -> None:
-    """With dropout, and with chance from python and numpy; the runs are of unequal methods and lengths."""
-    jobs = []
-    for method, seed, epochs in [("ce", 0, 2), ("warpi", 1, 3), ("mwnet", 2, 2), ("ce", 3, 1)]:
-        more = {"method": method, "seed": seed, "epochs": epochs, "noise": "pair:0.4", "net": whimsical}
-        jobs.append(Job(f"{method}{seed}", {**TINY, **more}))
-    for job in jobs:
-        fit(tmp_path / "alone" / job.name, device="cpu", **job.settings)
+def test_a_worker_trains_each_run_as_if_it_were_alone(tmp_path: Path) -> None:
+    jobs = [
+        Job(f"{method}{seed}", {**TINY, "method": method, "seed": seed, "epochs": epochs, "noise": "pair:0.4"})
+        for method, seed, epochs in [("ce", 0, 2), ("warpi", 1, 1), ("ce", 3, 1)]
+    ]
     before = (random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads())
-    work = Listed(tmp_path / "beside", list(jobs))
-    drive(work, CPU, Crowd(3), [], work.tell)
-    assert work.failures == {}
+    queue = ListQueue(tmp_path / "swept", list(jobs))
+    queue.work()
+    assert queue.failures == {}
+    assert queue.finished == [job.name for job in jobs]
     assert (random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads()) == before
-    order = [event.run for event in work.events if event.what == "epoch"]
-    assert order.index("warpi1") < order.index("mwnet2") < len(order) - 1 - order[::-1].index("warpi1"), "in turns"
-    for job in jobs:
-        assert_same_runs(tmp_path / "beside" / job.name, tmp_path / "alone" / job.name)
+    last = jobs[-1]  # trained after two others
+    fit(tmp_path / "alone" / last.name, device="cpu", **last.settings)
+    assert_same_runs(tmp_path / "swept" / last.name, tmp_path / "alone" / last.name)
 
 
-def test_shared_data_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_read_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
 
     def counting(*args: Any, **named: Any) -> Any:
@@ -735,89 +653,82 @@ def test_shared_data_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert examples.to("meta").x is examples.to("meta").x, "on a device once, too"
 
 
-def fake(path: Path, **how: Any) -> Iterator[dict[str, float] | None]:
-    """A run that needs no time; what it should do stands in its settings."""
-    for step in range(how["steps"]):
-        if "threads" in how:
-            assert step == 0 or torch.get_num_threads() == how["threads"], "each run has its own number"
-            torch.set_num_threads(how["threads"])
-        if how.get("error") and step == how["at"]:
-            raise how["error"]
-        if how.get("hungry") and len(ALIVE) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        ALIVE.add(path.name)
-        if how["caught"]:
-            ALIVE.discard(path.name)
-            raise lanes.Stopped(how["caught"][0], "")
+def scripted_run(_: Path, **script: Any) -> Iterator[dict[str, float] | None]:
+    """Replaces `fitting`: takes no time and does what its settings say."""
+    if "threads" in script:
+        torch.set_num_threads(script["threads"])
+    for step in range(script["steps"]):
+        if script.get("error") and step == script["at"]:
+            raise script["error"]
+        if script["caught"]:
+            raise Stopped(script["caught"][0], "")
         yield {"epoch": step + 1.0, "seconds": 1.0, "test_acc": 50.0} if step % 3 == 2 else None
-    ALIVE.discard(path.name)
     return SimpleNamespace(history=[{"epoch": 1.0}])
 
 
-ALIVE: set[str] = set()
+HUNGRY = Job("hungry", {"steps": 3, "error": torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), "at": 1})
+REQUEUED = {"hungry": HUNGRY}
 
 
 @pytest.fixture
-def faked(monkeypatch: pytest.MonkeyPatch) -> None:
-    ALIVE.clear()
-    monkeypatch.setattr(lanes, "fitting", fake)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpi.sweep.worker.fitting", scripted_run)
 
 
-@pytest.mark.usefixtures("faked")
-def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("scripted")
+def test_a_failing_run_does_not_stop_the_others(tmp_path: Path) -> None:
     errors = [UserError("no such file"), RuntimeError("shapes"), KeyError("bug"), OSError(28, "disk full")]
     jobs = [Job(f"bad{i}", {"steps": 9, "error": error, "at": 2 * i}) for i, error in enumerate(errors)]
     jobs[2:2] = [Job("good0", {"steps": 20})]
-    work = Listed(
-        tmp_path, [*jobs, Job("good1", {"steps": 5}), Job("big", {"steps": 3, "error": MemoryError(), "at": 1})]
-    )
-    drive(work, CPU, Crowd(1), [], work.tell)
-    assert work.finished == ["good0", "good1"]
-    assert work.failures.keys() == {"bad0", "bad1", "bad2", "bad3", "big"}
-    assert work.failures["bad0"] == "no such file"
-    assert work.failures["bad2"] == "KeyError: 'bug'"
-    assert "lower batch_size" in work.failures["big"]
+    big = Job("big", {"steps": 3, "error": MemoryError(), "at": 1})
+    queue = ListQueue(tmp_path, [*jobs, Job("good1", {"steps": 5}), big])
+    queue.work()
+    assert queue.finished == ["good0", "good1"]
+    assert queue.failures.keys() == {"bad0", "bad1", "bad2", "bad3", "big"}
+    assert queue.failures["bad0"] == "no such file"
+    assert queue.failures["bad2"] == "KeyError: 'bug'"
+    assert "lower batch_size" in queue.failures["big"]
 
 
-@pytest.mark.usefixtures("faked")
-def test_a_run_without_memory_beside_others_is_tried_again_with_fewer(tmp_path: Path) -> None:
-    hungry = Job("hungry", {"steps": 4, "hungry": True})
-    work = Listed(tmp_path, [Job("a", {"steps": 8}), Job("b", {"steps": 3}), hungry])
-    take, crowd = work.take, Crowd(3)
-
-    def tell(event: Event) -> None:
-        work.tell(event)
-        if event.what == "again":
-            work.jobs.append(hungry)
-
-    drive(work, CPU, crowd, [], tell)
-    assert work.finished == ["b", "a", "hungry"]
-    assert [event.what for event in work.events if event.run == "hungry"].count("again") >= 1
-    assert crowd.limit < 3
-    assert take() is None
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_run_without_memory_on_a_shared_device_goes_back_to_the_queue(tmp_path: Path, others: int) -> None:
+    """Beside other processes the worker ends, so that fewer share the device; alone it tries once more."""
+    queue = ListQueue(tmp_path, [HUNGRY, Job("small", {"steps": 3})], others)
+    queue.work(shares_device=True)
+    ends = [(event.run, event.kind) for event in queue.events if event.kind not in ("begun", "epoch")]
+    if others:
+        assert ends == [("hungry", "requeued")]
+        assert [job.name for job in queue.jobs] == ["small", "hungry"]
+    else:
+        assert ends == [("hungry", "requeued"), ("small", "done"), ("hungry", "failed")]
+        assert "lower batch_size" in queue.failures["hungry"]
 
 
-@pytest.mark.usefixtures("faked")
-def test_threads_belong_to_a_run(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("scripted")
+def test_the_number_of_threads_is_restored_after_each_run(tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    work = Listed(tmp_path, [Job(str(n), {"steps": 5, "threads": n}) for n in (1, 2, 3)])
-    drive(work, CPU, Crowd(3), [], work.tell)
-    assert (work.failures, len(work.finished), torch.get_num_threads()) == ({}, 3, before)
+    queue = ListQueue(tmp_path, [Job(str(n), {"steps": 5, "threads": n}) for n in (2, 3)])
+    queue.work()
+    assert (queue.failures, len(queue.finished), torch.get_num_threads()) == ({}, 2, before)
 
 
-@pytest.mark.usefixtures("faked")
-def test_a_signal_stops_every_run(tmp_path: Path) -> None:
-    work, caught = Listed(tmp_path, [Job(name, {"steps": 50}) for name in "abc"]), list[int]()
+@pytest.mark.usefixtures("scripted")
+def test_a_signal_stops_the_run_and_begins_no_other(tmp_path: Path) -> None:
+    caught = list[int]()
+    queue = ListQueue(tmp_path, [Job(name, {"steps": 50}) for name in "ab"])
+    report = queue.report
 
-    def tell(event: Event) -> None:
-        work.tell(event)
-        if event.what == "epoch":
+    def stop_at_an_epoch(event: RunEvent) -> None:
+        report(event)
+        if event.kind == "epoch":
             caught.append(signal.SIGTERM)
 
-    drive(work, CPU, Crowd(2), caught, tell)
-    assert sorted(event.run for event in work.events if event.what == "stopped") == ["a", "b"]
-    assert work.finished == []
-    assert [job.name for job in work.jobs] == ["c"], "nothing new is begun"
+    queue.report = stop_at_an_epoch  # type: ignore[method-assign]
+    queue.work(caught)
+    assert [event.run for event in queue.events if event.kind == "stopped"] == ["a"]
+    assert queue.finished == []
+    assert [job.name for job in queue.jobs] == ["b"]
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------------
@@ -827,20 +738,20 @@ def test_board_counts_and_estimates(tmp_path: Path) -> None:
     jobs = tuple(Job(f"{m}{s}", {"method": m, "seed": s, "epochs": 10}) for m in ("ce", "warpi") for s in (0, 1))
     states = {job.name: State(False, False, 0, None) for job in jobs} | {"ce1": State(True, True, 10, 10)}
     with (tmp_path / "out").open("w") as out, Board(Plan(tmp_path, tmp_path, jobs), states, Console(file=out)) as board:
-        assert (board.count("done"), board.left()) == (1, None)
-        board.tell(Event("begun", "ce0"))
-        board.tell(Event("epoch", "ce0", 4, {"epoch": 4, "seconds": 2.0, "test_acc": 70.0}))
-        assert board.left() == pytest.approx((6 + 10 + 10) * 2.0), "what is not known takes as long as what is"
-        board.tell(Event("begun", "warpi0"))
-        board.tell(Event("epoch", "warpi0", 5, {"epoch": 5, "seconds": 8.0}))
-        assert board.left() == pytest.approx((6 * 2.0 + 5 * 8.0 + 10 * 8.0) / 2)
-        board.tell(Event("failed", "warpi0", reason="no luck"))
-        board.tell(Event("done", "ce0", 10, {"epoch": 10, "seconds": 2.0, "test_acc": 71.5}))
+        assert (board.count("done"), board.seconds_left()) == (1, None)
+        board.show(RunEvent("begun", "ce0"))
+        board.show(RunEvent("epoch", "ce0", 4, {"epoch": 4, "seconds": 2.0, "test_acc": 70.0}))
+        assert board.seconds_left() == pytest.approx((6 + 10 + 10) * 2.0), "what is not known takes as long as what is"
+        board.show(RunEvent("begun", "warpi0"))
+        board.show(RunEvent("epoch", "warpi0", 5, {"epoch": 5, "seconds": 8.0}))
+        assert board.seconds_left() == pytest.approx((6 * 2.0 + 5 * 8.0 + 10 * 8.0) / 2)
+        board.show(RunEvent("failed", "warpi0", reason="no luck"))
+        board.show(RunEvent("done", "ce0", 10, {"epoch": 10, "seconds": 2.0, "test_acc": 71.5}))
         assert (board.count("done"), board.failed) == (2, {"warpi0": "no luck"})
     text = (tmp_path / "out").read_text()
     assert "[2/4] ce0  test 71.50 %" in text
     assert "warpi0  failed: no luck" in text
-    assert [duration(s) for s in (7.4, 200, 11000)] == ["7 s", "3 min", "3 h 03 min"]
+    assert [format_duration(s) for s in (7.4, 200, 11000)] == ["7 s", "3 min", "3 h 03 min"]
 
 
 def test_bars_on_a_terminal(tmp_path: Path) -> None:
@@ -850,8 +761,8 @@ def test_bars_on_a_terminal(tmp_path: Path) -> None:
         with Board(
             Plan(tmp_path, tmp_path, jobs), {j.name: State(False, False, 0, None) for j in jobs}, console
         ) as board:
-            board.tell(Event("begun", "a"))
-            board.tell(Event("epoch", "a", 1, {"epoch": 1, "seconds": 100.0, "val_acc": 12.0}))
+            board.show(RunEvent("begun", "a"))
+            board.show(RunEvent("epoch", "a", 1, {"epoch": 1, "seconds": 100.0, "val_acc": 12.0}))
             board.bars.refresh()
     text = (tmp_path / "out").read_text()
     assert "0 done, 1 active, 1 waiting" in text
@@ -873,14 +784,14 @@ def sweep(file: Path, out: Path, *flags: str) -> int:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of `tiny` with small batches, one after the other."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert sweep(tiny(folder, 4, 8, LONGER), folder / "runs", "--jobs", "1") == 0
+    assert sweep(tiny(folder, 3, 16, LONGER), folder / "runs", "--jobs", "1") == 0
     return folder / "runs"
 
 
 def test_where_nothing_can_be_written_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each process used to say so, and each run to be one to sweep again."""
     (tmp_path / "taken").write_text("")
-    assert sweep(tiny(tmp_path, 4, 8, LONGER), tmp_path / "taken" / "runs", "--jobs", "2") == 2
+    assert sweep(tiny(tmp_path, 3, 16, LONGER), tmp_path / "taken" / "runs", "--jobs", "2") == 2
     assert capsys.readouterr().err == (
         f"warpi: cannot write to {tmp_path / 'taken' / 'runs'}: Not a directory; choose another --out\n"
     )
@@ -974,7 +885,7 @@ def test_data_that_is_not_there_is_said_once_before_anything_is_begun(
     extra: str,
     says: str,
 ) -> None:
-    monkeypatch.setattr(warpi.sweep, "_workers", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("warpi.sweep.runner._run_workers", lambda *_: pytest.fail("a process was started"))
     more = f'[[runs]]\nmethod = ["ce"]\n[[runs]]\nmethod = ["mwnet", "warpi"]\n{extra}\n'
     out, root = tmp_path / "runs", tmp_path / "no data"
     labels = NoisyLabels(torch.tensor([0, 1]), None)
@@ -1018,19 +929,19 @@ def test_stopped_and_killed_and_taken_up_again(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SIGTERM in the first run, kill -9 in the third: the end is as if nothing had been."""
-    file, out = tiny(tmp_path, 4, 8, LONGER), tmp_path / "runs"
-    tell = Board.tell
+    file, out = tiny(tmp_path, 3, 16, LONGER), tmp_path / "runs"
+    tell = Board.show
 
-    def hear(board: Board, event: Event) -> None:
+    def hear(board: Board, event: RunEvent) -> None:
         tell(board, event)
-        if event.what == "begun":
+        if event.kind == "begun":
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Board, "tell", hear)
+        patch.setattr(Board, "show", hear)
         assert sweep(file, out, "--jobs", "1") == 143
     again = f"warpi sweep {file} --out {out} --device cpu --jobs 1"
-    assert capsys.readouterr().err == f"warpi: stopped by SIGTERM; go on with: {again}\n"
+    assert capsys.readouterr().err == f"warpi: stopped by SIGTERM; resume with: {again}\n"
     (stored,) = out.glob("*/checkpoint.safetensors")
     assert stored.parent.name == "ce_pair-0.4_seed0"
     assert checkpoint.load(stored)["position"]["epoch"] == 0, "stored at once"
@@ -1053,22 +964,22 @@ def children() -> list[int]:
 def test_two_processes_and_the_death_of_one(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out, events = tiny(tmp_path, 4, 8, LONGER), tmp_path / "runs", list[Event]()
-    tell = Board.tell
+    file, out, events = tiny(tmp_path, 3, 16, LONGER), tmp_path / "runs", list[RunEvent]()
+    tell = Board.show
 
-    def hear(board: Board, event: Event) -> None:
+    def hear(board: Board, event: RunEvent) -> None:
         events.append(event)
         tell(board, event)
-        if len({e.run for e in events if e.what == "epoch"}) >= 2 and not killed:  # both are at work
+        if len({e.run for e in events if e.kind == "epoch"}) >= 2 and not killed:  # both are at work
             killed.append(min(set(children()) - before))
             with suppress(ProcessLookupError):
                 os.kill(killed[0], signal.SIGKILL)
 
     killed, before = list[int](), set(children())
-    monkeypatch.setattr(Board, "tell", hear)
+    monkeypatch.setattr(Board, "show", hear)
     assert sweep(file, out, "--jobs", "2") == 0, "the other has done all of it"
     assert "a process of the sweep ended with code -9" in capsys.readouterr().out
-    counts = {what: [event.run for event in events if event.what == what] for what in ("begun", "done")}
+    counts = {what: [event.run for event in events if event.kind == what] for what in ("begun", "done")}
     wanted = names(read_plan(file))
     assert len(set(counts["done"])) == len(counts["done"]) >= len(wanted) - 1, "none twice"
     assert set(counts["begun"]) == set(wanted)
@@ -1078,12 +989,12 @@ def test_two_processes_and_the_death_of_one(
 
 
 def test_what_a_library_prints_in_a_worker_is_no_event(capsys: pytest.CaptureFixture[str]) -> None:
-    said = "hello", '{"what": "alive"}', "7", '{"other": 1}', '{"what": "done", "run": "a"}'
+    said = "hello", '{"kind": "alive"}', "7", '{"other": 1}', '{"kind": "done", "run": "a"}'
     worker = subprocess.Popen([sys.executable, "-c", f"print({chr(10).join(said)!r})"], stdout=subprocess.PIPE)
-    told: queue.Queue[Event] = queue.Queue()
-    warpi.sweep._listen(worker, told)
-    warpi.sweep._end(worker)
-    assert [event.what for event in told.queue] == ["alive", "done"]
+    told: queue.Queue[RunEvent] = queue.Queue()
+    _listen(worker, told)
+    _end(worker)
+    assert [event.kind for event in told.queue] == ["alive", "done"]
     assert capsys.readouterr().err == 'hello\n7\n{"other": 1}\n'
 
 
@@ -1099,8 +1010,8 @@ def test_workers_that_swallow_a_ctrl_c_are_stopped(monkeypatch: pytest.MonkeyPat
         return began[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    board: Any = SimpleNamespace(tell=lambda _: None)
-    assert warpi.sweep._workers(means("cpu", "auto", 1), [CPU], "", [signal.SIGINT], board, []) == []
+    board: Any = SimpleNamespace(show=lambda _: None)
+    assert _run_workers(parse_resources("cpu", "auto", 1), [CPU], "", [signal.SIGINT], board, []) == []
     assert began[0].returncode == -signal.SIGTERM
 
 
@@ -1118,44 +1029,11 @@ def test_a_worker_whose_sweep_has_died_stores_and_stops(tmp_path: Path, monkeypa
 def test_two_sweeps_share_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second sweep of the same file takes what the first has not, waits for the rest, and ends with all of it."""
     file, out = tiny(tmp_path), tmp_path / "runs"
-    queue = warpi.sweep.Queue(read_plan(file, out), "another", lambda _: None)
+    queue = Queue(read_plan(file, out), "another", lambda _: None)
     claim = queue.take()
     assert claim is not None
-    timer = threading.Timer(1.5, claim.held.close)
+    timer = threading.Timer(1.5, claim.lock.close)
     timer.start()
     assert sweep(file, out, "--jobs", "1") == 0
     timer.join()
     assert "[4/4] ce_pair-0.4_seed0" in capsys.readouterr().out, "the last, when its holder had gone"
-
-
-# -- on a GPU --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_streams_beside_each_other_are_what_they_are_alone(tmp_path: Path) -> None:
-    device = torch.device("cuda:0")
-    more: list[dict[str, Any]] = [
-        {"method": "ce", "seed": 0, "net": whimsical},  # dropout masks come from the global CUDA generator
-        {"method": "warpi", "seed": 1},
-        {"method": "warpi", "seed": 2, "epochs": 3},
-        {"method": "mwnet", "seed": 3},
-    ]
-    jobs = [Job(f"{m['method']}{m['seed']}", {**TINY, "noise": "pair:0.4", **m}) for m in more]
-    for job in jobs:
-        fit(tmp_path / "alone" / job.name, device="cuda:0", **job.settings)
-    work = Listed(tmp_path / "beside", list(jobs))
-    with spec.read_once():
-        drive(work, device, Crowd(3), [], work.tell)
-    assert work.failures == {}
-    assert sorted(work.finished) == sorted(job.name for job in jobs)
-    for job in jobs:
-        assert_same_runs(tmp_path / "beside" / job.name, tmp_path / "alone" / job.name, exact=False)
-
-
-@pytest.mark.gpu
-def test_auto_ends_with_all_runs_done(tmp_path: Path) -> None:
-    file = tiny(tmp_path, more="[method.warpi]\nepochs = 60\n")
-    argv = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--device", "cuda:0", "--per-gpu", "auto"]
-    assert main(argv) == 0
-    assert len(list((tmp_path / "runs").glob("*/done"))) == 4
-    assert json.loads((tmp_path / "runs" / "warpi_pair-0.4_seed0" / "spec.json").read_text())["environment"]["gpu"]

@@ -1,10 +1,11 @@
-"""What a sweep shows: bars and the time left on a terminal, lines elsewhere, and at the end what became of each run."""
+"""Show the progress of a sweep: bars and the remaining time on a terminal, lines elsewhere."""
 
 import json
 import time
 from collections.abc import Mapping
 from statistics import fmean
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -13,16 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from warpi.runs.defaults import BY_DATASET
-from warpi.sweep.interleave import Event
+from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.queue import State
-from warpi.training.engine import Record
 
-_QUIET = 10.0  # seconds between two lines about epochs where there is no terminal
+_QUIET = 10.0  # seconds between two epoch lines if there is no terminal
 
 
 class Board:
-    """A context that hears of events, shows them, and knows what is left."""
+    """Context manager that shows events and estimates the remaining time."""
 
     def __init__(self, plan: Plan, states: Mapping[str, State], console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -30,9 +30,9 @@ class Board:
         self.state = {name: "done" if states[name].done else "waiting" for name in self.jobs}
         self.epoch = {name: states[name].epoch for name in self.jobs}
         self.epochs = {name: states[name].epochs or _planned(job) for name, job in self.jobs.items()}
-        self.seconds: dict[str, list[float]] = {}  # of an epoch, by kind of run
+        self.seconds: dict[str, list[float]] = {}  # per epoch, by kind of run
         self.failed: dict[str, str] = {}
-        self.said = time.monotonic()
+        self.printed_at = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TextColumn("epochs"))
         more = (TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
         live = self.console.is_terminal
@@ -47,106 +47,105 @@ class Board:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.bars.stop()
 
-    def tell(self, event: Event) -> None:
-        """Take note of an event."""
+    def show(self, event: RunEvent) -> None:
+        """Record an event and update the display."""
         name = event.run
         if name:
             self.epoch[name] = max(event.epoch, self.epoch[name])
-            states = {"begun": "active", "epoch": "active", "again": "waiting", "stopped": "waiting"}
-            self.state[name] = states.get(event.what, event.what)
-            if event.what == "failed":
+            states = {"begun": "active", "epoch": "active", "requeued": "waiting", "stopped": "waiting"}
+            self.state[name] = states.get(event.kind, event.kind)
+            if event.kind == "failed":
                 self.failed[name] = event.reason
-            if event.what == "epoch" and event.record is not None:
+            if event.kind == "epoch" and event.record is not None:
                 self.seconds.setdefault(_kind(self.jobs[name]), []).append(event.record["seconds"])
-            self._row(event)
-        self._say(event)
+            self._update_bar(event)
+        self._print_event(event)
         total = sum(self.epochs[name] or 0 for name in self.jobs)
         counts = f"{self.count('done')} done, {self.count('active')} active, {self.count('waiting')} waiting"
         counts += f", {self.count('failed')} failed" if self.failed else ""
         done = sum(self.epoch.values())
-        self.bars.update(self.all, description=counts, total=total or None, completed=done, note=self._left())
+        self.bars.update(self.all, description=counts, total=total or None, completed=done, note=self._time_left())
 
     def count(self, state: str) -> int:
         return sum(each == state for each in self.state.values())
 
-    def left(self) -> float | None:
-        """Seconds to the end, from the seconds of the epochs so far; None before the first of them."""
+    def seconds_left(self) -> float | None:
+        """Estimated seconds to the end, from the epochs so far; None before the first of them."""
         if not self.seconds:
             return None
-        anything = fmean(seconds for each in self.seconds.values() for seconds in each)
+        overall = fmean(seconds for each in self.seconds.values() for seconds in each)
         longest = max((epochs for epochs in self.epochs.values() if epochs), default=1)
         total = 0.0
         for name, job in self.jobs.items():
             if self.state[name] in ("active", "waiting"):
                 known = self.seconds.get(_kind(job))
                 epochs = (self.epochs[name] or longest) - self.epoch[name]
-                total += max(epochs, 0) * (fmean(known[-20:]) if known else anything)
+                total += max(epochs, 0) * (fmean(known[-20:]) if known else overall)
         return total / max(1, self.count("active"))
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text, markup=False, emoji=False, soft_wrap=True)
 
-    def _left(self) -> str:
-        left = self.left()
-        return f"about {duration(left)} left" if left is not None and left >= 1 else ""
+    def _time_left(self) -> str:
+        seconds = self.seconds_left()
+        return f"about {format_duration(seconds)} left" if seconds is not None and seconds >= 1 else ""
 
-    def _row(self, event: Event) -> None:
-        """A bar for each run that is under way."""
+    def _update_bar(self, event: RunEvent) -> None:
+        """Show one bar for each active run."""
         if self.state[event.run] != "active":
             if event.run in self.rows:
                 self.bars.remove_task(self.rows.pop(event.run))
             return
         if event.run not in self.rows:
             self.rows[event.run] = self.bars.add_task(f"  {event.run}", total=self.epochs[event.run], note="")
-        self.bars.update(self.rows[event.run], completed=self.epoch[event.run], note=scores(event.record))
+        self.bars.update(self.rows[event.run], completed=self.epoch[event.run], note=format_scores(event.record))
 
-    def _say(self, event: Event) -> None:
+    def _print_event(self, event: RunEvent) -> None:
         head = f"[{self.count('done')}/{len(self.jobs)}]"
-        end = f"  ({self._left()})" if self._left() else ""
-        match event.what:
+        end = f"  ({self._time_left()})" if self._time_left() else ""
+        match event.kind:
             case "done":
-                self.say(f"{head} {event.run}  {scores(event.record)}{end}")
+                self.print(f"{head} {event.run}  {format_scores(event.record)}{end}")
             case "failed":
-                told = [*self.failed.values()].count(event.reason) > 1  # by the first of them
-                self.say(f"{head} {event.run}  failed: {'the same again' if told else event.reason}")
-            case "again":
-                self.say(
-                    f"{head} {event.run}  found no memory beside the others; it goes on when one of them has ended"
-                )
-            case "epoch" if not self.console.is_terminal and time.monotonic() - self.said >= _QUIET:
+                repeated = [*self.failed.values()].count(event.reason) > 1
+                reason = "for the same reason" if repeated else event.reason
+                self.print(f"{head} {event.run}  failed: {reason}")
+            case "requeued":
+                self.print(f"{head} {event.run}  ran out of memory next to the other runs; it will be tried again")
+            case "epoch" if not self.console.is_terminal and time.monotonic() - self.printed_at >= _QUIET:
                 epochs = f"{event.epoch}/{self.epochs[event.run] or '?'}"
-                self.say(f"{head} {event.run}  epoch {epochs}  {scores(event.record)}{end}")
+                self.print(f"{head} {event.run}  epoch {epochs}  {format_scores(event.record)}{end}")
             case _:
                 return
-        self.said = time.monotonic()
+        self.printed_at = time.monotonic()
 
 
-def grid(plan: Plan, states: Mapping[str, State | str]) -> Table:
-    """What a sweep would do: a line a run. A text stands for a run that cannot be done, and says why."""
+def states_table(plan: Plan, states: Mapping[str, State | str]) -> Table:
+    """One line per run with its state; a text instead of a state says why a run cannot be run."""
     table = Table("run", "", box=None)
     for job in plan.jobs:
         state = states[job.name]
         if isinstance(state, str):
-            said = state
+            text = state
         elif state.done:
-            said = "done"
+            text = "done"
         elif state.begun:
-            said = f"at epoch {state.epoch} of {state.epochs or '?'}"
+            text = f"at epoch {state.epoch} of {state.epochs or '?'}"
         else:
-            said = "missing"
-        table.add_row(Text(job.name, overflow="fold"), Text(said))
+            text = "missing"
+        table.add_row(Text(job.name, overflow="fold"), Text(text))
     return table
 
 
-def scores(record: Record | None) -> str:
-    """The accuracy of an epoch, in words."""
+def format_scores(record: Mapping[str, Any] | None) -> str:
+    """The accuracy of an epoch as text."""
     for name in ("test", "val"):
         if record is not None and f"{name}_acc" in record:
             return f"{name} {record[f'{name}_acc']:.2f} %"
     return ""
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`40 s`, `12 min`, `3 h 05 min`."""
     minutes = round(seconds / 60)
     if seconds < 100:
@@ -161,5 +160,5 @@ def _planned(job: Job) -> int | None:
 
 
 def _kind(job: Job) -> str:
-    """Runs of one kind take equally long."""
+    """A key of the settings that determine how long a run takes."""
     return json.dumps({key: value for key, value in job.settings.items() if key not in ("seed", "noise")})

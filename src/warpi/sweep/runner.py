@@ -1,7 +1,6 @@
-"""Many runs from one file: `warpi sweep`. What is done is left alone, what stopped goes on, what is missing is run.
+"""Run all unfinished runs of a sweep file, in one process or in several, and compare the results.
 
-One device is served by this process; several, or several jobs, by a process each. All of them read the same file
-and take what is left of it (`folders.Queue`), so that none waits for another.
+Every process reads the same file and takes runs from the same folder (`queue.Queue`), one run at a time.
 """
 
 import json
@@ -26,27 +25,25 @@ from warpi.noise.noise import Noise
 from warpi.report.experiments import find_runs
 from warpi.report.table import screen, to_rich
 from warpi.report.write import write_report
-from warpi.runs import plugins as own
+from warpi.runs import plugins
 from warpi.runs.run import pick_device, signals
 from warpi.runs.spec import DataSpec, read_all, read_once
-from warpi.sweep.display import Board, duration, grid
-from warpi.sweep.gpu_packing import Crowd
-from warpi.sweep.interleave import Event, drive
-from warpi.sweep.plan import Job, Plan, read_plan
-from warpi.sweep.queue import Queue, State, look, place
+from warpi.sweep.display import Board, format_duration, states_table
+from warpi.sweep.events import RunEvent
+from warpi.sweep.plan import Job, Plan
+from warpi.sweep.queue import Queue, State, run_folder, run_state
+from warpi.sweep.worker import work
 
-__all__ = ["Means", "dry_run", "means", "read_plan", "serve", "sweep"]
-
-_MOST_JOBS = 8  # processes on the cores of one machine, unless --jobs says otherwise: each holds the data
+_MOST_CPU_JOBS = 8  # default limit: each process holds its own copy of the data
+_JOBS_UNDER_MPS = 3  # three runs fill a GPU with a small network (docs/speed.md)
 
 
 @dataclass(frozen=True)
-class Means:
-    """What a sweep may use."""
+class Resources:
+    """The devices of a sweep and the number of processes on each of them."""
 
     devices: tuple[torch.device, ...]
-    per_gpu: int | None  # runs at once on a GPU; None: as many as pay
-    jobs: int  # processes a device
+    jobs: int
 
     @property
     def cpu(self) -> bool:
@@ -54,103 +51,112 @@ class Means:
 
     @property
     def processes(self) -> tuple[torch.device, ...]:
-        """A process for each of these."""
+        """The device of each process."""
         return self.devices * self.jobs
 
     @property
     def threads(self) -> int | None:
-        """Of a new run that does not say itself; a run that was begun keeps its own."""
-        return max(1, cores() // self.jobs) if self.cpu else None
+        """CPU threads for new runs that do not set them; resumed runs keep their own number."""
+        return max(1, count_cores() // self.jobs) if self.cpu else None
 
 
-def cores() -> int:
-    """Those that this process may use."""
+def count_cores() -> int:
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def means(device: str, per_gpu: str, jobs: int | None) -> Means:
-    """Flags to means."""
+def mps_is_running() -> bool:
+    """Whether NVIDIA's Multi-Process Service, which lets processes share a GPU, has been started."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
+
+
+def parse_resources(device: str, per_gpu: str, jobs: int | None) -> Resources:
+    """Turn the flags --device, --per-gpu and --jobs into resources."""
     if device == "auto":
-        found = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
     else:
-        found = [pick_device(part.strip()) for part in device.split(",")]
-        found = [torch.device("cuda", d.index or 0) if d.type == "cuda" else d for d in found]
-    if len(set(found)) < len(found) or (len(found) > 1 and any(d.type == "cpu" for d in found)):
+        devices = [pick_device(part.strip()) for part in device.split(",")]
+        devices = [torch.device("cuda", d.index or 0) if d.type == "cuda" else d for d in devices]
+    if len(set(devices)) < len(devices) or (len(devices) > 1 and any(d.type == "cpu" for d in devices)):
         raise UserError(f"--device {device}: name each CUDA device once, or cpu alone")
     if per_gpu != "auto" and not (per_gpu.isascii() and per_gpu.isdigit() and 1 <= int(per_gpu) <= 64):
         raise UserError(f"--per-gpu must be auto or a number from 1 to 64, got {per_gpu!r}")
-    on_cpu = found[0].type == "cpu"
+    on_cpu = devices[0].type == "cpu"
     if on_cpu and per_gpu != "auto":
-        raise UserError("--per-gpu is for GPUs, and there is none in use here; --jobs N runs N processes on the CPU")
+        raise UserError("--per-gpu needs a GPU, and this sweep uses none; --jobs N runs N processes on the CPU")
     if jobs is not None and not 1 <= jobs <= 1024:
         raise UserError(f"--jobs must be at least 1 and at most 1024, got {jobs}")
-    if not on_cpu and jobs is not None and jobs > 1 and per_gpu == "auto":
-        per_gpu = "1"  # what pays cannot be measured beside other processes
-    most = min(cores(), _MOST_JOBS) if on_cpu else 1
-    return Means(tuple(found), None if per_gpu == "auto" else int(per_gpu), jobs or most)
+    if on_cpu:
+        return Resources(tuple(devices), jobs or min(count_cores(), _MOST_CPU_JOBS))
+    if per_gpu != "auto":
+        return Resources(tuple(devices), int(per_gpu) * (jobs or 1))
+    return Resources(tuple(devices), jobs or (_JOBS_UNDER_MPS if mps_is_running() else 1))
 
 
-def states(plan: Plan) -> dict[str, State | str]:
-    """How far each run has come, or why it cannot be done."""
-    found: dict[str, State | str] = {}
+def read_states(plan: Plan) -> dict[str, State | str]:
+    """The state of each run, or the reason why it cannot be run."""
+    states: dict[str, State | str] = {}
     with read_once():
         for job in plan.jobs:
             try:
-                found[job.name] = look(plan, job)
-            except UserError as e:
-                found[job.name] = str(e)
-    return found
+                states[job.name] = run_state(plan, job)
+            except UserError as error:
+                states[job.name] = str(error)
+    return states
 
 
 def dry_run(plan: Plan) -> None:
-    """Print what is done and what is missing."""
-    console, found = Console(highlight=False), states(plan)
-    console.print(grid(plan, found))
-    n_done = sum(isinstance(state, State) and state.done for state in found.values())
-    n_begun = sum(isinstance(state, State) and state.begun and not state.done for state in found.values())
-    n_refused = sum(isinstance(state, str) for state in found.values())
-    left = f"{n_done} done, {n_begun} begun, {len(found) - n_done - n_begun - n_refused} missing"
-    left += f", {n_refused} refused" if n_refused else ""
-    console.print(f"{len(found)} runs in {plan.out}: {left}", markup=False, emoji=False, soft_wrap=True)
+    """Print which runs are done and which are missing."""
+    console = Console(highlight=False)
+    states = read_states(plan)
+    console.print(states_table(plan, states))
+    n_done = sum(isinstance(state, State) and state.done for state in states.values())
+    n_begun = sum(isinstance(state, State) and state.begun and not state.done for state in states.values())
+    n_refused = sum(isinstance(state, str) for state in states.values())
+    counts = f"{n_done} done, {n_begun} begun, {len(states) - n_done - n_begun - n_refused} missing"
+    if n_refused:
+        counts += f", {n_refused} refused"
+    console.print(f"{len(states)} runs in {plan.out}: {counts}", markup=False, emoji=False, soft_wrap=True)
 
 
-def sweep(plan: Plan, means: Means, command: Sequence[str], json_file: Path | None = None) -> int:
-    """Do all that is left of a plan, and report. `command` started it, and goes on with it. Returns an exit code."""
-    began, found = time.monotonic(), states(plan)
-    start = {name: s if isinstance(s, State) else State(False, False, 0, None) for name, s in found.items()}
+def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: Path | None = None) -> int:
+    """Finish all runs of a plan and print the table. `command` holds the arguments; returns an exit code."""
+    began = time.monotonic()
+    states = read_states(plan)
+    start = {name: s if isinstance(s, State) else State(False, False, 0, None) for name, s in states.items()}
     n_left = sum(not state.done for state in start.values())
-    processes = means.processes[:n_left]
-    left = [job for job in plan.jobs if isinstance(s := found[job.name], State) and not s.done]
-    with ExitStack() as held:
-        held.enter_context(read_once())
-        _check_data(plan, left)
+    processes = resources.processes[:n_left]
+    unfinished = [job for job in plan.jobs if isinstance(s := states[job.name], State) and not s.done]
+    with ExitStack() as stack:
+        stack.enter_context(read_once())
+        _check_data(plan, unfinished)
         if n_left:
             _check_out(plan.out)
         if len(processes) != 1:
-            held.close()  # several read for themselves
-        board, caught = held.enter_context(Board(plan, start)), held.enter_context(signals())
+            stack.close()  # each worker process reads the data itself
+        board = stack.enter_context(Board(plan, start))
+        caught = stack.enter_context(signals())
         if n_left:
             where = ", ".join(dict.fromkeys(map(str, processes)))
-            many = f", {len(processes)} at a time" if means.cpu and len(processes) > 1 else ""
-            board.say(f"{plan.file}: {len(start)} runs, {len(start) - n_left} of them done; on {where}{many}")
+            several = f", {len(processes)} at a time" if len(processes) > 1 else ""
+            board.print(f"{plan.file}: {len(start)} runs, {len(start) - n_left} of them done; on {where}{several}")
         else:
-            board.say(f"{plan.file}: nothing to do, all {len(start)} runs are done")
+            board.print(f"{plan.file}: nothing to do, all {len(start)} runs are done")
         session = f"{os.getpid()}-{time.time_ns()}"
         if len(processes) == 1:
-            _serve(plan, means, processes[0], session, caught, board.tell)
+            _work(plan, resources, processes[0], session, caught, board.show)
         elif processes:
-            died = _workers(means, processes, session, caught, board, command)
-            for line in died:
-                board.say(line)
+            for line in _run_workers(resources, processes, session, caught, board, command):
+                board.print(line)
     if caught:
-        again = shlex.join(["warpi", *own.flags(), "sweep", *command])
-        print(f"warpi: stopped by {signal.Signals(caught[0]).name}; go on with: {again}", file=sys.stderr)
+        resume = shlex.join(["warpi", *plugins.flags(), "sweep", *command])
+        print(f"warpi: stopped by {signal.Signals(caught[0]).name}; resume with: {resume}", file=sys.stderr)
         return 128 + caught[0]
     return _report(plan, board.failed, time.monotonic() - began, json_file)
 
 
 def _check_out(out: Path) -> None:
-    """Runs can be made there: else each process would say so, and each run be told to be tried again."""
+    """Raise once if run folders cannot be created, before every process and every run fails for this reason."""
     try:
         (out / ".sweep").mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -158,108 +164,114 @@ def _check_out(out: Path) -> None:
 
 
 def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
-    """Read what these runs learn from, given labels too: what is not there, or broken, is said once, before any of them
-    is begun."""
+    """Read all data and given labels once, so that missing or broken files are reported before any run starts."""
     seen = set()
     for settings in (job.settings for job in jobs):
         data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
         noise = Noise.parse(data.noise)
-        files = (data.data, data.root, data.label, data.drop, data.image_size, data.meta_data)
-        if (read := (*files, noise.source and str(noise), dict(noise.options).get("from"))) not in seen:
-            seen.add(read)
-            data.stamps()
-            try:
-                _, dataset, _, _, other = read_all(data)
-                noise.check(dataset, other)
-            except Exception as e:  # of a reader of the user's own, too
-                kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
-                where = f"data = {data.data!r}, root = {data.root!r}"
-                raise UserError(f"{plan.file}: {kind}{e} ({where}; no run was begun)") from e
+        sources = (data.data, data.root, data.label, data.drop, data.image_size, data.meta_data)
+        key = (*sources, noise.source and str(noise), dict(noise.options).get("from"))
+        if key in seen:
+            continue
+        seen.add(key)
+        data.stamps()
+        try:
+            _, dataset, _, _, other = read_all(data)
+            noise.check(dataset, other)
+        except Exception as e:  # also errors of a user-defined reader
+            kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
+            where = f"data = {data.data!r}, root = {data.root!r}"
+            raise UserError(f"{plan.file}: {kind}{e} ({where}; no run was begun)") from e
 
 
-def serve(plan: Plan, means: Means, session: str) -> int:
-    """Be one of the processes of a sweep: on one device, with events as lines of JSON on standard output."""
+def serve(plan: Plan, resources: Resources, session: str) -> int:
+    """Be one worker process of a sweep: use one device, and print events as lines of JSON."""
     with signals() as caught:
 
-        def tell(event: Event) -> None:
+        def report(event: RunEvent) -> None:
             try:
                 print(json.dumps(asdict(event)), flush=True)
-            except BrokenPipeError:  # the process that started this one has died: store, and stop
+            except BrokenPipeError:  # the parent process has died: store a checkpoint and stop
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 caught.append(signal.SIGTERM)
 
-        _serve(plan, means, means.devices[0], session, caught, tell)
+        _work(plan, resources, resources.devices[0], session, caught, report)
     return 128 + caught[0] if caught else 0
 
 
-def _serve(
-    plan: Plan, means: Means, device: torch.device, session: str, caught: list[int], tell: Callable[[Event], None]
+def _work(
+    plan: Plan,
+    resources: Resources,
+    device: torch.device,
+    session: str,
+    caught: list[int],
+    report: Callable[[RunEvent], None],
 ) -> None:
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     try:
-        if means.threads is not None:
-            torch.set_num_threads(means.threads)
+        if resources.threads is not None:
+            torch.set_num_threads(resources.threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        crowd = Crowd(1 if device.type == "cpu" else means.per_gpu)
+        shares_device = device.type == "cuda" and resources.jobs > 1
         with read_once():
-            drive(Queue(plan, session, tell), device, crowd, caught, tell)
+            work(Queue(plan, session, report), device, caught, report, shares_device)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
-def _workers(
-    means: Means,
+def _run_workers(
+    resources: Resources,
     processes: Sequence[torch.device],
     session: str,
     caught: list[int],
     board: Board,
     command: Sequence[str],
 ) -> list[str]:
-    """A process for each device or CPU job; what they say goes to the board. Returns how those ended that died."""
-    told: queue.Queue[Event] = queue.Queue()
-    how = ["--jobs", str(means.jobs)] if means.cpu else ["--per-gpu", str(means.per_gpu or "auto")]
+    """Start one process per entry of `processes` and show their events. Returns a line for each that died."""
+    events: queue.Queue[RunEvent] = queue.Queue()
     kept = _without(command, "--device", "--jobs", "--per-gpu", "--json")
-    base = [sys.executable, "-m", "warpi", *own.flags(), "sweep", *kept]
-    with ExitStack() as held:
-        workers, listeners = [], []
+    base = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *kept, "--jobs", str(resources.jobs)]
+    with ExitStack() as stack:
+        workers = []
+        listeners = []
         for device in processes:
-            argv = [*base, *how, "--device", str(device), "--worker", session]
-            # In a session of its own: Ctrl-C comes to this process alone, which hands it on once.
+            argv = [*base, "--device", str(device), "--worker", session]
+            # A new session: Ctrl-C reaches this process only, which passes it on once.
             worker = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True)
-            held.callback(_end, worker)
+            stack.callback(_end, worker)
             workers.append(worker)
-            listeners.append(threading.Thread(target=_listen, args=(worker, told), daemon=True))
+            listeners.append(threading.Thread(target=_listen, args=(worker, events), daemon=True))
             listeners[-1].start()
-        handed_on = False
-        while any(listener.is_alive() for listener in listeners) or not told.empty():
-            if caught and not handed_on:
-                handed_on = True
+        passed_on = False
+        while any(listener.is_alive() for listener in listeners) or not events.empty():
+            if caught and not passed_on:
+                passed_on = True
                 for worker in workers:
                     if worker.poll() is None:
-                        worker.terminate()  # not by SIGINT: an import under way may swallow a KeyboardInterrupt
+                        worker.terminate()  # not SIGINT: a running import may swallow a KeyboardInterrupt
             try:
-                board.tell(told.get(timeout=0.2))
+                board.show(events.get(timeout=0.2))
             except queue.Empty:
-                board.tell(Event("alive"))
+                board.show(RunEvent("alive"))
         codes = [worker.wait() for worker in workers]
-    stopped = (128 + signal.SIGTERM, -signal.SIGTERM) if caught else ()  # the latter: before it had begun
+    stopped = (128 + signal.SIGTERM, -signal.SIGTERM) if caught else ()  # the second: before it had started
     return [f"a process of the sweep ended with code {code}" for code in codes if code not in (0, *stopped)]
 
 
-def _listen(worker: "subprocess.Popen[bytes]", told: "queue.Queue[Event]") -> None:
-    """To the end, whatever is said: a process whose pipe is full waits for ever."""
+def _listen(worker: "subprocess.Popen[bytes]", events: "queue.Queue[RunEvent]") -> None:
+    """Read all output of a worker: a process whose pipe is full would wait forever."""
     assert worker.stdout is not None
     for line in worker.stdout:
-        if line.endswith(b"\n"):  # the last one of a process that was killed may be cut off
+        if line.endswith(b"\n"):  # the last line of a killed process may be cut off
             try:
-                told.put(Event(**json.loads(line)))
-            except (ValueError, TypeError):  # not ours: what a network or a library prints
+                events.put(RunEvent(**json.loads(line)))
+            except (ValueError, TypeError):  # printed by a network or a library
                 print(line.decode(errors="replace"), end="", file=sys.stderr)
 
 
 def _end(worker: "subprocess.Popen[bytes]") -> None:
-    """Only where this process comes to an unforeseen end does a worker still live here."""
+    """Stop a worker that is still alive because this process ends unexpectedly, and close its pipe."""
     if worker.poll() is None:
         worker.terminate()
         worker.wait()
@@ -269,7 +281,8 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
 
 def _without(argv: Sequence[str], *flags: str) -> list[str]:
     """Arguments without some flags and their values."""
-    kept, skip = [], False
+    kept = []
+    skip = False
     for word in argv:
         if not skip and word.partition("=")[0] not in flags:
             kept.append(word)
@@ -278,27 +291,29 @@ def _without(argv: Sequence[str], *flags: str) -> list[str]:
 
 
 def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Path | None) -> int:
-    """The table of all runs, where they lie, and what went wrong."""
+    """Print the table of all runs, their folder and what went wrong. Returns an exit code."""
     console = screen()
-    now = states(plan)
-    ours = [job for job in plan.jobs if isinstance(now[job.name], State)]  # not those that had other settings
-    paths = [place(plan, job) for job in ours]
+    states = read_states(plan)
+    valid = [job for job in plan.jobs if isinstance(states[job.name], State)]  # not those with other settings
+    paths = [run_folder(plan, job) for job in valid]
     begun = [path for path in paths if (path / "spec.json").exists() and (path / "sweep.json").exists()]
     broken = list[UserError]()
     if begun and (runs := find_runs(begun, broken)):
         console.print(to_rich(write_report(runs, None, json_file)))
-    done = sum(isinstance(state, State) and state.done for state in now.values())
-    said = f"{done} of {len(now)} runs done, in {duration(seconds)}; run folders in {plan.out}"
-    console.print(said, markup=False, emoji=False, soft_wrap=True)
+    n_done = sum(isinstance(state, State) and state.done for state in states.values())
+    summary = f"{n_done} of {len(states)} runs done in {format_duration(seconds)}; run folders in {plan.out}"
+    console.print(summary, markup=False, emoji=False, soft_wrap=True)
     for error in broken:
         print(f"warpi: not in the table: {' '.join(str(error).split())}", file=sys.stderr)
-    left = [name for name, state in now.items() if name not in failed and not (isinstance(state, State) and state.done)]
-    alike = dict[str, list[str]]()
+    by_reason = dict[str, list[str]]()
     for name, reason in failed.items():
-        alike.setdefault(" ".join(reason.split()), []).append(name)
-    for reason, (first, *others) in alike.items():
+        by_reason.setdefault(" ".join(reason.split()), []).append(name)
+    for reason, (first, *others) in by_reason.items():
         names = f"{first} and {len(others)} more" if others else first
         print(f"warpi: {names} failed: {reason}", file=sys.stderr)
-    for name in left:
-        print(f"warpi: {name} is not finished; sweep again", file=sys.stderr)
-    return 1 if failed or left or broken else 0
+    unfinished = [
+        name for name, state in states.items() if name not in failed and not (isinstance(state, State) and state.done)
+    ]
+    for name in unfinished:
+        print(f"warpi: {name} is not finished; run the sweep again", file=sys.stderr)
+    return 1 if failed or unfinished or broken else 0

@@ -1,0 +1,91 @@
+"""One process of a sweep: take runs from the queue, one after another, and train them."""
+
+import time
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from warpi.errors import UserError
+from warpi.runs.run import Stopped, fitting
+from warpi.sweep.events import RunEvent
+from warpi.sweep.queue import ClaimedRun, Queue
+
+_POLL = 0.2  # seconds between two looks into the queue, and between two signs of life
+
+
+def work(
+    queue: Queue,
+    device: torch.device,
+    caught: list[int],
+    report: Callable[[RunEvent], None],
+    shares_device: bool = False,
+) -> None:
+    """Train the runs of a queue until none is left or a signal is noted in `caught`.
+
+    A run that fails does not stop the others. A run that does not fit into the memory of a shared device goes back to
+    the queue, and this process ends, so that fewer processes share the device. If no other process is at work, the
+    run is tried once more before it counts as failed.
+    """
+    retried: set[str] = set()
+    while not caught:
+        claim = queue.take()
+        if claim is None:
+            if not queue.has_more():
+                return
+            time.sleep(_POLL)
+            report(RunEvent("alive"))
+            continue
+        name = claim.job.name
+        report(RunEvent("begun", name, claim.epoch))
+        with claim.lock:
+            event, details = _train(claim, device, caught, report)
+            if event.kind == "requeued" and (not shares_device or name in retried):
+                event = RunEvent("failed", name, event.epoch, reason=event.reason)
+            if event.kind == "done":
+                queue.mark_done(claim)
+            elif event.kind == "failed":
+                queue.mark_failed(claim.job, event.reason, details)
+        report(event)
+        if event.kind == "requeued":
+            if queue.others_are_at_work():
+                return
+            retried.add(name)
+
+
+def _train(
+    claim: ClaimedRun, device: torch.device, caught: list[int], report: Callable[[RunEvent], None]
+) -> tuple[RunEvent, str]:
+    """Train one run. Returns the event that ended it, and the traceback of an unexpected error."""
+    name = claim.job.name
+    epoch = claim.epoch
+    threads = torch.get_num_threads()
+    steps = fitting(claim.path, resume=claim.resume, device=str(device), caught=caught, **claim.job.settings)
+    reported = time.monotonic()
+    try:
+        while True:
+            record = next(steps)
+            if record is not None:
+                epoch = int(record["epoch"])
+                report(RunEvent("epoch", name, epoch, record))
+            elif time.monotonic() - reported >= _POLL:
+                reported = time.monotonic()
+                report(RunEvent("alive"))
+    except StopIteration as end:
+        history = end.value.history
+        return RunEvent("done", name, len(history), history[-1] if history else None), ""
+    except Stopped:
+        return RunEvent("stopped", name, epoch), ""
+    except UserError as error:
+        return RunEvent("failed", name, epoch, reason=str(error)), ""
+    except Exception as error:  # a bug in one run must not stop the others
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in str(error):
+            reason += "; lower batch_size and meta_batch_size"
+            return RunEvent("requeued", name, epoch, reason=reason), traceback.format_exc()
+        return RunEvent("failed", name, epoch, reason=reason), traceback.format_exc()
+    finally:
+        steps.close()
+        torch.set_num_threads(threads)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
