@@ -46,8 +46,8 @@ from warpi.fewshot.learner import Problem
 from warpi.fewshot.learners.registry import LEARNERS
 from warpi.fewshot.spec import Spec, read_spec, specify
 from warpi.fewshot.train import Position, Step, Training
-from warpi.runs.run import Stopped
 from warpi.training.cuda_graph import searching
+from warpi.utils.devices import Stopped
 from warpi.utils.files import one_writer, write_atomically
 from warpi.utils.seeding import generator
 

@@ -25,8 +25,8 @@ from warpi.fewshot.learners.registry import LEARNERS, make_learner
 from warpi.fewshot.run import fit, load
 from warpi.fewshot.spec import specify
 from warpi.fewshot.train import Step, Training, train
-from warpi.runs.run import Stopped
 from warpi.training import checkpoint
+from warpi.utils.devices import Stopped
 from warpi.utils.seeding import generator
 
 QUICK: dict[str, Any] = {"data": "sines", "tasks": 4, "queries": 5, "val_every": 2, "val_tasks": 10, "threads": 1}

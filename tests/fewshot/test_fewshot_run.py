@@ -25,9 +25,9 @@ from warpi.fewshot.plot import plot_bases, plot_versatility
 from warpi.fewshot.run import fit, load
 from warpi.fewshot.spec import specify
 from warpi.fewshot.train import Position, Step, Training, train
-from warpi.runs.run import Stopped
 from warpi.training import checkpoint
 from warpi.training.engine import Diverged
+from warpi.utils.devices import Stopped
 from warpi.utils.seeding import generator
 
 QUICK: dict[str, Any] = {"data": "sines", "tasks": 4, "queries": 5, "val_every": 4, "val_tasks": 10, "threads": 1}

@@ -30,12 +30,13 @@ from warpi.methods.plain import CE
 from warpi.methods.registry import METHODS
 from warpi.methods.warpi import WarPI
 from warpi.runs import run
-from warpi.runs.run import Stopped, fit, pick_device
+from warpi.runs.run import fit
 from warpi.runs.spec import DataSpec, prepare
 from warpi.training import checkpoint, engine
 from warpi.training.engine import Diverged, TrainingState, train
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
+from warpi.utils.devices import Stopped, pick_device
 
 SMALL: dict[str, Any] = {"data": "digits", "noise": "uniform:0.4", "limit": 300, "meta": 20, "epochs": 2}
 QUICK: dict[str, Any] = {**SMALL, "method": "ce", "batch_size": 32}  # 5 steps an epoch

@@ -31,7 +31,6 @@ from warpi.cli.app import main
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
 from warpi.runs import spec
-from warpi.runs.run import Stopped
 from warpi.sweep import queue as folders
 from warpi.sweep.display import Board, format_duration
 from warpi.sweep.events import RunEvent
@@ -40,6 +39,7 @@ from warpi.sweep.queue import KEPT, ClaimedRun, Queue, State
 from warpi.sweep.runner import _end, _listen, _run_workers, parse_resources
 from warpi.sweep.worker import work
 from warpi.training import checkpoint
+from warpi.utils.devices import Stopped
 
 CPU = torch.device("cpu")
 TINY = {"data": "digits", "limit": 300, "epochs": 2, "meta": 20, "batch_size": 32, "threads": 1}

@@ -27,12 +27,12 @@ from warpi.errors import UserError, unknown
 from warpi.methods.registry import make_method
 from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.nets.registry import NETS
-from warpi.runs.run import pick_device
 from warpi.training.cuda_graph import captured
 from warpi.training.engine import TrainingState
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
+from warpi.utils.devices import pick_device
 from warpi.utils.field_checks import at_least, check_types
 from warpi.utils.seeding import generator, seeded
 

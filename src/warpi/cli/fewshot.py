@@ -50,7 +50,7 @@ def fit(argv: list[str]) -> None:
     from warpi.fewshot.run import fit as run_fit
     from warpi.fewshot.spec import DEFAULTS, read_spec
     from warpi.fewshot.train import Training
-    from warpi.runs.run import Stopped
+    from warpi.utils.devices import Stopped
 
     first = Parser(prog="warpi fewshot fit", add_help=False)
     first.add_argument("--learner", default=None)

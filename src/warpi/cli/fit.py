@@ -48,9 +48,9 @@ def fit(argv: list[str]) -> None:
         print(HELP, end="")
         return
     from warpi.runs import plugins
-    from warpi.runs.run import Stopped, pick_device
     from warpi.runs.run import fit as run_fit
     from warpi.utils import distributed
+    from warpi.utils.devices import Stopped, pick_device
 
     first = _first_flags(argv)
     device = pick_device(first.device)

@@ -41,12 +41,12 @@ from warpi.runs.defaults import (
     resolve_method,
     to_plain_types,
 )
-from warpi.runs.run import pick_device
 from warpi.training.checkpoint import pack, unpack
 from warpi.training.engine import Record, check_batches, train
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, make_task
+from warpi.utils.devices import pick_device
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import derive, seeded
 

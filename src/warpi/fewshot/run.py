@@ -25,11 +25,11 @@ from warpi.fewshot.learner import Learner
 from warpi.fewshot.spec import Spec, describe, read_spec, same_facts, same_settings, specify
 from warpi.fewshot.train import Position, means, task_pair, train
 from warpi.runs.resume import check_free, cut_results
-from warpi.runs.run import Stopped, cpu_threads, pick_device, signals
 from warpi.runs.schema import read_record
 from warpi.training import checkpoint
 from warpi.training.engine import Record
 from warpi.training.progress import Progress
+from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
 from warpi.utils.files import append_line, one_writer, write_atomically
 from warpi.utils.seeding import derive, seeded
 
@@ -101,7 +101,7 @@ def fit(
         steps = train(learner, data, spec.kind, spec.training, at)
         progress = held.enter_context(Progress(1, spec.training.iterations, at.iteration, quiet))
         progress.print(_summary(spec, data))
-        caught, saved_at = held.enter_context(signals()), time.monotonic()
+        caught, saved_at = held.enter_context(catch_signals()), time.monotonic()
         if not begun:
             write_atomically(path / "spec.json", (json.dumps(description, indent=1) + "\n").encode())
         for record in steps:

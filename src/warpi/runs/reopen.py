@@ -18,13 +18,14 @@ from warpi.runs.defaults import resolve_method
 from warpi.runs.packed_task import task_of
 from warpi.runs.plugins import flags
 from warpi.runs.resume import describe, read_spec, same_settings, same_task
-from warpi.runs.run import Run, pick_device
+from warpi.runs.run import Run
 from warpi.runs.schema import read_record
 from warpi.runs.spec import DataSpec, RunSpec, prepare
 from warpi.training import checkpoint
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Moved
+from warpi.utils.devices import pick_device
 from warpi.utils.seeding import derive, seeded
 
 

@@ -7,8 +7,6 @@ A run folder holds `spec.json` (settings, facts about the task, versions), `resu
 import json
 import os
 import shlex
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -54,6 +52,7 @@ from warpi.training.method import Method, evaluating
 from warpi.training.progress import SHOWN, Progress
 from warpi.training.task import Moved, Task, Truth
 from warpi.utils import distributed
+from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
 from warpi.utils.files import append_line, one_writer, write_atomically
 from warpi.utils.seeding import derive, seeded
 
@@ -78,14 +77,6 @@ class Run:
         score = f", test accuracy {last['test_acc']:.2f} %{noisy}" if "test_acc" in last else ""
         rows = f"{len(self.task.train):,} rows, {self.task.n_classes} classes"
         return f"<Run {str(self.path)!r}: {type(self.method).__name__} on {rows}; {epochs}{score}>"
-
-
-class Stopped(Exception):
-    """A signal asked the run to stop; what was done is stored."""
-
-    def __init__(self, signum: int, again: str) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}; {again}")
-        self.signum, self.rank = signum, distributed.rank()
 
 
 def fit(out: Path | str, **options: Any) -> Run:
@@ -208,7 +199,7 @@ def fitting(
             share = 1 - done / (spec.recipe.epochs * steps)
             if (minutes := share * _minutes(spec, learner)) > PATIENCE:
                 progress.print(_slow(spec, learner, minutes))
-        caught = held.enter_context(signals()) if caught is None else caught
+        caught = held.enter_context(catch_signals()) if caught is None else caught
         with distributed.raise_on_all_ranks():
             board = held.enter_context(_board(path, at.epoch + 1)) if tensorboard and first else None
             if stored is None and first:
@@ -267,23 +258,6 @@ def _way_back(path: Path, where: torch.device) -> Iterator[None]:
         yield
     except distributed.RankLostError as e:
         raise distributed.RankLostError(f"{e}; {_again(path, where)}") from e
-
-
-def pick_device(device: str) -> torch.device:
-    """`auto` is a CUDA device where there is one; each rank on a machine has its own."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and distributed.launched():
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        where = torch.device(device)
-    except RuntimeError as e:
-        raise UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...") from e
-    if where.type not in ("cpu", "cuda"):
-        raise UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...")
-    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"there are {torch.cuda.device_count()} CUDA devices here, got {device!r}; take cpu")
-    return where
 
 
 def _summary(spec: RunSpec, learner: Method, truth: Truth) -> str:
@@ -351,35 +325,6 @@ def _go_on(file: Path, learner: Method, device: torch.device) -> TrainingState:
             if device.type == "cuda" and distributed.ranks() > 1 and "cuda" in state["rng"]:
                 torch.cuda.set_rng_state(state["rng"]["cuda"][0], device)  # that of the first rank's device
     return at
-
-
-@contextmanager
-def cpu_threads(n: int | None) -> Iterator[None]:
-    """That many CPU threads inside, and as many as there were afterwards."""
-    if n is not None and not 1 <= n <= 1024:
-        raise UserError(f"threads must be at least 1 and at most 1024, got {n}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(n or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM are noted, not obeyed at once, so that a checkpoint can be written first."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda signum, _: caught.append(signum)) for number in numbers]
-    try:
-        yield caught
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _board(path: Path, epoch: int) -> Any:

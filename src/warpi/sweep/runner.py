@@ -26,13 +26,13 @@ from warpi.report.experiments import find_runs
 from warpi.report.table import screen, to_rich
 from warpi.report.write import write_report
 from warpi.runs import plugins
-from warpi.runs.run import pick_device, signals
 from warpi.runs.spec import DataSpec, read_all, read_once
 from warpi.sweep.display import Board, format_duration, states_table
 from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.queue import Queue, State, run_folder, run_state
 from warpi.sweep.worker import work
+from warpi.utils.devices import catch_signals, pick_device
 
 _MOST_CPU_JOBS = 8  # default limit: each process holds its own copy of the data
 _JOBS_UNDER_MPS = 3  # three runs fill a GPU with a small network (docs/speed.md)
@@ -135,7 +135,7 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
         if len(processes) != 1:
             stack.close()  # each worker process reads the data itself
         board = stack.enter_context(Board(plan, start))
-        caught = stack.enter_context(signals())
+        caught = stack.enter_context(catch_signals())
         if n_left:
             where = ", ".join(dict.fromkeys(map(str, processes)))
             several = f", {len(processes)} at a time" if len(processes) > 1 else ""
@@ -186,7 +186,7 @@ def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
 
 def serve(plan: Plan, resources: Resources, session: str) -> int:
     """Be one worker process of a sweep: use one device, and print events as lines of JSON."""
-    with signals() as caught:
+    with catch_signals() as caught:
 
         def report(event: RunEvent) -> None:
             try:

@@ -1,0 +1,71 @@
+"""What a run uses of the machine: its device, its CPU threads, and the signals that stop it."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from warpi.errors import UserError
+from warpi.utils import distributed
+
+
+class Stopped(Exception):
+    """A signal stopped the run after its state was stored. `advice` tells the user how to resume."""
+
+    def __init__(self, signum: int, advice: str) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; {advice}")
+        self.signum = signum
+        self.rank = distributed.rank()
+
+
+def pick_device(device: str) -> torch.device:
+    """The device with this name. `auto` is a CUDA device if there is one; each rank on a machine gets its own."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and distributed.launched():
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as e:
+        raise _unknown_device(device) from e
+    if chosen.type not in ("cpu", "cuda"):
+        raise _unknown_device(device)
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"this machine has {torch.cuda.device_count()} CUDA devices, got {device!r}; use cpu")
+    return chosen
+
+
+def _unknown_device(device: str) -> UserError:
+    return UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...")
+
+
+@contextmanager
+def cpu_threads(n: int | None) -> Iterator[None]:
+    """Context manager: let torch use n CPU threads (None: as many as before)."""
+    if n is not None and not 1 <= n <= 1024:
+        raise UserError(f"threads must be at least 1 and at most 1024, got {n}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(n or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """Context manager: collect SIGINT and SIGTERM in a list instead of stopping, so that state can be stored first."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(number, lambda signum, _: caught.append(signum)) for number in numbers]
+    try:
+        yield caught
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
