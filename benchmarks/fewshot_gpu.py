@@ -46,7 +46,7 @@ from warpi.fewshot.learner import Problem
 from warpi.fewshot.learners.registry import LEARNERS
 from warpi.fewshot.spec import Spec, read_spec, specify
 from warpi.fewshot.train import Position, Step, Training
-from warpi.training.cuda_graph import searching
+from warpi.training.cuda_graph import cudnn_search
 from warpi.utils.devices import Stopped
 from warpi.utils.files import one_writer, write_atomically
 from warpi.utils.seeding import generator
@@ -296,7 +296,7 @@ def time_step(
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with searching():
+    with cudnn_search():
         for _ in range(6):
             step()
         wait()

@@ -22,7 +22,7 @@ from warpi.methods.plain import CE, FineTune
 from warpi.methods.registry import make_method
 from warpi.methods.warpi import WarPI
 from warpi.nets.registry import NETS, make_net
-from warpi.training.cuda_graph import Captured, captured
+from warpi.training.cuda_graph import GraphedMethod, graph_steps
 from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
@@ -64,12 +64,13 @@ def test_the_same_numbers_as_plain_steps(
     task = (tiny if data == "digits" else pictures)[0]
     plain, other = (started(quick(name), task, device) for _ in range(2))
     wanted = steps(plain, 12)
-    with captured(other, always=True) as step:
+    with graph_steps(other, always=True) as step:
         assert step is not None
         got = steps(other, 12)
         assert step.why is None
-        assert any(s.ready for s in step.steps.values())
-        assert any(s.graph is not None for s in step.steps.values()) == (device == "cuda")
+        graphs = [s.graph for s in step.steps.values() if s.graph is not None]
+        assert graphs
+        assert any(graph.graph is not None for graph in graphs) == (device == "cuda")
     for a, b in zip(wanted, got, strict=True):
         assert a == pytest.approx(b, rel=1e-5 if device == "cuda" else 0)
     for p, q in zip(weights(plain), weights(other), strict=True):
@@ -84,7 +85,7 @@ def test_learning_rates_and_kinds_of_steps(device: str, tiny: tuple[Task, Truth]
     """Two kinds of steps are two graphs; a learning rate is not a kind."""
     recipe = replace(RECIPE, meta_every=3)
     plain, other = (started(make_method("warpi"), tiny[0], device, recipe) for _ in range(2))
-    with captured(other, always=True) as step:
+    with graph_steps(other, always=True) as step:
         logs = []
         for method in (plain, other):
             logs.append(steps(method, 11))
@@ -188,7 +189,7 @@ def test_what_cannot_be_captured_says_why(
         pytest.skip("needs a graph")
     plain, other = (started(method, tiny[0], device) for _ in range(2))
     wanted = steps(plain, 12)
-    with caplog.at_level(logging.WARNING), captured(other, always=True) as step:
+    with caplog.at_level(logging.WARNING), graph_steps(other, always=True) as step:
         got = steps(other, 12)
         assert step is not None
         assert why in str(step.why)
@@ -206,7 +207,7 @@ def test_networks_that_do_not_repeat_themselves(
 ) -> None:
     plain, other = (started(CE(), tiny[0], device, replace(RECIPE, net=net)) for _ in range(2))
     wanted = steps(plain, 8)
-    with captured(other, always=True) as step:
+    with graph_steps(other, always=True) as step:
         got = steps(other, 8)
         assert step is not None
         assert why in str(step.why)
@@ -219,7 +220,7 @@ def test_a_step_that_reads_files_is_not_captured(tiny: tuple[Task, Truth]) -> No
 
     method = started(make_method("warpi"), tiny[0], "cpu")
     method.meta_loader.__class__ = type("FileLoader", (Loader,), {"resident": False})
-    with captured(method, always=True) as step:
+    with graph_steps(method, always=True) as step:
         assert step is not None
         logs = steps(method, 6)
         assert step.why == "it reads files"
@@ -250,10 +251,10 @@ class Relabelling(CE):
 def test_batches_of_a_methods_own(device: str, tiny: tuple[Task, Truth]) -> None:
     plain, other = (started(Relabelling(), tiny[0], device) for _ in range(2))
     wanted = steps(plain, 12)
-    with captured(other, always=True) as step:
+    with graph_steps(other, always=True) as step:
         got = steps(other, 12)
         assert step is not None
-        assert any(s.ready for s in step.steps.values())
+        assert any(s.graph is not None for s in step.steps.values())
     for a, b in zip(wanted, got, strict=True):
         assert a == pytest.approx(b, rel=1e-5)
 
@@ -261,7 +262,7 @@ def test_batches_of_a_methods_own(device: str, tiny: tuple[Task, Truth]) -> None
 def test_two_phases_are_two_kinds(tiny: tuple[Task, Truth]) -> None:
     """Batches of another loader are read by another graph."""
     method = started(FineTune(share=0.5), tiny[0], "cpu")
-    with captured(method, always=True) as step:
+    with graph_steps(method, always=True) as step:
         assert step is not None
         for t in range(4):
             list(method.epoch(t))
@@ -271,7 +272,7 @@ def test_two_phases_are_two_kinds(tiny: tuple[Task, Truth]) -> None:
 
 def test_on_a_cpu_nothing_is_captured(tiny: tuple[Task, Truth]) -> None:
     method = started(CE(), tiny[0], "cpu")
-    with captured(method) as step:
+    with graph_steps(method) as step:
         assert step is None
         assert "step" not in vars(method)
 
@@ -332,9 +333,9 @@ def test_an_image_network_in_a_graph(precision: str, compile: bool, caplog: pyte
         if name == "plain":
             logs[name] = steps(method, 8)
         else:
-            with captured(method) as step:
+            with graph_steps(method) as step:
                 logs[name] = steps(method, 8)
-                assert isinstance(step, Captured)
+                assert isinstance(step, GraphedMethod)
                 assert step.why is None
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
     for a, b in zip(logs["plain"], logs["fast"], strict=True):

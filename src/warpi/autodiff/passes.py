@@ -28,7 +28,7 @@ from warpi.autodiff.batchnorm import forward_rules
 from warpi.autodiff.checked_trace import checked_trace
 from warpi.autodiff.functional_call import call_with, detached, filled, others, own_parameters, plain_kernels
 from warpi.autodiff.replay_rng import capturing, record_rng, replay_rng
-from warpi.autodiff.trace import Passes, Point, Untraceable, numbers_of
+from warpi.autodiff.trace import Passes, Point, Untraceable, python_values
 from warpi.errors import UserError
 
 _MOST_TRACES = 8  # shapes of a batch, of one network; each takes seconds
@@ -346,7 +346,7 @@ def _trace_of(net: nn.Module, x: Tensor) -> Passes | None:
     modes = tuple(module.training for module in net.modules())
     trainable = tuple(p.requires_grad for p in net.parameters())
     autocast = torch.is_autocast_enabled(x.device.type)
-    key = x.shape, x.stride(), x.dtype, x.device, modes, trainable, autocast, numbers_of(net)
+    key = x.shape, x.stride(), x.dtype, x.device, modes, trainable, autocast, python_values(net)
     if key not in traces:
         traces[key] = None
         try:

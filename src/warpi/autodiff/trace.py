@@ -385,10 +385,10 @@ def _users_of(x: fx.Node, among: set[fx.Node]) -> set[fx.Node]:
 
 def python_state(net: nn.Module) -> Any:
     """What would tell that the python code of a network did not leave things as they were."""
-    return python_rng_state(), numbers_of(net)
+    return python_rng_state(), python_values(net)
 
 
-def numbers_of(net: nn.Module) -> tuple[Any, ...]:
+def python_values(net: nn.Module) -> tuple[Any, ...]:
     """The python numbers that the modules of a network hold."""
     kinds = (bool, int, float, str)
     return tuple(value for m in net.modules() for value in vars(m).values() if type(value) in kinds)

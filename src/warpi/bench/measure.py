@@ -27,7 +27,7 @@ from warpi.errors import UserError, unknown
 from warpi.methods.registry import make_method
 from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.nets.registry import NETS
-from warpi.training.cuda_graph import captured
+from warpi.training.cuda_graph import graph_steps
 from warpi.training.engine import TrainingState
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
@@ -213,7 +213,7 @@ def stepper(method: Method, capture: bool) -> Iterator[tuple[Callable[[], object
     if not capture:
         yield lambda: next(endless), lambda: False
         return
-    with captured(method) as step:
+    with graph_steps(method) as step:
         yield lambda: next(endless), lambda: step is not None and step.why is None
 
 

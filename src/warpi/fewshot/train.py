@@ -1,12 +1,11 @@
 """The training loop of few-shot learners: a step is drawing tasks, the loss, its gradient, and Adam."""
 
-import logging
 import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,12 @@ from warpi.fewshot.evaluate import evaluate
 from warpi.fewshot.learner import Learner
 from warpi.fewshot.learners.embedding import Psi
 from warpi.training.checkpoint import state_of
-from warpi.training.cuda_graph import kept, searching
+from warpi.training.cuda_graph import WARM_UP, GraphedStep, NotGraphable, cudnn_search, warn_not_graphed
 from warpi.training.engine import Diverged, Record
+from warpi.training.method import Log
 from warpi.training.recipe import adam
 from warpi.utils.field_checks import at_least, check_types
 from warpi.utils.seeding import generator
-
-_log = logging.getLogger(__name__)
-_WARM_UP = 3  # plain steps before one is recorded: the first make optimizer state and cuDNN's choices
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def _train(
     bf16 = training.precision == "bf16"
     end = training.iterations if at.optimizer is not None else 0  # nothing to learn: it is only judged
     step = Step(learner, tasks, training, at)
-    with searching() if step.device.type == "cuda" else nullcontext(), closing(step):
+    with cudnn_search() if step.device.type == "cuda" else nullcontext(), closing(step):
         while at.iteration < end or at.records == 0:
             began = time.perf_counter() - at.seconds
             while at.iteration < end and at.steps < training.val_every:
@@ -188,8 +185,9 @@ class Step:
     def __init__(self, learner: Learner, tasks: Tasks, training: Training, at: Position) -> None:
         self.learner, self.tasks, self.training, self.at = learner, tasks, training, at
         self.device = learner.generator.device
-        self.warm, self.why = 0, "" if self.device.type == "cuda" else "it is for GPUs"
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.n_observed = 0
+        self.why = "" if self.device.type == "cuda" else "it is for GPUs"  # the reason if steps run normally
+        self.graph: GraphedStep | None = None
         pays = training.compiles(self.device) and at.optimizer is not None and at.iteration < training.iterations
         self.fused = [module for module in learner.net.modules() if isinstance(module, Psi) and pays]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
@@ -198,21 +196,26 @@ class Step:
 
     def __call__(self) -> None:
         self._set_lr()
+        if self.graph is None and not self.why and self.n_observed == WARM_UP:
+            self._record()
         if self.graph is not None:
-            self.graph.replay()
+            self.graph()
         elif self.why:
             self.body()
-        elif self.warm < _WARM_UP:
-            before = _places(self.learner)
-            self.body()
-            self.warm += 1
-            if self.warm > 1 and (moved := [n for n, place in _places(self.learner).items() if before.get(n) != place]):
-                self._give_up(f"its loss puts another tensor into {moved[0]}; write into it in place instead")
         else:
-            self._record()
+            self._observe()
 
-    def body(self) -> None:
-        """Draw tasks, go down the gradient of the loss, add up the log."""
+    def _observe(self) -> None:
+        """Run a plain step and check that it keeps all tensors in place."""
+        before = _addresses(self.learner)
+        self.body()
+        self.n_observed += 1
+        moved = [name for name, address in _addresses(self.learner).items() if before.get(name) != address]
+        if moved and self.n_observed > 1:
+            self._give_up(f"its loss puts another tensor into {moved[0]}; write into it in place instead")
+
+    def body(self) -> Log:
+        """Draw tasks, descend the gradient of the loss and add up the logs, in place."""
         at, training = self.at, self.training
         assert at.optimizer is not None
         episode = self.tasks.draw(training.tasks, at.generator)
@@ -229,6 +232,7 @@ class Step:
                 at.sums[name].add_(value)
             else:
                 at.sums[name] = value.to(torch.float64, copy=True)
+        return {}
 
     def close(self) -> None:
         """The learner as it was: it may see tasks of any size now."""
@@ -252,36 +256,18 @@ class Step:
                 group["lr"] = lr
 
     def _record(self) -> None:
-        """Everything the device does in a step, once; then launch it."""
-        graph, device = torch.cuda.CUDAGraph(), self.device
-        own = [self.at.generator, *(v for v in vars(self.learner).values() if isinstance(v, torch.Generator))]
-        for p in self.learner.parameters():
-            p.grad = None  # else the graph would add to some whose memory others will have
+        generators = [self.at.generator, *(v for v in vars(self.learner).values() if isinstance(v, torch.Generator))]
         try:
-            for one in own:
-                graph.register_generator_state(one)
-            with (
-                kept(*own, torch.cuda.default_generators[device.index or 0]),
-                torch.cuda.graph(graph, capture_error_mode="thread_local"),
-            ):
-                self.body()
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, NotImplementedError) as e:  # an operator that cannot be captured
-            self._give_up(f"it cannot be captured ({str(e).strip().partition(chr(10))[0][:160]})")
-            for p in self.learner.parameters():
-                p.grad = None
-            self.body()
-            return
-        self.graph = graph
-        graph.replay()
+            self.graph = GraphedStep(self.body, self.learner.parameters(), generators, self.device)
+        except NotGraphable as e:
+            self._give_up(str(e))
 
     def _give_up(self, why: str) -> None:
         self.why = why
-        _log.warning("the step of %s runs kernel by kernel, which is slower: %s", type(self.learner).__name__, why)
+        warn_not_graphed(type(self.learner).__name__, why)
 
 
-def _places(learner: Learner) -> dict[str, Any]:
-    """Where every tensor of a learner's state lies: a graph reads and writes there for ever."""
-    found = {name: v.data_ptr() for name, v in state_of(learner).items() if isinstance(v, Tensor)}
-    return found | {f"net.{name}": v.data_ptr() for name, v in learner.net.state_dict().items()}
+def _addresses(learner: Learner) -> dict[str, int]:
+    """The address of every tensor in a learner's state: a graph keeps reading and writing there."""
+    addresses = {name: v.data_ptr() for name, v in state_of(learner).items() if isinstance(v, Tensor)}
+    return addresses | {f"net.{name}": v.data_ptr() for name, v in learner.net.state_dict().items()}

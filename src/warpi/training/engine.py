@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from warpi.errors import UserError
-from warpi.training.cuda_graph import captured
+from warpi.training.cuda_graph import graph_steps
 from warpi.training.method import Log, Method, evaluating
 from warpi.training.metrics import evaluate
 from warpi.training.task import Task, Truth
@@ -53,7 +53,7 @@ def train(
     Whoever iterates may store `method` and `at` between two items and go on from them later: the run will be the
     same, bit for bit, on the same kind of CPU.
     """
-    with captured(method):
+    with graph_steps(method):
         yield from _epochs(method, task, truth, at or TrainingState())
 
 
