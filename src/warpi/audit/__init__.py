@@ -1,6 +1,6 @@
-"""Which labels of a run's data are wrong, and which examples a person should check first.
+"""Find the wrong labels in a run's data, and the examples that a person should check first.
 
-`audit(run)` makes an `Audit` (and stores it in the run folder), `read_audit(folder)` reads a stored one without torch.
+`audit(run)` returns an `Audit` and stores it in the run folder; `read_audit(folder)` reads a stored one without torch.
 """
 
 from pathlib import Path
@@ -26,13 +26,16 @@ def audit(
 ) -> Audit:
     """Audit the labels a run was trained on.
 
-    `run` is a run folder, what `fit` returned, or a trained method. With `folds` >= 2 the same recipe is trained that
-    many times more, each time without a part of the rows, and every probability comes from a network that has not seen
-    its label. `rows` are "train", or "all": also the rows of the data that were held out for validation, and those held
-    out for testing whose true labels nobody knows. None: "all" where nobody knows the truth about the test rows (your
-    own data), else "train". A row is an issue above the wrong_probability `threshold`. The
-    result is stored in the run folder unless `save` is False. `own` are a method or a net of your own that the run was
-    made with, as for `fit(resume=True)`.
+    Parameters:
+        run: a run folder, the result of `fit`, or a trained method.
+        folds: 2 or more trains the same recipe that many times, each time without a part of the rows, so that every
+            probability comes from a network that was not trained on the label it judges.
+        rows: "train" for the training rows, "all" to add the rows held out for validation and, if their true labels
+            are unknown, for testing. By default "all" if the true labels of the test rows are unknown, else "train".
+        threshold: a row is an issue if its wrong_probability is higher.
+        device: "auto", "cpu" or "cuda".
+        save: whether to store the result in the run folder.
+        own: a custom method or net that the run was trained with, as in `fit(resume=True)`.
     """
     from warpi.audit.judge import judge
 

@@ -1,9 +1,9 @@
-"""A trained method to an `Audit`: its view of the rows, T, Bayes, and how sure all that is."""
+"""From a trained method to an `Audit`: predict rows, estimate T, apply Bayes' rule, and quantify the uncertainty."""
 
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,18 @@ import numpy as np
 
 import warpi
 import warpi.audit.label_scores as scores
-from warpi.audit.label_scores import Floats
-from warpi.audit.out_of_sample import SAMPLES, RowPredictions, out_of_sample, predict_split
+from warpi.audit.label_scores import Floats, Ints
+from warpi.audit.out_of_sample import SAMPLES, RowPredictions, concatenate, predict_out_of_sample, predict_split
 from warpi.audit.result import Audit
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
 from warpi.training.method import Method
-from warpi.training.task import Task
 
 log = logging.getLogger("warpi.audit")
-_POOR = 0.7  # accuracy on the trusted rows below which a classifier is no judge
-_UNCHECKED = 0.1  # how far off rates are where nothing that was kept from training checks them (docs/audit.md)
+_LOW_ACCURACY = 0.7  # on the trusted rows; below it an audit is unreliable
+_UNCHECKED_MARGIN = 0.1  # standard error of rates that no left-out row can check (measured, see docs/audit.md)
 
 
 def judge(
@@ -37,152 +36,208 @@ def judge(
     own: Mapping[str, Any],
 ) -> Audit:
     """See `warpi.audit.audit`."""
-    if rows not in (None, "train", "all"):
-        raise UserError(f"rows are 'train' or 'all', got {rows!r}")
-    if not 0 < threshold < 1:
-        raise UserError(f"threshold is a probability in (0, 1), got {threshold}")
-    if folds and not 2 <= folds <= 50:
-        raise UserError(f"folds are 0 (none) or 2 to 50, got {folds}")
+    _check_arguments(folds, rows, threshold)
     if isinstance(run, Path | str):
         run = reopen(run, device, own)
     method, path = (run, None) if isinstance(run, Method) else (run.method, run.path)
     if not hasattr(method, "task"):
-        raise UserError("this method has not been trained; train it first, or give the folder of a run")
-    task = method.task
-    trusted, held_out = predict_split(method, task.meta), predict_split(method, task.val)
-    seen, memory = _without_memory(predict_split(method, task.train), held_out)
-    source, fresh, apart = _source(len(held_out.y)), None, not method.needs_meta
-    if folds:
-        fresh, left_out = out_of_sample(method, folds, path)
-        trusted, apart = (left_out, True) if len(left_out.y) else (trusted, apart)
-        source = f"out of sample: {folds} trainings of the recipe, each judges the rows that it left out"
-    temperature = scores.fit_temperature(trusted.p, trusted.y)
-    seen, held_out, trusted = (_tempered(sight, temperature) for sight in (seen, held_out, trusted))
-    if fresh is not None:
-        fresh = _tempered(fresh, temperature)
-        both = np.stack([seen.p[np.searchsorted(seen.at, fresh.at)], fresh.p])  # [2, n, K]
-        seen, memory = replace(fresh, each=both), 0.0
-    T = scores.estimate_transition(seen.p, seen.y)
-
-    parts: list[tuple[Split, RowPredictions]] = [(task.train, seen)]
-    more = _held_out(run, task)
-    rows = rows or ("all" if isinstance(run, Run) and not run.truth.test_is_clean else "train")
-    if rows == "all":
-        sights = (
-            held_out if split is task.val else _tempered(predict_split(method, split), temperature) for split in more
-        )
-        parts += zip(more, sights, strict=True)
-    row = np.concatenate([split.rows.numpy()[sight.at] for split, sight in parts])
-    order = row.argsort(kind="stable")
-    all_ = _joined([sight for _, sight in parts])
-    y, p = all_.y[order], all_.p[order]
-    found = scores.judge_labels(scores.posterior(p, y, T), y, threshold)
-    spread, kind = uncertainty(all_, T, bool(folds))
-    checked = apart and len(np.unique(trusted.y)) == task.n_classes
-    off = 0.0 if checked and folds else _UNCHECKED  # without folds p has seen the labels, as no second rate may have
-    if checked:
-        second = scores.rate_by_confusion(p, y, trusted.p, trusted.y)
-        off = max(off, abs(second - float(found.wrong_probability.mean())))
-    doubt = math.hypot(scores.rate_margin(trusted.p, trusted.y, T), off)
+        raise UserError("this method has not been trained; train it first, or give a run folder")
+    if rows is None:
+        rows = "all" if isinstance(run, Run) and not run.truth.test_is_clean else "train"
+    held_out = _held_out_splits(run, method)
+    evidence = _predict(method, folds, path)
+    T = scores.estimate_transition(evidence.train.p, evidence.train.y)
+    row, predictions = _audited_rows(method, evidence, held_out if rows == "all" else [])
+    y = predictions.y
+    verdict = scores.judge_labels(scores.posterior(predictions.p, y, T), y, threshold)
+    spread, spread_description = uncertainty(predictions, T, bool(folds))
+    can_check = evidence.trusted_left_out and len(np.unique(evidence.trusted.y)) == method.task.n_classes
+    margin = _rate_margin(evidence, predictions, T, verdict.wrong_probability, can_check, folds)
+    trusted = evidence.trusted
     facts: dict[str, Any] = {
         "run": None if path is None else str(path),
         "method": type(method).__name__,
         "version": warpi.__version__,
         "rows": rows,
-        "left_out": 0 if rows == "all" else sum(map(len, more)),
+        "left_out": 0 if rows == "all" else sum(map(len, held_out)),
         "folds": folds,
-        "probabilities": source,
-        "temperature": temperature,
-        "memory": memory,
-        "uncertainty": kind,
+        "probabilities": evidence.source,
+        "temperature": evidence.temperature,
+        "memory": evidence.memorization,
+        "uncertainty": spread_description,
         "threshold": threshold,
         "n_trusted": len(trusted.y),
         "trusted_accuracy": float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None,
-        "noise_rate": scores.error_rate(found.wrong_probability, doubt),
+        "noise_rate": scores.error_rate(verdict.wrong_probability, margin),
     }
-    rates = scores.errors_by_class(found.wrong_probability, y, task.classes, doubt)
-    audit = Audit(row[order], y, *found, spread[order], p, T, task.classes, rates, facts)
-    if method.trusts_given_labels:
-        log.warning("%s takes wrong labels for right ones, so its audit overlooks them; audit warpi", facts["method"])
-    if folds and len(trusted.y) and not checked:
-        log.warning("a class has a single trusted row, which is never left out to show how far the rates are off")
-    elif not apart:
-        log.warning("the trusted rows were trained on, so that none shows how far the rates are off; use --folds 5")
-    if (accuracy := facts["trusted_accuracy"]) is not None and accuracy < _POOR:
-        log.warning("the run is right about %.0f %% of the trusted rows only: do not believe its audit", 100 * accuracy)
+    classes = method.task.classes
+    rates = scores.errors_by_class(verdict.wrong_probability, y, classes, margin)
+    audit = Audit(row, y, *verdict, spread, predictions.p, T, classes, rates, facts)
+    _warn(method, facts, can_check, evidence.trusted_left_out)
     if save and path is not None:
         try:
             audit.save(path)
-        except UserError as e:  # runs of somebody else, an archive: what was found is worth having all the same
+        except UserError as e:  # a read-only run folder; the caller still gets the audit
             log.warning("the audit is not stored in the run: %s", e)
     return audit
 
 
-def uncertainty(sight: RowPredictions, T: Floats, folds: bool = False) -> tuple[Floats, str]:
-    """How far wrong_probability w would be another one by chance, and in words what was varied.  [n]
-
-    Samples of v (WarPI): w_l = sigmoid(logit w + log pi_l - mean_l log pi_l), pi_l = softmax(v_l z)_y. The rectified
-    logits model the given label, so pi_l stands where Bayes' rule divides by P(given | x). Networks, or the run's
-    network beside that of the fold: w of each. Deviations are added in squares. Where there is but one network and no
-    v: the entropy of P(true | x, given), over log K.
-    """
-    y = sight.y
-    w = 1 - scores.label_quality(sight.p, y, T)
-    variance, varied = np.zeros(len(y)), list[str]()
-    if len(sight.given):
-        logit = np.log(np.maximum(w, 1e-9)) - np.log(np.maximum(1 - w, 1e-9))
-        varied_w = 1 / (1 + np.exp(-np.clip(logit + sight.given - sight.given.mean(0), -50, 50)))  # [L, n]
-        variance += varied_w.var(0)
-        varied.append(f"{SAMPLES} samples of v")
-    if len(sight.each):
-        variance += np.stack([scores.label_quality(p, y, T) for p in sight.each]).var(0)
-        varied.append("the run's network and that of the fold" if folds else f"{len(sight.each)} networks")
-    if varied:
-        return np.sqrt(variance), f"standard deviation of wrong_probability over {' and over '.join(varied)}"
-    q = scores.posterior(sight.p, y, T)
-    entropy = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(q.shape[1])
-    return entropy, "entropy of P(true class | x, given label) over log K: there is one network, and nothing to sample"
+def _check_arguments(folds: int, rows: str | None, threshold: float) -> None:
+    if rows not in (None, "train", "all"):
+        raise UserError(f"rows must be 'train' or 'all', got {rows!r}")
+    if not 0 < threshold < 1:
+        raise UserError(f"threshold must be a probability in (0, 1), got {threshold}")
+    if folds and not 2 <= folds <= 50:
+        raise UserError(f"folds must be 0 (none) or 2 to 50, got {folds}")
 
 
-def _held_out(run: Run | Method, task: Task) -> list[Split]:
-    """Rows of the data that were not trained on, and whose labels are as doubtful as the others'."""
-    test = None if isinstance(run, Method) or run.truth.test_is_clean else run.truth.test
-    splits = (task.val, test if test is not None and test.examples is task.train.examples else None)
+def _held_out_splits(run: Run | Method, method: Method) -> list[Split]:
+    """Rows of the data that were not used for training and whose labels are as noisy as the others."""
+    splits = [method.task.val]
+    if isinstance(run, Run) and not run.truth.test_is_clean:
+        test = run.truth.test
+        splits.append(test if test is not None and test.examples is method.task.train.examples else None)
     return [split for split in splits if split is not None]
 
 
-def _without_memory(seen: RowPredictions, held_out: RowPredictions) -> tuple[RowPredictions, float]:
-    n, y = len(held_out.y), seen.y
-    p, memory = scores.remove_memorization(seen.p, y, scores.log_odds(held_out.p, held_out.y))
-    others = held_out.each if n else np.zeros((len(seen.each), 0, p.shape[1]))
-    each = [
-        scores.remove_memorization(mine, y, scores.log_odds(other, held_out.y))[0]
-        for mine, other in zip(seen.each, others, strict=True)
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """Calibrated predictions from which the labels are judged."""
+
+    train: RowPredictions
+    val: RowPredictions
+    trusted: RowPredictions
+    trusted_left_out: bool  # no network that predicts the trusted rows was trained on them
+    source: str  # a description of the probabilities
+    temperature: float
+    memorization: float  # size of the correction by `remove_memorization`
+
+
+def _predict(method: Method, folds: int, path: Path | None) -> _Evidence:
+    """Predict the training, validation and trusted rows, out of sample if there are folds."""
+    task = method.task
+    trusted = predict_split(method, task.meta)
+    val = predict_split(method, task.val)
+    train, memorization = _without_memorization(predict_split(method, task.train), val)
+    trusted_left_out = not method.needs_meta
+    source = _describe_in_sample(len(val.y))
+    cross_validated = None
+    if folds:
+        cross_validated, left_out = predict_out_of_sample(method, folds, path)
+        if len(left_out.y):
+            trusted = left_out
+            trusted_left_out = True
+        source = f"out of sample: the recipe was trained {folds} times, and each training predicts the rows it left out"
+    temperature = scores.fit_temperature(trusted.p, trusted.y)
+    train, val, trusted = (_with_temperature(part, temperature) for part in (train, val, trusted))
+    if cross_validated is not None:
+        cross_validated = _with_temperature(cross_validated, temperature)
+        in_sample = train.p[np.searchsorted(train.positions, cross_validated.positions)]
+        train = replace(cross_validated, per_network=np.stack([in_sample, cross_validated.p]))  # [2, n, K]
+        memorization = 0.0
+    return _Evidence(train, val, trusted, trusted_left_out, source, temperature, memorization)
+
+
+def _describe_in_sample(n_val: int) -> str:
+    if n_val:
+        return f"in sample, minus what the network memorized of the labels, measured on {n_val} held-out rows"
+    return (
+        "in sample: the network was trained on the labels it judges, and there are no held-out rows to measure how "
+        "much it memorized; use folds"
+    )
+
+
+def _without_memorization(train: RowPredictions, val: RowPredictions) -> tuple[RowPredictions, float]:
+    """Remove the effect of training on the labels from all probabilities; return the size of the correction, too."""
+    p, memorization = scores.remove_memorization(train.p, train.y, scores.log_odds(val.p, val.y))
+    per_network = [
+        scores.remove_memorization(
+            network_p, train.y, scores.log_odds(val.per_network[s] if len(val.y) else val.p, val.y)
+        )[0]
+        for s, network_p in enumerate(train.per_network)
     ]
-    return replace(seen, p=p, each=np.array(each).reshape(seen.each.shape)), memory
+    return replace(train, p=p, per_network=np.array(per_network).reshape(train.per_network.shape)), memorization
 
 
-def _tempered(sight: RowPredictions, temperature: float) -> RowPredictions:
-    each = [scores.apply_temperature(p, temperature) for p in sight.each]
+def _with_temperature(predictions: RowPredictions, temperature: float) -> RowPredictions:
+    per_network = [scores.apply_temperature(p, temperature) for p in predictions.per_network]
     return replace(
-        sight, p=scores.apply_temperature(sight.p, temperature), each=np.array(each).reshape(sight.each.shape)
+        predictions,
+        p=scores.apply_temperature(predictions.p, temperature),
+        per_network=np.array(per_network).reshape(predictions.per_network.shape),
     )
 
 
-def _joined(sights: list[RowPredictions]) -> RowPredictions:
-    """One after the other. What only the first has other views of counts as agreed on in the others."""
-    S = len(sights[0].each)
-    sights = [s if len(s.each) == S else replace(s, each=np.repeat(s.p[None], S, axis=0)) for s in sights]
-    first = (np.concatenate([getattr(s, name) for s in sights]) for name in ("at", "y", "p"))
-    return RowPredictions(
-        *first, *(np.concatenate([getattr(s, name) for s in sights], axis=1) for name in ("each", "given"))
-    )
+def _audited_rows(method: Method, evidence: _Evidence, held_out: list[Split]) -> tuple[Ints, RowPredictions]:
+    """Rows of the data set in ascending order, and their predictions: the training split and other splits."""
+    task = method.task
+    splits = [task.train, *held_out]
+    parts = [evidence.train]
+    for split in held_out:
+        part = evidence.val
+        if split is not task.val:
+            part = _with_temperature(predict_split(method, split), evidence.temperature)
+        if len(part.per_network) != len(evidence.train.per_network):  # a single prediction counts as agreement
+            part = replace(part, per_network=np.repeat(part.p[None], len(evidence.train.per_network), axis=0))
+        parts.append(part)
+    row = np.concatenate([split.rows.numpy()[part.positions] for split, part in zip(splits, parts, strict=True)])
+    order = row.argsort(kind="stable")
+    return row[order], concatenate(parts).take(order)
 
 
-def _source(n: int) -> str:
-    if not n:
-        return (
-            "in sample: rows were judged by a network that was trained on their labels, and no rows were held out "
-            "that would show how much of them it remembers; take folds"
+def uncertainty(predictions: RowPredictions, T: Floats, folds: bool = False) -> tuple[Floats, str]:
+    """Standard deviation of wrong_probability w [n], and a description of what was varied.
+
+    Samples of the label probability (WarPI): w_l = sigmoid(logit w + log pi_l - mean_l log pi_l) with
+    pi_l = softmax(v_l z)_y. The rectified logits model the given label, so pi_l takes the place of P(given | x), by
+    which Bayes' rule divides. Several networks, or the networks of the run and of the fold: w of each. Variances are
+    added. With one network and no samples, the result is the entropy of P(true | x, given) divided by log K.
+    """
+    y = predictions.y
+    w = 1 - scores.label_quality(predictions.p, y, T)
+    variance = np.zeros(len(y))
+    varied: list[str] = []
+    if len(predictions.label_log_probs):
+        logit = np.log(np.maximum(w, 1e-9)) - np.log(np.maximum(1 - w, 1e-9))
+        shift = predictions.label_log_probs - predictions.label_log_probs.mean(0)
+        variance += (1 / (1 + np.exp(-np.clip(logit + shift, -50, 50)))).var(0)
+        varied.append(f"{SAMPLES} samples of the label probability")
+    if len(predictions.per_network):
+        variance += np.stack([scores.label_quality(p, y, T) for p in predictions.per_network]).var(0)
+        varied.append(
+            "the networks of the run and of the fold" if folds else f"{len(predictions.per_network)} networks"
         )
-    return f"in sample, less what the network remembers of the label by comparison with {n} held-out rows"
+    if varied:
+        return np.sqrt(variance), f"standard deviation of wrong_probability over {' and over '.join(varied)}"
+    q = scores.posterior(predictions.p, y, T)
+    entropy = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(q.shape[1])
+    return entropy, "entropy of P(true class | x, given label) / log K: there is one network and nothing to sample"
+
+
+def _rate_margin(
+    evidence: _Evidence, predictions: RowPredictions, T: Floats, wrong: Floats, can_check: bool, folds: int
+) -> float:
+    """Standard error of the noise rate: by the trusted rows, and by a second estimate if they can check it."""
+    trusted = evidence.trusted
+    difference = 0.0 if can_check and folds else _UNCHECKED_MARGIN  # without folds p depends on the labels
+    if can_check:
+        second = scores.rate_by_confusion(predictions.p, predictions.y, trusted.p, trusted.y)
+        difference = max(difference, abs(second - float(wrong.mean())))
+    return math.hypot(scores.rate_margin(trusted.p, trusted.y, T), difference)
+
+
+def _warn(method: Method, facts: Mapping[str, Any], can_check: bool, trusted_left_out: bool) -> None:
+    """Log a warning for each reason not to trust the audit."""
+    if method.trusts_given_labels:
+        log.warning(
+            "%s learns wrong labels as if they were right, so its audit misses them; audit warpi", facts["method"]
+        )
+    if facts["folds"] and facts["n_trusted"] and not can_check:
+        log.warning("a class has a single trusted row, which is never left out, so the rates cannot be checked")
+    elif not trusted_left_out:
+        log.warning("the trusted rows were used for training, so they cannot check the rates; use --folds 5")
+    accuracy = facts["trusted_accuracy"]
+    if accuracy is not None and accuracy < _LOW_ACCURACY:
+        log.warning(
+            "the run predicts only %.0f %% of the trusted rows correctly; its audit is unreliable", 100 * accuracy
+        )

@@ -1,14 +1,15 @@
-"""What a trained method makes of rows, and probabilities from networks that have not seen the labels they judge."""
+"""Predictions of a trained method for rows, and out-of-sample predictions by cross-validation."""
 
 import io
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.audit.label_scores import Floats, Ints
@@ -23,154 +24,185 @@ from warpi.utils.seeding import derive, generator, seeded
 
 log = logging.getLogger("warpi.audit")
 
-SAMPLES = 20  # of the rectifying vector v, for the uncertainty
+SAMPLES = 20  # number of `Method.label_samples`, for the uncertainty
+_CHUNK = 10_000  # rows that are sampled at once
 
 
 @dataclass(frozen=True, eq=False)
 class RowPredictions:
-    """A trained method's view of n rows of a split: those that can be read."""
+    """Predictions of a trained method for the n readable rows of a split."""
 
-    at: Ints  # [n] positions within the split
+    positions: Ints  # [n] positions within the split
     y: Ints  # [n] given labels
-    p: Floats  # [n, K] probabilities of the classes
-    each: Floats  # [S, n, K] the same of each network; S = 0 for a single one
-    given: Floats  # [L, n] log softmax(v_l z)_y: what WarPI makes of the label with L samples of v; L = 0 elsewhere
+    p: Floats  # [n, K] class probabilities
+    per_network: Floats  # [S, n, K] class probabilities of each network; S = 0 for a single network
+    label_log_probs: Floats  # [L, n] `Method.label_samples`; L = 0 if the method has none
+
+    def take(self, index: Ints | NDArray[np.bool_]) -> "RowPredictions":
+        """The rows at an index array or mask."""
+        return RowPredictions(
+            self.positions[index],
+            self.y[index],
+            self.p[index],
+            self.per_network[:, index],
+            self.label_log_probs[:, index],
+        )
 
 
-_NAMES = [f.name for f in fields(RowPredictions)]
-_TRUSTED = "trusted_"  # before the names of the second sight in a file
+_STORED_NAMES = {"positions": "at", "y": "y", "p": "p", "per_network": "each", "label_log_probs": "given"}
+_TRUSTED = "trusted_"  # prefix of the names of the trusted rows in a file
+
+
+def concatenate(parts: Sequence[RowPredictions]) -> RowPredictions:
+    """All rows, one part after the other."""
+    axes = {"positions": 0, "y": 0, "p": 0, "per_network": 1, "label_log_probs": 1}
+    return RowPredictions(
+        **{name: np.concatenate([getattr(part, name) for part in parts], axis) for name, axis in axes.items()}
+    )
 
 
 @torch.no_grad()
 def predict_split(method: Method, split: Split | None) -> RowPredictions:
-    """What the method predicts, in evaluation mode and without augmentation."""
-    K = method.task.n_classes
+    """Predict the rows of a split in evaluation mode, without augmentation."""
     if split is None:
-        none = np.zeros(0, np.int64)
-        return RowPredictions(none, none, np.zeros((0, K)), np.zeros((0, 0, K)), np.zeros((0, 0)))
-    nets = method.predictors
-    at, p = predict_rows(method.net, split, method.predict)
-    y = split.y[at]
-    several = [predict_rows(net, split)[1].softmax(1) for net in nets] if len(nets) > 1 else []
-    warped = _label_samples(method, split, y)
-    each = torch.stack(several) if several else p.new_zeros((0, *p.shape))
-    return RowPredictions(*(_numpy(t) for t in (at, y, p, each, warped)))
+        K = method.task.n_classes
+        no_rows = np.zeros(0, np.int64)
+        return RowPredictions(no_rows, no_rows, np.zeros((0, K)), np.zeros((0, 0, K)), np.zeros((0, 0)))
+    positions, p = predict_rows(method.net, split, method.predict)
+    y = split.y[positions]
+    per_network = p.new_zeros((0, *p.shape))
+    if len(method.predictors) > 1:
+        per_network = torch.stack([predict_rows(net, split)[1].softmax(1) for net in method.predictors])
+    label_log_probs = _sample_labels(method, split, y)
+    return RowPredictions(*(_to_numpy(t) for t in (positions, y, p, per_network, label_log_probs)))
 
 
-def _numpy(t: Tensor) -> Any:
+def _to_numpy(t: Tensor) -> Any:
     values = t.cpu()
     return values.double().numpy() if values.is_floating_point() else values.numpy()
 
 
-def _label_samples(method: Method, split: Split, y: Tensor) -> Tensor:
-    """Sampled log-probabilities of the given labels, L = 0 of them if the method has none.  [L, n]"""
-    if type(method).label_samples is not Method.label_samples:
-        rng = generator(method.recipe.seed, "audit", device=y.device)
-        z = predict_rows(method.net, split)[1]
-        batches = zip(torch.split(z, 10_000), torch.split(y, 10_000), strict=True)
-        samples = [method.label_samples(z_part, y_part, SAMPLES, rng) for z_part, y_part in batches]
-        if all(part is not None for part in samples):
-            return torch.cat([part for part in samples if part is not None], dim=1)
-    return y.new_zeros((0, len(y)))
+def _sample_labels(method: Method, split: Split, y: Tensor) -> Tensor:
+    """`Method.label_samples` of all readable rows of a split, with labels y.  [L, n]"""
+    rng = generator(method.recipe.seed, "audit", device=y.device)
+    no_logits = torch.zeros(0, method.task.n_classes, device=y.device)
+    if method.label_samples(no_logits, y[:0], SAMPLES, rng) is None:
+        return torch.zeros(0, len(y))
+    logits = predict_rows(method.net, split)[1]
+    samples = []
+    for z_part, y_part in zip(torch.split(logits, _CHUNK), torch.split(y, _CHUNK), strict=True):
+        part = method.label_samples(z_part, y_part, SAMPLES, rng)
+        assert part is not None
+        samples.append(part)
+    return torch.cat(samples, dim=1)
 
 
-def parts(y: Ints, n: int, seed: int) -> list[Ints]:
-    """Positions of the n parts of a split, each with its share of every given label."""
-    chance = generator(seed, "audit", "folds")
+def split_into_folds(y: Ints, n: int, seed: int) -> list[Ints]:
+    """Positions of n stratified folds: each contains its share of every given label."""
+    rng = generator(seed, "audit", "folds")
     fold = np.zeros(len(y), np.int64)
     start = 0
     for k in np.unique(y):
-        mine = np.flatnonzero(y == k)
-        mine = mine[torch.randperm(len(mine), generator=chance).numpy()]
-        fold[mine] = (start + np.arange(len(mine))) % n  # goes on where the last class ended: parts differ by one row
-        start += len(mine)
+        members = np.flatnonzero(y == k)
+        members = members[torch.randperm(len(members), generator=rng).numpy()]
+        fold[members] = (start + np.arange(len(members))) % n  # continues after the last class: sizes differ by one
+        start += len(members)
     return [np.flatnonzero(fold == f) for f in range(n)]
 
 
-def out_of_sample(method: Method, n: int, folder: Path | None = None) -> tuple[RowPredictions, RowPredictions]:
-    """Every training row, and every trusted row, as seen by the same recipe trained without it: n trainings in all.
+def predict_out_of_sample(method: Method, n: int, folder: Path | None = None) -> tuple[RowPredictions, RowPredictions]:
+    """Predict every training row and every trusted row with networks that were not trained on it.
 
-    Each leaves a part of both out. A trusted row that is the only one of its class takes part in all, and is not among
-    what is returned: without it the class would have none. In `folder` (the run's) each training is stored as it ends:
-    it is not repeated.
+    Trains the same recipe n times; each training leaves out one fold of the training rows and one of the trusted rows.
+    A trusted row that is the only one of its class is never left out and is missing from the result. If `folder` (the
+    run folder) is given, the predictions of each fold are stored there, so that an interrupted audit does not repeat
+    finished trainings.
     """
-    split, trusted = method.task.train, method.task.meta
+    split = method.task.train
     y = split.y.cpu().numpy()
-    rare = np.bincount(y, minlength=method.task.n_classes).min()
-    if rare < 2:
-        raise UserError("a class has a single training row: without it nothing is left to train on; use no folds")
+    if np.bincount(y, minlength=method.task.n_classes).min() < 2:
+        raise UserError("folds need at least two training rows of every class, and one class has a single row; use 0")
     if n > len(y):
-        raise UserError(f"{n} folds of {len(y)} training rows: some would be empty; take fewer")
-    checked = y[:0] if trusted is None else trusted.y.cpu().numpy()
-    several = np.bincount(checked, minlength=method.task.n_classes)[checked] > 1
-    found = []
-    for f, (held, apart) in enumerate(
-        zip(parts(y, n, method.recipe.seed), parts(checked, n, method.recipe.seed), strict=True)
-    ):
+        raise UserError(f"{n} folds of {len(y)} training rows: some would be empty; use fewer")
+    trusted = method.task.meta
+    trusted_y = y[:0] if trusted is None else trusted.y.cpu().numpy()
+    can_leave_out = np.bincount(trusted_y, minlength=method.task.n_classes)[trusted_y] > 1
+    folds = split_into_folds(y, n, method.recipe.seed)
+    trusted_folds = split_into_folds(trusted_y, n, method.recipe.seed)
+    results = []
+    for f in range(n):
         file = None if folder is None else folder / f"fold-{f + 1}-of-{n}.npz"
-        stored = None if file is None else _stored(file, held, y, checked)
-        if stored is None:
+        result = None if file is None else _read_fold(file, folds[f], y, trusted_y)
+        if result is None:
             log.info("audit: training %d of %d", f + 1, n)
-            stored = _judged(method, held, apart[several[apart]])
+            left_out = trusted_folds[f]
+            result = _predict_fold(method, folds[f], left_out[can_leave_out[left_out]])
             if file is not None:
-                _store(file, *stored)
-        found.append(stored)
-    rows, others = zip(*found, strict=True)
-    return _together(rows), _together([replace(s, each=s.each[:0], given=s.given[:0]) for s in others])
+                _write_fold(file, *result)
+        results.append(result)
+    rows = concatenate([rows for rows, _ in results])
+    left_out_trusted = concatenate([_without_spread(trusted_rows) for _, trusted_rows in results])
+    return rows.take(rows.positions.argsort()), left_out_trusted.take(left_out_trusted.positions.argsort())
 
 
-def _together(sights: Sequence[RowPredictions]) -> RowPredictions:
-    order = np.concatenate([s.at for s in sights]).argsort()
-    return RowPredictions(
-        *(np.concatenate([getattr(s, name) for s in sights])[order] for name in ("at", "y", "p")),
-        *(np.concatenate([getattr(s, name) for s in sights], axis=1)[:, order] for name in ("each", "given")),
+def _without_spread(predictions: RowPredictions) -> RowPredictions:
+    """Predictions without the samples from which an uncertainty is computed."""
+    return replace(
+        predictions, per_network=predictions.per_network[:0], label_log_probs=predictions.label_log_probs[:0]
     )
 
 
-def _judged(method: Method, held: Ints, apart: Ints) -> tuple[RowPredictions, RowPredictions]:
-    """The rows `held` of the training split, and `apart` of the trusted one, by the same recipe trained on the rest."""
+def _predict_fold(method: Method, fold: Ints, trusted_fold: Ints) -> tuple[RowPredictions, RowPredictions]:
+    """Train the recipe without the rows `fold` and the trusted rows `trusted_fold`, and predict these."""
     task = method.task
-    rest = replace(task, train=_without(task.train, held), meta=task.meta and _without(task.meta, apart), val=None)
+    rest = replace(
+        task, train=_leave_out(task.train, fold), meta=task.meta and _leave_out(task.meta, trusted_fold), val=None
+    )
     with seeded(derive(method.recipe.seed, "training")):
-        learner = replace(method)  # its hyper-parameters, without its state
+        learner = replace(method)  # the same hyper-parameters, without state
         learner.start(rest, method.recipe)
         for _ in train(learner, learner.task):
             pass
-    rows, trusted = predict_split(learner, task.train.subset(torch.from_numpy(held))), predict_split(learner, task.meta)
-    left = np.isin(trusted.at, apart)  # of all: those of a small part may be images none of which can be read
-    part = RowPredictions(
-        trusted.at[left], trusted.y[left], trusted.p[left], trusted.each[:, left], trusted.given[:, left]
-    )
-    return replace(rows, at=held[rows.at]), part
+    rows = predict_split(learner, task.train.subset(torch.from_numpy(fold)))
+    # Predict all trusted rows: the few images of one fold may all be unreadable.
+    trusted = predict_split(learner, task.meta)
+    return replace(rows, positions=fold[rows.positions]), trusted.take(np.isin(trusted.positions, trusted_fold))
 
 
-def _without(split: Split, at: Ints) -> Split:
-    return split.subset(torch.from_numpy(np.setdiff1d(np.arange(len(split)), at)))
+def _leave_out(split: Split, positions: Ints) -> Split:
+    return split.subset(torch.from_numpy(np.setdiff1d(np.arange(len(split)), positions)))
 
 
-def _store(file: Path, sight: RowPredictions, trusted: RowPredictions) -> None:
+def _write_fold(file: Path, rows: RowPredictions, trusted: RowPredictions) -> None:
+    arrays = {key: getattr(rows, name) for name, key in _STORED_NAMES.items()}
+    arrays |= {_TRUSTED + key: getattr(trusted, name) for name, key in _STORED_NAMES.items()}
     content = io.BytesIO()
-    np.savez_compressed(content, **vars(sight), **{_TRUSTED + name: values for name, values in vars(trusted).items()})
+    np.savez_compressed(content, **arrays)
     try:
         write_atomically(file, content.getvalue())
-    except UserError as e:  # as with the audit itself
-        log.warning("this training would have to be repeated after a crash: %s", e)
+    except UserError as e:  # a read-only run folder; the audit itself can still be completed
+        log.warning("the predictions of this fold are not stored, so a restarted audit trains it again: %s", e)
 
 
-def _stored(file: Path, held: Ints, y: Ints, checked: Ints) -> tuple[RowPredictions, RowPredictions] | None:
-    """What an earlier process found; None where there is nothing, or something about other rows, or about none of the
-    trusted ones, which an earlier version did not leave out."""
+def _read_fold(file: Path, fold: Ints, y: Ints, trusted_y: Ints) -> tuple[RowPredictions, RowPredictions] | None:
+    """Read the predictions that an earlier process stored.
+
+    None if there are none, if they are about other rows, or if they have no trusted rows (older versions).
+    """
     if not file.exists():
         return None
     try:
         arrays = read_arrays(file)
-        trusted = {name: arrays.pop(_TRUSTED + name) for name in _NAMES if _TRUSTED + name in arrays}
-        sight, apart = RowPredictions(**arrays), RowPredictions(**trusted) if trusted else None
-        if apart is None or not np.isin(sight.at, held).all():
+        if not any(key.startswith(_TRUSTED) for key in arrays):
             return None
-        for s, given in ((sight, y), (apart, checked)):
-            if not np.array_equal(s.y, given[s.at]) or len(s.p) != len(s.y) or not np.isfinite(s.p).all():
+        rows = RowPredictions(**{name: arrays[key] for name, key in _STORED_NAMES.items()})
+        trusted = RowPredictions(**{name: arrays[_TRUSTED + key] for name, key in _STORED_NAMES.items()})
+        if not np.isin(rows.positions, fold).all():
+            return None
+        for part, labels in ((rows, y), (trusted, trusted_y)):
+            same_labels = np.array_equal(part.y, labels[part.positions])
+            if not same_labels or len(part.p) != len(part.y) or not np.isfinite(part.p).all():
                 raise ValueError("its arrays do not fit the run")
-    except (ValueError, TypeError, IndexError) as e:
+    except (ValueError, TypeError, LookupError) as e:
         raise UserError(f"{file} is not what `warpi audit` stored there ({e}); delete it") from e
-    return sight, apart
+    return rows, trusted
