@@ -24,7 +24,7 @@ from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
-from warpi.report.curves import draw_curves, line
+from warpi.report.curves import average_curve, draw_curves
 from warpi.report.experiments import Difference, find_runs, group, summarize
 from warpi.report.page import to_html
 from warpi.report.paired import compare, mean_interval, student
@@ -918,9 +918,9 @@ def test_line_is_mean_and_deviation_where_all_runs_have_a_value(tmp_path: Path) 
     make(tmp_path / "a", epochs_of([80.0, 90.0, None, 70.0]))
     make(tmp_path / "b", epochs_of([82.0, 90.0, 91.0]), spec_of(seed=1))
     (g,) = group(find_runs([tmp_path]))
-    assert line(g.counted, "test_acc") == ([1, 2], [81.0, 90.0], [pytest.approx(2**0.5), 0.0])
-    assert line(g.counted[:1], "test_acc") == ([1, 2, 4], [80.0, 90.0, 70.0], [0.0, 0.0, 0.0])
-    assert line(g.counted, "meta_loss") == ([], [], [])
+    assert average_curve(g.counted, "test_acc") == ([1, 2], [81.0, 90.0], [pytest.approx(2**0.5), 0.0])
+    assert average_curve(g.counted[:1], "test_acc") == ([1, 2, 4], [80.0, 90.0, 70.0], [0.0, 0.0, 0.0])
+    assert average_curve(g.counted, "meta_loss") == ([], [], [])
 
 
 def test_curves_are_written_for_each_block_and_are_the_same_bytes_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from warpi.audit.result import read_audit
 from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.report import svg_charts as charts
-from warpi.report.curves import Line
+from warpi.report.curves import Curve
 from warpi.report.experiments import find_runs, summarize
 from warpi.report.figure_data import EDGES
 from warpi.report.page import to_html
@@ -92,9 +92,9 @@ def test_whatever_is_shown_is_escaped_and_inside(tmp_path: Path) -> None:
 
 
 def test_placeholders_in_labels_stay_what_they_are(tmp_path: Path) -> None:
-    run = make(tmp_path / "a", epochs_of([80.0]), spec_of(changed={"opt": "@@STYLE@@ BODY"}))
+    run = make(tmp_path / "a", epochs_of([80.0]), spec_of(changed={"opt": "{{ title }} {% raw %}"}))
     runs = find_runs([run])
-    assert "@@STYLE@@ BODY" in Page(to_html(summarize(runs), runs)).words
+    assert "{{ title }} {% raw %}" in Page(to_html(summarize(runs), runs)).words
 
 
 @pytest.mark.parametrize(("accuracy", "n"), [(95.0, 400), (100.0, 50), (10.0, 20)])
@@ -171,7 +171,7 @@ def points(svg: str, kind: str) -> list[tuple[float, float]]:
 
 
 def test_a_line_runs_through_its_values() -> None:
-    series = [charts.Series("a", Line([1, 2, 5], [10.0, 30.0, 20.0], [0.0, 5.0, 0.0]), 0)]
+    series = [charts.Series("a", Curve([1, 2, 5], [10.0, 30.0, 20.0], [0.0, 5.0, 0.0]), 0)]
     svg = charts.lines("accuracy", series, "%")
     (x1, y1), (x2, y2), (x5, y5) = points(svg, "line")
     assert x2 - x1 == pytest.approx((x5 - x1) / 4, abs=0.1)
@@ -183,11 +183,12 @@ def test_a_line_runs_through_its_values() -> None:
 
 
 def test_values_far_apart_get_a_logarithmic_axis_and_one_epoch_a_dot() -> None:
-    svg = charts.lines("loss", [charts.Series("a", Line([1, 2, 3], [10.0, 1.0, 0.01], [0.0] * 3), 0)])
+    svg = charts.lines("loss", [charts.Series("a", Curve([1, 2, 3], [10.0, 1.0, 0.01], [0.0] * 3), 0)])
     (_, a), (_, b), (_, c) = points(svg, "line")
     assert c - b == pytest.approx(2 * (b - a), abs=0.2)
-    assert "<circle" in charts.lines("loss", [charts.Series("a", Line([1], [1.0], [0.0]), 8)])
-    assert "stroke-dasharray" in charts.swatch(8)
+    svg = charts.lines("loss", [charts.Series("a", Curve([1], [1.0], [0.0]), 8)])
+    assert 'class="dot' in svg
+    assert "stroke-dasharray" in svg
 
 
 def test_a_matrix_of_many_classes_stays_small() -> None:

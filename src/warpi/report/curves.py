@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Look = tuple[str, str]  # colour and marker
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """A quantity over the epochs that every run has, mean and deviation over the seeds (0 for one seed)."""
 
     epochs: list[int]
@@ -40,12 +40,12 @@ def draw_curves(runs: Iterable[RunRecord], out: Path) -> list[Path]:
     return paths
 
 
-def line(runs: Sequence[RunRecord], key: str) -> Line:
+def average_curve(runs: Sequence[RunRecord], key: str) -> Curve:
     """Mean and sample deviation of `key` at each epoch at which all runs have it."""
     tables = [{int(e["epoch"]): v for e in run.epochs if (v := number(e, key)) is not None} for run in runs]
     epochs = sorted(set.intersection(*(set(table) for table in tables)))
     values = [[table[t] for table in tables] for t in epochs]
-    return Line(
+    return Curve(
         epochs, [statistics.fmean(v) for v in values], [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
     )
 
@@ -65,7 +65,7 @@ def _draw(groups: Sequence[Experiment], looks_of: Mapping[str, Look]) -> "Figure
     left.set_title("test accuracy", loc="left")
     left.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     if accuracies:
-        bottom, top = lowest([line(g.counted, "test_acc") for g in groups]), max(accuracies)
+        bottom, top = lowest([average_curve(g.counted, "test_acc") for g in groups]), max(accuracies)
         left.set_ylim(bottom=max(0.0, bottom - 0.08 * (top - bottom) - 0.5))
     right.set_title("training loss", loc="left")
     shown = losses + meta_losses
@@ -89,7 +89,7 @@ def _draw(groups: Sequence[Experiment], looks_of: Mapping[str, Look]) -> "Figure
 
 def _plot(axes: "Axes", g: Experiment, key: str, look: Look, style: Literal["-", "--"] = "-") -> list[float]:
     """The mean, a band of one deviation where there are several seeds, a dot where there is one epoch. The means."""
-    epochs, mean, std = line(g.counted, key)
+    epochs, mean, std = average_curve(g.counted, key)
     if epochs:
         colour, marker = look
         marker = marker or ("o" if len(epochs) == 1 else "")
@@ -101,7 +101,7 @@ def _plot(axes: "Axes", g: Experiment, key: str, look: Look, style: Literal["-",
     return mean
 
 
-def lowest(lines: Sequence[Line]) -> float:
+def lowest(lines: Sequence[Curve]) -> float:
     """The lowest point after the first tenth of the epochs, whose steep rise would leave no room for the rest."""
     start = max(e for curve in lines for e in curve.epochs) // 10
     points = [(e, m - s, curve.epochs[-1]) for curve in lines for e, m, s in zip(*curve, strict=True)]
@@ -110,7 +110,7 @@ def lowest(lines: Sequence[Line]) -> float:
 
 def _last(g: Experiment) -> float:
     """What the legend is sorted by, so that it reads like the right end of the lines."""
-    return (line(g.counted, "test_acc").mean or [float("-inf")])[-1]
+    return (average_curve(g.counted, "test_acc").mean or [float("-inf")])[-1]
 
 
 def title(groups: Sequence[Experiment]) -> str:

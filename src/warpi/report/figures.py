@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from warpi.report.curves import Line, line, lowest, title
+from warpi.report.curves import Curve, average_curve, lowest, title
 from warpi.report.experiments import Experiment, RunRecord, group, number
 from warpi.report.figure_data import EDGES, KINDS, Array, Arrays, error, read
 from warpi.report.plot_style import COLORS, GREY, drawing, epoch_axis, looks, save, slug
@@ -189,20 +189,20 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
 
 def stability(rows: Sequence[Experiment]) -> "Figure | None":
     """Test accuracy over the epochs, and meta loss of the methods that have one: several of them, others beside."""
-    meta = [e for e in rows if line(e.counted, "meta_loss").epochs]
+    meta = [e for e in rows if average_curve(e.counted, "meta_loss").epochs]
     if len({e.first.spec["method"] for e in meta}) < 2:
         return None
     shown = meta + [e for e in rows if e not in meta]
     figure, ((left, right),) = _panels(title(rows), 1, 2, (5.2, 3.6))
     for e, look in zip(shown, _looks(shown), strict=True):
         for axes, key in ((left, "test_acc"), (right, "meta_loss")):
-            curve, (colour, _) = line(e.counted, key), look
+            curve, (colour, _) = average_curve(e.counted, key), look
             _plot(axes, curve, look, e.label if axes is left else None)
             if len(e.counted) > 1:
                 low, high = (np.asarray(curve.mean) + side * np.asarray(curve.std) for side in (-1, 1))
                 axes.fill_between(curve.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
     left.set_title("test accuracy (%)", loc="left")
-    accuracies = [curve for e in shown if (curve := line(e.counted, "test_acc")).epochs]
+    accuracies = [curve for e in shown if (curve := average_curve(e.counted, "test_acc")).epochs]
     if accuracies:
         bottom, top = lowest(accuracies), max(m + s for curve in accuracies for m, s in zip(*curve[1:], strict=True))
         room = 0.05 * (top - bottom) + 0.5
@@ -243,7 +243,7 @@ def rectifier(m: Measured) -> "Figure | None":
 
 def sigma(rows: Sequence[Experiment]) -> "Figure | None":
     """The mean standard deviation of v's posterior over the epochs: does it collapse?"""
-    found = [(e, line(e.counted, "sigma"), line(e.counted, "log_sigma")) for e in rows]
+    found = [(e, average_curve(e.counted, "sigma"), average_curve(e.counted, "log_sigma")) for e in rows]
     if not (curves := [each for each in found if each[1].epochs]):
         return None
     several = any("samples=" in e.label for e, *_ in curves)  # then the default number is told, too
@@ -344,7 +344,7 @@ def _looks(rows: Sequence[Experiment]) -> list[tuple[str, str]]:
     return looks([e.first.spec["method"] for e in rows])
 
 
-def _plot(axes: "Axes", curve: Line, look: tuple[str, str], label: str | None) -> None:
+def _plot(axes: "Axes", curve: Curve, look: tuple[str, str], label: str | None) -> None:
     """A line over the epochs; a dot where there is one epoch alone."""
     n, (colour, marker) = len(curve.epochs), look
     marker = marker or ("o" if n == 1 else "")

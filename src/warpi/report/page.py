@@ -1,96 +1,114 @@
-"""Runs as one HTML file that holds everything: no script, no other file, nothing to be fetched."""
+"""The HTML page of runs: one file without scripts, links or other files. `templates/page.html` has the layout."""
 
 import base64
-import html
 import statistics
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 import warpi.report.svg_charts as charts
 from warpi.audit.label_scores import wilson_interval
-from warpi.report.curves import line, lowest
+from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, number
-from warpi.report.page_data import Audited, ClassRate, Detail, Suspect
-from warpi.report.table import HEADS, Block, blocks, legend
+from warpi.report.page_data import Audited, Detail, Suspect
+from warpi.report.render import render
+from warpi.report.table import HEADS, blocks, legend
 from warpi.runs.rerun import command, format_value, own_files, own_names
 
-esc = html.escape
 _TRAINING = ("epochs", "batch_size", "meta_batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule")
+_SIZES = {"n_train": "to train on", "n_meta": "trusted", "n_val": "for validation", "n_test": "to test on"}
+_DATA = {
+    "root": "in",
+    "label": "label column",
+    "drop": "without the columns",
+    "image_size": "images of side",
+    "limit": "limited to",
+}
+_TEST_LABELS = {"clean": "known to be right", "given": "as given: nobody knows whether they are right"}
+_HASHES = ("inputs", "files", "labels", "noise", "noise_file", "meta", "test_set", "other", "matrix_file", "weights")
+_KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "labels nobody has checked"}
+_LOOKS = {"right": 0, "wrong": 1, "unknown": 6}
 _WORST = 10  # classes in the table of the worst
 _POOR = 0.7  # share of the trusted examples, as in `warpi audit`
-_CELLS, _LETTERS = 12, 400  # of a suspicious row: cells shown at once, letters of each
+_CELLS = 12  # cells of a suspicious row that are shown at once
+_LETTERS = 400  # of each of these cells
 _INTERVAL = (
     "The interval is Wilson's, 95 %, over the test examples: where the accuracy of this very network would be found on "
     "any number of such examples. It does not say what another seed would give."
 )
 
 
+class Grid(NamedTuple):
+    """A table of text."""
+
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    text: Sequence[int] = (0,)  # columns that are aligned to the left
+    mean: bool = False  # the last row is a mean
+
+
 def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[Detail] = ()) -> str:
-    """The page of one run, of the seeds of one experiment, or of many experiments that are compared."""
-    experiments, known = group(runs), {detail.run: detail for detail in details}
+    """The page of one run, of the seeds of one experiment, or of several experiments that are compared."""
+    experiments = group(runs)
+    known = {detail.run: detail for detail in details}
     first = experiments[0]
+    title = f"{len(experiments)} experiments"
     if len(experiments) == 1:
-        title = f"{first.label} on {Path(first.data).name}" + (
-            "" if first.noise == "given" else f", noise {first.noise}"
-        )
-        body = [_experiment(first, known), *_curves(experiments, True), *_rest(first, known)]
-    else:
-        title, body = f"{len(experiments)} experiments", []
-        titled = {block.title: block for block in blocks(rows)}
-        for name, some in groupby(experiments, lambda g: f"{g.data}, noise {g.noise}, {g.net}"):
-            mine = list(some)
-            body += [f"<h2>{esc(name)}</h2>", _table(titled[name]), *_curves(mine, False)]
-        body.append(f'<p class="soft">{esc(legend(rows))}</p><h2>Each experiment</h2>')
-        for g in experiments:
-            inside = "\n".join([_experiment(g, known), *_rest(g, known)])
-            name = f"{g.label}: {g.data}, {g.noise}, {g.net}"
-            body.append(f'<details class="experiment"><summary>{esc(name)}</summary>{inside}</details>')
-    head = f'<header><p class="over-line">warpi report</p><h1>{esc(title)}</h1></header>'
-    style = resources.files("warpi.report").joinpath("page.css").read_text()
-    fields = {"TITLE": esc(f"warpi report: {title}"), "STYLE": style, "BODY": "\n".join([head, *body])}
-    before, *others = _PAGE.split("@@")  # not replaced one after the other: a label may hold any of the words
-    return before + "".join(fields[name] + text for name, text in zip(others[::2], others[1::2], strict=True))
+        noise = "" if first.noise == "given" else f", noise {first.noise}"
+        title = f"{first.label} on {Path(first.data).name}{noise}"
+    tables = {block.title: block for block in blocks(rows)}
+    shown = []
+    for name, members in groupby(experiments, lambda g: f"{g.data}, noise {g.noise}, {g.net}"):
+        shown.append({"name": name, "table": tables[name], "curves": _curves(list(members), len(experiments) > 1)})
+    parts = [_experiment(g, known) for g in experiments]
+    return str(render("page.html", title=title, blocks=shown, table_legend=legend(rows), experiments=parts))
 
 
 # -- the parts of an experiment --------------------------------------------------------------------------------------
 
 
-def _experiment(g: Experiment, known: dict[Path, Detail]) -> str:
-    detail = _detail(g, known)
-    parts = [_tiles(g, detail), "<h2>What was trained on what</h2>", _facts(g), "<h2>Accuracy</h2>", _accuracy(g)]
-    return "\n".join(parts)
-
-
-def _rest(g: Experiment, known: dict[Path, Detail]) -> list[str]:
-    detail, parts = _detail(g, known), list[str]()
+def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
+    detail = next((known[run.path] for run in g.runs if run.path in known), None)
+    accuracy, note = _accuracy(g)
+    parts: dict[str, Any] = {
+        "name": f"{g.label}: {g.data}, {g.noise}, {g.net}",
+        "tiles": _tiles(g, detail),
+        "facts": _facts(g),
+        "settings": _settings(g.first.spec),
+        "accuracy": accuracy,
+        "accuracy_note": note,
+        "commands": [_rerun(run) for run in g.runs],
+        "about": "",
+        "losses": None,
+        "confusions": [],
+        "worst": None,
+        "audit": None,
+        "missing": (),
+    }
     if detail is not None:
         if len(g.counted) > 1:
             seed = next(run.spec["seed"] for run in g.runs if run.path == detail.run)
-            parts.append(f'<p class="soft">What follows is about seed {seed}: {esc(str(detail.run))}</p>')
-        parts += [_losses(detail), _confusions(g, detail)]
-        parts += [_audited(detail.audit)] if detail.audit else []
-        parts += [f'<p class="soft warn">Not shown: {esc(reason)}</p>' for reason in detail.missing]
-    first, *others = map(_again, g.runs)
-    more = [f"<details><summary>{len(others)} more</summary>{''.join(others)}</details>"] if others else []
-    return [*parts, "<h2>Run it again</h2>", first, *more]
+            parts["about"] = f"What follows is about seed {seed}: {detail.run}"
+        truth = "true class" if g.first.facts.get("test_labels") == "clean" else "given label"
+        parts["losses"] = _losses(detail)
+        parts["confusions"] = _confusions(detail, truth)
+        parts["worst"] = None if detail.test is None else _worst_classes(detail.test, detail.classes, truth)
+        parts["audit"] = None if detail.audit is None else _audit(detail.audit)
+        parts["missing"] = detail.missing
+    return parts
 
 
-def _detail(g: Experiment, known: dict[Path, Detail]) -> Detail | None:
-    return next((known[run.path] for run in g.runs if run.path in known), None)
-
-
-def _tiles(g: Experiment, detail: Detail | None) -> str:
-    """The few numbers that one looks for first."""
-    facts, tiles = g.first.facts, list[tuple[str, str]]()
+def _tiles(g: Experiment, detail: Detail | None) -> list[tuple[str, str]]:
+    """The numbers that a reader looks for first."""
+    facts = g.first.facts
+    tiles: list[tuple[str, str]] = []
     last = [value for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
     against = "" if facts.get("test_labels") == "clean" else ", against given labels"
     if len(last) == 1:
-        tiles.append((f"{last[0]:.1f} %", f"test accuracy{against}; 95 % interval {_span(last[0], g.counted[0])}"))
+        tiles.append((f"{last[0]:.1f} %", f"test accuracy{against}; 95 % interval {_interval(last[0], g.counted[0])}"))
     elif last:
         mean = f"{statistics.fmean(last):.1f} ± {statistics.stdev(last):.1f} %"
         tiles.append((mean, f"test accuracy{against}; {len(last)} seeds"))
@@ -105,269 +123,204 @@ def _tiles(g: Experiment, detail: Detail | None) -> str:
     if seconds := [s for run in g.counted for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]:
         each = " a run" if len(g.counted) > 1 else ""
         tiles.append((_time(sum(seconds) / len(g.counted)), f"of training and testing{each}"))
-    shown = "".join(f'<div class="tile"><b>{esc(n)}</b><span>{esc(text)}</span></div>' for n, text in tiles)
-    return f'<div class="tiles">{shown}</div>' if tiles else ""
+    return tiles
 
 
-def _facts(g: Experiment) -> str:
-    run = g.first
-    spec, facts, place, recipe = run.spec, run.facts, run.environment, run.spec["recipe"]
-    named = {
-        "root": "in",
-        "label": "label column",
-        "drop": "without the columns",
-        "image_size": "images of side",
-        "limit": "limited to",
-    }
-    data = [
-        g.data,
-        *(f"{words} {format_value(spec[name])}" for name, words in named.items() if spec.get(name) is not None),
-    ]
-    sizes = (("n_train", "to train on"), ("n_meta", "trusted"), ("n_val", "for validation"), ("n_test", "to test on"))
-    counts = [f"{facts[name]:,} {words}" for name, words in sizes if facts.get(name) is not None]
+def _facts(g: Experiment) -> dict[str, str]:
+    """Names and texts; an empty text is not shown."""
+    run, spec, facts, place = g.first, g.first.spec, g.first.facts, g.first.environment
+    recipe = spec["recipe"]
+    data = [f"{words} {format_value(spec[name])}" for name, words in _DATA.items() if spec.get(name) is not None]
     trusted = "held out of rows whose truth is known" if spec.get("meta") else "as the data marks them, if it does"
-    exam = {"clean": "known to be right", "given": "as given: nobody knows whether they are right"}
-    machine = f"{place.get('gpu') or place.get('device') or 'unknown'}" + (
-        f", {place['threads']} thread{'s' * (place['threads'] != 1)}" if place.get("threads") else ""
-    )
-    tools = [f"{name} {place[name]}" for name in ("torch", "numpy", "python") if place.get(name)]
+    test_labels = _TEST_LABELS.get(str(facts.get("test_labels")), "unknown")
+    threads = place.get("threads")
+    machine = [str(place.get("gpu") or place.get("device") or "unknown")]
+    machine += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
+    machine += [place["date"]] if place.get("date") else []
     options = _pairs({**spec["options"], **spec["changed"]})
-    shown = {
-        "Data": ", ".join(data) + (f"; {facts['n_classes']} classes" if facts.get("n_classes") else ""),
-        "Rows": ", ".join(counts),
+    tools = [f"{name} {place[name]}" for name in ("torch", "numpy", "python") if place.get(name)]
+    return {
+        "Data": ", ".join([g.data, *data]) + (f"; {facts['n_classes']} classes" if facts.get("n_classes") else ""),
+        "Rows": ", ".join(f"{facts[name]:,} {words}" for name, words in _SIZES.items() if facts.get(name) is not None),
         "Noise": g.noise if g.noise != "given" else "given: the labels as they are in the data",
         "Trusted": str(spec["meta_data"]) if spec.get("meta_data") else trusted,
-        "Test labels": exam.get(str(facts.get("test_labels")), "unknown") if facts.get("n_test") != 0 else "",
+        "Test labels": "" if facts.get("n_test") == 0 else test_labels,
         "Method": f"{spec['method']}" + (f" ({options})" if options else ""),
         "Network": g.net + (f", {facts['n_parameters']:,} parameters" if facts.get("n_parameters") else ""),
-        "Training": _pairs({name: recipe[name] for name in _TRAINING if recipe.get(name) is not None}),
+        "Training": _pairs({name: recipe.get(name) for name in _TRAINING}),
         "Seeds": ", ".join(f"{r.spec['seed']}" + ("" if r.done else " (unfinished)") for r in g.runs),
-        "Machine": machine + (f", {place['date']}" if place.get("date") else ""),
+        "Machine": ", ".join(machine),
         "Versions": ", ".join([f"warpi {run.version}", *tools]),
     }
-    cells = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in shown.items() if text)
-    settings = {"data": {k: v for k, v in spec.items() if k not in ("options", "changed", "recipe", "seed")}}
-    settings |= {"training": recipe, "method": spec["options"]}
-    rows = [(part, name, format_value(value)) for part, values in settings.items() for name, value in values.items()]
-    every = _grid(("part", "setting", "value"), rows, text=(1, 2))
-    return f'<dl class="facts">{cells}</dl><details><summary>Every setting</summary>{every}</details>'
 
 
-def _accuracy(g: Experiment) -> str:
-    """One run: its epochs that matter. Several seeds: the last epoch of each, and their mean."""
+def _settings(spec: dict[str, Any]) -> Grid:
+    parts = {
+        "data": {name: value for name, value in spec.items() if name not in ("options", "changed", "recipe", "seed")},
+        "training": spec["recipe"],
+        "method": spec["options"],
+    }
+    rows = [(part, name, format_value(value)) for part, values in parts.items() for name, value in values.items()]
+    return Grid(("part", "setting", "value"), rows, (0, 1, 2))
+
+
+def _accuracy(g: Experiment) -> tuple[Grid, str]:
+    """One run: its important epochs. Several seeds: the last epoch of each, and their mean. And a note."""
+    last = [(run, value) for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
     if not g.counted:
-        return "<p>No epoch has ended yet.</p>"
-    if all(number(run.epochs[-1], "test_acc") is None for run in g.counted):
-        return "<p>There is no test set.</p>"
+        return Grid(), "No epoch has ended yet."
+    if not last:
+        return Grid(), "There is no test set."
     if len(g.counted) > 1:
-        return _by_seed(g)
+        rows = [(str(run.spec["seed"]), f"{value:.2f} %", _interval(value, run)) for run, value in last]
+        values = [value for _, value in last]
+        std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        rows.append((f"mean ± sd of {len(values)}", f"{statistics.fmean(values):.2f}{std}", ""))
+        note = f"{_INTERVAL} The last line is the mean and the sample standard deviation over seeds."
+        return Grid(("seed", "last epoch", "95 % interval"), rows, mean=True), note
     (run,) = g.counted
-    body = []
+    epochs = []
     for name, epoch in zip(HEADS[2:], best_epochs(run), strict=True):
         if epoch is not None and (value := number(epoch, "test_acc")) is not None:
-            body.append((name, str(int(epoch["epoch"])), f"{value:.2f} %", _span(value, run)))
+            epochs.append((name, str(int(epoch["epoch"])), f"{value:.2f} %", _interval(value, run)))
     oracle = "The best on test is an oracle that picks the epoch by the test set, which no user could do."
     end = "" if run.done else " The run has not ended."
-    table = _grid(("which", "epoch", "test accuracy", "95 % interval"), body)
-    return f'{table}<p class="soft">{esc(_INTERVAL)} {oracle}{end}</p>'
+    return Grid(("which", "epoch", "test accuracy", "95 % interval"), epochs), f"{_INTERVAL} {oracle}{end}"
 
 
-def _by_seed(g: Experiment) -> str:
-    last = [(run, value) for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
-    body = [(str(run.spec["seed"]), f"{value:.2f} %", _span(value, run)) for run, value in last]
-    values = [value for _, value in last]
-    std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    body.append((f"mean ± sd of {len(values)}", f"{statistics.fmean(values):.2f}{std}", ""))
-    table = _grid(("seed", "last epoch", "95 % interval"), body, mean=True)
-    said = "The last line is the mean and the sample standard deviation over seeds."
-    return f'{table}<p class="soft">{esc(_INTERVAL)} {said}</p>'
-
-
-def _curves(experiments: Sequence[Experiment], alone: bool) -> list[str]:
-    """Accuracy and losses over the epochs, of everything that is compared with one another."""
+def _curves(experiments: Sequence[Experiment], compared: bool) -> dict[str, Any] | None:
+    """Accuracy and losses over the epochs, with a legend if experiments are compared."""
     begun = [g for g in experiments if g.counted]
-    named = {"test_acc": "test accuracy", "loss": "training loss", "meta_loss": "loss on the trusted examples"}
+    titles = {"test_acc": "test accuracy", "loss": "training loss", "meta_loss": "loss on the trusted examples"}
     shown = []
-    for key, what in named.items():
-        series = [charts.Series(g.label, line(g.counted, key), i) for i, g in enumerate(begun)]
-        if any(s.line.epochs for s in series):
-            if key == "test_acc":
-                bottom = max(0.0, lowest([s.line for s in series if s.line.epochs]) - 1)
-                shown.append(charts.lines(what, series, "%", bottom))
-            else:
-                shown.append(charts.lines(what, series))
-    if not shown:
-        return []
-    items = [
-        f"<li>{charts.swatch(i)}{esc(g.label)}{'' if g.finished else ' (unfinished)'}</li>" for i, g in enumerate(begun)
-    ]
-    legend = "" if alone else f'<ul class="legend">{"".join(items)}</ul>'
-    band = " The band is one standard deviation over seeds." if any(len(g.counted) > 1 for g in begun) else ""
-    head = ["<h2>Learning curves</h2>"] if alone else []
-    said = [f'<p class="soft">{band.strip()}</p>'] if band else []
-    return [*head, f'<div class="charts">{"".join(shown)}</div>', legend, *said]
+    for key, title in titles.items():
+        series = [charts.Series(g.label, average_curve(g.counted, key), i) for i, g in enumerate(begun)]
+        curves = [s.curve for s in series if s.curve.epochs]
+        if curves and key == "test_acc":
+            shown.append(charts.lines(title, series, "%", max(0.0, lowest(curves) - 1)))
+        elif curves:
+            shown.append(charts.lines(title, series))
+    names = [g.label + ("" if g.finished else " (unfinished)") for g in begun]
+    entries = [(charts.swatch(i), name) for i, name in enumerate(names)] if compared else []
+    band = any(len(g.counted) > 1 for g in begun)
+    return {"charts": shown, "legend": entries, "band": band} if shown else None
 
 
-def _losses(detail: Detail) -> str:
+def _losses(detail: Detail) -> dict[str, Any] | None:
     if not detail.losses or detail.edges is None:
-        return ""
-    used = max(
-        int(end) for each in detail.losses for counts in each.counts.values() for end in counts.nonzero()[0][-1:]
-    )
-    edges = detail.edges[: used + 2]
-    top = max(float(counts.max()) for each in detail.losses for counts in each.counts.values()) * 1.3
-    looks = {"right": 0, "wrong": 1, "unknown": 6}
-    names = [name for name in looks if name in detail.losses[0].counts]
-    shown = [
-        charts.histogram(
-            f"{each.name}: " + ", ".join(f"mean {mean:.2f} ({name})" for name, mean in each.means.items()),
-            each.counts,
-            edges,
-            "cross-entropy with the given label",
-            looks,
-            top,
-        )
-        for each in detail.losses
-    ]
-    words = {"right": "right labels", "wrong": "wrong labels", "unknown": "labels nobody has checked"}
-    legend = "".join(f"<li>{charts.swatch(looks[name])}{words[name]}</li>" for name in names)
-    said = "How many training examples have which loss, after training; the last bar holds all that is above."
+        return None
+    counts = [values for each in detail.losses for values in each.counts.values()]
+    used = max(int(end) for values in counts for end in values.nonzero()[0][-1:])
+    top = 1.3 * max(float(values.max()) for values in counts)
+    shown = []
+    for each in detail.losses:
+        means = ", ".join(f"mean {mean:.2f} ({name})" for name, mean in each.means.items())
+        edges = detail.edges[: used + 2]
+        x_label = "cross-entropy with the given label"
+        shown.append(charts.histogram(f"{each.name}: {means}", each.counts, edges, x_label, _LOOKS, top))
+    note = "How many training examples have which loss, after training; the last bar holds all that is above."
     if len(detail.losses) > 1:
-        said += " Rectified: of the logits times WarPI's v, which is what the network was trained by."
-    return (
-        f'<h2>Losses</h2><p class="soft">{said}</p><div class="charts">{"".join(shown)}</div>'
-        f'<ul class="legend">{legend}</ul>'
-    )
+        note += " Rectified: of the logits times WarPI's v, which is what the network was trained by."
+    kinds = [name for name in _KINDS if name in detail.losses[0].counts]
+    return {"note": note, "charts": shown, "legend": [(charts.swatch(_LOOKS[name]), _KINDS[name]) for name in kinds]}
 
 
-def _confusions(g: Experiment, detail: Detail) -> str:
-    figures, worst = [], ""
-    if detail.test is not None:
-        truth = "true class" if g.first.facts.get("test_labels") == "clean" else "given label"
-        name = f"Test set: {truth} and prediction"
-        figures.append((name, charts.matrix(name, detail.test, detail.classes, truth, "predicted class")))
-        worst = _worst(detail.test, detail.classes, truth)
-    if detail.train is not None:
-        name = "Training set: given label and prediction"
-        figures.append((name, charts.matrix(name, detail.train, detail.classes, "given label", "predicted class")))
-    if not figures:
-        return ""
-    shown = "".join(f"<figure><figcaption>{esc(name)}</figcaption>{svg}</figure>" for name, svg in figures)
-    return f'<h2>Confusion</h2><div class="charts">{shown}</div>{worst}'
+def _confusions(detail: Detail, truth: str) -> list[tuple[str, str]]:
+    """Titles and confusion matrices."""
+    shown: list[tuple[str, str]] = []
+    for name, counts, rows in (("Test", detail.test, truth), ("Training", detail.train, "given label")):
+        if counts is not None:
+            title = f"{name} set: {rows} and prediction"
+            shown.append((title, charts.matrix(title, counts, detail.classes, rows, "predicted class")))
+    return shown
 
 
-def _worst(counts: NDArray[Any], classes: Sequence[str], truth: str) -> str:
+def _worst_classes(counts: NDArray[Any], classes: Sequence[str], truth: str) -> Grid:
     """The classes of the lowest accuracy."""
-    body = []
-    total, right = counts.sum(1), counts.diagonal()
+    rows = []
+    total = counts.sum(1)
+    right = counts.diagonal()
     order = sorted((k for k in range(len(classes)) if total[k]), key=lambda k: (right[k] / total[k], k))
     for k in order[:_WORST]:
         others = counts[k].copy()
         others[k] = 0
         low, high = wilson_interval(right[k] / total[k], float(total[k]))
-        instead = f"{classes[int(others.argmax())]} ({int(others.max())})" if others.any() else "–"
+        confused = f"{classes[int(others.argmax())]} ({int(others.max())})" if others.any() else "–"
         share = f"{100 * right[k] / total[k]:.1f} %"
-        body.append((classes[k], f"{int(total[k])}", share, f"{100 * low:.0f} to {100 * high:.0f}", instead))
-    heads = (truth, "examples", "accuracy", "95 % interval", "taken for")
-    return f"<h3>Worst classes</h3>{_grid(heads, body, text=(4,))}"
+        rows.append((classes[k], f"{int(total[k])}", share, f"{100 * low:.0f} to {100 * high:.0f}", confused))
+    return Grid((truth, "examples", "accuracy", "95 % interval", "taken for"), rows, (0, 4))
 
 
-def _audited(found: Audited) -> str:
-    rate, low, high = (100 * value for value in found.noise_rate)
-    sure = ""
-    if found.trusted is not None:
-        kind = "warn" if found.trusted < _POOR else "soft"
-        words = "Do not believe it: the classifier" if found.trusted < _POOR else "The classifier"
-        sure = f'<p class="{kind}">{words} is right about {100 * found.trusted:.0f} % of the trusted examples.</p>'
-    cards, wide = "".join(map(_suspect, found.suspects)), "" if found.pictures else ' style="--wide: 17rem"'
-    return (
-        f"<h2>Suspicious labels</h2><p>{found.n_issues:,} of {found.n:,} labels are probably wrong. "
-        f"Wrong labels in all: {rate:.1f} %, 95 % interval {low:.1f} to {high:.1f}.</p>{sure}"
-        f"<h3>The {len(found.suspects)} most suspicious examples</h3>"
-        f'<ol class="suspects{" seen" * found.pictures}"{wide}>{cards}</ol>'
-        f"<h3>By given label</h3>{_rates(found.by_class)}"
-        f'<p class="soft">Probabilities: {esc(found.probabilities)}. Uncertainty: {esc(found.uncertainty)}.</p>'
-    )
+def _audit(audit: Audited) -> dict[str, Any]:
+    rate, low, high = (100 * value for value in audit.noise_rate)
+    poor = audit.trusted is not None and audit.trusted < _POOR
+    trusted = ""
+    if audit.trusted is not None:
+        words = "Do not believe it: the classifier" if poor else "The classifier"
+        trusted = f"{words} is right about {100 * audit.trusted:.0f} % of the trusted examples."
+    first, more = _rates(audit)
+    return {
+        "summary": f"{audit.n_issues:,} of {audit.n:,} labels are probably wrong. "
+        f"Wrong labels in all: {rate:.1f} %, 95 % interval {low:.1f} to {high:.1f}.",
+        "poor": poor,
+        "trusted": trusted,
+        "suspects": [_suspect(s) for s in audit.suspects],
+        "pictures": audit.pictures,
+        "rates": first,
+        "more_rates": more,
+        "probabilities": audit.probabilities,
+        "uncertainty": audit.uncertainty,
+    }
 
 
-def _rates(classes: Sequence[ClassRate]) -> str:
-    """How many labels of each class are wrong; of many classes the worst at once."""
+def _rates(audit: Audited) -> tuple[Grid, Grid]:
+    """Rates of wrong labels by class. If there are many classes, the worst ones and then the others."""
+    many = len(audit.by_class) > 2 * _WORST
+    rows = []
+    for c in sorted(audit.by_class, key=lambda c: -c.rate) if many else audit.by_class:
+        interval = f"{100 * c.low:.1f} to {100 * c.high:.1f}"
+        rows.append((c.name, f"{c.n:,}", f"{100 * c.rate:.1f} %", interval, f"{c.issues:,}", c.instead or "–"))
     heads = ("given label", "rows", "wrong", "95 % interval", "suspicious", "instead")
-    many, lines = len(classes) > 2 * _WORST, list[tuple[str, ...]]()
-    for c in sorted(classes, key=lambda c: -c.rate) if many else classes:
-        span = f"{100 * c.low:.1f} to {100 * c.high:.1f}"
-        lines.append((c.name, f"{c.n:,}", f"{100 * c.rate:.1f} %", span, f"{c.issues:,}", c.instead or "–"))
-    if not many:
-        return _grid(heads, lines, text=(5,))
-    rest = f"<details><summary>{len(lines) - _WORST} more</summary>{_grid(heads, lines[_WORST:], text=(5,))}</details>"
-    return _grid(heads, lines[:_WORST], text=(5,)) + rest
+    end = _WORST if many else len(rows)
+    return Grid(heads, rows[:end], (0, 5)), Grid(heads, rows[end:], (0, 5))
 
 
-def _suspect(s: Suspect) -> str:
-    seen, cells = "", _words(s.words[:_CELLS]) if s.words else ""
+def _suspect(s: Suspect) -> dict[str, Any]:
+    words = [(name, text if len(text) <= _LETTERS else text[:_LETTERS] + "…") for name, text in s.words]
+    image = ""
     if s.picture is not None:
         kind, content = s.picture
-        source = f"data:{esc(kind)};base64,{base64.b64encode(content).decode()}"
-        seen = f'<img {"class=small " if s.small else ""}alt="row {s.row}" src="{source}">'
-    elif not s.words or s.words[0][0] == "file":
-        seen = '<div class="none">cannot be read</div>'
-    if more := s.words[_CELLS:]:
-        cells += f'<details class="cells"><summary>{len(more)} more</summary>{_words(more)}</details>'
-    labels = f'<p class="labels"><s>{esc(s.given)}</s> → <b>{esc(s.suggested)}</b></p>'
+        image = f"data:{kind};base64,{base64.b64encode(content).decode()}"
     wrong = f"{100 * s.wrong:.1f}" if s.wrong < 0.9995 else "> 99.9"
-    said = (f"wrong: {wrong} %", f"uncertainty {s.uncertainty:.2f}", f"row {s.row}")
-    numbers = "".join(f'<p class="soft">{esc(text)}</p>' for text in said)
-    return f"<li>{seen}{cells}{labels}{numbers}</li>"
+    return {
+        "row": s.row,
+        "image": image,
+        "small": s.small,
+        "unreadable": not words or words[0][0] == "file",
+        "words": words[:_CELLS],
+        "more": words[_CELLS:],
+        "given": s.given,
+        "suggested": s.suggested,
+        "notes": (f"wrong: {wrong} %", f"uncertainty {s.uncertainty:.2f}", f"row {s.row}"),
+    }
 
 
-def _words(words: Iterable[tuple[str, str]]) -> str:
-    cut = [(name, text if len(text) <= _LETTERS else text[:_LETTERS] + "…") for name, text in words]
-    return '<p class="cells">' + ", ".join(f"<i>{esc(name)}</i> {esc(text)}" for name, text in cut) + "</p>"
-
-
-def _again(run: RunRecord) -> str:
-    """The command of a run, and what tells that the data is the same."""
+def _rerun(run: RunRecord) -> tuple[str, str]:
+    """The command that makes a run again, and a note with the hashes of its data."""
     state = "" if run.done else " (unfinished)"
-    again = command(run.spec, f"again/{run.path.name}", run.environment.get("threads"))
-    known = ("inputs", "files", "labels", "noise", "noise_file", "meta", "test_set", "other", "matrix_file", "weights")
-    hashes = [f"{n} {run.facts[f'{n}_sha256']}" for n in known if run.facts.get(f"{n}_sha256")]
+    hashes = [f"{n} {run.facts[f'{n}_sha256']}" for n in _HASHES if run.facts.get(f"{n}_sha256")]
     same = f" The same data has the SHA-256 {' and '.join(hashes)} (spec.json)." if hashes else ""
     tables = " and ".join(f"{table} = {{{name!r}: ...}}" for table, name in own_names(run.spec).items())
     own = f" {' and '.join(own_files(run.spec))}: of your own, with {tables} as it was; a run holds names alone."
-    where = f"Seed {run.spec['seed']}{state}: {run.path}.{same}{own if tables else ''}"
-    return f'<pre>{esc(again)}</pre><p class="soft">{esc(where)}</p>'
+    note = f"Seed {run.spec['seed']}{state}: {run.path}.{same}{own if tables else ''}"
+    return command(run.spec, f"again/{run.path.name}", run.environment.get("threads")), note
 
 
-# -- pieces ----------------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------------------------
 
 
-def _table(block: Block) -> str:
-    """The comparison of a block."""
-    body = ["<thead><tr>" + "".join(f'<th scope="col">{esc(h)}</th>' for h in block.heads) + "</tr></thead>"]
-    for name, rows in block.sections:
-        body.append(f'<tbody><tr><th scope="rowgroup" colspan="{len(block.heads)}">{esc(name)}</th></tr>')
-        for row in rows:
-            cells = [esc(cell) for cell in row.cells]
-            cells[2] = f"<strong>{cells[2]}</strong>" if row.bold else cells[2]
-            first, *others = cells
-            body.append(f'<tr><td class="text">{first}</td>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>')
-        body.append("</tbody>")
-    return f'<div class="wide"><table>{"".join(body)}</table></div><p class="soft">{esc(block.note)}</p>'
-
-
-def _grid(heads: Sequence[str], body: Sequence[Sequence[str]], text: Sequence[int] = (), mean: bool = False) -> str:
-    """A table; columns of `text` are set to the left, the last line is a mean where there is one."""
-    kinds = [' class="text"' if i in text or i == 0 else "" for i in range(len(heads))]
-    top = "".join(f'<th scope="col"{kind}>{esc(head)}</th>' for kind, head in zip(kinds, heads, strict=True))
-    lines = ["".join(f"<td{k}>{esc(cell)}</td>" for k, cell in zip(kinds, cells, strict=True)) for cells in body]
-    rows = [f"<tr>{cells}</tr>" for cells in lines]
-    if mean:
-        rows[-1] = f'<tr class="mean">{lines[-1]}</tr>'
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-
-
-def _span(percent: float, run: RunRecord) -> str:
-    """The interval of an accuracy, as text."""
+def _interval(percent: float, run: RunRecord) -> str:
+    """The 95 % interval of an accuracy."""
     low, high = wilson_interval(percent / 100, int(run.facts.get("n_test") or 0))
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
@@ -381,21 +334,3 @@ def _time(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>@@TITLE@@</title>
-<style>
-@@STYLE@@
-</style>
-</head>
-<body>
-@@BODY@@
-</body>
-</html>
-"""
