@@ -1,32 +1,18 @@
 """The command line: what it imports, what it says, and how it ends."""
 
-import argparse
-import contextlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
-from warpi.cli import app as cli
-from warpi.cli.app import COMMANDS, main
-from warpi.datasets.registry import DATASETS
-from warpi.errors import UserError
-from warpi.fewshot.learners.registry import LEARNERS
-from warpi.methods.registry import METHODS
-from warpi.nets.registry import NETS
-from warpi.noise.noise import NOISES
-from warpi.runs.spec import DataSpec, prepare
+from warpi.cli.app import main
+from warpi.runs.spec import prepare
 from warpi.sweep.plan import read_plan
-from warpi.training.recipe import Recipe
-from warpi.utils.field_checks import check_types
-from warpi.utils.flags import Parser, add_fields, field_comments
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
 
@@ -223,102 +209,6 @@ class TestMistakes:
         assert capsys.readouterr().err == "warpi: interrupted\n"
 
 
-class TestHelp:
-    def test_without_torch(self) -> None:
-        """The overview and the version are there at once: nothing heavy is imported for them."""
-        program = """
-import sys
-from warpi.cli.app import main
-codes = [main([]), main(["--help"]), main(["-h"]), main(["help"]), main(["--version"])]
-heavy = [name for name in ("torch", "numpy", "sklearn", "rich", "scipy") if name in sys.modules]
-sys.exit(f"{codes} {heavy}" if any(codes) or heavy else 0)
-"""
-        got = python("-c", program)
-        assert got.returncode == 0, got.stderr
-        assert got.stdout.count("usage: warpi COMMAND") == 4
-        assert got.stdout.splitlines()[-1].startswith("warpi 0.")
-
-    def test_the_overview_names_every_command(self) -> None:
-        for name in COMMANDS:
-            assert f"\n  {name} " in cli.USAGE
-
-    @pytest.mark.parametrize("command", list(COMMANDS))
-    def test_of_each_command(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as e:
-            main([command, "--help"])
-        assert e.value.code == 0
-        assert capsys.readouterr().out.startswith(f"usage: warpi {command}")
-
-    @pytest.mark.parametrize("method", list(METHODS))
-    def test_every_field_is_a_flag_with_help(self, method: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with contextlib.suppress(SystemExit):
-            main(["fit", "--method", method, "--help"])
-        text = capsys.readouterr().out.split("\n  --")
-        flags = {part.split()[0].rstrip(","): part for part in text[1:]}
-        for cls in (DataSpec, Recipe, type(METHODS[method])):
-            for f in fields(cls):
-                flag = f.name.replace("_", "-")
-                assert flag in flags, f"{cls.__name__}.{f.name}"
-                assert len(flags[flag].split()) > 2, f"no help for --{flag}"
-
-    def test_defaults_that_depend_on_the_data_say_so(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with contextlib.suppress(SystemExit):
-            main(["fit", "--help"])
-        text = capsys.readouterr().out.split("\n  --")
-        flags = {part.split()[0].rstrip(","): " ".join(part.split()) for part in text[1:]}
-        suited = {flag for flag, said in flags.items() if "(default: what suits the data)" in said}
-        assert suited >= {"net", "epochs", "lr", "batch-size", "output", "label-input"}
-        assert "(default: 0.9)" in flags["momentum"]
-
-    @pytest.mark.parametrize("command", ["fit", "corrupt", "pick", "review"])
-    def test_columns_can_be_dropped_wherever_labels_can_be_named(
-        self, command: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with contextlib.suppress(SystemExit):
-            main([command, "--help"])
-        text = " ".join(capsys.readouterr().out.split())
-        assert "--label TEXT" in text
-        assert (
-            "--drop A,B,... columns of a table that are no features: an id, a file name, a remark (default: none)"
-            in text
-        )
-
-    def test_every_comment_of_a_field_is_found(self) -> None:
-        assert set(field_comments(DataSpec)) == {f.name for f in fields(DataSpec)}
-        assert field_comments(DataSpec)["limit"] == "use only that many rows, for a quick try"
-
-
-class TestList:
-    @pytest.mark.parametrize(
-        ("what", "names"),
-        [
-            ("methods", [*METHODS]),
-            ("datasets", [*DATASETS, "PATH"]),
-            ("noises", [*NOISES]),
-            ("nets", [*NETS]),
-            ("learners", [*LEARNERS]),
-        ],
-    )
-    def test_json_and_table(self, what: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["list", what, "--json"]) == 0
-        rows = json.loads(capsys.readouterr().out)
-        assert [row["name"] for row in rows] == names
-        assert all(row["summary"] for row in rows)
-        assert main(["list", what]) == 0
-        table = capsys.readouterr().out
-        assert all(name in table for name in names)
-        assert table.endswith("The page of each: docs/methods/NAME.md\n") is (what == "methods")
-
-    def test_methods_say_what_they_need(self, capsys: pytest.CaptureFixture[str]) -> None:
-        main(["list", "methods", "--json"])
-        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-        assert rows["warpi"]["needs"] == ["trusted data"]
-        assert rows["ce"]["needs"] == []
-        assert rows["warpi_detc"]["options"]["samples"] == 0
-        assert "samples=0" in rows["warpi_detc"]["summary"]
-        assert all((ROOT / row["docs"]).exists() for row in rows.values())
-
-
 class TestFit:
     def test_flags_reach_the_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = tmp_path / "a run"
@@ -437,94 +327,3 @@ class TestReport:
         assert row["best_mean"] == pytest.approx(np.mean([max(e["test_acc"] for e in run) for run in epochs]))
         assert row["val_mean"] is not None
         assert "ce" in capsys.readouterr().out
-
-
-@dataclass
-class Parent:
-    shape: tuple[int, ...] = (1, 2)  # sizes; 100 % of them
-    share: float | None = None  # a share, if any
-
-
-@dataclass
-class Settings(Parent):
-    kind: Literal["one", "two"] = "one"  # which kind
-    fast: bool = False  # hurry
-    bold: bool = True  # be bold
-    name: str | Callable[[], str] = "x"  # a name, or a function
-    number: int = 1
-    rate: float = 0.1  # default depends
-    names: tuple[str, ...] = ()  # names (default: none)
-
-
-def read(*argv: str) -> dict[str, Any]:
-    parser = Parser(prog="test")
-    add_fields(parser, "settings", Settings)
-    return parser.read(list(argv))
-
-
-class TestFlags:
-    def test_what_is_not_given_stays_out(self) -> None:
-        assert read() == {}
-
-    @pytest.mark.parametrize(
-        ("argv", "wanted"),
-        [
-            (["--shape", "3,4,5"], {"shape": (3, 4, 5)}),
-            (["--shape", "7"], {"shape": (7,)}),
-            (["--shape", ""], {"shape": ()}),
-            (["--share", "0.25"], {"share": 0.25}),
-            (["--kind", "two"], {"kind": "two"}),
-            (["--fast"], {"fast": True}),
-            (["--no-fast"], {"fast": False}),
-            (["--no-bold"], {"bold": False}),
-            (["--name", "y"], {"name": "y"}),
-            (["--number=-4"], {"number": -4}),
-            (["--rate", "1e-3"], {"rate": 0.001}),
-            (["--names", "a"], {"names": ("a",)}),
-            (["--names", 'a, b c ,"d, ""e""",'], {"names": ("a", "b c", 'd, "e"')}),
-            (["--names", "a\nb"], {"names": ("a", "b")}),
-        ],
-    )
-    def test_round_trip(self, argv: list[str], wanted: dict[str, Any]) -> None:
-        got = read(*argv)
-        assert got == wanted
-        assert {name: type(value) for name, value in got.items()} == {n: type(v) for n, v in wanted.items()}
-        check_types(Settings(**got))  # what a flag gives is what python must give
-        assert vars(Settings(**got)) == {**vars(Settings()), **wanted}
-
-    @pytest.mark.parametrize(
-        ("argv", "message"),
-        [
-            (["--kind", "tow"], "unknown kind 'tow'; did you mean 'two'?"),
-            (["--shape", "1,x"], "argument --shape: invalid"),
-            (["--number", "1.5"], "argument --number: invalid int value: '1.5'"),
-            (["--fast=yes"], "argument --fast"),
-            (["--num", "3"], "unknown flag '--num'"),
-            (["--share"], "expected one argument"),
-            (["word"], "unexpected 'word'"),
-        ],
-    )
-    def test_mistakes(self, argv: list[str], message: str) -> None:
-        with pytest.raises(UserError) as e:
-            read(*argv)
-        assert message in str(e.value)
-
-    def test_help(self) -> None:
-        parser = Parser(prog="test")
-        add_fields(parser, "settings", Settings(number=5), skip=("rate",))
-        text = " ".join(parser.format_help().split())
-        for part in (
-            "--shape A,B,... sizes; 100 % of them (default: 1,2)",  # a comment of the parent class
-            "--share X a share, if any --",
-            "--kind one|two which kind (default: one)",
-            "--fast, --no-fast hurry (default: False)",
-            "--number N number (default: 5)",  # no comment: its name; the default is the instance's
-        ):
-            assert part in text
-        assert "--rate" not in text
-
-    def test_a_default_that_is_explained_is_not_repeated(self) -> None:
-        parser = argparse.ArgumentParser()
-        add_fields(parser, "settings", Settings)
-        assert "default depends" in parser.format_help()
-        assert "(default: 0.1)" not in parser.format_help()

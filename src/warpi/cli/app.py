@@ -11,24 +11,28 @@ from warpi.errors import UserError, unknown
 USAGE = """usage: warpi COMMAND ...
        warpi --use FILE.py COMMAND ...
 
-Learn from data whose labels are partly wrong, when a few hundred examples can be trusted.
+Learn from data with partly wrong labels, when a few hundred examples can be trusted.
 
 commands:
-  fit       train a classifier that is not fooled, and leave a run folder behind
-  predict   the classes of new rows, by the classifier of a run
-  sweep     many runs from one file, several at a time
-  report    one page about a run, or a comparison of many
-  figures   the paper's figures from runs
-  audit     which labels of a run's data are probably wrong
-  pick      which examples to have checked by a person first
-  review    a page in the browser where a person decides
-  fewshot   few-shot learning: MetaVRF and its peers
-  bench     what a training step costs on this machine, and in other libraries
-  corrupt   write label noise to a file that others can use
-  list      methods, datasets, noises, nets or few-shot learners
+  fit       train a classifier that is robust to wrong labels, and write a run folder
+  predict   predict the classes of new rows with a trained run
+  audit     find the labels of a run's data that are probably wrong
+  pick      choose which examples a person should check first
+  review    check and correct labels in the browser
+  report    show one run, or compare many
+  sweep     train many runs described in one file
+  figures   draw the figures of the WarPI paper from runs
+  fewshot   few-shot learning: MetaVRF and baselines
+  bench     measure the cost of a training step
+  corrupt   draw label noise and write it to a file
+  list      list methods, datasets, noises, nets or few-shot learners
 
-`warpi COMMAND --help` shows the flags of a command. With `--use FILE.py` a command knows the methods and networks of a
-file of your own by name: METHODS = {"mine": Mine()}, NETS = {"tiny": build}.
+methods to try first (`warpi list methods` describes these and more):
+  without trusted examples   ce, gce, elr, co_teaching, dividemix, dmi_ns
+  with trusted examples      clean_only, fine_tune, glc, l2rw, mwnet, warpi
+
+`warpi COMMAND --help` shows the flags of a command. `--use FILE.py` adds the methods and networks that a file of yours
+defines as METHODS = {"mine": Mine()} and NETS = {"tiny": build}.
 """
 COMMANDS = {
     "fit": "warpi.cli.fit:fit",

@@ -13,20 +13,26 @@ def corrupt(argv: list[str]) -> None:
     from warpi.utils.seeding import generator
 
     parser = Parser(
-        prog="warpi corrupt", description="Draw label noise and write it to a file, for `--noise given:FILE`."
+        prog="warpi corrupt", description="Draw label noise and write the labels to a file for `warpi fit --labels`."
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the manifest to write (.json)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same as `warpi fit --seed` would draw")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="label file to write (.json)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed; draws the same noise as `warpi fit --seed`"
+    )
     add_fields(parser, "data", DataSpec, NOT_READ)
     given = parser.read(argv)
-    out, seed = given.pop("out"), given.pop("seed")
+    out = given.pop("out")
+    seed = given.pop("seed")
     spec = DataSpec(**given)
-    root = Path(spec.root) if spec.root else None
     dataset, _ = spec.read()
     noise = Noise.parse(spec.noise)
-    other = read_dataset(noise.other_name, root=root, image_size=spec.image_size) if noise.other_name else None
+    other = None
+    if noise.other_name:
+        root = Path(spec.root) if spec.root else None
+        other = read_dataset(noise.other_name, root=root, image_size=spec.image_size)
     labels = noise.apply(dataset, generator(seed, "noise"), other)
     write_noise_file(out, data=dataset, noise=str(noise), seed=seed, labels=labels)
-    hit = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0
-    wrong, digest = float(hit.double().mean()), hash_labels(labels.y, labels.replaced)
-    print(f"{out}: {len(labels.y)} labels of {dataset.name}, {100 * wrong:.2f} % changed, sha256 {digest}")
+    changed = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0
+    share = 100 * float(changed.double().mean())
+    digest = hash_labels(labels.y, labels.replaced)
+    print(f"{out}: {len(labels.y)} labels of {dataset.name}, {share:.2f} % changed, sha256 {digest}")

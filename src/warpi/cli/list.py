@@ -1,4 +1,4 @@
-"""`warpi list`. Imports that load torch wait until the table is known."""
+"""`warpi list`. Each table imports what it lists, so that data sets are listed without torch."""
 
 import json
 import sys
@@ -12,62 +12,70 @@ from warpi.utils.flags import Parser
 
 
 def list_names(argv: list[str]) -> None:
-    parser = Parser(prog="warpi list", description="What there is, by name.")
-    parser.add_argument("what", metavar="methods|datasets|noises|nets|learners")
-    parser.add_argument("--json", action="store_true", help="as JSON on standard output")
+    parser = Parser(prog="warpi list", description="List the names that flags accept, with a summary of each.")
+    parser.add_argument("what", metavar="|".join(_TABLES), help="the table to print")
+    parser.add_argument("--json", action="store_true", help="print JSON with all columns")
     given = parser.read(argv)
     if given["what"] not in _TABLES:
         raise unknown("list", given["what"], _TABLES)
     rows = _TABLES[given["what"]]()
     if given["json"]:
         print(json.dumps(rows, indent=1))
-        return
+    elif given["what"] == "methods":
+        _print([row for row in rows if row["core"]])
+        print("\nMore methods:\n")
+        _print([row for row in rows if not row["core"]])
+        print("\nCost: the time per epoch relative to ce, on digits with one CPU thread (recipes/digits.toml).")
+        print("Each method has a page: docs/methods/NAME.md")
+    else:
+        _print(rows, hidden=() if given["what"] == "noises" else ("options",))
+
+
+def _print(rows: list[dict[str, Any]], hidden: tuple[str, ...] = ("core", "options", "docs")) -> None:
     from shutil import get_terminal_size
 
     from warpi.report.table import in_columns
 
-    shown = [name for name in rows[0] if name not in ("options", "docs") or given["what"] == "noises"]
     width = get_terminal_size().columns if sys.stdout.isatty() else None
-    print(in_columns([{name: _cell(row[name]) for name in shown} for row in rows], width))
-    if given["what"] == "methods":
-        print("Cost: the time of an epoch relative to that of ce, on digits and one CPU thread (recipes/digits.toml).")
-        print("The page of each: docs/methods/NAME.md")
+    cells = [{name: _format_cell(value) for name, value in row.items() if name not in hidden} for row in rows]
+    print(in_columns(cells, width))
 
 
 def _methods() -> list[dict[str, Any]]:
-    from warpi.methods.registry import METHODS
+    from warpi.methods.registry import CORE, METHODS
     from warpi.runs.plugins import METHOD_FILES, family
     from warpi.training.method import Method
 
-    def needs(method: Method) -> list[str]:
-        wants = {"trusted data": method.needs_meta, "noise rate": method.needs_noise_rate}
-        wants[f"{method.n_nets} networks"] = method.n_nets > 1
-        return [name for name, wanted in wants.items() if wanted]
+    def needs_of(method: Method) -> list[str]:
+        needs = {"trusted data": method.needs_meta, "noise rate": method.needs_noise_rate}
+        needs[f"{method.n_nets} networks"] = method.n_nets > 1
+        return [name for name, needed in needs.items() if needed]
 
     costs = json.loads((resources.files("warpi.methods") / "costs.json").read_text())  # benchmarks/digits_page.py
     return [
         {
             "name": name,
+            "core": name in CORE,
             "family": family(name),
             "year": m.year,
-            "needs": needs(m),
+            "needs": needs_of(m),
             "cost": costs.get(name),  # relative to plain training
             "summary": _summary(m, type(m).__doc__),
             "options": asdict(m),
             "docs": METHOD_FILES.get(name) or f"docs/methods/{name}.md",
         }
-        for name, m in METHODS.items()
+        for name, m in sorted(METHODS.items(), key=lambda item: CORE.index(item[0]) if item[0] in CORE else len(CORE))
     ]
 
 
 def _datasets() -> list[dict[str, Any]]:
     from warpi.datasets.registry import DATASETS
 
-    own = {
+    paths = {
         "name": "PATH",
-        "summary": "your own: .npz .npy .csv .tsv .parquet, image folder, manifest (csv with a path column)",
+        "summary": "your own files: .csv .tsv .parquet .npz .npy, a folder of images, or a csv with a path column",
     }
-    return [{"name": name, "summary": e.summary} for name, e in DATASETS.items()] + [own]
+    return [{"name": name, "summary": e.summary} for name, e in DATASETS.items()] + [paths]
 
 
 def _noises() -> list[dict[str, Any]]:
@@ -93,13 +101,13 @@ def _learners() -> list[dict[str, Any]]:
 
 
 def _summary(entry: Any, docs: str | None) -> str:
-    """The first line of its documentation, and how it differs from others of its class."""
+    """The first line of the documentation, and the settings that differ from the defaults of the class."""
     changed = [f"{k}={v}" for k, v in asdict(entry).items() if v != getattr(type(entry)(), k)]
     first, *_ = (docs or "").strip().splitlines() or [""]
     return first + (f" Here {', '.join(changed)}." if changed else "")
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, list):

@@ -86,7 +86,7 @@ def add_fields(
         if f.name in skip:
             continue
         default = f.default if isinstance(source, type) else getattr(source, f.name)
-        text = f.metadata.get("help") or comments.get(f.name, f.name.replace("_", " "))
+        text = f.metadata.get("help") or comments.get(f.name, f"setting {f.name} of {title}")
         if f.name in suited:
             text = f"{text} (default: depends on the data)"
         elif default is not None and text.find("default") < 0:
