@@ -1,4 +1,4 @@
-"""Many runs from one file: what is asked for, in which order and folder, several at once, through every kind of end."""
+"""Sweeps: reading the file, folders and their states, workers, the display, and every way a sweep can end."""
 
 import hashlib
 import json
@@ -107,7 +107,7 @@ def test_sections_and_their_precedence(tmp_path: Path) -> None:
     assert plan.out == Path("runs/x")
     found = {job.name: job.settings for job in plan.jobs}
     first = ["ce_pair-0.4_seed0", "warpi_pair-0.4_samples-1_seed0", "warpi_pair-0.4_samples-5_seed0"]
-    assert names(plan)[:4] == [*first, "ce_pair-0.4_seed1"], "what a table adds to the grid moves fastest"
+    assert names(plan)[:4] == [*first, "ce_pair-0.4_seed1"], "the axes of a table vary fastest"
     assert len(found) == 4 + 8 + 2
     assert found["ce_flip-0.2_seed1"] == {
         "method": "ce",
@@ -122,7 +122,7 @@ def test_sections_and_their_precedence(tmp_path: Path) -> None:
     assert "mwnet_uniform-0.6_milestones-0.5_seed7" in found
 
 
-def test_order_is_that_of_the_file(tmp_path: Path) -> None:
+def test_runs_keep_the_order_of_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, '[grid]\nseed = [1, 0]\nmethod = ["warpi", "ce"]\n')
     plan = read_plan(file)
     assert names(plan) == ["warpi_given_seed1", "ce_given_seed1", "warpi_given_seed0", "ce_given_seed0"]
@@ -164,7 +164,7 @@ def test_cross_product(tmp_path_factory: pytest.TempPathFactory, grid: dict[str,
     assert alone == jobs[-1], "a name does not depend on what else is in the grid"
 
 
-def test_names_are_readable_and_hashed_where_they_must_be(tmp_path: Path) -> None:
+def test_folder_names_are_readable_and_hashed_if_necessary(tmp_path: Path) -> None:
     def name(**values: Any) -> str:
         lines = [f"{key} = [{json.dumps(value)}]" for key, value in values.items()]
         return names(read_plan(write(tmp_path, "[grid]\n" + "\n".join(lines))))[0]
@@ -180,8 +180,8 @@ def test_names_are_readable_and_hashed_where_they_must_be(tmp_path: Path) -> Non
     assert [re.sub(r"_[0-9a-f]{8}$", "", each)[-6:] for each in long] == ["_seed0", "_seed1"], "a seed is not cut off"
 
 
-def test_what_a_block_says_itself_is_chosen_from_and_not_overruled(tmp_path: Path) -> None:
-    """A matrix made for one kind of noise is not used under another because a part of the sweep is asked for."""
+def test_overrides_only_select_from_the_values_of_a_block(tmp_path: Path) -> None:
+    """A block made for one kind of noise is not run with another one."""
     file = write(
         tmp_path,
         """
@@ -236,7 +236,7 @@ BAD = {
     "[defaults]\nnet = 'resnet33'": "unknown net 'resnet33'; did you mean 'resnet32'?",
     "[defaults]\nnoise = 'pairs:0.4'": "unknown noise 'pairs'; did you mean 'pair'?",
     "[defaults]\nthreads = 0": "threads must be at least 1",
-    "[defaults]\nsamples = 5\n[grid]\nmethod = ['ce', 'warpi']": "'samples' is no setting of the method 'ce'; "
+    "[defaults]\nsamples = 5\n[grid]\nmethod = ['ce', 'warpi']": "'samples' is not a setting of the method 'ce'; "
     "put it into [method.NAME] of the methods that have it: warpi, warpi_detc",
     "[grid]\nseed = [1, 1]": "the run warpi_given_seed1 is described twice",
     "[defaults]\nlr = 0.1\n[[runs]]\n[[runs]]\nlr = 0.1": "the run warpi_given_lr-0.1_seed0 is described also as "
@@ -247,7 +247,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_mistakes_are_named(tmp_path: Path, text: str) -> None:
+def test_errors_name_the_mistake(tmp_path: Path, text: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(UserError) as error:
         read_plan(file)
@@ -255,29 +255,29 @@ def test_mistakes_are_named(tmp_path: Path, text: str) -> None:
     assert BAD[text] in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*none\.toml"):
         read_plan(tmp_path / "none.toml")
 
 
-def test_set_by_hand(tmp_path: Path) -> None:
+def test_overrides(tmp_path: Path) -> None:
     file = tiny(tmp_path, more="[method.warpi]\nsamples = 2\n")
     changes = ["epochs=7", "seed=1", "noise=flip:0.2", "warpi.samples=3", "lr=[0.1, 0.2]"]
     plan = read_plan(file, changes=changes, root=Path("D"))
     assert names(plan) == [f"{m}_flip-0.2_lr-{lr}_seed1" for m in ("ce", "warpi") for lr in (0.1, 0.2)]
     assert all(job.settings["epochs"] == 7 and job.settings["root"] == "D" for job in plan.jobs)
     assert plan.jobs[-1].settings["samples"] == 3
-    for text, said in {
+    for text, output in {
         "epochs": "key=value",
         "epoch=3": "did you mean",
         "cee.lr=3": "unknown method",
         "lr=[]": "empty",
     }.items():
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=output):
             read_plan(file, changes=[text])
 
 
-def test_text_that_looks_like_a_number_needs_no_quotes_by_hand(tmp_path: Path) -> None:
+def test_overrides_need_no_quotes_for_text_that_looks_like_a_number(tmp_path: Path) -> None:
     file = tiny(tmp_path)
     changes = ["precision=32", "data=2024-01-01", "label=true", "weights=1e3", 'root="7"', "method=ce", "epochs=3"]
     (settings, _) = (job.settings for job in read_plan(file, changes=changes).jobs)
@@ -285,18 +285,18 @@ def test_text_that_looks_like_a_number_needs_no_quotes_by_hand(tmp_path: Path) -
     assert {key: settings[key] for key in wanted} == wanted
     both = read_plan(file, changes=['precision=["32", "bf16"]', "warpi.output=tanh"]).jobs
     assert [job.settings["precision"] for job in both] == ["32", "bf16"] * 4
-    for text, said in {
+    for text, output in {
         'precision=[32, "bf16"]': "precision in --set must be text, got 32; write it in quotes",
         "precision=16": "unknown precision '16'",
         "warpi.output=3": "unknown output '3'",
         "method=3": "unknown method '3'",
         "epochs=two": "epochs must be int, got 'two'",
     }.items():
-        with pytest.raises(UserError, match=re.escape(said)):
+        with pytest.raises(UserError, match=re.escape(output)):
             read_plan(file, changes=[text])
 
 
-def test_a_setting_that_is_a_list_for_one_method_alone(tmp_path: Path) -> None:
+def test_a_setting_that_is_a_list_for_one_method_only(tmp_path: Path) -> None:
     """`hidden` is a number for warpi and mwnet, and a list for vri."""
 
     def asked(text: str, *changes: str) -> list[str]:
@@ -311,10 +311,10 @@ def test_a_setting_that_is_a_list_for_one_method_alone(tmp_path: Path) -> None:
     assert asked("[method.vri]\nhidden = [[50, 80], [9]]", "method=vri") == ["vri (50, 80)", "vri (9,)"]
 
 
-def test_a_change_for_a_method_that_would_be_lost_is_refused(tmp_path: Path) -> None:
+def test_an_override_without_effect_is_refused(tmp_path: Path) -> None:
     text = '[[runs]]\nmethod = "warpi"\nsamples = [1, 5]\n[[runs]]\nmethod = ["ce", "mwnet"]\n'
-    said = r"warpi\.samples would change nothing: .* write --set method=warpi --set samples"
-    with pytest.raises(UserError, match=said):
+    output = r"warpi\.samples would change nothing: .* write --set method=warpi --set samples"
+    with pytest.raises(UserError, match=output):
         read_plan(write(tmp_path, text), changes=["warpi.samples=1"])
     assert names(read_plan(tmp_path / "sweep.toml", changes=["method=warpi", "samples=1"])) == [
         "warpi_given_samples-1_seed0"
@@ -330,7 +330,7 @@ def test_every_recipe_of_this_repository_can_be_read() -> None:
         assert read_plan(file).jobs, file
 
 
-def test_the_file_of_the_docs(tmp_path: Path) -> None:
+def test_the_recipe_in_the_docs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
     (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     found = names(read_plan(write(tmp_path, text)))
@@ -339,7 +339,7 @@ def test_the_file_of_the_docs(tmp_path: Path) -> None:
         assert name in found
 
 
-def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_results_count_as_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was done elsewhere, of which the results are left, is done; with other settings, or in part, it is not."""
     kept = tmp_path / "kept"
     file = tiny(tmp_path, epochs=1, more=f'[sweep]\nkept = "{kept}"\n')
@@ -354,12 +354,12 @@ def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert main(["sweep", str(file), "--out", str(tmp_path / "here"), "--dry-run", *more]) == 0
         return capsys.readouterr().out
 
-    assert "4 runs in" in (said := dry())
-    assert "2 done, 0 begun, 2 missing" in said
+    assert "4 runs in" in (output := dry())
+    assert "2 done, 0 begun, 2 missing" in output
     assert main(["sweep", str(file), "--out", str(tmp_path / "here"), *only]) == 0
-    said = capsys.readouterr().out
-    assert "nothing to do, all 2 runs are done" in said
-    assert re.search(r"ce +2 ", said), "they are in the table"
+    output = capsys.readouterr().out
+    assert "nothing to do, all 2 runs are done" in output
+    assert re.search(r"ce +2 ", output), "they are in the table"
     assert not (tmp_path / "here").exists()
     assert "0 done, 0 begun, 4 missing" in dry("--set", "epochs=2"), "the results of another run"
     spec_file = kept / "ce_pair-0.4_seed1" / "spec.json"
@@ -381,7 +381,7 @@ def test_kept_results_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "0 done, 0 begun, 4 missing" in dry()
 
 
-def test_kept_runs_of_other_data_or_broken_ones_are_none(tmp_path: Path) -> None:
+def test_kept_runs_with_other_data_and_broken_ones_do_not_count(tmp_path: Path) -> None:
     """Under another name a run is identified by its settings, paths of the user's files included."""
     for root in ("raw", "cropped"):
         for name in KEPT:
@@ -400,20 +400,20 @@ def test_kept_runs_of_other_data_or_broken_ones_are_none(tmp_path: Path) -> None
     assert folders.find_kept([tmp_path / "kept"], Job("other", settings | {"root": "third"})) is None
 
 
-def test_kept_results_are_sought_where_one_stands(
+def test_kept_folders_are_relative_to_the_current_directory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tiny(tmp_path, epochs=1, more='[sweep]\nkept = "results/flip"\n')
     monkeypatch.chdir(tmp_path)
     read_plan(file)
-    assert f"there is no results in {tmp_path}, so that no kept run counts as done" in caplog.text
+    assert f"results does not exist in {tmp_path}, so no kept run counts as done" in caplog.text
     caplog.clear()
     (tmp_path / "results").mkdir()
     read_plan(file)
     assert not caplog.text, "nothing was kept yet"
 
 
-def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_with_broken_results_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tiny(tmp_path, epochs=1)
     flags = ["--set", "method=ce", "--out", str(tmp_path / "runs"), "--jobs", "1", "--device", "cpu"]
     assert main(["sweep", str(file), "--set", "seed=[0]", *flags]) == 0
@@ -421,14 +421,14 @@ def test_a_finished_run_whose_results_are_broken_is_named(tmp_path: Path, capsys
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["sweep", str(file), *flags])
-    assert "does not contain every epoch; delete the folder to run it again" in (said := capsys.readouterr()).err
-    assert "1 of 2 runs done" in said.out
+    assert "does not contain every epoch; delete the folder to run it again" in (output := capsys.readouterr()).err
+    assert "1 of 2 runs done" in output.out
     (spec_file := tmp_path / "runs" / "ce_pair-0.4_seed0" / "spec.json").write_text("{")
     with pytest.raises(SystemExit) as ended:
         main(["sweep", str(file), *flags])
     assert ended.value.code == 1
-    assert f"{spec_file} is not JSON" in (said := capsys.readouterr()).err
-    assert re.search(r"ce +1 ", said.out), "the other one is"
+    assert f"{spec_file} is not JSON" in (output := capsys.readouterr()).err
+    assert re.search(r"ce +1 ", output.out), "the other one is"
 
 
 def finished(plan: Plan, job: Job, **facts: Any) -> Path:
@@ -444,7 +444,7 @@ def finished(plan: Plan, job: Job, **facts: Any) -> Path:
     return plan.out / job.name
 
 
-def test_what_was_made_from_another_version_of_the_noise_is_not_done(
+def test_runs_made_from_another_version_of_the_noise_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -457,8 +457,8 @@ def test_what_was_made_from_another_version_of_the_noise_is_not_done(
     assert folders.run_state(plan, made).done
     np.save("T.npy", np.eye(10) * 0.5 + 0.05)
     assert main(["sweep", str(file), "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "1 done, 0 begun, 1 missing, 1 refused" in said, "of one that has stored no hash nothing is known"
+    output = capsys.readouterr().out
+    assert "1 done, 0 begun, 1 missing, 1 refused" in output, "of one that has stored no hash nothing is known"
     with pytest.raises(UserError, match=r"was made from another version of T\.npy: its sha256 .* or delete the folder"):
         folders.run_state(plan, made)
     assert (folders.why_not_kept(path, made.settings) or "").startswith("it was made from another version of T.npy")
@@ -474,7 +474,7 @@ def test_what_was_made_from_another_version_of_the_noise_is_not_done(
     assert folders.run_state(plan, made).done, "what is gone is not needed"
 
 
-def test_what_was_made_from_another_version_of_the_data_is_not_done(
+def test_runs_made_from_another_version_of_the_data_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = "a,label\n" + "".join(f"{i % 7}.5,{'pq'[i % 2]}\n" for i in range(60))
@@ -486,25 +486,25 @@ def test_what_was_made_from_another_version_of_the_data_is_not_done(
     path = finished(plan, job, **facts)
     reads = folders._facts.cache_info().misses
     assert folders.run_state(plan, job).done
-    assert folders._facts.cache_info().misses == reads, "it was not touched, and is not read"
+    assert folders._facts.cache_info().misses == reads, "the data was not touched, so it is not read"
     os.utime(data)
     assert folders.run_state(plan, job).done, "touched, and the same"
     for changed, what in {rows.replace("p", "q", 1): "labels", rows.replace("3.5", "3.6", 1): "inputs"}.items():
         (tmp_path / "new").write_text(changed)
-        os.utime(tmp_path / "new", ns=(0, 0))  # an older file that is put in its place
+        os.utime(tmp_path / "new", ns=(0, 0))  # an older file replaces it
         os.replace(tmp_path / "new", data)
-        os.utime(path / "spec.json", (4e9, 4e9))  # a copy of the run that is newer still
+        os.utime(path / "spec.json", (4e9, 4e9))  # and the run was copied later
         with pytest.raises(UserError, match=rf"{path} was made from another version of {data}: {what}_sha256 was"):
             folders.run_state(plan, job)
     assert not caplog.text
     data.write_text("nothing")
-    assert folders.run_state(plan, job).done, "what cannot be compared is told"
+    assert folders.run_state(plan, job).done, "data that cannot be compared causes a warning"
     assert f"{data} has changed since runs were made from it and cannot be compared with their data" in caplog.text
     data.write_text(rows)
     assert folders.run_state(plan, job).done
 
 
-def test_a_run_of_fit_with_another_setting_that_the_sweep_does_not_name_is_refused(tmp_path: Path) -> None:
+def test_a_run_of_fit_with_another_unnamed_setting_is_refused(tmp_path: Path) -> None:
     plan = read_plan(tiny(tmp_path), tmp_path / "runs", changes=["method=ce", "seed=0"])
     (job,) = plan.jobs
     other = Job(job.name, {**job.settings, "momentum": 0.5})
@@ -741,7 +741,9 @@ def test_board_counts_and_estimates(tmp_path: Path) -> None:
         assert (board.count("done"), board.seconds_left()) == (1, None)
         board.show(RunEvent("begun", "ce0"))
         board.show(RunEvent("epoch", "ce0", 4, {"epoch": 4, "seconds": 2.0, "test_acc": 70.0}))
-        assert board.seconds_left() == pytest.approx((6 + 10 + 10) * 2.0), "what is not known takes as long as what is"
+        assert board.seconds_left() == pytest.approx((6 + 10 + 10) * 2.0), (
+            "unknown runs are assumed to take as long as known ones"
+        )
         board.show(RunEvent("begun", "warpi0"))
         board.show(RunEvent("epoch", "warpi0", 5, {"epoch": 5, "seconds": 8.0}))
         assert board.seconds_left() == pytest.approx((6 * 2.0 + 5 * 8.0 + 10 * 8.0) / 2)
@@ -782,14 +784,16 @@ def sweep(file: Path, out: Path, *flags: str) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs of `tiny` with small batches, one after the other."""
+    """The runs of `tiny`, one after another."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert sweep(tiny(folder, 3, 16, LONGER), folder / "runs", "--jobs", "1") == 0
     return folder / "runs"
 
 
-def test_where_nothing_can_be_written_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each process used to say so, and each run to be one to sweep again."""
+def test_an_output_folder_that_cannot_be_written_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not once per process and per run."""
     (tmp_path / "taken").write_text("")
     assert sweep(tiny(tmp_path, 3, 16, LONGER), tmp_path / "taken" / "runs", "--jobs", "2") == 2
     assert capsys.readouterr().err == (
@@ -800,36 +804,36 @@ def test_where_nothing_can_be_written_is_said_once(tmp_path: Path, capsys: pytes
 def test_a_sweep_and_its_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tiny(tmp_path), tmp_path / "runs"
     assert sweep(file, out, "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert "ce_pair-0.4_seed0     missing" in said
-    assert "0 done, 0 begun, 4 missing" in said
+    output = capsys.readouterr().out
+    assert "ce_pair-0.4_seed0     missing" in output
+    assert "0 done, 0 begun, 4 missing" in output
     assert not out.exists()
     rows = tmp_path / "rows.json"
     assert sweep(file, out, "--jobs", "1", "--set", "seed=0", "--json", str(rows)) == 0
-    said = capsys.readouterr().out
-    assert "[2/2] warpi_pair-0.4_seed0  test " in said
-    assert "2 of 2 runs done" in said
+    output = capsys.readouterr().out
+    assert "[2/2] warpi_pair-0.4_seed0  test " in output
+    assert "2 of 2 runs done" in output
     assert [(row["method"], row["seeds"]) for row in json.loads(rows.read_text())] == [("ce", [0]), ("warpi", [0])]
     fit(out / "ce_pair-0.4_seed1", method="ce", noise="pair:0.4", seed=1, device="cpu", **TINY)  # by hand
     before = {path: path.stat().st_mtime_ns for path in out.glob("*_seed0/*")}
     assert sweep(file, out, "--jobs", "1") == 0
-    assert before == {path: path.stat().st_mtime_ns for path in out.glob("*_seed0/*")}, "what is done is left alone"
+    assert before == {path: path.stat().st_mtime_ns for path in out.glob("*_seed0/*")}, "finished runs are not touched"
     assert "[4/4] warpi_pair-0.4_seed1" in capsys.readouterr().out
     assert sweep(file, out, "--dry-run") == 0
     assert "4 done, 0 begun, 0 missing" in capsys.readouterr().out
     assert sweep(file, out) == 0
     assert "nothing to do, all 4 runs are done" in capsys.readouterr().out
     assert sweep(file, out, "--jobs", "1", "--set", "epochs=3") == 1, "the same folders for other settings"
-    said, errors = capsys.readouterr()
-    assert "0 of 4 runs done" in said
-    assert "seeds" not in said, "results of other settings are no table of these"
+    output, errors = capsys.readouterr()
+    assert "0 of 4 runs done" in output
+    assert "seeds" not in output, "results with other settings do not enter the table"
     assert errors.count("was begun with epochs = 2, not with epochs = 3; choose another --out") == 4
     assert sweep(file, out, "--dry-run", "--set", "lr=0.3") == 0
     assert capsys.readouterr().out.replace("\n", " ").count("was begun with no lr") >= 1
     assert sweep(file, out, "--dry-run", "--json", str(rows)) == 2
 
 
-def test_a_reader_of_ones_own_that_fails_is_told_once(
+def test_a_failing_reader_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*_: object, **__: object) -> None:
@@ -848,14 +852,14 @@ def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     more = '[[runs]]\nmethod = "ce"\nseed = [0]\nlr = [1e30, 0.05]\n'
     more += '[[runs]]\nmethod = "ce"\nseed = [0, 1, 2]\nnoise = "hierarchical:0.4"\n'
     file, out = tiny(tmp_path, more=more), tmp_path / "runs"
-    for _ in range(2):  # again at the second call: it may have been mended
+    for _ in range(2):  # the second call tries again: the cause may be fixed
         assert sweep(file, out, "--jobs", "1") == 1
-        said = capsys.readouterr()
-        assert "warpi: ce_pair-0.4_lr-1e+30_seed0 failed: " in said.err
-        assert "lower --lr" in said.err
-        assert re.search(r"^warpi: ce_hierarchical-0.4_seed. and 2 more failed: ", said.err, re.M), "one line for all"
-        assert said.out.count("superclasses") == 1, "the reason they share is told once"
-        assert "1 of 5 runs done" in said.out
+        output = capsys.readouterr()
+        assert "warpi: ce_pair-0.4_lr-1e+30_seed0 failed: " in output.err
+        assert "lower --lr" in output.err
+        assert re.search(r"^warpi: ce_hierarchical-0.4_seed. and 2 more failed: ", output.err, re.M), "one line for all"
+        assert output.out.count("superclasses") == 1, "a shared reason is printed once"
+        assert "1 of 5 runs done" in output.out
     assert (out / "ce_pair-0.4_lr-0.05_seed0" / "done").exists()
 
 
@@ -877,7 +881,7 @@ def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("1", 'noise = "open_set:0.2,from=cifar100"\ndata = "digits"', "cifar100 is not in {root}: download"),
     ],
 )
-def test_data_that_is_not_there_is_said_once_before_anything_is_begun(
+def test_missing_data_is_reported_once_before_any_run_starts(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -892,15 +896,15 @@ def test_data_that_is_not_there_is_said_once_before_anything_is_begun(
     write_noise_file(f"{root}.json", data="other", noise="given", seed=0, n_classes=2, labels=labels)
     file = tiny(tmp_path, more=more.replace("{root}", str(root)))
     assert sweep(file, out, "--jobs", jobs, "--root", str(root)) == 2
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
     assert line.startswith(f"warpi: {file}: {says.format(root=root)}")
     assert line.endswith(f"root = {str(root)!r}; no run was begun)")
-    assert not said.out
+    assert not output.out
     assert not out.exists()
 
 
-def test_data_of_runs_that_are_done_is_not_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_runs_do_not_need_their_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path, "a,label\n" + "".join(f"{i}.5,{'pq'[i % 2]}\n" for i in range(60)), "x.csv")
     text = f'[defaults]\ndata = "{data}"\nlabel = "label"\nepochs = 1\nmethod = "ce"\nthreads = 1\n'
     file, out = write(tmp_path, text), tmp_path / "runs"
@@ -925,10 +929,10 @@ def until(happened: Callable[[], object], process: "subprocess.Popen[str] | None
         time.sleep(0.002)
 
 
-def test_stopped_and_killed_and_taken_up_again(
+def test_a_stopped_and_killed_sweep_ends_with_the_same_runs(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGTERM in the first run, kill -9 in the third: the end is as if nothing had been."""
+    """SIGTERM in the first run and kill -9 in the third change nothing in the results."""
     file, out = tiny(tmp_path, 3, 16, LONGER), tmp_path / "runs"
     tell = Board.show
 
@@ -970,7 +974,7 @@ def test_two_processes_and_the_death_of_one(
     def hear(board: Board, event: RunEvent) -> None:
         events.append(event)
         tell(board, event)
-        if len({e.run for e in events if e.kind == "epoch"}) >= 2 and not killed:  # both are at work
+        if len({e.run for e in events if e.kind == "epoch"}) >= 2 and not killed:  # both processes are training
             killed.append(min(set(children()) - before))
             with suppress(ProcessLookupError):
                 os.kill(killed[0], signal.SIGKILL)
@@ -983,14 +987,14 @@ def test_two_processes_and_the_death_of_one(
     wanted = names(read_plan(file))
     assert len(set(counts["done"])) == len(counts["done"]) >= len(wanted) - 1, "none twice"
     assert set(counts["begun"]) == set(wanted)
-    assert len(counts["begun"]) <= len(wanted) + 1, "only that of the dead process was begun again"
+    assert len(counts["begun"]) <= len(wanted) + 1, "only the run of the dead process was begun again"
     for path in (out / name for name in wanted):
         assert_same_runs(path, undisturbed / path.name)
 
 
-def test_what_a_library_prints_in_a_worker_is_no_event(capsys: pytest.CaptureFixture[str]) -> None:
-    said = "hello", '{"kind": "alive"}', "7", '{"other": 1}', '{"kind": "done", "run": "a"}'
-    worker = subprocess.Popen([sys.executable, "-c", f"print({chr(10).join(said)!r})"], stdout=subprocess.PIPE)
+def test_output_of_libraries_in_a_worker_is_not_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    output = "hello", '{"kind": "alive"}', "7", '{"other": 1}', '{"kind": "done", "run": "a"}'
+    worker = subprocess.Popen([sys.executable, "-c", f"print({chr(10).join(output)!r})"], stdout=subprocess.PIPE)
     told: queue.Queue[RunEvent] = queue.Queue()
     _listen(worker, told)
     _end(worker)
@@ -998,8 +1002,8 @@ def test_what_a_library_prints_in_a_worker_is_no_event(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == 'hello\n7\n{"other": 1}\n'
 
 
-def test_workers_that_swallow_a_ctrl_c_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the import of a library may, while they start."""
+def test_workers_that_ignore_ctrl_c_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of a library may do so while a worker starts."""
     code = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
     begin, began = subprocess.Popen, list["subprocess.Popen[bytes]"]()
 
@@ -1015,7 +1019,9 @@ def test_workers_that_swallow_a_ctrl_c_are_stopped(monkeypatch: pytest.MonkeyPat
     assert began[0].returncode == -signal.SIGTERM
 
 
-def test_a_worker_whose_sweep_has_died_stores_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_parent_died_stores_a_checkpoint_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, out = tiny(tmp_path, 400, 8), tmp_path / "runs"
     reading, writing = os.pipe()
     os.close(reading)
@@ -1027,7 +1033,7 @@ def test_a_worker_whose_sweep_has_died_stores_and_stops(tmp_path: Path, monkeypa
 
 
 def test_two_sweeps_share_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second sweep of the same file takes what the first has not, waits for the rest, and ends with all of it."""
+    """A second sweep of the same file takes the free runs, waits for the others, and ends when all are done."""
     file, out = tiny(tmp_path), tmp_path / "runs"
     queue = Queue(read_plan(file, out), "another", lambda _: None)
     claim = queue.take()
@@ -1036,4 +1042,4 @@ def test_two_sweeps_share_the_work(tmp_path: Path, capsys: pytest.CaptureFixture
     timer.start()
     assert sweep(file, out, "--jobs", "1") == 0
     timer.join()
-    assert "[4/4] ce_pair-0.4_seed0" in capsys.readouterr().out, "the last, when its holder had gone"
+    assert "[4/4] ce_pair-0.4_seed0" in capsys.readouterr().out, "last, after its holder had ended"

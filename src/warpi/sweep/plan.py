@@ -1,4 +1,4 @@
-"""A sweep's TOML file to the runs it describes, each with a folder name of its own."""
+"""Read the TOML file of a sweep: the runs it describes, each with a unique folder name."""
 
 import hashlib
 import json
@@ -24,8 +24,8 @@ from warpi.training.recipe import Recipe
 Settings = dict[str, Any]
 log = logging.getLogger("warpi.sweep")
 
-_OWN = ("method", "threads")  # settings of a run that are fields of no dataclass
-_NAMED = ("method", "noise", "seed")  # in every folder name, wherever they were set
+_OTHER_KEYS = ("method", "threads")  # settings of a run that are not fields of a dataclass
+_NAMED = ("method", "noise", "seed")  # in every folder name
 _SECTIONS = {"sweep": dict, "defaults": dict, "grid": dict, "method": dict, "runs": list}
 
 
@@ -33,91 +33,91 @@ _SECTIONS = {"sweep": dict, "defaults": dict, "grid": dict, "method": dict, "run
 class Job:
     """One run of a sweep."""
 
-    name: str  # of its folder
-    settings: Settings  # what the file says about it, as `warpi fit` takes it
+    name: str  # folder name
+    settings: Settings  # as `warpi fit` takes them; only those that the file sets
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a sweep, in the order in which they are begun."""
+    """All runs of a sweep, in the order in which they start."""
 
     file: Path
-    out: Path  # the folder of their folders
+    out: Path  # the folder that contains the run folders
     jobs: tuple[Job, ...]
-    kept: tuple[Path, ...] = ()  # folders with the results of runs that were done elsewhere
+    kept: tuple[Path, ...] = ()  # folders with results of runs that were made elsewhere
 
 
 def read_plan(file: Path, out: Path | None = None, root: Path | None = None, changes: Iterable[str] = ()) -> Plan:
-    """Read a sweep file. `changes` are `key=value`: they take the place of what the file says."""
+    """Read a sweep file. `changes` are `key=value` texts that override settings of the file."""
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise UserError(f"cannot read {file}: {e.strerror}; give a TOML file, such as recipes/digits-quick.toml") from e
-    except ValueError as e:  # of TOML, or of UTF-8
+    except ValueError as e:  # invalid TOML or UTF-8
         raise UserError(f"{file} is not TOML: {e}") from e
     try:
         sections = _sections(tables)
-        set_by_hand = _read_changes(changes)
+        overrides = _read_changes(changes)
         if root is not None:
-            set_by_hand["root"] = str(root)
-        jobs = tuple(_jobs(sections, set_by_hand))
+            overrides["root"] = str(root)
+        jobs = tuple(_jobs(sections, overrides))
         if not jobs:
-            chosen = {key: value for key, value in set_by_hand.items() if key != "root" and "." not in key}
+            chosen = {key: value for key, value in overrides.items() if key != "root" and "." not in key}
             shown = " ".join(f"--set {key}={value}" for key, value in chosen.items())
-            raise UserError(f"no run is left: none of its [[runs]] has {shown}; --dry-run lists what there is")
+            raise UserError(f"no run is left: none of its [[runs]] has {shown}; --dry-run lists the runs of the file")
         _check_once(jobs)
-        place = sections["sweep"].get("out") or f"runs/{sections['sweep'].get('name') or file.stem}"
+        folder_of_runs = sections["sweep"].get("out") or f"runs/{sections['sweep'].get('name') or file.stem}"
     except UserError as e:
         raise UserError(f"{file}: {e}") from e
     kept = sections["sweep"].get("kept", [])
     folders = tuple(map(Path, [kept] if isinstance(kept, str) else kept))
     for folder in folders:
-        if not folder.parent.is_dir():  # before the first run is kept there is none
-            log.warning("%s: there is no %s in %s, so that no kept run counts as done", file, folder.parent, Path.cwd())
-    return Plan(file, out or Path(place), jobs, folders)
+        if not folder.parent.is_dir():  # the folder itself appears with the first kept run
+            log.warning("%s: %s does not exist in %s, so no kept run counts as done", file, folder.parent, Path.cwd())
+    return Plan(file, out or Path(folder_of_runs), jobs, folders)
 
 
-# -- what the file holds ---------------------------------------------------------------------------------------------
+# -- the sections of the file ----------------------------------------------------------------------------------------
 
 
 def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections, all of them there, with keys and lists where they may be."""
+    """All sections of the file, missing ones empty, after checking their keys and types."""
     for name, table in tables.items():
         if name not in _SECTIONS:
             raise unknown("section", name, _SECTIONS)
         if not isinstance(table, _SECTIONS[name]):
             raise UserError(f"{name} must be written as {'[[runs]]' if name == 'runs' else f'[{name}]'}, got {table!r}")
-    found: dict[str, Any] = {name: tables.get(name, kind()) for name, kind in _SECTIONS.items()}
-    for key, value in found["sweep"].items():
+    sections: dict[str, Any] = {name: tables.get(name, kind()) for name, kind in _SECTIONS.items()}
+    for key, value in sections["sweep"].items():
         if key not in (allowed := ("name", "out", "kept")):
             raise unknown("setting in [sweep]", key, allowed)
         several = value if key == "kept" and isinstance(value, list) else [value]
         if not all(isinstance(text, str) and text for text in several):
             or_list = " or a list of texts" if key == "kept" else ""
             raise UserError(f"{key} in [sweep] must be text{or_list}, got {value!r}")
-    for key, value in found["grid"].items():
+    for key, value in sections["grid"].items():
         if not isinstance(value, list) or (_is_list(key, always=True) and not all(isinstance(v, list) for v in value)):
             raise UserError(f"{key} in [grid] must be a list of values, got {value!r}; one value goes into [defaults]")
-    for key, value in found["defaults"].items():
+    for key, value in sections["defaults"].items():
         if _is_axis(key, value):
             raise UserError(f"{key} in [defaults] must be one value, got {value!r}; several go into [grid]")
-    for name, table in found["method"].items():
+    for name, table in sections["method"].items():
         if name not in METHODS:
             raise unknown("method", name, METHODS)
         if not isinstance(table, dict):
             raise UserError(f"settings of a method are written as [method.{name}], got {table!r}")
         if "method" in table:
             raise UserError(f"method cannot be set in [method.{name}]")
-    for number, table in enumerate(found["runs"], 1):
+    for number, table in enumerate(sections["runs"], 1):
         if not isinstance(table, dict):
             raise UserError(f"[[runs]] {number} must be a table, got {table!r}")
-    found["grid"] = _rename(found["grid"])
-    found["defaults"] = _rename(found["defaults"])
-    found["method"] = {name: _rename(table) for name, table in found["method"].items()}
-    found["runs"] = [_rename(table) for table in found["runs"]]
-    places = {"[grid]": found["grid"], "[defaults]": found["defaults"]}
-    places |= {f"[method.{name}]": table for name, table in found["method"].items()}
-    places |= {f"[[runs]] {number}": table for number, table in enumerate(found["runs"], 1)}
+    sections["grid"] = _rename(sections["grid"])
+    sections["defaults"] = _rename(sections["defaults"])
+    sections["method"] = {name: _rename(table) for name, table in sections["method"].items()}
+    sections["runs"] = [_rename(table) for table in sections["runs"]]
+    places = {"[grid]": sections["grid"], "[defaults]": sections["defaults"]}
+    places |= {f"[method.{name}]": table for name, table in sections["method"].items()}
+    places |= {f"[[runs]] {number}": table for number, table in enumerate(sections["runs"], 1)}
     for place, table in places.items():
         for key, value in table.items():
             if key not in _known():
@@ -125,7 +125,7 @@ def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
             if _is_axis(key, value) and not value:
                 raise UserError(f"{key} in {place} is an empty list; give it a value, or leave it out")
             _check_text(key, value, place)
-    return found
+    return sections
 
 
 def _rename(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,8 +136,8 @@ def _rename(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_changes(changes: Iterable[str]) -> Settings:
-    """`key=value` pairs, by key; one of the form `METHOD.key` is for the runs of that method."""
-    made: Settings = {}
+    """Values of `key=value` texts by key. A key of the form `METHOD.key` is for the runs of that method."""
+    values: Settings = {}
     for text in changes:
         key, equals, written = (part.strip() for part in text.partition("="))
         if not equals:
@@ -145,7 +145,7 @@ def _read_changes(changes: Iterable[str]) -> Settings:
         try:
             value = tomllib.loads(f"value = {written}")["value"]
         except tomllib.TOMLDecodeError:
-            value = written  # text needs no quotes here
+            value = written  # text without quotes
         name, dot, option = key.rpartition(".")
         if dot and name not in METHODS:
             raise unknown("method in --set", name, METHODS)
@@ -157,48 +157,48 @@ def _read_changes(changes: Iterable[str]) -> Settings:
         if _is_axis(option, value) and not value:
             raise UserError(f"--set {key}: an empty list; give it a value")
         if _is_text(option) and not isinstance(value, list):
-            value = value if isinstance(value, str) else written  # nor if it looks like a number or a date
+            value = value if isinstance(value, str) else written  # text that looks like a number or a date
         _check_text(option, value, "--set")
-        made[key] = value
-    return made
+        values[key] = value
+    return values
 
 
 def _known() -> set[str]:
-    """Every setting that some run may have."""
-    return {*_OWN, *_hints(tuple(map(type, METHODS.values())))}
+    """The names of all settings that a run can have."""
+    return {*_OTHER_KEYS, *_hints(tuple(map(type, METHODS.values())))}
 
 
-@cache  # by the methods, which those of a file of the user's own may join
+@cache  # keyed by the methods, since a plugin file may add some
 def _hints(methods: tuple[type, ...]) -> dict[str, list[Any]]:
-    """The types of every setting that is a field: it may be of one type for one method and of another for the next."""
-    found: dict[str, list[Any]] = {}
+    """The types of every setting that is a field; a setting may have different types in different methods."""
+    types: dict[str, list[Any]] = {}
     for cls in (DataSpec, Recipe, *methods):
         hints = get_type_hints(cls)
         for f in fields(cls):
-            found.setdefault(f.name, []).append(hints[f.name])
-    return found
+            types.setdefault(f.name, []).append(hints[f.name])
+    return types
 
 
 def _is_list(key: str, methods: Iterable[str] | None = None, always: bool = False) -> bool:
-    """Whether a setting is a list itself, for any (or all) of some methods, else of all there are."""
+    """Whether a setting is itself a list, for any (with `always`: for all) of the given methods, or of all methods."""
     names = METHODS if methods is None else [name for name in METHODS if name in methods]
     hints = _hints(tuple(type(METHODS[name]) for name in names)).get(key, ())
     return bool(hints) and (all if always else any)(get_origin(hint) is tuple for hint in hints)
 
 
 def _is_axis(key: str, value: object, methods: Iterable[str] | None = None) -> bool:
-    """Whether a value stands for several: a list, or for a setting that is a list itself, a list of lists."""
+    """Whether a value holds several values: a list, or a list of lists if the setting is itself a list."""
     return isinstance(value, list) and (not _is_list(key, methods) or (bool(value) and isinstance(value[0], list)))
 
 
 def _is_text(key: str) -> bool:
-    """Whether a setting is text and never a number."""
+    """Whether a setting is always text."""
 
     def text(hint: Any) -> bool:
         args = get_args(hint)
         if get_origin(hint) is Literal:
             return all(isinstance(choice, str) for choice in args)
-        if tuple in [get_origin(each) for each in (hint, *args)]:  # or its numbers
+        if tuple in [get_origin(each) for each in (hint, *args)]:  # a file name, or numbers
             return False
         return hint is str or (str in args and not {int, float, bool} & {*args})
 
@@ -207,7 +207,7 @@ def _is_text(key: str) -> bool:
 
 
 def _check_text(key: str, value: object, place: str) -> None:
-    """What is text stands in quotes: 32 is a number."""
+    """Raise if a value of a text setting is not quoted (32 is a number)."""
     for each in value if isinstance(value, list) else [value]:
         if _is_text(key) and not isinstance(each, str):
             raise UserError(f"{key} in {place} must be text, got {each}; write it in quotes")
@@ -216,50 +216,50 @@ def _check_text(key: str, value: object, place: str) -> None:
 # -- the runs --------------------------------------------------------------------------------------------------------
 
 
-def _jobs(sections: Mapping[str, Any], set_by_hand: Settings) -> Iterator[Job]:
-    """Each [[runs]] table is a block: the grid with what the table says instead. Without any the grid is the block."""
+def _jobs(sections: Mapping[str, Any], overrides: Settings) -> Iterator[Job]:
+    """The runs of each block. A [[runs]] table is a block: the grid with some keys replaced. So is the grid alone."""
     for table in sections["runs"] or [{}]:
-        method = {"method": "warpi", **sections["defaults"], **sections["grid"], **set_by_hand, **table}["method"]
+        method = {"method": "warpi", **sections["defaults"], **sections["grid"], **overrides, **table}["method"]
         methods = method if isinstance(method, list) else [method]
         axes = {key: values if isinstance(values, list) else [values] for key, values in sections["grid"].items()}
         axes |= {key: value if _is_axis(key, value, methods) else [value] for key, value in table.items()}
-        fixed = _change(axes, table, set_by_hand, methods)
+        fixed = _change(axes, table, overrides, methods)
         for point in _points(axes):
             given = {**sections["defaults"], **point, **fixed}
             method = given.setdefault("method", "warpi")
             if not isinstance(method, str) or method not in METHODS:
                 raise unknown("method", str(method), METHODS)
-            nearer = {**axes, **fixed}
-            own = {key: v for key, v in sections["method"].get(method, {}).items() if key not in nearer}
-            own |= _of_method(method, set_by_hand, nearer)
-            inner = {key: value for key, value in own.items() if _is_axis(key, value, [method])}
-            for options in _points(inner):
-                yield _job({**given, **own, **options}, {*axes, *inner})
+            stronger = {**axes, **fixed}
+            options = {key: v for key, v in sections["method"].get(method, {}).items() if key not in stronger}
+            options |= _method_overrides(method, overrides, stronger)
+            inner = {key: value for key, value in options.items() if _is_axis(key, value, [method])}
+            for inner_point in _points(inner):
+                yield _job({**given, **options, **inner_point}, {*axes, *inner})
 
 
-def _of_method(method: str, set_by_hand: Settings, nearer: Settings) -> Settings:
-    """What was set by hand for one method, where nothing nearer to its runs says it, too."""
-    found = {key.removeprefix(f"{method}."): v for key, v in set_by_hand.items() if key.startswith(f"{method}.")}
-    if both := sorted(found.keys() & nearer.keys()):
+def _method_overrides(method: str, overrides: Settings, stronger: Settings) -> Settings:
+    """The overrides for one method. Raises if a setting with higher precedence would hide one of them."""
+    own = {key.removeprefix(f"{method}."): v for key, v in overrides.items() if key.startswith(f"{method}.")}
+    if both := sorted(own.keys() & stronger.keys()):
         raise UserError(
-            f"--set {method}.{both[0]} would change nothing: [grid], [[runs]] or --set says {both[0]} of its runs; "
+            f"--set {method}.{both[0]} would change nothing: [grid], [[runs]] or --set already sets {both[0]}; "
             f"write --set method={method} --set {both[0]}=..."
         )
-    return found
+    return own
 
 
-def _change(axes: dict[str, list[Any]], table: Settings, set_by_hand: Settings, methods: Sequence[str]) -> Settings:
-    """Put values set by hand in the place of axes, so that folders keep their names; return those that are of none.
+def _change(axes: dict[str, list[Any]], table: Settings, overrides: Settings, methods: Sequence[str]) -> Settings:
+    """Replace axes by overrides, so that folders keep their names; return the overrides that are not axes.
 
-    What a block says itself belongs to its experiment: there they choose among its values, perhaps none of them.
+    The keys of a block define its experiment: there an override only selects from the values of the block.
     """
     fixed = {}
-    for key, value in set_by_hand.items():
+    for key, value in overrides.items():
         values = value if _is_axis(key, value, methods) else [value]
-        if "." in key:  # for one method: `_of_method`
+        if "." in key:  # for one method: see `_method_overrides`
             continue
         if key in table:
-            axes[key] = [own for own in axes[key] if own in values]
+            axes[key] = [each for each in axes[key] if each in values]
         elif key in axes or values is value:
             axes[key] = values
         else:
@@ -268,7 +268,7 @@ def _change(axes: dict[str, list[Any]], table: Settings, set_by_hand: Settings, 
 
 
 def _points(axes: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:
-    """The cross product; the last axis moves fastest."""
+    """The cross product of the axes; the last one varies fastest."""
     for values in product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 
@@ -278,10 +278,10 @@ def _job(settings: Settings, named: set[str]) -> Job:
     base = METHODS[settings["method"]]
     groups = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
     for key in settings:
-        if key not in set(_OWN).union(*groups.values()):
+        if key not in set(_OTHER_KEYS).union(*groups.values()):
             having = [name for name, method in METHODS.items() if key in {f.name for f in fields(method)}]
             raise UserError(
-                f"{key!r} is no setting of the method {settings['method']!r}; put it into [method.NAME] of the "
+                f"{key!r} is not a setting of the method {settings['method']!r}; put it into [method.NAME] of the "
                 f"methods that have it: {', '.join(having)}"
             )
     try:
@@ -301,9 +301,9 @@ def _job(settings: Settings, named: set[str]) -> Job:
 
 
 def folder_name(settings: Settings) -> str:
-    """`warpi_pair-0.4_lr-0.1_seed0`: made from these settings alone, so that it stays when a grid grows.
+    """A name such as `warpi_pair-0.4_lr-0.1_seed0`, from these settings only, so that it stays when a grid grows.
 
-    A value that cannot be written in a file name as it is leaves a short hash of all of them at the end.
+    If a value cannot be part of a file name unchanged, the name ends with a short hash of all values.
     """
     rest = sorted(settings.keys() - set(_NAMED))
     written = [(key, *_written(settings[key], ":" if key == "noise" else "")) for key in ("method", "noise", *rest)]
@@ -318,25 +318,26 @@ def folder_name(settings: Settings) -> str:
 
 
 def _written(value: Any, colon: str) -> tuple[str, bool]:
-    """A value as part of a file name, and whether no other value is written like it."""
+    """A value as part of a file name, and whether no other value has the same text."""
     if isinstance(value, tuple):
         parts = [_written(part, "") for part in value]
         return ",".join(text for text, _ in parts), all(exact for _, exact in parts)
     if not isinstance(value, str):
         return str(value).lower(), True
-    text, exact = re.sub(r"[^\w.+-]+", "-", value, flags=re.ASCII), rf"\w+({colon}[\w.]+)?" if colon else r"[\w.]+"
+    text = re.sub(r"[^\w.+-]+", "-", value, flags=re.ASCII)
+    exact = rf"\w+({colon}[\w.]+)?" if colon else r"[\w.]+"
     return text, re.fullmatch(exact, value, flags=re.ASCII) is not None
 
 
 def _check_once(jobs: Sequence[Job]) -> None:
-    """No run twice, and no two in one folder."""
+    """Raise if a run is described twice, or if two runs would share a folder."""
     names: dict[str, str] = {}
     runs: dict[str, str] = {}
     for job in jobs:
         run = json.dumps(job.settings, sort_keys=True)
         if run in runs:
             other = "twice" if runs[run] == job.name else f"also as {runs[run]}"
-            raise UserError(f"the run {job.name} is described {other}; take one of them out")
+            raise UserError(f"the run {job.name} is described {other}; remove one of them")
         if names.setdefault(job.name, run) != run:
-            raise UserError(f"two runs that are not the same would lie in {job.name}; set what differs in [[runs]]")
+            raise UserError(f"two different runs would share the folder {job.name}; set what differs in [[runs]]")
         runs[run] = job.name
