@@ -29,7 +29,7 @@ from warpi.training.engine import Record, TrainingState, check_batches, train
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
-from warpi.utils.seeding import seeded
+from warpi.utils.seeding import capture_rng, restore_rng, seeded
 
 RECIPE = Recipe(epochs=2, batch_size=32, meta_batch_size=16, lr=0.05, seed=7)
 MethodTask = tuple[Task, Truth]
@@ -55,7 +55,7 @@ def stored(method: Method, path: Path, at: TrainingState | None = None) -> dict[
     state = {
         "method": checkpoint.state_of(method),
         "position": vars(at or TrainingState()),
-        "rng": checkpoint.global_rng(),
+        "rng": capture_rng(),
     }
     checkpoint.save(path, state)
     return checkpoint.load(path)
@@ -295,7 +295,7 @@ def test_goes_on_as_if_never_interrupted(
         fresh = quick(name)
         fresh.start(task[0], recipe)
         checkpoint.restore(fresh, state["method"])
-        checkpoint.set_global_rng(state["rng"])
+        restore_rng(state["rng"])
         rest = [r for r in train(fresh, *task, TrainingState(**state["position"])) if r is not None]
         got = stored(fresh, tmp_path / "fresh")
     assert same(got, wanted)

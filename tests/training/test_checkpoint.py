@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from warpi.errors import UserError
 from warpi.training import checkpoint
-from warpi.utils.seeding import generator, seeded
+from warpi.utils.seeding import capture_rng, generator, restore_rng, seeded
 
 
 def identical(a: Any, b: Any) -> bool:
@@ -131,11 +131,11 @@ class TestRoundTrip:
         with seeded(3):
             random.gauss(0, 1)  # leaves a second number behind
             np.random.standard_normal()  # noqa: NPY002
-            checkpoint.save(file, checkpoint.global_rng())
+            checkpoint.save(file, capture_rng())
             draw = lambda: (random.gauss(0, 1), random.random(), np.random.standard_normal(3), torch.rand(3))  # noqa: NPY002
             wanted = draw()
         with seeded(4):
-            checkpoint.set_global_rng(checkpoint.load(file))
+            restore_rng(checkpoint.load(file))
             got = draw()
         assert got[:2] == wanted[:2]
         assert np.array_equal(got[2], wanted[2])
@@ -432,7 +432,7 @@ class TestFullDisk:
 
         monkeypatch.setattr(os, call, fails)
         with pytest.raises(
-            UserError, match=r"cannot write .*: No space left on device; what was there before is intact"
+            UserError, match=r"cannot write .*: No space left on device; the previous file is unchanged"
         ):
             checkpoint.save(file, {"n": 2})
         monkeypatch.undo()

@@ -24,11 +24,9 @@ _LINES = logging.StreamHandler()
 def audit(argv: list[str]) -> None:
     parser = Parser(prog="warpi audit", description="Which labels of a run's data are probably wrong.")
     parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder; the audit is stored in it, too")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table, a row an example")
-    parser.add_argument("--parquet", type=Path, metavar="FILE", help="write the table as parquet")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write T, error rates by class and where numbers come from"
-    )
+    parser.add_output("--csv", "write the table, a row an example")
+    parser.add_output("--parquet", "write the table as parquet")
+    parser.add_output("--json", "write T, error rates by class and where numbers come from")
     parser.add_argument(
         "--folds", type=int, default=0, metavar="K", help="train K times more, to judge rows not trained on"
     )
@@ -41,8 +39,6 @@ def audit(argv: list[str]) -> None:
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     given = parser.read(argv)
-    for path in (given["csv"], given["parquet"], given["json"]):
-        _folder_of(path)
     from warpi.audit import audit as run_audit
     from warpi.runs.spec import read_once
 
@@ -96,7 +92,7 @@ def pick(argv: list[str]) -> None:
     parser.add_argument(
         "run", type=Path, nargs="?", metavar="DIR", help="a finished run on the data, where there is one"
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the list; fill its column checked_label")
+    parser.add_output("--csv", "write the list; fill its column checked_label")
     parser.add_argument("--unbiased", action="store_true", help="all at random: the best estimate of the noise rate")
     parser.add_argument("--coverage", action="store_true", help="without a run: spread over the inputs of each class")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice, and of --noise")
@@ -104,16 +100,14 @@ def pick(argv: list[str]) -> None:
     parser.add_argument(
         "--picked", type=Path, metavar="FILE", help="with --estimate of a file of `warpi review`: the list"
     )
-    parser.add_argument("--trusted", type=Path, metavar="FILE", help="with --estimate: write the set for --meta-data")
+    parser.add_output("--trusted", "with --estimate: write the set for --meta-data")
     parser.add_argument("--unbalanced", action="store_true", help="--trusted: all, however many of each class")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="with --estimate: write it as JSON")
+    parser.add_output("--json", "with --estimate: write it as JSON")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to audit the run")
     from warpi.runs.spec import NOT_READ, READ
 
     add_data_flags(parser, "data, without a run", NOT_READ)
     given = parser.read(argv)
-    for path in (given["csv"], given["trusted"], given["json"]):
-        _folder_of(path)
     of = {name: given[name] for name in READ if name in given}
     if given["estimate"]:
         if given["n"] is not None or given["csv"]:
@@ -241,11 +235,6 @@ def _data_of(run: Path) -> "Dataset":
     if stored is None:
         raise UserError(f"there is no run in {run}; give the folder that `warpi fit --out` made")
     return DataSpec.stored(stored["spec"]).read()[0]
-
-
-def _folder_of(path: Path | None) -> None:
-    if path is not None and not path.parent.is_dir():  # before minutes are spent
-        raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first")
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -2,10 +2,9 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from warpi.errors import UserError, unknown
+from warpi.errors import unknown
 from warpi.utils.flags import Parser, add_fields
 
 
@@ -22,8 +21,8 @@ def bench(argv: list[str]) -> None:
         prog="warpi bench", description="Time and memory of a training step, and how exact its meta gradient is."
     )
     parser.add_argument("what", metavar="meta-step")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON, each as soon as it is known")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (.png or .svg)")
+    parser.add_output("--json", "write the rows as JSON, each as soon as it is known")
+    parser.add_output("--plot", "write a picture (.png or .svg)")
     add_fields(parser, "what is measured", Bench)
     parser.epilog = "variants: " + ", ".join(VARIANTS)
     given = parser.read(argv)
@@ -31,9 +30,6 @@ def bench(argv: list[str]) -> None:
         raise unknown("benchmark", what, ["meta-step"])
     out, picture, rows, console = given.pop("json"), given.pop("plot"), list[dict[str, Any]](), Console(highlight=False)
     spec, kind = Bench(**given), image_format(picture) if picture else ""
-    for path in (out, picture):  # before minutes are spent
-        if path and not path.parent.is_dir():
-            raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first")
     for row in run_bench(spec):
         if isinstance(row, Left):
             print(f"warpi: {row.variant} is left out: {row.why}", file=sys.stderr)

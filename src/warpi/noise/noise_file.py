@@ -1,6 +1,5 @@
 """Corrupted labels as a value, and as a file by which two papers can share the same noise."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from warpi.data.numeric import Columns
 from warpi.datasets.text_files import reading, shorten_list
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
-from warpi.utils.files import write_atomically
+from warpi.utils.files import sha256, write_atomically
 
 FORMAT = "warpi-noise/1"
 
@@ -35,16 +34,16 @@ def hash_inputs(dataset: Dataset) -> dict[str, str]:
     if dataset.files:
         paths = dataset.files.paths
         above = os.path.commonpath((min(paths), max(paths)))  # what these two share, all in between do
-        return {"path": _sha256("\0".join(path.removeprefix(above).lstrip("/") for path in paths))}
+        return {"path": sha256("\0".join(path.removeprefix(above).lstrip("/") for path in paths))}
     columns, examples = dataset.encoding, dataset.examples
     if not isinstance(columns, Columns) or not isinstance(examples, TensorExamples):
         return {"x": examples.digest()}
     x, at, found = examples.x.cpu().numpy(), 0, dict[str, str]()
     for name, words in columns.categories.items():
         if words is None:
-            found[name] = _sha256(x[:, at].astype("<f4").tobytes())
+            found[name] = sha256(x[:, at].astype("<f4").tobytes())
         else:
-            found[name] = _sha256("\0".join(words[k] for k in x[:, at : at + len(words)].argmax(1)))
+            found[name] = sha256("\0".join(words[k] for k in x[:, at : at + len(words)].argmax(1)))
         at += 1 if words is None else len(words)
     return found
 
@@ -174,13 +173,4 @@ def _transition(path: Path | str, values: Any, n_classes: int) -> Tensor | None:
 
 
 def _hash(*parts: Tensor | None) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        if part is not None:
-            digest.update(part.cpu().numpy().astype("<i8").tobytes())
-    return digest.hexdigest()
-
-
-def _sha256(content: str | bytes) -> str:
-    held = content.encode(errors="surrogateescape") if isinstance(content, str) else content
-    return hashlib.sha256(held).hexdigest()
+    return sha256(*(part.cpu().numpy().astype("<i8").tobytes() for part in parts if part is not None))

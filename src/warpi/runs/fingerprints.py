@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
 from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
+from warpi.utils.files import sha256
 
 _LINKS = 2  # folders within the data that may be links: those of classes, and those of classes in `train`
 
@@ -27,8 +28,8 @@ def hashes(dataset: Dataset, meta_data: Dataset | None, other: Dataset | None) -
     trusted = _whole(meta_data) if meta_data else dataset.meta
     return {
         "inputs_sha256": dataset.examples.digest(),
-        "files_sha256": _sha256([_sizes(dataset.examples)]) if isinstance(dataset.examples, FileExamples) else None,
-        "labels_sha256": _sha256([repr([t.dtype for t in labels]).encode(), *map(_bytes, labels)]),
+        "files_sha256": sha256(_sizes(dataset.examples)) if isinstance(dataset.examples, FileExamples) else None,
+        "labels_sha256": sha256(repr([t.dtype for t in labels]).encode(), *map(_bytes, labels)),
         "meta_sha256": _split(trusted),
         "test_set_sha256": _split(dataset.test),
         "other_sha256": _split(_whole(other)) if other else None,
@@ -83,7 +84,7 @@ def _split(split: Split | None) -> str | None:
     if split is None:
         return None
     parts = [split.examples.digest().encode(), _bytes(split.rows), _bytes(split.y)]
-    return _sha256([*parts, _sizes(split.examples)])
+    return sha256(*parts, _sizes(split.examples))
 
 
 def _sizes(examples: Examples) -> bytes:
@@ -102,10 +103,3 @@ def _size(file: str) -> int:
 
 def _bytes(t: Tensor) -> bytes:
     return t.cpu().contiguous().numpy().tobytes()
-
-
-def _sha256(parts: Iterable[bytes]) -> str:
-    content = hashlib.sha256()
-    for part in parts:
-        content.update(part)
-    return content.hexdigest()

@@ -131,14 +131,10 @@ def command(argv: list[str]) -> None:
     parser.add_argument(
         "--data", required=True, metavar="PATH", help="new rows, in the form of the run's data; labels may be absent"
     )
-    parser.add_argument(
-        "--csv", type=Path, required=True, metavar="FILE", help="write row, predicted_label, probability, p_CLASS ..."
-    )
+    parser.add_output("--csv", "write row, predicted_label, probability, p_CLASS ...", required=True)
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     given = parser.read(argv)
-    if not given["csv"].parent.is_dir():
-        raise UserError(f"there is no folder {str(given['csv'].parent)!r} to write into; make it first")
     found = predict(given["run"], given["data"], device=given["device"])
     found.to_csv(given["csv"])
     if given["quiet"]:

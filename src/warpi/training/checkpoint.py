@@ -7,12 +7,10 @@ both, since neither torch nor safetensors notices a flipped bit.
 import hashlib
 import json
 import logging
-import random
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -47,30 +45,6 @@ def restore(obj: object, stored: dict[str, Any]) -> None:
             raise
         except MALFORMED_ERRORS as e:
             raise _misfit(name, " ".join(str(e).split("\n")[:2])) from e
-
-
-def global_rng() -> dict[str, Any]:
-    """The global generators of python, numpy and torch: a user's network may draw from them."""
-    version, numbers, gauss = random.getstate()
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002
-    state = {
-        "python": [version, list(numbers), gauss],
-        "numpy": [torch.tensor(np.asarray(keys).astype(np.int64)), *rest],
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_global_rng(state: dict[str, Any]) -> None:
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    keys, *rest = state["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

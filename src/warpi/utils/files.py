@@ -1,7 +1,8 @@
-"""Files that are never half written, and folders that one process at a time writes to."""
+"""Atomic file writes, csv tables, hashes, and folders that only one process may write to."""
 
 import contextlib
 import csv
+import hashlib
 import io
 import os
 import sys
@@ -10,25 +11,28 @@ from pathlib import Path
 
 from warpi.errors import UserError
 
-_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # by number: opened by name, a file behind them would be cut off
+_STREAMS = {
+    "/dev/stdout": 1,
+    "/dev/stderr": 2,
+}  # by file descriptor: opening them by name would truncate a redirected file
 
 
 class Busy(UserError):
-    """Another process works in this folder."""
+    """Another process is writing to this folder."""
 
 
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
-    """Replace a file such that a crash leaves either the old or the new one, whole. The old one goes to `keep`.
+    """Replace a file atomically: after a crash, either the old or the new version exists, complete.
 
-    A link stays a link, and what it leads to is replaced; with `keep` the link is what is kept. What is there and is no
-    file (a pipe, a device) is not replaced but written to.
+    With `keep`, the old version is renamed to that path. A link remains a link and its target is replaced, except
+    with `keep`, which renames the link. Pipes and devices are written to directly.
     """
     check_no_folder(path)
     if str(path) in _STREAMS or (os.path.exists(path) and not os.path.isfile(path)):
-        _write_straight(path, content)
+        _write_directly(path, content)
         return
     if keep is None and os.path.islink(path):
-        path = _end_of_link(path)
+        path = _link_target(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as f:
@@ -39,11 +43,11 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> No
             os.replace(path, keep)
         os.replace(part, path)
     except OSError as e:
-        raise UserError(f"cannot write {path}: {e.strerror}; what was there before is intact") from e
+        raise UserError(f"cannot write {path}: {e.strerror}; the previous file is unchanged") from e
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not every file system can flush a folder
+    with contextlib.suppress(OSError):  # some file systems cannot flush a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -78,46 +82,61 @@ def write_csv(
 
 
 def check_no_folder(path: Path, flag: str = "") -> None:
-    """Refuse a folder where a file is wanted."""
+    """Raise if the path of a file to write is a folder."""
     if os.path.isdir(path):
         example = os.path.join(path, "NAME")
         raise UserError(f"{flag and flag + ': '}{str(path)!r} is a folder; give the name of a file, such as {example}")
 
 
-def _end_of_link(path: Path) -> Path:
-    """Where a link leads to, which need not be there yet."""
-    end = Path(os.path.realpath(path))
-    if os.path.islink(end):
-        raise UserError(f"cannot write {path}: it is a link that leads in a circle; remove it or choose another name")
-    return end
+def check_folder_exists(path: Path) -> None:
+    """Raise if the folder of a file to write does not exist, before time is spent on its content."""
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into; create it first")
 
 
-def _write_straight(path: Path, content: bytes) -> None:
-    """Write to a stream, a pipe or a device, as a shell would."""
+def sha256(*parts: str | bytes) -> str:
+    """Hexadecimal SHA-256 of the concatenated parts. Texts may hold file names that are not valid UTF-8."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode(errors="surrogateescape") if isinstance(part, str) else part)
+    return digest.hexdigest()
+
+
+def _link_target(path: Path) -> Path:
+    """The target of a link. It does not have to exist."""
+    target = Path(os.path.realpath(path))
+    if os.path.islink(target):
+        raise UserError(f"cannot write {path}: the link points to itself; remove it or choose another name")
+    return target
+
+
+def _write_directly(path: Path, content: bytes) -> None:
+    """Write to a stream, a pipe or a device."""
     try:
-        if (stream := _STREAMS.get(str(path))) is not None:
-            sys.stdout.flush()  # what was printed before comes first
+        stream = _STREAMS.get(str(path))
+        if stream is not None:
+            sys.stdout.flush()  # earlier output comes first
             sys.stderr.flush()
         with open(path if stream is None else stream, "wb", closefd=stream is None) as f:
             f.write(content)
     except OSError as e:
-        raise UserError(f"cannot write {path}: {e.strerror}; choose another place") from e
+        raise UserError(f"cannot write {path}: {e.strerror}; choose another file") from e
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file. It is on the disk when this returns; a crash before may leave a part of it."""
+    """Append a line to a file and flush it to disk. A crash may leave an incomplete line."""
     try:
         with open(path, "a") as f:
             f.write(line + "\n")
             f.flush()
             os.fsync(f.fileno())
     except OSError as e:
-        raise UserError(f"cannot write {path}: {e.strerror}; the last checkpoint is intact, go on by --resume") from e
+        raise UserError(f"cannot write {path}: {e.strerror}; the last checkpoint is intact: use --resume") from e
 
 
 @contextlib.contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """A folder that can be written to, that no other process works in, and in which no half-written files lie."""
+    """Context manager: create and lock a folder, and remove incomplete files in it. Raises Busy if it is locked."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "w")  # noqa: SIM115
@@ -128,11 +147,11 @@ def one_writer(folder: Path) -> Iterator[None]:
             import fcntl
 
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process dies
             except BlockingIOError as e:
                 raise Busy(f"another process is training in {folder}; wait for it, or choose another --out") from e
             except OSError:
-                pass  # a file system without locks
-        for left in folder.glob(".*.part"):  # by a process that was killed while it wrote
-            left.unlink(missing_ok=True)
+                pass  # the file system has no locks
+        for part in folder.glob(".*.part"):  # from a process that was killed while writing
+            part.unlink(missing_ok=True)
         yield

@@ -11,7 +11,7 @@ from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hi
 
 from warpi.errors import UserError, unknown
 from warpi.utils.field_checks import split_names
-from warpi.utils.files import check_no_folder
+from warpi.utils.files import check_folder_exists, check_no_folder
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +33,12 @@ class Parser(argparse.ArgumentParser):
         if help_flag:
             self.add_argument(help_flag, action="help", help="show all flags and exit")
         self.explain = explain
+        self.outputs: set[str] = set()
+
+    def add_output(self, flag: str, help: str, *, required: bool = False) -> None:
+        """Add a flag for a file to write. Its folder must exist, which `read` checks before anything is computed."""
+        action = self.add_argument(flag, type=Path, metavar="FILE", required=required, help=help)
+        self.outputs.add(action.dest)
 
     def error(self, message: str) -> Never:
         raise UserError(f"{self.prog}: {message}")
@@ -61,10 +67,12 @@ class Parser(argparse.ArgumentParser):
         for action in required:
             if getattr(known, action.dest) in (None, []):
                 raise UserError(f"{self.prog}: required: {(*action.option_strings, action.metavar)[0]}")
-        for action in self._actions:  # before anything is computed
+        for action in self._actions:
             path = getattr(known, action.dest, None)
             if action.metavar == "FILE" and action.option_strings and isinstance(path, Path):
                 check_no_folder(path, action.option_strings[0])
+                if action.dest in self.outputs:
+                    check_folder_exists(path)
         return vars(known)
 
 
