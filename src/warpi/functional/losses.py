@@ -13,6 +13,11 @@ def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     return -log_p.gather(-1, y.expand(z.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
 
+def mean_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of a batch.  z [..., B, K], y [B] -> []"""
+    return cross_entropy(z, y).mean()
+
+
 def soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
     """-sum_k q_k log p_k: targets are distributions.  q [B, K]"""
     return -(q * F.log_softmax(z, dim=-1)).sum(-1)

@@ -19,14 +19,14 @@ from warpi.utils.field_checks import at_least, setting, within
 
 
 def bounded_losses(z: Tensor, eps: float = 1e-5) -> Tensor:
-    """-log(p + eps) of every class: the loss of each label, bounded.  [B, K]"""
+    """-log(p + eps): the bounded loss of every possible label.  [B, K]"""
     return -(z.softmax(dim=1) + eps).log()
 
 
 def covariance(losses: Tensor, y: Tensor, cluster: Tensor, T: Tensor, mean: Tensor, prior: Tensor) -> Tensor:
     """sum_i P(i) sum_j Cov(T_ij(X), l(X, j) | cluster i), estimated on a batch.  losses [B, K], y, cluster [B] -> []
 
-    T_ij(x) is 1 where the given label is j, `T` [K, K] its mean in cluster i, `mean` [K, K] that of the losses.
+    T_ij(x) is 1 if the given label is j; `T` [K, K] is its mean in cluster i, and `mean` [K, K] the mean of the losses.
     """
     K = losses.shape[1]
     inside = one_hot(cluster, K)  # [B, K]
@@ -37,23 +37,25 @@ def covariance(losses: Tensor, y: Tensor, cluster: Tensor, T: Tensor, mean: Tens
 
 @dataclass
 class CAL(Method):
-    """Noise that depends on x makes the loss covary with the noise; that covariance is estimated and taken away.
+    """Subtract the covariance between loss and noise that instance-dependent noise causes.
 
-    First a sieve: train with a peer term that rewards confidence, then relabel into clusters y^ (the set D^).
+    The first phase trains with a peer term that rewards confidence. Its network sieves the labels into clusters y^:
 
         l_peer = -sum_k P(y = k) log(p_k + eps)
-        L      = CE - alpha_1 l_peer                           alpha_1 grows from 0
-        y^_i   = y_i where CE - mean_k(-log p_k) < sieve, else argmax p
+        L      = CE - alpha_1 l_peer                           alpha_1 rises from 0
+        y^_i   = y_i if CE - mean_k(-log p_k) < sieve, else argmax p
 
-    Then second-order statistics of the clusters:
+    The second phase uses second-order statistics of the clusters:
 
         L = CE - alpha_2 l_peer - sum_i P(y^ = i) sum_j Cov(1[y = j], -log(p_j + eps) | y^ = i)
 
-    The second phase begins anew from the initial weights, and alpha_2 grows from 0, too.
+    It restarts from the initial weights, and alpha_2 rises from 0, too. The mean losses of the clusters are those of
+    the previous epoch, as in the published code.
 
-    Differs from the paper: 65 of 165 epochs are a share, and each phase has the whole schedule of the learning rate;
-    one prior in both phases (published code: its square root in the first), the learning rate as it is (there divided
-    by 1 + alpha: `slow`). Mean losses of the clusters are those of the epoch before, as in the published code.
+    Differs from the published code: the 65 of 165 epochs of the first phase are a share, and each phase has the full
+    learning-rate schedule; both phases use the same prior (published: its square root in the first); the learning rate
+    is not divided by 1 + alpha (`slow=True` does that); the sieve looks at images without augmentation, in evaluation
+    mode (published: augmented batches in training mode); the base loss has no floor (published: 1e-8).
     Reference: Zhu et al., A Second-Order Approach to Learning with Instance-Dependent Label Noise, CVPR 2021.
     """
 
@@ -75,15 +77,19 @@ class CAL(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        K, y = task.n_classes, task.train.y
-        self.P = one_hot(y, K).mean(0)  # [K] of the given labels
-        self.peers = max(1.0, K / 10)  # of 100 classes the published code has the peer term ten times
+        K = task.n_classes
+        y = task.train.y
+        self.P = one_hot(y, K).mean(0)  # [K] distribution of the given labels
+        self.peers = max(1.0, K / 10)  # for 100 classes, the published code counts the peer term ten times
         self.cluster = y.clone()  # [N] y^
-        self.T, self.prior = torch.eye(K, device=y.device), self.P.clone()
-        self.mean = torch.zeros(K, K, device=y.device)  # of the losses, [cluster, label]
-        self.sums, self.counts = torch.zeros_like(self.mean), torch.zeros_like(self.P)
+        self.T = torch.eye(K, device=y.device)
+        self.prior = self.P.clone()
+        self.mean = torch.zeros(K, K, device=y.device)  # mean losses [cluster, label]
+        self.sums = torch.zeros_like(self.mean)
+        self.counts = torch.zeros_like(self.P)
         self.weight = torch.zeros_like(self.P[0])  # alpha of this epoch
-        self.switch, self.second = warmup_epochs(self.sieve_share, recipe.epochs), False
+        self.switch = warmup_epochs(self.sieve_share, recipe.epochs)
+        self.second = False
         self.beginnings = [0, self.switch]
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -91,22 +97,25 @@ class CAL(Method):
             self.distil()
             restart(self)
             self.second = True
-        done, of = (t - self.switch, 100) if self.second else (t, 65)  # epochs of this phase, and its published length
-        length = self.recipe.epochs - self.switch if self.second else self.switch
-        ramp = min(1.0, max(0.0, (of * done / length - 10) / 30))  # from epoch 10 to 40
-        alpha = ramp * (self.alpha if self.second else self.alpha_sieve)
+        if self.second:
+            published_epoch = 100 * (t - self.switch) / (self.recipe.epochs - self.switch)
+            largest = self.alpha
+        else:
+            published_epoch = 65 * t / self.switch
+            largest = self.alpha_sieve
+        alpha = largest * min(1.0, max(0.0, (published_epoch - 10) / 30))  # rises from epoch 10 to 40
         self.weight.fill_(alpha)
         for group in self.optimizer.param_groups:
             group["lr"] /= 1 + alpha * self.slow
         yield from super().epoch(t)
         if self.second:
             distributed.average([self.sums, self.counts])
-            self.mean.copy_(self.sums / self.counts.clamp_min(1e-6)[:, None])  # 0 of none
+            self.mean.copy_(self.sums / self.counts.clamp_min(1e-6)[:, None])  # 0 if a cluster is empty
             self.sums.zero_()
             self.counts.zero_()
 
     def distil(self) -> None:
-        """The clusters, and what is known of the noise in them."""
+        """Sieve the labels into clusters, and estimate the noise in each of them."""
         rows, z = predict_rows(self.net, self.task.train)
         y = self.task.train.y[rows]
         believed = cross_entropy(z, y) - bounded_losses(z, 1e-8).mean(1) < self.sieve

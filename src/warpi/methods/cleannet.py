@@ -1,4 +1,4 @@
-"""CleanNet: a network that learns from a few verified labels which of the others are right."""
+"""CleanNet: learn from a few verified labels which of the other labels are right."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from warpi.utils.seeding import derive, generator, seeded
 
 
 class Embedding(nn.Module):
-    """phi_q of an example, phi_s of a class from references of it, and the example's features back from phi_q."""
+    """Embed examples (phi_q) and classes (phi_s, from reference vectors), and reconstruct features from phi_q."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Embedding(nn.Module):
         return phi_s
 
     def forward(self, v: Tensor, y: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
-        """cos(phi_q, phi_s) with the class y, and the error of the way back.  [B, D], [B], [K, R, D] -> [B], [B]"""
+        """cos(phi_q, phi_s) for class y, and the reconstruction error.  [B, D], [B], [K, R, D] -> [B], [B]"""
         phi_q = self.query(v)
         return F.cosine_similarity(phi_q, self.classes(V)[y]), (self.back(phi_q) - v).square().sum(1)
 
@@ -49,15 +49,15 @@ def similarity_loss(cos: Tensor, right: Tensor, negative: float, margin: float) 
 
 @dataclass
 class CleanNet(Method):
-    """An example counts as much as its embedding is like that of the class it was given.
+    """Weigh each example by the similarity of its embedding to that of its given class.
 
-        v = features, |v| = 1;  V_c = `references` centres of those labelled c
+        v = features, |v| = 1;  V_c = `references` cluster centers of those labeled c
         L_c = L_cos(verified) + recon |v - back(phi_q)|^2 + unverified L_cos(with the verdict cos >= margin)
-        w_i = max(0, cos(phi_q(v_i), phi_s(V_{y_i})))  (soft),  or  1 where it is >= margin  (hard)
+        w_i = max(0, cos(phi_q(v_i), phi_s(V_{y_i})))  (soft),  or  1 if it is >= margin  (hard)
         L   = 1/B sum_i w_i CE(F(x_i), y_i)                              w = 1 in the first epochs
 
-    Differs from the paper: trusted examples carry right labels only, so a verified wrong label is a trusted example
-    with another class. Features are those of the classifier in training; before each epoch the embedding takes
+    Differs from the paper: trusted examples have right labels only, so a verified wrong label is a trusted example with
+    another class. Features come from the classifier while it is trained; before each epoch the embedding takes
     `embedding_steps` steps of Adam on them (paper: once or twice, 60,000 steps of SGD).
     Reference: Lee et al., CleanNet: Transfer Learning for Scalable Image Classifier Training with Label Noise,
     CVPR 2018.
@@ -99,22 +99,25 @@ class CleanNet(Method):
         yield from super().epoch(t)
 
     def verify(self, t: int) -> None:
-        """Train the embedding and weigh all examples."""
-        assert self.task.meta is not None
-        train, meta, K = self.task.train, self.task.meta, self.task.n_classes
-        (rows, v), (known, v_m) = (predict_rows(self.net, split, self.normal) for split in (train, meta))
-        y, y_m, chance = train.y[rows], meta.y[known], generator(self.recipe.seed, "verify", t)
-        V = torch.stack(
-            [cluster_centers(v[y == c] if (y == c).any() else v, self.references, chance) for c in range(K)]
-        )
+        """Train the embedding, then compute the weights of all examples."""
+        assert self.task.meta is not None  # see needs_meta
+        K = self.task.n_classes
+        rows, v = predict_rows(self.net, self.task.train, self.normal)
+        rows_m, v_m = predict_rows(self.net, self.task.meta, self.normal)
+        y = self.task.train.y[rows]
+        y_m = self.task.meta.y[rows_m]
+        rng = generator(self.recipe.seed, "verify", t)
+        members = [v[y == c] if (y == c).any() else v for c in range(K)]
+        V = torch.stack([cluster_centers(points, self.references, rng) for points in members])
         for _ in range(self.embedding_steps):
-            i, j = (torch.randint(len(a), (32,), generator=chance).to(v.device) for a in (v_m, v))
-            shift = torch.randint(1, K, (32,), generator=chance) * (torch.rand(32, generator=chance) < 0.5)
-            shift = shift.to(v.device)  # half of them get a wrong label
-            cos, back = self.embedding(torch.cat([v_m[i], v[j]]), torch.cat([(y_m[i] + shift) % K, y[j]]), V)
+            i = torch.randint(len(v_m), (32,), generator=rng).to(v.device)
+            j = torch.randint(len(v), (32,), generator=rng).to(v.device)
+            shift = torch.randint(1, K, (32,), generator=rng) * (torch.rand(32, generator=rng) < 0.5)
+            shift = shift.to(v.device)  # half of the verified examples get a wrong label
+            cos, error = self.embedding(torch.cat([v_m[i], v[j]]), torch.cat([(y_m[i] + shift) % K, y[j]]), V)
             right = torch.cat([shift == 0, cos[32:] >= self.margin])
             share = torch.tensor([1.0, self.unverified], device=v.device).repeat_interleave(32)
-            losses = share * similarity_loss(cos, right, self.negative, self.margin) + self.recon * back
+            losses = share * similarity_loss(cos, right, self.negative, self.margin) + self.recon * error
             descend(losses.mean(), self.embedding_optimizer)
         with torch.no_grad():
             cos, _ = self.embedding(v, y, V)

@@ -21,16 +21,17 @@ from warpi.utils.seeding import generator
 
 @dataclass
 class D2L(Method):
-    """When the features need more dimensions again, wrong labels are being fitted: from then on trust predictions too.
+    """When the dimensionality of the features rises, wrong labels are being fitted: mix in predictions from then on.
 
         LID_t = mean local intrinsic dimensionality of the features, from k neighbours within batches of 128
-        turn once  LID_t > mean + 2 std  of the last `window` epochs:  weights of one epoch ago, and from then on
+        turning point: the first t with LID_t > mean + 2 std of the last `window` epochs; restore the weights of one
+        epoch earlier, and from then on
         alpha = exp(-(t / T) LID_t / min_{s <= t} LID_s)
         y*    = alpha y + (1 - alpha) [k = argmax p_k],    L = CE(F(x), y*)
 
-    Differs from the paper: the first epochs, in which no turn is looked for, are a share (40 of 120), a window that
-    would reach before the first epoch is shorter, and points whose neighbours are all equally far (LID is infinite) do
-    not count. The published code now begins with SCE instead of CE; this is the paper's.
+    Differs from the paper: the first epochs, in which no turning point is looked for, are a share (published: 40 of
+    120); the window is shorter near the first epoch; points whose neighbors are all equally far, so that the LID is
+    infinite, are ignored. The current published code starts with SCE instead of CE; this follows the paper.
     Reference: Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018.
     """
 
@@ -49,7 +50,7 @@ class D2L(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.lids = torch.full((recipe.epochs,), math.nan, dtype=torch.float64)  # one an epoch
+        self.lids = torch.full((recipe.epochs,), math.nan, dtype=torch.float64)  # one per epoch
         self.alpha = torch.ones((), device=task.train.y.device)
         self.turned = torch.tensor(False)
         self.previous = {name: value.clone() for name, value in self.net.state_dict().items()}  # one epoch ago
@@ -61,21 +62,22 @@ class D2L(Method):
         yield from super().epoch(t)
 
     def dimension(self, t: int) -> float:
-        """LID_t, of points that are drawn anew."""
+        """Estimate LID_t at randomly drawn points."""
         train = self.task.train
         some = torch.randperm(len(train), generator=generator(self.recipe.seed, "lid", t))[: self.points]
         part = replace(train, rows=train.rows[some], y=train.y[some.to(train.y.device)])
         _, h = predict_rows(self.net, part, lambda x: penultimate(self.net, x))
         first, *rest = torch.split(h.double(), 128)
-        found = torch.cat([lid(batch, self.k) for batch in (first, *(r for r in rest if len(r) > self.k + 1))])
-        found = found[found.isfinite()]
-        return float(found.mean()) if len(found) else 1.0  # too few examples to tell
+        batches = [first, *(batch for batch in rest if len(batch) > self.k + 1)]
+        lids = torch.cat([lid(batch, self.k) for batch in batches])
+        lids = lids[lids.isfinite()]
+        return float(lids.mean()) if len(lids) else 1.0  # too few examples for an estimate
 
     def pace(self, t: int) -> None:
-        """Whether to turn, and alpha."""
+        """Check for the turning point, and update alpha."""
         *lids, now = self.lids[: t + 1].tolist()
         before = lids[-self.window :]
-        looking = t >= max(2, round(self.settle * self.recipe.epochs)) and not self.turned  # from two LIDs on
+        looking = t >= max(2, round(self.settle * self.recipe.epochs)) and not self.turned  # needs two earlier LIDs
         if looking and now > mean(before) + 2 * pstdev(before):
             self.turned.fill_(True)
             self.net.load_state_dict(self.previous)

@@ -1,4 +1,4 @@
-"""DivideMix: noisy labels as semi-supervised learning."""
+"""DivideMix: learning with noisy labels as semi-supervised learning."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class DivideMix(Method):
-    """Two networks divide the examples for one another; labels of the doubtful ones are guessed by both.
+    """Two networks divide the examples into clean and noisy ones for each other; noisy labels are guessed.
 
-    After a warm-up with cross-entropy, at the beginning of each epoch and for each network k:
+    After a warm-up with cross-entropy, before each epoch and for each network k:
 
-        w_i = p(clean | loss of example i in the other network), by a mixture of two Gaussians
-        labelled X: w_i >= tau,    unlabelled U: the others
+        w_i = p(clean | loss of example i in the other network), from a mixture of two Gaussians
+        labeled X: w_i >= tau,     unlabeled U: the others
 
     In a step, with M augmented views of each example and p_k the mean prediction of network k over them:
 
@@ -35,9 +35,10 @@ class DivideMix(Method):
         mixup of all views and targets, lambda' = max(lambda, 1 - lambda)     MixMatch                  Eqs. (5) - (8)
         L = mean_X CE(y', p') + lambda_u mean_U |p' - y'|^2 / K + lambda_r KL(uniform || mean p')      Eqs. (9) - (12)
 
-    Differs from the paper: X and U of a step are the parts of one batch of all examples, not a batch of each; both
-    networks are trained on the same batches; guesses are made before either has moved. Warm-up
-    and the ramp of lambda_u are at most half of the epochs.
+    Differs from the paper: X and U of a step are parts of one batch of all examples (paper: a batch of each); both
+    networks are trained on the same batches; labels are guessed before either network is updated. Warm-up and the ramp
+    of lambda_u are at most half of the epochs. lambda_u is 25 for all noise (paper: 0 to 150, depending on the noise;
+    0 for asymmetric noise of 0.4 on CIFAR-10).
     Reference: Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020.
     """
 
@@ -73,12 +74,12 @@ class DivideMix(Method):
         super().start(task, recipe)
         device = task.train.y.device
         self.clean = torch.ones(2, len(task.train), device=device)  # [2, N] w, for each network
-        self.weight_u = torch.zeros((), device=device)  # lambda_u so far
+        self.weight_u = torch.zeros((), device=device)  # current lambda_u
         self.ramp_steps = max(1, round(capped_warmup(self.ramp_up, recipe.epochs) * self.loader.steps))
         self.warming = True
 
     def epoch(self, t: int) -> Iterator[Log]:
-        if self.loader.count == t * self.loader.steps:  # not where a run goes on in the middle of an epoch
+        if self.loader.count == t * self.loader.steps:  # not when resumed within an epoch
             self.warming = t < max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
             if not self.warming:
                 self.divide()
@@ -94,8 +95,9 @@ class DivideMix(Method):
         if self.warming:
             return self.warm(batch)
         self.weight_u.add_(self.lambda_u / self.ramp_steps).clamp_(max=self.lambda_u)
-        x, y = torch.cat(batch.views), one_hot(batch.y, self.task.n_classes)  # [M B, ...], [B, K]
-        own = self.predict_each(x)  # in training mode, so that BatchNorm knows more than mixed examples  [2, B, K]
+        x = torch.cat(batch.views)  # [M B, ...]
+        y = one_hot(batch.y, self.task.n_classes)  # [B, K]
+        own = self.predict_each(x)  # in training mode, so that BatchNorm also sees unmixed examples  [2, B, K]
         with evaluating(self.nets):
             p = self.predict_each(x)
         logs = [self.match(k, x, y, self.clean[k, batch.rows], own[k], p[1 - k]) for k in (0, 1)]
@@ -112,19 +114,22 @@ class DivideMix(Method):
 
     @torch.no_grad()
     def predict_each(self, x: Tensor) -> Tensor:
-        """What each network makes of an example, as a mean over its views.  [M B, ...] -> [2, B, K]"""
+        """Predictions of each network, averaged over the views of an example.  [M B, ...] -> [2, B, K]"""
         p = [net(x).softmax(dim=1).chunk(self.n_views) for net in self.nets]
         return torch.stack([torch.stack(views).mean(0) for views in p])
 
-    def match(self, k: int, x: Tensor, y: Tensor, w: Tensor, own: Tensor, peer: Tensor) -> dict[str, Tensor]:
-        """One step of network k, with what it says itself and what the other one says."""
-        labelled, w = (w >= self.tau).float(), w[:, None]  # [B], [B, 1]
-        refined, guessed = w * y + (1 - w) * own, (own + peer) / 2  # Eq. (3), co-guessing
-        target = sharpen(torch.where(labelled[:, None] > 0, refined, guessed), self.temperature)  # Eq. (4)
+    def match(self, k: int, x: Tensor, y: Tensor, w: Tensor, own: Tensor, other: Tensor) -> dict[str, Tensor]:
+        """One step of network k, given its own predictions and those of the other network."""
+        labeled = (w >= self.tau).float()  # [B]
+        w = w[:, None]  # [B, 1]
+        refined = w * y + (1 - w) * own  # Eq. (3)
+        guessed = (own + other) / 2  # co-guessing
+        target = sharpen(torch.where(labeled[:, None] > 0, refined, guessed), self.temperature)  # Eq. (4)
         x, q = mixup(x, target.repeat(self.n_views, 1), self.alpha, self.generator, own=True)  # Eqs. (5) to (8)
-        z, in_x = self.nets[k](x), labelled.repeat(self.n_views)  # [M B, K], [M B]
+        z = self.nets[k](x)  # [M B, K]
+        in_x = labeled.repeat(self.n_views)  # [M B]
         loss_x = selected_mean(soft_cross_entropy(z, q), in_x)  # Eq. (9)
         loss_u = selected_mean(squared_error(z, q), 1 - in_x)  # Eq. (10)
         loss = loss_x + self.weight_u * loss_u + self.lambda_r * prior_penalty(z)  # Eqs. (11), (12)
         descend(loss, self.optimizers[k])
-        return {"loss": loss.detach(), "labelled": labelled.mean()}
+        return {"loss": loss.detach(), "labelled": labeled.mean()}

@@ -1,4 +1,4 @@
-"""Determinant-based mutual information, and a student of the network it trains."""
+"""DMI: determinant-based mutual information; DMI-NS: a student trained on its predictions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class DMI(Method):
-    """The determinant of labels against predictions, which label noise multiplies by a constant.
+    """Maximize the determinant of the joint distribution of labels and predictions, which noise only rescales.
 
         U = sum_i onehot(y_i) softmax(F(x_i; theta))^T   [K, K]
         L = -1/K log(|det U| + epsilon)
 
-    Given the true class, noise does not depend on x: E[U_noisy] = T^T E[U_clean], and log|det| splits into a constant
-    log|det T| and the loss on true labels. It cannot tell the classes' names, and begins from a network trained by
-    cross-entropy in the first `warmup` of the epochs.
+    If the noise depends on the true class only, E[U_noisy] = T^T E[U_clean], so log|det| is a constant log|det T| plus
+    the loss on true labels. The loss does not see which class is which, so training starts with cross-entropy for the
+    first `warmup` of the epochs.
 
     Differs from the paper: both phases share the recipe's epochs and learning rates (published: 1e-6 for the second).
-    The factor 1/K makes the gradient as large as that of cross-entropy; where U is nearly singular it would be hundreds
-    of times larger, and is cut down to what cross-entropy can have; `rate` slows the second phase. A class that no
-    label of a batch names is left out of the determinant, which would be zero.
+    The factor 1/K scales the gradient to that of cross-entropy. If U is nearly singular, the gradient would be hundreds
+    of times larger; it is capped at the largest gradient of cross-entropy. `rate` slows the second phase. Classes
+    without a label in the batch are left out of the determinant, which would otherwise be zero.
     Reference: Xu et al., L_DMI: A Novel Information-theoretic Loss Function for Training Deep Nets Robust to Label
     Noise, NeurIPS 2019.
     """
@@ -51,7 +51,8 @@ class DMI(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.switch, self.by_determinant = warmup_epochs(self.warmup, recipe.epochs), False
+        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+        self.by_determinant = False
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.by_determinant:
@@ -67,14 +68,14 @@ class DMI(Method):
 
 @dataclass
 class DMINS(Method):
-    """A noisy teacher and its student: a network trained by DMI labels the examples anew for a second one.
+    """Train a teacher with DMI, relabel the examples with its predictions, and train a student on them.
 
         teacher:  cross-entropy, then DMI, on the given labels y_i
         y'_i    = argmax_k softmax(F_teacher(x_i))_k
         student:  from the initial weights, cross-entropy, then DMI, on y'_i
 
-    Differs from the paper: teacher and student share the recipe's epochs; the teacher is taken as it is at the end of
-    its half, not as it was best on noisy validation data; augmentation is the recipe's (paper: AutoAugment, Cutout).
+    Differs from the paper: teacher and student share the recipe's epochs; the teacher of the last epoch is used (paper:
+    the best one on noisy validation data); augmentation is the recipe's (paper: AutoAugment, Cutout).
     Reference: Chen et al., Robustness of Accuracy Metric and its Inspirations in Learning with Noisy Labels, AAAI 2021.
     """
 

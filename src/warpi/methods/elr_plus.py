@@ -54,11 +54,13 @@ class ELRPlus(Method):
         self.progress = torch.zeros((), device=task.train.y.device)  # s / S
 
     def step(self, batch: Batch) -> Log:
-        y, losses = one_hot(batch.y, self.task.n_classes), []
+        y = one_hot(batch.y, self.task.n_classes)
+        losses = []
         for k, net in enumerate(self.nets):
             with torch.no_grad():
                 t = update_memory(self.memories[k], batch.rows, self.averages[1 - k](batch.x), self.beta)
-            b, order = beta(self.alpha, self.generator), partners(len(y), self.generator)
+            b = beta(self.alpha, self.generator)
+            order = partners(len(y), self.generator)
             x, q, t = (mix(a, order, torch.maximum(b, 1 - b)) for a in (batch.x, y, t))
             z = net(x)
             losses.append((soft_cross_entropy(z, q) + self.strength * memory_regularizer(z, t)).mean())
@@ -71,7 +73,7 @@ class ELRPlus(Method):
         """v <- gamma_s v + (1 - gamma_s) w."""
         steps = max(1.0, self.ramp_up * self.recipe.epochs * self.loader.steps)  # S
         self.progress.add_(1 / steps).clamp_(max=1)
-        new = 1 - self.averaging * torch.exp(-5 * (1 - self.progress) ** 2)
+        weight = 1 - self.averaging * torch.exp(-5 * (1 - self.progress) ** 2)  # 1 - gamma_s
         for net, averaged in zip(self.nets, self.averages, strict=True):
             for w, v in zip(net.parameters(), averaged.parameters(), strict=True):
-                v.lerp_(w, new)
+                v.lerp_(w, weight)

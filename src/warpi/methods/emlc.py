@@ -1,4 +1,4 @@
-"""EMLC: enhanced meta label correction, by a teacher network."""
+"""EMLC: enhanced meta label correction with a teacher network."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warpi.data.batch import Batch
-from warpi.functional.losses import cross_entropy, one_hot, soft_cross_entropy
+from warpi.functional.losses import cross_entropy, mean_cross_entropy, one_hot, soft_cross_entropy
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, last_layer, penultimate
@@ -19,7 +19,7 @@ from warpi.utils.seeding import derive, seeded
 
 
 class Retain(nn.Module):
-    """Features and a label -> log-odds that the label is right."""
+    """Map features and a label to the log-odds that the label is right."""
 
     def __init__(self, size: int, n_classes: int, embedding: int, hidden: int) -> None:
         super().__init__()
@@ -32,32 +32,33 @@ class Retain(nn.Module):
 
 
 def swap_every_other_label(z: Tensor, y: Tensor) -> Tensor:
-    """True labels, but every other one the most likely of the wrong ones: what a judge of labels learns from.  [B]"""
+    """Replace every other true label by the most likely wrong class, to train the judge of labels.  [B]"""
     wrong = z.masked_fill(one_hot(y, z.shape[1]).bool(), -torch.inf).argmax(dim=1)
     return torch.where(torch.arange(len(y), device=y.device) % 2 == 0, wrong, y)
 
 
 @dataclass
 class EMLC(Method):
-    """A second network, the teacher, corrects the labels of the first, and learns from how the first one fares.
+    """A teacher network corrects the labels of the classifier and learns from its loss on trusted examples.
 
         r_i = sigmoid(V(h_T(x_i), y_i)),   q_i = r_i y_i + (1 - r_i) softmax(T(x_i))     phi: teacher T and V
         L(theta; phi) = 1/B sum_i CE(F(x_i; theta), q_i) + the mean CE on half of the trusted batch
         phi   <- a step down L_meta(theta_hat(phi)) + mean CE of T on the trusted batch + BCE of V
         theta <- theta - alpha dL(theta; phi_new)/dtheta
 
-    L_meta is the loss on the other half of the trusted batch; its gradient is exact. V is taught with the true labels
-    of trusted examples, half of them replaced by the teacher's most likely wrong class. The first network predicts.
+    L_meta is the loss on the other half of the trusted batch; its gradient is exact. V is trained on the labels of the
+    trusted examples, half of them replaced by the teacher's most likely wrong class. The classifier predicts.
 
-    Differs from the paper: no self-supervised pretraining of both networks; one step ahead (published: five); the
-    teacher's optimizer is the recipe's; theta follows the new phi (`meta_order="real"` is the published order).
+    Differs from the paper: no self-supervised pretraining of the networks; one step ahead (published: five); trusted
+    images get the recipe's augmentation (published: AutoAugment); the teacher uses the recipe's optimizer; the real
+    step uses the new phi (`meta_order="real"` is the published order).
     Reference: Taraday and Baskin, Enhanced Meta Label Correction for Coping with Label Corruption, ICCV 2023.
     """
 
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2023
     needs_meta: ClassVar[bool] = True
-    least_meta_batch: ClassVar[int] = 3  # as of MLC
+    least_meta_batch: ClassVar[int] = 3  # as for MLC
     n_nets: ClassVar[int] = 2
 
     embedding: int = setting(128, "size of the label embedding")
@@ -70,7 +71,7 @@ class EMLC(Method):
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         size = feature_size(self.net, task.shape)
-        last_layer(self.net, next(self.net.parameters()).new_zeros((1, size)))  # it must have one
+        last_layer(self.net, next(self.net.parameters()).new_zeros((1, size)))  # raises if it has none
         with seeded(derive(recipe.seed, "meta-network")):
             V = Retain(size, task.n_classes, self.embedding, self.hidden)
         self.V = V.to(task.train.y.device)
@@ -79,31 +80,40 @@ class EMLC(Method):
     def corrected(self, x: Tensor, y: Tensor) -> Tensor:
         """Soft labels q.  [B, K]"""
         h = penultimate(self.nets[1], x)  # [B, D]
-        z, r = last_layer(self.nets[1], h), torch.sigmoid(self.V(h, y))[:, None]
+        z = last_layer(self.nets[1], h)
+        r = torch.sigmoid(self.V(h, y))[:, None]
         return r * one_hot(y, z.shape[1]) + (1 - r) * z.softmax(dim=1)
 
     def step(self, batch: Batch) -> Log:
-        trusted, n = self.meta_loader.draw(), len(batch.y)
+        n = len(batch.y)
+        trusted = self.meta_loader.draw()
         half = len(trusted.y) // 2
-        learned, judge = trusted.part(slice(half)), trusted.part(slice(half, None))
+        learned = trusted.part(slice(half))
+        judge = trusted.part(slice(half, None))
 
         def corrected_loss(z: Tensor) -> Tensor:
             noisy = soft_cross_entropy(z[:n], self.corrected(batch.x, batch.y)).mean()
             return noisy + cross_entropy(z[n:], learned.y).sum() / max(half, 1)
 
-        def taught() -> Tensor:
+        def teacher_loss() -> Tensor:
             h = penultimate(self.nets[1], trusted.x)
             z = last_layer(self.nets[1], h)
             y = swap_every_other_label(z, trusted.y)
             right = (y == trusted.y).to(z)
             return cross_entropy(z, trusted.y).mean() + F.binary_cross_entropy_with_logits(self.V(h, y), right)
 
-        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(z, y).mean()
-
         both = Batch((torch.cat([batch.x, learned.x]),), batch.y, batch.rows)
-        phi, teacher = [*self.nets[1].parameters(), *self.V.parameters()], self.optimizers[1]
-        return bilevel_step(self, both, corrected_loss, meta_loss, phi, teacher, trusted=judge, own_loss=taught)
+        phi = [*self.nets[1].parameters(), *self.V.parameters()]
+        return bilevel_step(
+            self,
+            both,
+            corrected_loss,
+            mean_cross_entropy,
+            phi,
+            self.optimizers[1],
+            trusted=judge,
+            own_loss=teacher_loss,
+        )
 
     @property
     def predictors(self) -> list[nn.Module]:

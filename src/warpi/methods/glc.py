@@ -1,4 +1,4 @@
-"""Gold loss correction."""
+"""GLC: gold loss correction."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from warpi.utils.field_checks import setting, within
 
 @dataclass
 class GLC(Method):
-    """Trusted examples measure the noise, and are trained on beside the noisy ones.
+    """Estimate how labels are corrupted on the trusted examples, then correct the loss of the noisy ones.
 
         C_k  = mean of p(given | x) over the trusted x of class k,   p trained on the noisy labels
         L    = (sum over noisy -log (C^T softmax F(x))_y  +  sum over trusted -log softmax(F(x))_y) / (N + M)
 
-    p is trained in the first `warmup` of the epochs; then the training begins anew from the same initial weights.
+    p is trained in the first `warmup` of the epochs; then training restarts from the same initial weights.
 
-    Differs from the paper: both trainings share the recipe's epochs; the paper does two whole ones. Batches of noisy
-    and of trusted examples are drawn apart and weighted N : M, where the published code shuffles them together. A class
-    without a trusted example counts as free of noise.
+    Differs from the paper: both trainings share the recipe's epochs (paper: two full trainings). Batches of noisy and
+    of trusted examples are drawn separately and weighted N : M (published code: shuffled together). A class without
+    trusted examples is treated as free of noise.
     Reference: Hendrycks et al., Using Trusted Data to Train Deep Networks on Labels Corrupted by Severe Noise,
     NeurIPS 2018.
     """
@@ -47,10 +47,11 @@ class GLC(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        assert task.meta is not None  # as needs_meta says
+        assert task.meta is not None  # see needs_meta
         self.gold = len(task.meta) / (len(task.meta) + len(task.train))  # M / (N + M)
         self.C = torch.eye(task.n_classes, device=task.train.y.device)
-        self.switch, self.measured = warmup_epochs(self.warmup, recipe.epochs), False
+        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+        self.measured = False
         self.beginnings = [0, self.switch]
 
     def epoch(self, t: int) -> Iterator[Log]:

@@ -1,7 +1,7 @@
-"""JoCoR: joint training with co-regularisation."""
+"""JoCoR: joint training with co-regularization."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import forget_rate, selected_mean, small_loss
+from warpi.methods.co_teaching import set_noise_rate
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -19,15 +20,16 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class JoCoR(Method):
-    """Two networks learn to agree, from the examples whose joint loss is small.
+    """Train two networks to agree, on the examples with a small joint loss.
 
         l_i  = (1 - lambda) (CE(p_1, y) + CE(p_2, y)) + lambda (KL(p_1 || p_2) + KL(p_2 || p_1))        Eqs. (1) - (4)
         D~   = the (1 - R(t)) B examples of a batch with the smallest l_i,  R(t) = min(t tau / T_k, tau)   Eq. (5)
-        L    = 1/|D~| sum_{i in D~} l_i,  down whose gradient both networks step                           Eq. (6)
+        L    = 1/|D~| sum_{i in D~} l_i,  minimized by both networks                                       Eq. (6)
 
-    Differs from the paper: lambda grows from 0 as R(t) does, since fresh networks are too far apart for large steps
-    towards one another; T_k is at most half of the epochs; both networks together predict. Lambda is the one that the
-    paper found best for CIFAR-10.
+    Differs from the paper: lambda rises from 0 together with R(t), because freshly initialized networks differ too much
+    for large steps towards each other; T_k is at most half of the epochs; predictions are averaged over both networks;
+    the optimizer is the recipe's (published: Adam). Lambda is the paper's best value for CIFAR-10; the authors advise
+    to tune it again for a ResNet.
     Reference: Wei et al., Combating Noisy Labels by Agreement: A Joint Training Method with Co-Regularization,
     CVPR 2020.
     """
@@ -49,8 +51,7 @@ class JoCoR(Method):
         at_least(self, gradual=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
-        tau = task.noise_rate if self.forget_rate is None else self.forget_rate
-        super().start(replace(task, noise_rate=tau), recipe)
+        super().start(set_noise_rate(task, self.forget_rate), recipe)
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
         self.weight = torch.zeros_like(self.rate)  # lambda in epoch t
 
@@ -62,10 +63,10 @@ class JoCoR(Method):
 
     def step(self, batch: Batch) -> Log:
         z = [net(batch.x) for net in self.nets]  # [B, K] each
-        fixed = [own.detach() for own in z]
+        fixed = [logits.detach() for logits in z]
         w = small_loss(self.joint_loss(fixed[0], fixed[1], batch.y), self.rate)  # D~
-        for own, other, optimizer in zip(z, reversed(fixed), self.optimizers, strict=True):
-            loss = selected_mean(self.joint_loss(own, other, batch.y), w)  # seen by one network, the other held fixed
+        for logits, other, optimizer in zip(z, reversed(fixed), self.optimizers, strict=True):
+            loss = selected_mean(self.joint_loss(logits, other, batch.y), w)  # the other network is held fixed
             descend(loss, optimizer)
         return {"loss": loss.detach()}
 

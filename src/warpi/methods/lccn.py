@@ -1,4 +1,4 @@
-"""LCCN: true labels are sampled, and T follows from their counts."""
+"""LCCN: sample the true labels, and count them to estimate T."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class LCCN(Method):
-    """Every example has a latent true label z, drawn anew whenever the example is seen; T is what the draws have shown.
+    """Sample a latent true label for each example in every epoch; counts of these labels estimate T.
 
-        C_kj   = number of examples with latent label k and given label j,  the batch itself left out
+        C_kj   = number of examples with latent label k and given label j, without the batch
         phi_kj = (C_kj + alpha) / sum_l (C_kl + alpha)                          Dirichlet posterior, T integrated out
-        z_i    ~ softmax(F(x_i; theta))_z phi_{z y_i},  normalised              collapsed Gibbs sampling
+        z_i    ~ softmax(F(x_i; theta))_z phi_{z y_i},  normalized              collapsed Gibbs sampling
         L      = 1/B sum_i -log softmax(F(x_i; theta))_{z_i}
 
-    One batch moves phi by no more than its share of the counts: the safeguard of the title. z begins as the prediction
-    of a network trained by cross-entropy in the first `warmup` of the epochs; in the first `fixed` of the others phi is
-    the confusion of that network, sum_n softmax(F(x_n))_k [y_n = j] with rows that sum to 1.
+    One batch changes phi by at most its share of the counts: the safeguard of the title. Initially z is the prediction
+    of a network trained with cross-entropy in the first `warmup` of the epochs. In the first `fixed` share of the
+    remaining epochs, phi is the confusion matrix of that network: sum_n softmax(F(x_n))_k [y_n = j], rows normalized.
 
-    Differs from the paper: phi follows the counts at every step (published: every 200). The network of the first phase
-    is trained until the learning rate has fallen (published: a training of its own, and another one for the draws).
+    Differs from the paper: phi follows the counts in every step (published: every 200 steps). The first phase lasts
+    until the learning rate has decayed (published: a separate training, and another one for the sampling).
     Reference: Yao et al., Safeguarded Dynamic Label Regression for Noisy Supervision, AAAI 2019.
     """
 
@@ -55,11 +55,13 @@ class LCCN(Method):
         self.counts = torch.zeros(task.n_classes, task.n_classes, device=self.latent.device)  # C
         self.T = torch.zeros_like(self.counts)
         first = warmup_epochs(self.warmup, recipe.epochs)
-        self.borders, self.phase = (first, first + round(self.fixed * (recipe.epochs - first))), 0
+        self.borders = (first, first + round(self.fixed * (recipe.epochs - first)))  # first epochs of phases 1 and 2
+        self.phase = 0
 
     def epoch(self, t: int) -> Iterator[Log]:
-        before, self.phase = self.phase, sum(t >= begins for begins in self.borders)
-        if self.phase and not before:
+        previous = self.phase
+        self.phase = sum(t >= begins for begins in self.borders)
+        if self.phase and not previous:
             rows, z = predict_rows(self.net, self.task.train)
             self.latent[rows] = z.argmax(1)
             self._count(self.latent, self.task.train.y, 1.0)
@@ -67,7 +69,8 @@ class LCCN(Method):
         yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
-        logits, target = self.net(batch.x), batch.y
+        logits = self.net(batch.x)
+        target = batch.y
         if self.phase:
             self._count(self.latent[batch.rows], batch.y, -1.0)
             phi = self.T if self.phase == 1 else normalize_rows(self.counts + self.alpha)  # [K, K]

@@ -23,19 +23,19 @@ from warpi.utils.field_checks import setting, within
 
 @dataclass
 class LossCorrection(Method):
-    """The transition matrix T of the noise corrects the loss: on the way forward, or on the way back.
+    """Correct the loss by an estimated or given transition matrix T of the noise.
 
         T_ij = p(given = j | true = i),  estimated by  p(j | x^i),  x^i = argmax_x p(i | x)         Eqs. (12), (13)
         backward:  L = 1/B sum_i (T^-1 l_i)_{y_i},  l_ik = -log softmax(F(x_i; theta))_k            Theorem 1
         forward:   L = 1/B sum_i -log (T^T softmax(F(x_i; theta)))_{y_i}                            Theorem 2
 
-    The backward loss is unbiased: under the noise its expectation is the loss of the true label, T T^-1 l = l. With
-    T = I both are cross-entropy, by which a network is trained in the first `warmup` of the epochs; from its
-    probabilities T is estimated, and the training begins anew from the same initial weights.
+    The backward loss is unbiased: its expectation under the noise is the loss of the true label, T T^-1 l = l. With
+    T = I both losses are cross-entropy. In the first `warmup` of the epochs a network is trained with cross-entropy; T
+    is estimated from its probabilities, and training restarts from the same initial weights.
 
-    Differs from the paper: both trainings share the recipe's epochs, and each has the whole schedule of the learning
-    rate; the paper does two whole ones. An estimate that
-    cannot be inverted well (condition above 100) is mixed with the identity, as the paper advises, a tenth at a time.
+    Differs from the paper: both trainings share the recipe's epochs, each with the full learning-rate schedule (paper:
+    two full trainings). An ill-conditioned estimate (condition number above 100) is mixed with the identity, a tenth at
+    a time, as the paper advises.
     Reference: Patrini et al., Making Deep Neural Networks Robust to Label Noise: a Loss Correction Approach, CVPR 2017.
     """
 
@@ -58,19 +58,20 @@ class LossCorrection(Method):
         within(self, warmup=(0, 1), quantile=(0, 1))
         if isinstance(self.matrix, str) and Path(self.matrix).suffix.lower() not in SUFFIXES:
             raise UserError(
-                f"matrix takes the numbers of T row after row, as in 0.9,0.1,0.2,0.8, or a file of it "
+                f"matrix must be the numbers of T row by row, such as 0.9,0.1,0.2,0.8, or a file that contains T "
                 f"({', '.join(SUFFIXES)}), got {self.matrix!r}"
             )
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        K, device = task.n_classes, task.train.y.device
-        self.switch, self.corrected = warmup_epochs(self.warmup, recipe.epochs), self.matrix is not None
+        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+        self.corrected = self.matrix is not None
         self.beginnings = [0] if self.corrected else [0, self.switch]
-        over = isinstance(
-            task.train.examples, PlaceholderExamples
-        )  # such a run has its T in the checkpoint; the file may be gone
-        self.T = (torch.eye(K) if over or self.matrix is None else _given(self.matrix, task.classes)).to(device)
+        T = torch.eye(task.n_classes)
+        # Without inputs, T is restored from the checkpoint; its file may no longer exist.
+        if self.matrix is not None and not isinstance(task.train.examples, PlaceholderExamples):
+            T = _given(self.matrix, task.classes)
+        self.T = T.to(task.train.y.device)
         self.T_inverse = torch.linalg.inv(well_conditioned(self.T))
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -93,14 +94,15 @@ class LossCorrection(Method):
 
 
 def _given(matrix: tuple[float, ...] | str, classes: Sequence[str]) -> Tensor:
+    """Return the user's T, given as numbers or as a file.  [K, K]"""
     if isinstance(matrix, str):
         return read_matrix(matrix, classes).float()
     K = len(classes)
     if len(matrix) != K * K:
         raise UserError(
-            f"matrix has {len(matrix)} numbers, {K} classes need {K * K}: T row after row, rows = true class"
+            f"matrix has {len(matrix)} numbers, but {K} classes need {K * K}: T row by row, one row per true class"
         )
     T = torch.tensor(matrix).reshape(K, K)
     if not torch.allclose(normalize_rows(T), T, atol=1e-4):
-        raise UserError("a row of matrix is no distribution: its numbers must be at least 0 and sum to 1")
+        raise UserError("each row of matrix must be a distribution: numbers of at least 0 that sum to 1")
     return T

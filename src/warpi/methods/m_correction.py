@@ -1,4 +1,4 @@
-"""M-correction: a beta mixture of the losses guides bootstrapping."""
+"""M-correction: bootstrapping guided by a beta mixture model of the losses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from warpi.utils.field_checks import at_least, setting, within
 
 
 def bootstrap_targets(y: Tensor, z: Tensor, w: Tensor) -> Tensor:
-    """(1 - w_i) y_i + w_i [k = argmax z_i]: the given label where it is right, else the predicted one.  [B, K]"""
+    """(1 - w_i) y_i + w_i [k = argmax z_i]: given labels, replaced by predictions as far as they are wrong.  [B, K]"""
     y_hot, guess = (one_hot(label, z.shape[1]) for label in (y, z.argmax(dim=1)))
     return torch.lerp(y_hot, guess, w[:, None].to(y_hot.dtype))
 
 
 def loss_of_largest_posterior(mixture: Tensor) -> Tensor:
-    """Where in (0, 1), from the mean of the second distribution upwards, its posterior is largest.  [3, 2] -> []"""
+    """The loss in (0, 1), above the mean of the second component, with its largest posterior.  [3, 2] -> []"""
     _, alpha, beta = mixture
     mean = alpha[1] / (alpha[1] + beta[1])
     x = torch.lerp(mean, torch.ones_like(mean), torch.linspace(0, 1, 100, dtype=mean.dtype, device=mean.device))
@@ -34,23 +34,23 @@ def loss_of_largest_posterior(mixture: Tensor) -> Tensor:
 
 @dataclass
 class MCorrection(Method):
-    """Small losses are of right labels, large ones of wrong labels; a wrong label is replaced by the prediction.
+    """Fit a mixture to the losses to find wrong labels, and replace them by predictions.
 
         p(l) = pi_1 Beta(l; a_1, b_1) + pi_2 Beta(l; a_2, b_2)      fitted by EM to all losses, before each epoch
-        w_i  = p(second | l_i)                                      that the label of example i is wrong
+        w_i  = p(second | l_i)                                      probability that label i is wrong
         t_i  = (1 - w_i) y_i + w_i z_i                              z_i the predicted class (hard bootstrapping)
         L    = 1/B sum_i CE(F(x'_i), t'_i) + reg KL(uniform || mean_i p'_i),    (x', t') mixup of (x, t)
 
-    This is M-DYR-H of the paper. Losses are scaled to (0, 1) between their 5 % and 95 % quantiles. Beyond the loss of
-    its largest value w stays there, as in the published code: where the second distribution is the narrower one, the
-    posterior of the largest losses would fall again. In the first epochs, mixup with the given labels.
+    This is M-DYR-H of the paper. Losses are scaled to (0, 1) between their 5 % and 95 % quantiles. Beyond the loss at
+    which w is largest, w stays constant, as in the published code: if the second component is the narrower one, the
+    posterior would decrease again for the largest losses. The first epochs use mixup with the given labels.
 
-    z_i comes from a pass in training mode, w_i from one in evaluation mode, as in the published code: mixed images
-    alone would leave BatchNorm with statistics that no image has.
+    z_i comes from a pass in training mode, w_i from one in evaluation mode, as in the published code: with mixed images
+    alone, the statistics of BatchNorm would not fit real images.
 
-    Differs from the paper: the posterior is computed rather than looked up in a table of 100 losses, losses are fitted
-    on images without augmentation, and the first phase is a share of the epochs: up to shortly after the first fall of
-    the learning rate, as in the published schedule (epochs 105 and 100 of 300).
+    Differs from the paper: the posterior is computed, not looked up in a table of 100 losses; losses are computed
+    without augmentation; the first phase is a share of the epochs and ends shortly after the first decay of the
+    learning rate, as in the published schedule (epochs 105 and 100 of 300).
     Reference: Arazo et al., Unsupervised Label Noise Modeling and Loss Correction, ICML 2019.
     """
 
@@ -70,8 +70,9 @@ class MCorrection(Method):
         super().start(task, recipe)
         device = task.train.y.device
         self.mixture = torch.ones(3, 2, dtype=torch.float64, device=device)
-        self.low, self.high = torch.zeros((), device=device), torch.ones((), device=device)
-        self.peak = torch.ones((), dtype=torch.float64, device=device)  # the scaled loss of the largest w
+        self.low = torch.zeros((), device=device)  # 5 % quantile of the losses
+        self.high = torch.ones((), device=device)  # 95 % quantile
+        self.peak = torch.ones((), dtype=torch.float64, device=device)  # scaled loss at which w is largest
         self.correcting = False
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -79,10 +80,10 @@ class MCorrection(Method):
         if self.correcting and self.loader.count <= t * self.loader.steps:
             rows, z = predict_rows(self.net, self.task.train)
             losses = cross_entropy(z, self.task.train.y[rows])
-            low, high = (losses.sort().values[int(share * (len(losses) - 1))] for share in (0.05, 0.95))
-            self.low.copy_(low)
-            self.high.copy_(high)
-            inside = losses[(losses >= low) & (losses <= high)]
+            ordered = losses.sort().values
+            self.low.copy_(ordered[int(0.05 * (len(losses) - 1))])
+            self.high.copy_(ordered[int(0.95 * (len(losses) - 1))])
+            inside = losses[(losses >= self.low) & (losses <= self.high)]
             self.mixture.copy_(two_betas(self.scaled(inside)))
             self.peak.copy_(loss_of_largest_posterior(self.mixture))
         yield from super().epoch(t)
@@ -91,7 +92,7 @@ class MCorrection(Method):
         return (losses - self.low) / (self.high - self.low + 1e-6)
 
     def wrong(self, losses: Tensor) -> Tensor:
-        """w: the probability that a label is wrong, by its loss.  [B] -> [B]"""
+        """w: the probability that a label is wrong, given its loss.  [B] -> [B]"""
         return beta_posterior(torch.minimum(self.scaled(losses), self.peak), self.mixture)
 
     def step(self, batch: Batch) -> Log:

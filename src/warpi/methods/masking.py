@@ -1,4 +1,4 @@
-"""Masking: the structure of the noise is known, its numbers are not."""
+"""Masking: estimate T under a known structure of the noise."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,26 +21,26 @@ from warpi.utils.seeding import derive, seeded
 
 
 def soft_structure(T: Tensor) -> Tensor:
-    """Which transitions there are: near 1 for probabilities above 0.05, near 0 below.  [..., K, K]"""
+    """Map transition probabilities above 0.05 to about 1, those below to about 0.  [..., K, K]"""
     return torch.sigmoid((T - 0.05) / 0.005)
 
 
 @dataclass
 class Masking(Method):
-    """A generator proposes transition matrices, and a critic holds them to the structure that a person has drawn.
+    """A generator proposes transition matrices, and a critic checks that they have the structure a person gave.
 
-        T = softmax(G(e)) by rows, e ~ N(0, I_10)                       one for each example of the batch
+        T = softmax(G(e)) by rows, e ~ N(0, I_10)                       one per example of the batch
         reconstructor F:  R = 1/B sum_i -log (T_i^T softmax(F(x_i; theta)))_{y_i}
         generator G:      R - mean D(f(T)),     f(T) = sigmoid((T - 0.05) / 0.005)
-        critic D:         mean D(f(T)) - D(mask),    weights cut to [-0.01, 0.01]                 a Wasserstein game
+        critic D:         mean D(f(T)) - D(mask),    weights clipped to [-0.01, 0.01]             a Wasserstein GAN
 
-    `mask` says which transitions a person thinks possible. The generator begins at the confusion matrix of a network
-    trained by cross-entropy in the first `warmup` of the epochs, from which the training goes on.
+    `mask` marks the transitions that a person considers possible. A network is trained with cross-entropy in the first
+    `warmup` of the epochs; the generator starts at its confusion matrix, and training continues from its weights.
 
-    Differs from the paper: without a given mask it is read off that confusion matrix (above 0.05), which is no
-    knowledge from outside. The bias of G is set to its logarithm, where the published code pretrains G for 10,000
-    steps. Adam instead of RMSProp for G and D; the game's gradient does not reach the classifier. The first phase lasts
-    until the learning rate has fallen (published: a whole training): T stays near to where it begins.
+    Differs from the paper: without a given mask, entries of that confusion matrix above 0.05 are used, which adds no
+    outside knowledge. The bias of G is set to the logarithm of the matrix (published: G is pretrained for 10,000
+    steps). G and D use Adam instead of RMSProp; the gradient of the critic does not reach the classifier. The first
+    phase lasts until the learning rate has decayed (published: a full training), because T stays near its start.
     Reference: Han et al., Masking: A New Perspective of Noisy Supervision, NeurIPS 2018.
     """
 
@@ -62,18 +62,21 @@ class Masking(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        K, device = task.n_classes, task.train.y.device
+        K = task.n_classes
+        device = task.train.y.device
         if self.mask is not None and len(self.mask) != K * K:
-            raise UserError(f"mask has {len(self.mask)} numbers, {K} classes need {K * K}, row after row")
+            raise UserError(f"mask has {len(self.mask)} numbers, but {K} classes need {K * K}, row by row")
         self.structure = torch.eye(K) if self.mask is None else torch.tensor(self.mask).float().reshape(K, K)
         self.structure = self.structure.to(device)
         with seeded(derive(recipe.seed, "masking")):
             G = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, K * K))
             D = nn.Sequential(nn.Flatten(), nn.Linear(K * K, 20), nn.Sigmoid(), nn.Linear(20, 1))
-        self.G, self.D = G.to(device), D.to(device)
+        self.G = G.to(device)
+        self.D = D.to(device)
         self.G_optimizer = adam(self.G.parameters(), self.game_lr)
         self.D_optimizer = adam(self.D.parameters(), self.game_lr)
-        self.switch, self.playing = warmup_epochs(self.warmup, recipe.epochs), False
+        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+        self.playing = False
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.playing:
@@ -87,7 +90,7 @@ class Masking(Method):
         yield from super().epoch(t)
 
     def generate(self, n: int) -> Tensor:
-        """Transition matrices.  [n, K, K]"""
+        """Sample transition matrices.  [n, K, K]"""
         e = torch.randn(n, 10, generator=self.generator, device=self.structure.device)
         T: Tensor = self.G(e).unflatten(1, self.structure.shape).softmax(2)
         return T
@@ -95,7 +98,8 @@ class Masking(Method):
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)
         if self.playing:
-            p, own = z.softmax(1), torch.arange(len(z), device=z.device)
+            p = z.softmax(1)
+            examples = torch.arange(len(z), device=z.device)
             T = self.generate(len(z))
             for _ in range(self.critics):
                 descend(
@@ -104,7 +108,7 @@ class Masking(Method):
                 with torch.no_grad():
                     for weight in self.D.parameters():
                         weight.clamp_(-0.01, 0.01)
-            columns = T[own, :, batch.y]  # [B, K]
+            columns = T[examples, :, batch.y]  # [B, K]
             reconstruction = -(p.detach() * columns).sum(1).clamp_min(1e-8).log().mean()
             descend(reconstruction - self.D(soft_structure(T)).mean(), self.G_optimizer)
             loss = -(p * columns.detach()).sum(1).clamp_min(1e-8).log().mean()

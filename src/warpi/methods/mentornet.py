@@ -1,4 +1,4 @@
-"""MentorNet with a predefined curriculum (PD), and with one that is learned from trusted examples (DD)."""
+"""MentorNet with a predefined curriculum (PD), and with one learned from trusted examples (DD)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from warpi.utils.seeding import derive, seeded
 
 @dataclass
 class MentorNetPD(Method):
-    """Weights fall with the loss, by a rule that changes as training goes on.
+    """Weigh examples by a fixed function of their loss that changes in the course of training.
 
         L(w)     = 1/B sum_i v_i d_i CE(F(x_i; w), y_i)
         lambda   <- a lambda + (1 - a) (the p-th percentile of the losses of the batch)
@@ -29,8 +29,8 @@ class MentorNetPD(Method):
                                                                         = gamma in the last epochs: a line
         d_i      = 0 for a random share of the batch, else 1: half of it in the burn-in, a twentieth later
 
-    Differs from the paper: the weights are the predefined function itself; there a network is trained to imitate it.
-    The moving average begins at the first batch, not at 0.
+    Differs from the paper: the weights are the predefined function itself (paper: a network trained to imitate it).
+    The moving average starts at the first batch, not at 0.
     Reference: Jiang et al., MentorNet: Learning Data-Driven Curriculum for Very Deep Neural Networks on Corrupted
     Labels, ICML 2018.
     """
@@ -55,12 +55,16 @@ class MentorNetPD(Method):
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         device = task.train.y.device
-        self.average = torch.full((), -1.0, device=device)  # lambda, none yet
-        self.gamma, self.dropped = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.average = torch.full((), -1.0, device=device)  # lambda; -1 before the first batch
+        self.gamma = torch.zeros((), device=device)
+        self.dropped = torch.zeros((), device=device)  # share of a batch left out
 
     def epoch(self, t: int) -> Iterator[Log]:
-        burning, stepping = (t < share * self.recipe.epochs for share in (self.burn_in, self.linear_from))
-        self.gamma.fill_(torch.inf if burning else 0.0 if stepping else self.softness)
+        burning = t < self.burn_in * self.recipe.epochs
+        if burning:
+            self.gamma.fill_(torch.inf)
+        else:
+            self.gamma.fill_(0.0 if t < self.linear_from * self.recipe.epochs else self.softness)
         self.dropped.fill_(self.early_dropout if burning else self.dropout)
         return super().epoch(t)
 
@@ -77,18 +81,18 @@ class MentorNetPD(Method):
 
 @dataclass
 class MentorNetDD(Method):
-    """A small network, the mentor, learns on trusted examples what losses wrong labels have, and weighs by that.
+    """A small network, the mentor, learns from trusted examples to weigh examples by their loss.
 
-        L(w) = 1/B sum_i v_i d_i CE(F(x_i; w), y_i),    v_i = g(l_i, l_i - lambda; Theta), in the burn-in 1
-        Theta <- Theta - beta d/dTheta BCE(g, v*)       on trusted examples: v* = 1 for those with their own label,
-                                                        0 for the half that is given a wrong one
+        L(w) = 1/B sum_i v_i d_i CE(F(x_i; w), y_i),    v_i = g(l_i, l_i - lambda; Theta), 1 in the burn-in
+        Theta <- Theta - beta d/dTheta BCE(g, v*)       on trusted examples: v* = 1 with their right label,
+                                                        0 for the half that gets a wrong one
 
-    with lambda and d_i as in MentorNetPD. Mentor and classifier take their steps in turn. Wrong labels are drawn from
-    the classifier's own probabilities without the true class: trained on noisy labels, it imitates their noise.
+    with lambda and d_i as in MentorNetPD. Mentor and classifier take steps in turn. Wrong labels are drawn from the
+    classifier's probabilities without the true class, because a classifier trained on noisy labels imitates the noise.
 
-    Differs from the paper: the mentor there learns from examples of which noisy and true labels are known, and is a
-    recurrent network of loss, difference, label and epoch. In the published code it takes one step, and label and
-    epoch are constants; here it is a perceptron of the other two, and learns all along.
+    Differs from the paper: there the mentor learns from examples with known noisy and true labels, and is a recurrent
+    network with loss, difference, label and epoch as inputs. In the published code it takes one step, and label and
+    epoch are constants; here it is a perceptron of loss and difference, trained in every step.
     Reference: Jiang et al., MentorNet: Learning Data-Driven Curriculum for Very Deep Neural Networks on Corrupted
     Labels, ICML 2018.
     """
@@ -117,7 +121,9 @@ class MentorNetDD(Method):
             mentor = nn.Sequential(nn.Linear(2, self.hidden), nn.Tanh(), nn.Linear(self.hidden, 1))
         self.mentor = mentor.to(device)
         self.mentor_optimizer = adam(self.mentor.parameters(), self.mentor_lr)
-        self.average, self.burning, self.dropped = (torch.full((), x, device=device) for x in (-1.0, 1.0, 0.0))
+        self.average = torch.full((), -1.0, device=device)  # lambda; -1 before the first batch
+        self.burning = torch.ones((), device=device)  # 1 in the burn-in, else 0
+        self.dropped = torch.zeros((), device=device)  # share of a batch left out
 
     def epoch(self, t: int) -> Iterator[Log]:
         burning = t < self.burn_in * self.recipe.epochs
@@ -135,15 +141,17 @@ class MentorNetDD(Method):
         return {"loss": loss.detach(), "mentor_loss": mentor_loss, "weight": v.mean()}
 
     def judged(self, losses: Tensor) -> Tensor:
-        """The mentor's logit that a label of such a loss is right.  [B] -> [B]"""
+        """The mentor's logit that a label with this loss is right.  [B] -> [B]"""
         logits: Tensor = self.mentor(torch.stack([losses, losses - self.average], dim=1))
         return logits[:, 0]
 
     def teach_mentor(self) -> Tensor:
-        meta, weights = self.meta_loader.draw(), dict(self.net.named_parameters())
-        z = at(self.net, {name: w for name, w in weights.items() if w.requires_grad}, meta.x).z.detach()  # [M, K]
+        """One step of the mentor on a trusted batch; returns its loss."""
+        meta = self.meta_loader.draw()
+        weights = {name: w for name, w in self.net.named_parameters() if w.requires_grad}
+        z = at(self.net, weights, meta.x).z.detach()  # [M, K]
         u = torch.rand(z.shape, generator=self.generator, device=z.device)
-        drawn = z - (-u.log()).log()  # whose largest is a draw of softmax(z)
+        drawn = z - (-u.log()).log()  # its argmax is a sample of softmax(z)
         wrong = drawn.scatter(1, meta.y[:, None], -torch.inf).argmax(dim=1)
         right = (torch.rand(len(z), generator=self.generator, device=z.device) < 0.5).float()  # [M] v*
         losses = cross_entropy(z, torch.where(right > 0, meta.y, wrong))

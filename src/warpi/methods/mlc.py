@@ -1,4 +1,4 @@
-"""MLC of Zheng et al.: a meta-network corrects labels."""
+"""MLC of Zheng et al.: meta label correction."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from warpi.data.batch import Batch
-from warpi.functional.losses import cross_entropy, soft_cross_entropy
+from warpi.functional.losses import cross_entropy, mean_cross_entropy, soft_cross_entropy
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, penultimate
@@ -18,7 +18,7 @@ from warpi.utils.seeding import derive, seeded
 
 
 class Corrector(nn.Module):
-    """Features and given label -> a distribution over the classes."""
+    """Map features and given labels to distributions over the classes."""
 
     def __init__(self, size: int, n_classes: int, embedding: int, hidden: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Corrector(nn.Module):
 
 @dataclass
 class MLC(Method):
-    """A meta-network reads the features of an example and its given label, and writes a new, soft label.
+    """A meta-network predicts a corrected soft label from the features and the given label of an example.
 
         q_i = softmax(V(h(x_i), y_i; phi)),   h(x_i) = penultimate features, detached
         L(theta; phi)  = the mean of CE(F(x_i; theta), q_i) over the noisy batch and CE(F(x_j; theta), y_j) over half
@@ -45,16 +45,16 @@ class MLC(Method):
         phi   <- phi - beta d L_meta(theta_hat(phi)) / dphi                L_meta: the other half of the trusted batch
         theta <- theta - alpha dL(theta; phi_new)/dtheta
 
-    Differs from the paper: the trusted half goes through the network together with the noisy batch; the virtual step
-    has no momentum, looks one step ahead (paper: one on CIFAR, five on Clothing1M), and theta follows the new phi. Adam
-    is not AMSGrad's.
+    Differs from the paper: one half of the trusted batch goes through the network together with the noisy batch; the
+    virtual step has no momentum and looks one step ahead (paper: one on CIFAR, five on Clothing1M); the real step uses
+    the new phi; Adam without AMSGrad.
     Reference: Zheng et al., Meta Label Correction for Noisy Label Learning, AAAI 2021.
     """
 
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2021
     needs_meta: ClassVar[bool] = True
-    least_meta_batch: ClassVar[int] = 3  # one to learn from, two to judge by: BatchNorm needs two
+    least_meta_batch: ClassVar[int] = 3  # one to train on, two for L_meta: BatchNorm needs two
 
     embedding: int = setting(128, "size of the label embedding")
     hidden: int = setting(128, "units in each hidden layer of the meta-network")
@@ -72,9 +72,11 @@ class MLC(Method):
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
 
     def step(self, batch: Batch) -> Log:
-        trusted, n = self.meta_loader.draw(), len(batch.y)
+        n = len(batch.y)
+        trusted = self.meta_loader.draw()
         half = len(trusted.y) // 2
-        learned, judge = trusted.part(slice(half)), trusted.part(slice(half, None))
+        learned = trusted.part(slice(half))
+        judge = trusted.part(slice(half, None))
         x = torch.cat([batch.x, learned.x])
         with torch.no_grad():
             h = penultimate(self.net, x)[:n]  # [B, D]
@@ -83,8 +85,6 @@ class MLC(Method):
             noisy = soft_cross_entropy(z[:n], self.V(h, batch.y))
             return torch.cat([noisy, cross_entropy(z[n:], learned.y)]).mean()
 
-        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(z, y).mean()
-
-        both, phi = Batch((x,), batch.y, batch.rows), self.V.parameters()
-        return bilevel_step(self, both, corrected_loss, meta_loss, phi, self.meta_optimizer, trusted=judge)
+        both = Batch((x,), batch.y, batch.rows)
+        phi = self.V.parameters()
+        return bilevel_step(self, both, corrected_loss, mean_cross_entropy, phi, self.meta_optimizer, trusted=judge)

@@ -1,4 +1,4 @@
-"""MLC of Wang et al.: a transition matrix is learned anew for every batch."""
+"""MLC of Wang et al.: learn a transition matrix for each batch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,25 +18,25 @@ from warpi.utils.field_checks import at_least, setting, within
 
 
 def normalize_columns(T: Tensor) -> Tensor:
-    """Every column divided by its sum; columns of zeros are left alone.  T >= 0 [K, K]"""
+    """Divide each column of T >= 0 by its sum; leave columns of zeros unchanged.  [K, K]"""
     total = T.sum(0, keepdim=True)
     return T / torch.where(total > 0, total, 1)
 
 
 @dataclass
 class MLCWang(Method):
-    """A matrix T between logits and loss takes one step from the identity, judged by the trusted examples.
+    """Multiply the logits by a matrix that takes one step from the identity, guided by the trusted examples.
 
         theta_hat(T) = theta - a d/dtheta sum_i CE(F(x_i; theta) T, y_i)     at T = I
-        T <- max(T - eta d L_meta(theta_hat(T)) / dT, 0), columns normalised to sum 1
+        T <- max(T - eta d L_meta(theta_hat(T)) / dT, 0), columns normalized to sum 1
         theta <- theta - alpha d/dtheta 1/B sum_i CE(F(x_i; theta) T, y_i)
 
-    T is forgotten after the batch. Before that, the first `warm_up` of the epochs are cross-entropy. New classes are
-    predicted without T.
+    T is computed for each batch and not kept. The first `warm_up` of the epochs use cross-entropy. Predictions do not
+    use T.
 
-    Differs from the paper: T multiplies logits, not probabilities, as in the published code. That code trains the
-    second phase at a learning rate of its own (1e-4, of the sum of the losses), takes its trusted examples out of the
-    test set, and lets all of them judge every T; here the recipe's rate and mean, none of the test set, and a batch.
+    Differs from the paper: T multiplies logits, not probabilities, as in the published code. That code uses another
+    learning rate in the second phase (1e-4, on the sum of the losses), takes its trusted examples from the test set,
+    and evaluates T on all of them; here, the recipe's learning rate, the mean loss, and one batch of trusted examples.
     Reference: Wang et al., Training Noise-Robust Deep Neural Networks via Meta-Learning, CVPR 2020.
     """
 
@@ -63,14 +63,14 @@ class MLCWang(Method):
         yield from super().epoch(t)
 
     def matrix(self, noisy: Forward, y: Tensor) -> tuple[Tensor, Tensor]:
-        """T for a batch [K, K], and the loss on the trusted examples."""
+        """Compute T for a batch [K, K], and the loss on a trusted batch."""
         K = noisy.z.shape[1]
         T = torch.eye(K, dtype=noisy.z.dtype, device=noisy.z.device).requires_grad_()
 
         def loss(z: Tensor) -> Tensor:
             return cross_entropy(z @ T, y).mean()
 
-        alpha = self.virtual_lr * self.loader.batch_size  # a sum is so many means
+        alpha = self.virtual_lr * self.loader.batch_size  # for the mean loss instead of the sum
         d, judged = batch_gradient(self, noisy, loss, T, alpha, shared=True)
         return normalize_columns((T.detach() - self.matrix_lr * d).clamp_min(0)), judged
 

@@ -23,7 +23,7 @@ from warpi.utils.field_checks import at_least, setting, within
 
 
 def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, neighbours: int, generator: Generator) -> Tensor:
-    """n times the labels of a batch, each time a share of them replaced by that of a random near neighbour.  [n, B]"""
+    """n copies of the labels of a batch, with a share replaced by labels of random near neighbors.  [n, B]"""
     size = (n, len(y))
     away = torch.cdist(h, h).fill_diagonal_(torch.inf)  # [B, B]
     near = away.topk(min(neighbours, len(y) - 1), largest=False).indices  # [B, neighbours]
@@ -35,19 +35,19 @@ def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, neighbours: in
 
 @dataclass
 class MLNT(Method):
-    """Steps towards made-up wrong labels should not move the network away from its own average.
+    """Train the network so that steps towards synthetic wrong labels barely change its predictions.
 
-        y_m       : the labels of the batch, a share of them replaced by that of one of the nearest neighbours, m = 1..M
+        y_m       : labels of the batch, a share of them replaced by the label of a near neighbor, m = 1..M
         theta_m   = theta - a d/dtheta CE(F(x; theta), y_m)
         J(theta)  = 1/M sum_m KL(F(x; teacher) || F(x; theta_m))
         theta   <- theta - alpha d/dtheta [CE(F(x; theta), y) + r J],   teacher <- g teacher + (1 - g) theta
 
-    The gradient of J is of first order, taken at theta_m; the teacher predicts. After a warm-up with cross-entropy, r
-    rises to 1. No trusted data.
+    The gradient of J is the first-order one, taken at theta_m. The teacher predicts. After a warm-up with
+    cross-entropy, r rises to 1. Trusted examples are not needed.
 
-    Differs from the paper: neighbours are those in the teacher's features (paper: of a network trained before), one
-    round of training (paper: up to three, each with the last one's teacher), KL a mean over examples (published code:
-    over examples and classes).
+    Differs from the paper: neighbors are computed from the teacher's features (paper: from a network trained before);
+    one round of training (paper: up to three, each starting from the last teacher); KL is a mean over examples
+    (published code: over examples and classes).
     Reference: Li et al., Learning to Learn from Noisy Labeled Data, CVPR 2019.
     """
 
@@ -72,29 +72,37 @@ class MLNT(Method):
         at_least(self, updates=1, neighbours=1, fast_lr=0)
         within(self, share=(0, 1), warm_up=(0, 1), ramp=(0, 1), averaging=(0, 1))
         if len(self.averaging) not in (1, 2):
-            raise UserError(f"averaging takes two shares (while r rises, and afterwards) or one, got {self.averaging}")
+            raise UserError(
+                f"averaging must be one or two shares (during the ramp, and afterwards), got {self.averaging}"
+            )
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        feature_size(self.net, task.shape)  # it must have features
+        feature_size(self.net, task.shape)  # raises if the network has no penultimate features
         self.teacher = copy.deepcopy(self.net).requires_grad_(False)
         self.rate = torch.zeros_like(task.train.y[0], dtype=torch.float32)  # r
-        self.warm, self.keep = True, 0.0
+        self.warm = True
+        self.keep = 0.0  # g
 
     def epoch(self, t: int) -> Iterator[Log]:
-        start, end = (round(s * self.recipe.epochs) for s in (self.warm_up, self.warm_up + self.ramp))
+        start = round(self.warm_up * self.recipe.epochs)
+        end = round((self.warm_up + self.ramp) * self.recipe.epochs)
         self.warm = t < start
-        self.keep = 0.0 if self.warm else self.averaging[0] if t < end else self.averaging[-1]
-        self.rate.fill_(0 if self.warm else math.exp(-5 * max(0, 1 - (t + 1 - start) / max(1, end - start)) ** 2))
+        if self.warm:
+            self.keep = 0.0
+            self.rate.fill_(0)
+        else:
+            self.keep = self.averaging[0] if t < end else self.averaging[-1]
+            self.rate.fill_(math.exp(-5 * max(0, 1 - (t + 1 - start) / max(1, end - start)) ** 2))
         yield from super().epoch(t)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """The teacher goes a little towards the network, in the warm-up all the way."""
+        """Move the teacher towards the network; in the warm-up, copy the network."""
         torch._foreach_lerp_(list(self.teacher.parameters()), list(self.net.parameters()), 1 - self.keep)
         if self.warm:
-            for own, other in zip(self.teacher.buffers(), self.net.buffers(), strict=True):
-                own.copy_(other)
+            for averaged, current in zip(self.teacher.buffers(), self.net.buffers(), strict=True):
+                averaged.copy_(current)
 
     def step(self, batch: Batch) -> Log:
         noisy = forward(self.net, batch.x)
@@ -105,20 +113,23 @@ class MLNT(Method):
             return {"loss": loss.detach()}
         self.follow()
         with torch.no_grad():
-            z_teacher, h = self.teacher(batch.x), penultimate(self.teacher, batch.x)
-        wanted = z_teacher.softmax(dim=1)  # [B, K]
-        p, (B, K) = noisy.z.detach().softmax(dim=1), noisy.z.shape
-        gradient, apart = noisy.done.vjp((p - one_hot(batch.y, K)) / B), torch.zeros_like(self.rate)
+            z_teacher = self.teacher(batch.x)  # [B, K]
+            h = penultimate(self.teacher, batch.x)  # [B, D]
+        target = z_teacher.softmax(dim=1)  # [B, K]
+        p = noisy.z.detach().softmax(dim=1)  # [B, K]
+        B, K = p.shape
+        gradient = noisy.done.vjp((p - one_hot(batch.y, K)) / B)  # of CE(F(x; theta), y)
+        J = torch.zeros_like(self.rate)
         for y in synthesize_labels(h, batch.y, self.updates, self.share, self.neighbours, self.generator):
             step = noisy.done.vjp((p - one_hot(y, K)) / B)
             distributed.average(step)
             moved = torch._foreach_sub(list(noisy.done.theta.values()), torch._foreach_mul(step, self.fast_lr))
-            there = at(self.net, dict(zip(noisy.done.theta, moved, strict=True)), batch.x)
-            z = there.z.detach()
-            apart += (soft_cross_entropy(z, wanted) - entropy(z_teacher)).mean() / self.updates
-            torch._foreach_add_(gradient, there.vjp((z.softmax(dim=1) - wanted) * self.rate / (self.updates * B)))
+            after = at(self.net, dict(zip(noisy.done.theta, moved, strict=True)), batch.x)  # at theta_m
+            z = after.z.detach()
+            J += (soft_cross_entropy(z, target) - entropy(z_teacher)).mean() / self.updates
+            torch._foreach_add_(gradient, after.vjp((z.softmax(dim=1) - target) * self.rate / (self.updates * B)))
         step_along(self, gradient)
-        return {"loss": loss.detach(), "consistency": apart}
+        return {"loss": loss.detach(), "consistency": J}
 
     @property
     def predictors(self) -> list[nn.Module]:

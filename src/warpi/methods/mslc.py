@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from warpi.data.batch import Batch
-from warpi.functional.losses import cross_entropy, one_hot
+from warpi.functional.losses import cross_entropy, mean_cross_entropy, one_hot
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
@@ -18,7 +18,7 @@ from warpi.utils.seeding import derive, seeded
 
 
 class Share(nn.Module):
-    """The loss of an example by some label -> how much that label is believed, in (0, 1)."""
+    """Map the loss of a label to the weight of that label, in (0, 1)."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -31,18 +31,18 @@ class Share(nn.Module):
 
 @dataclass
 class MSLC(Method):
-    """A new label is mixed from the given one, the one of the epoch before, and the network's own, in learned shares.
+    """Mix the given label, the label of the previous epoch and the prediction, with learned weights.
 
         a_i = V(CE(z_i, y_i); phi),   b_i = W(CE(z_i, s_i); psi),   s_i = argmax soft_i
         l_i = a_i CE(z_i, y_i) + (1 - a_i) [b_i CE(z_i, s_i) + (1 - b_i) CE(z_i, argmax z_i)]
         phi, psi <- a step down d L_meta(theta_hat(phi, psi)),   theta <- a step down 1/B sum_i l_i
         soft_i <- a_i y_i + (1 - a_i) [b_i soft_i + (1 - b_i) softmax(z_i)]
 
-    The first `warm_up` of the epochs are cross-entropy, and soft is the softmax. V and W are 1-100-1. theta_hat is
-    `virtual` times a step of theta away.
+    The first `warm_up` of the epochs use cross-entropy, and soft_i is the softmax. V and W have one hidden layer. The
+    learning rate of the virtual step is `virtual` times that of theta: the published code decays it 20 epochs later.
 
-    Differs from the paper: in the loss labels are hard, as in the published code (with its own softmax for a target the
-    network would not move); what is remembered is soft. Network and learning rates are the recipe's.
+    Differs from the paper: labels in the loss are hard, as in the published code (with its own softmax as the target
+    the network would not move); the stored labels are soft. Network and learning rates are the recipe's.
     Reference: Wu et al., Learning to Purify Noisy Labels via Meta Soft Label Corrector, AAAI 2021.
     """
 
@@ -80,11 +80,13 @@ class MSLC(Method):
 
         def corrected_loss(logits: Tensor) -> Tensor:
             nonlocal z
-            z, own = logits, logits.detach().argmax(dim=1)
-            given, last = cross_entropy(z, batch.y), cross_entropy(z, before.argmax(dim=1))  # [B]
+            z = logits
+            given = cross_entropy(z, batch.y)  # [B]
+            last = cross_entropy(z, before.argmax(dim=1))  # [B]
+            predicted = cross_entropy(z, z.detach().argmax(dim=1))  # [B]
             a: Tensor = self.V(given)
             b: Tensor = self.W(last)
-            return (a * given + (1 - a) * (b * last + (1 - b) * cross_entropy(z, own))).mean()
+            return (a * given + (1 - a) * (b * last + (1 - b) * predicted)).mean()
 
         if not self.correcting:
             z = self.net(batch.x)
@@ -93,17 +95,16 @@ class MSLC(Method):
             self.soft[batch.rows] = z.detach().softmax(dim=1)
             return {"loss": loss.detach()}
 
-        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(z, y).mean()
-
         phi = [*self.V.parameters(), *self.W.parameters()]
-        log = bilevel_step(self, batch, corrected_loss, meta_loss, phi, self.meta_optimizer, self.virtual * self.lr)
+        log = bilevel_step(
+            self, batch, corrected_loss, mean_cross_entropy, phi, self.meta_optimizer, self.virtual * self.lr
+        )
         self.soft[batch.rows] = self.corrected(z.detach(), batch.y, before)
         return log
 
     @torch.no_grad()
     def corrected(self, z: Tensor, y: Tensor, before: Tensor) -> Tensor:
-        """The soft label that is remembered.  [B, K]"""
+        """Soft labels for the next epoch.  [B, K]"""
         a: Tensor = self.V(cross_entropy(z, y))[:, None]
         b: Tensor = self.W(cross_entropy(z, before.argmax(dim=1)))[:, None]
         return a * one_hot(y, z.shape[1]) + (1 - a) * (b * before + (1 - b) * z.softmax(dim=1))

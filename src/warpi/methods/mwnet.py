@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from warpi.data.batch import Batch
-from warpi.functional.losses import cross_entropy
+from warpi.functional.losses import cross_entropy, mean_cross_entropy
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe, adam
@@ -55,7 +55,4 @@ class MWNet(Method):
             w: Tensor = self.V(losses.detach()[:, None])[:, 0]  # [B]
             return (w * losses).mean()
 
-        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(z, y).mean()
-
-        return bilevel_step(self, batch, weighted_loss, meta_loss, self.V.parameters(), self.meta_optimizer)
+        return bilevel_step(self, batch, weighted_loss, mean_cross_entropy, self.V.parameters(), self.meta_optimizer)

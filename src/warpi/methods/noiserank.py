@@ -1,4 +1,4 @@
-"""NoiseRank: labels that their neighbours do not support are left out."""
+"""NoiseRank: leave out labels that differ from those of similar examples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,30 +19,30 @@ from warpi.utils.field_checks import at_least, setting, within
 
 
 def label_posterior(h: Tensor, y: Tensor, n_classes: int, k: int, gamma: float, among: Tensor) -> Tensor:
-    """p(y_i = c | the labels of its neighbours) in a Markov random field.  h [n, D], y [n], among [n] -> [n, K]
+    """p(y_i = c | labels of the neighbors) in a Markov random field.  h [n, D], y [n], among [n] -> [n, K]
 
     p(c) ~ exp(sum_j K_ij [y_j = c]) over the k nearest j with K_ij = exp(-gamma |h_i - h_j|^2), |h_i| = 1.
-    Points that are not `among` the valid ones have no say.
+    Only points in `among` vote.
     """
     cosine, j = nearest(h, k, among)
-    kernel = (-2 * gamma * (1 - cosine)).exp().masked_fill(cosine.isneginf(), 0)  # those have no say
+    kernel = (-2 * gamma * (1 - cosine)).exp().masked_fill(cosine.isneginf(), 0)  # padding: does not vote
     votes = h.new_zeros(len(h), n_classes).scatter_add_(1, y[j], kernel)
     return votes.softmax(dim=1)
 
 
 @dataclass
 class NoiseRank(Method):
-    """Examples are ranked by the probability that their label is wrong, given their neighbours' labels; the worst go.
+    """Rank examples by how likely their label is wrong, given the labels of their neighbors; drop the worst.
 
         p(y_i = c | rest) ~ exp(sum_{j in N_i} K(x_i, x_j) [y_j = c])      a Markov random field over features
-        s_i = 1 - p(y_i = given | rest)                                    by which examples are ranked
-        train on those with s_i <= cut;  then features are better:  rank again, with the votes of those kept
+        s_i = 1 - p(y_i = given | rest)                                    the score for ranking
+        train on the examples with s_i <= cut, then rank again with the better features; only kept examples vote
 
-    Who is left out may come back in the next round.
+    Examples that were left out can return in a later round.
 
-    Differs from the paper: no official code was found, this is built from its description: the kernel, the number of
-    neighbours, the cut and the rounds are ours. The network goes on where the paper trains it anew; rounds are spread
-    evenly over the epochs after the first phase.
+    Differs from the paper: there is no official code, so this follows the paper's description; the kernel, the number
+    of neighbors, the cut and the number of rounds are choices of this library. The network continues after each round
+    (paper: restarts); rounds are spread evenly over the epochs after the first phase.
     Reference: Sharma et al., NoiseRank: Unsupervised Label Noise Reduction with Dependence Models, ECCV 2020.
     """
 
@@ -62,7 +62,7 @@ class NoiseRank(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        feature_size(self.net, task.shape)  # says at once whether the network has features
+        feature_size(self.net, task.shape)  # raises if the network has no penultimate features
         self.kept = torch.ones(len(task.train), device=task.train.y.device)  # [N] 0 or 1
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -74,7 +74,8 @@ class NoiseRank(Method):
 
     def rank(self) -> None:
         rows, h = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))
-        y, among = self.task.train.y[rows], self.kept[rows] > 0
+        y = self.task.train.y[rows]
+        among = self.kept[rows] > 0
         p = label_posterior(h, y, self.task.n_classes, self.k, self.gamma, among)
         wrong = 1 - p.gather(1, y[:, None])[:, 0]  # s
         self.kept[rows] = (wrong <= self.cut).to(self.kept.dtype)

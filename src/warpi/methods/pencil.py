@@ -1,4 +1,4 @@
-"""PENCIL: labels that learn."""
+"""PENCIL: label distributions that are trained together with the network."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ def divergence(z: Tensor, y_tilde: Tensor) -> Tensor:
 
 @dataclass
 class PENCIL(Method):
-    """Every example has a label distribution y^d = softmax(y~) of its own, which is trained beside the network.
+    """Learn a label distribution y^d = softmax(y~) for each example, together with the network.
 
         stage 1   L = CE(f, y)                          the given labels, at a high learning rate;  y~ = 10 y
         stage 2   L = 1/K L_c + alpha L_o + beta/K L_e,   theta by the optimizer,  y~ <- y~ - lambda dL/dy~
-        stage 3   L = 1/K L_c                           the network alone, on the labels found
+        stage 3   L = 1/K L_c                           the network alone, on the learned labels
 
-        L_c = KL(f || y^d) fits,   L_o = CE(y^d, y) keeps y^d near the given label,   L_e = H(f) avoids flat predictions
+        L_c = KL(f || y^d) fits the labels, L_o = CE(y^d, y) keeps them near the given ones, L_e = H(f) avoids flat f
 
-    Differs from the paper where the published code does: L_o puts y^d through a softmax again before its logarithm.
-    Stages are shares of the epochs. alpha, beta are the paper's: with those of that code, 0.4 and 0.1, no label moves.
+    Differs from the paper, as the published code does: L_o applies a second softmax to y^d before the logarithm. Stages
+    are shares of the epochs. alpha and beta are the paper's; with those of the code (0.4 and 0.1) no label changes.
     Reference: Yi and Wu, Probabilistic End-to-end Noise Correction for Learning with Noisy Labels, CVPR 2019.
     """
 
@@ -55,14 +55,15 @@ class PENCIL(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.y_tilde, self.stage = 10 * one_hot(task.train.y, task.n_classes), 1  # [N, K]
+        self.y_tilde = 10 * one_hot(task.train.y, task.n_classes)  # [N, K]
+        self.stage = 1
 
     def epoch(self, t: int) -> Iterator[Log]:
         self.stage = 1 + sum(t >= warmup_epochs(share, self.recipe.epochs) for share in (self.stage1, self.stage2))
         yield from super().epoch(t)
 
     def loss(self, z: Tensor, y_tilde: Tensor, y: Tensor) -> Tensor:
-        """Of the present stage.  [B]"""
+        """Losses of the examples in the current stage.  [B]"""
         if self.stage == 1:
             return cross_entropy(z, y)
         L_c = divergence(z, y_tilde) / z.shape[1]
@@ -71,12 +72,15 @@ class PENCIL(Method):
         return L_c + self.alpha * cross_entropy(y_tilde.softmax(dim=1), y) + self.beta / z.shape[1] * entropy(z)
 
     def step(self, batch: Batch) -> Log:
-        z, y_tilde = self.net(batch.x), self.y_tilde[batch.rows]
+        z = self.net(batch.x)
+        y_tilde = self.y_tilde[batch.rows]
         loss = self.loss(z, y_tilde, batch.y).mean()
         descend(loss, self.optimizer)
         if self.stage == 2:
             y_tilde.requires_grad_()
-            of_labels = self.loss(z.detach(), y_tilde, batch.y).mean() / distributed.ranks()  # of the whole batch
-            (slope,) = torch.autograd.grad(of_labels, y_tilde)
+            label_loss = (
+                self.loss(z.detach(), y_tilde, batch.y).mean() / distributed.ranks()
+            )  # mean over the batch of all ranks
+            (slope,) = torch.autograd.grad(label_loss, y_tilde)
             self.y_tilde[batch.rows] = y_tilde.detach() - self.label_lr * slope
         return {"loss": loss.detach()}

@@ -18,24 +18,24 @@ from warpi.utils.field_checks import at_least, setting, within
 
 
 def correct_labels(y: Tensor, f: Tensor, theta: Tensor | float) -> Tensor:
-    """Labels after a likelihood-ratio test: argmax_k f_k where f_y < theta max_k f_k.  y [N], f [N, K] -> [N]"""
+    """Replace y by argmax_k f_k if f_y < theta max_k f_k, a likelihood-ratio test.  y [N], f [N, K] -> [N]"""
     most, guess = f.max(dim=1)
     return torch.where(f.gather(1, y[:, None])[:, 0] < theta * most, guess, y)
 
 
 @dataclass
 class PLC(Method):
-    """After each epoch, labels that the network holds for much less likely than another are changed to that one.
+    """After each epoch, change labels that the network finds much less likely than another class.
 
         f(x_i) = mean of the network's probabilities over the last `window` epochs
         y_i <- argmax_k f_k(x_i)   if  f_{y_i}(x_i) / max_k f_k(x_i) < theta
         theta <- min(theta + beta, 0.9)   once fewer than 0.1 % of the labels changed
 
-    Changes are for good: the network goes on with cross-entropy on the new labels.
+    Training continues with cross-entropy on the new labels; changes are never undone.
 
-    Differs from the paper: probabilities are those of the training passes, as in the published code. That code takes
-    the larger of theta + beta and 0.9, and so jumps to 0.9 at the first quiet epoch; here the steps are the paper's.
-    The warm-up is at most half of the epochs.
+    Differs from the paper: the probabilities are those of the training passes, as in the published code. That code
+    takes the larger of theta + beta and 0.9, so theta jumps to 0.9 after the first epoch with few changes; here theta
+    grows as in the paper. The warm-up is at most half of the epochs.
     Reference: Zhang et al., Learning with Feature-Dependent Label Noise: A Progressive Approach, ICLR 2021.
     """
 
@@ -58,15 +58,15 @@ class PLC(Method):
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         self.y = task.train.y.clone()  # [N]
-        self.record = torch.zeros(self.window, len(self.y), task.n_classes, device=self.y.device)  # the last epochs
-        self.slot = torch.zeros_like(self.y[:1])  # which of them is this one
+        self.record = torch.zeros(self.window, len(self.y), task.n_classes, device=self.y.device)  # of the last epochs
+        self.slot = torch.zeros_like(self.y[:1])  # index of this epoch in `record`
         self.limit = torch.full_like(self.record[0, 0, 0], self.theta)
 
     def epoch(self, t: int) -> Iterator[Log]:
         yield from super().epoch(t)
         distributed.average(
             [self.record[int(self.slot)]]
-        )  # each rank knows its share; a common factor changes no ratio
+        )  # each rank has its own rows; a common factor does not matter
         if t >= capped_warmup(self.warm_up, self.recipe.epochs):
             new = correct_labels(self.y, self.record.sum(0), self.limit)
             if int((new != self.y).sum()) < 0.001 * len(new):
@@ -76,7 +76,8 @@ class PLC(Method):
         self.record[int(self.slot)].zero_()
 
     def step(self, batch: Batch) -> Log:
-        z, y = self.net(batch.x), self.y[batch.rows]
+        z = self.net(batch.x)
+        y = self.y[batch.rows]
         self.record[self.slot.expand_as(batch.rows), batch.rows] = z.detach().softmax(dim=1).float()
         loss = cross_entropy(z, y).mean()
         descend(loss, self.optimizer)

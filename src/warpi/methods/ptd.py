@@ -1,4 +1,4 @@
-"""PTD: every example has a transition matrix, made of those of its parts."""
+"""PTD: part-dependent label noise, with one transition matrix per example."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,20 +20,21 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class PTD(Method):
-    """Noise that depends on the example: T(x) is mixed from matrices of parts as x is mixed from parts.
+    """Estimate a transition matrix for each example, as a mixture of matrices of its parts.
 
-        features = W H, all >= 0;   h(x) = row of W, sum 1                          r parts, of a network warmed up
-        P^1..P^r:   sum_j h_j(x^i) P^j_i. = p(given | x^i)   in the least squares   x^i: r anchors a class
+        features = W H, all >= 0;   h(x) = row of W, sum 1                          r parts; a warmed-up network
+        P^1..P^r:   sum_j h_j(x^i) P^j_i. = p(given | x^i)   in least squares       x^i: r anchors per class
         T(x) = sum_j h_j(x) P^j + Delta T
         L    = 1/B sum_i -beta_i log g_{y_i},   beta_i = g_{y_i} / (T(x_i)^T g)_{y_i},   g = softmax(F(x_i; theta))
 
-    Phases are shares of the epochs: `warmup` with cross-entropy, anew from the initial weights up to `revise` with
-    Delta T = 0 (the paper's PTD-R), the rest with Delta T learned beside theta (PTD-R-V).
+    Phases, as shares of the epochs: cross-entropy up to `warmup`; a restart with Delta T = 0 up to `revise` (the
+    paper's PTD-R); then Delta T is learned together with theta (PTD-R-V).
 
-    Differs from the paper: all classes' matrices are fitted at once, from the mean of the anchors on, their rows kept
-    stochastic by a softmax, down to the published error; rows of Delta T sum to 0 and T(x) is cut off at 0, instead of
-    a matrix normalised for every example; beta is a number for theta; the classifier keeps the recipe's learning rate,
-    and is trained anew where the published code goes on (`anew` False).
+    Differs from the paper: the matrices of all classes are fitted together, starting at the mean of the anchors, with a
+    softmax that keeps rows stochastic, down to the published error; W is normalized once, after the factorization
+    (published: in every iteration); rows of Delta T sum to 0 and T(x) is clipped at 0 (published: T(x) normalized for
+    each example); beta is a constant for theta; the classifier keeps the recipe's learning rate and restarts after the
+    warm-up (published: continues; `anew=False`).
     Reference: Xia et al., Part-dependent Label Noise: Towards Instance-dependent Label Noise, NeurIPS 2020.
     """
 
@@ -79,8 +80,8 @@ class PTD(Method):
         rows, f = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))
         h = nmf(f - f.amin(0).clamp_max(0), self.parts, self.nmf_steps, self.generator)
         p = predict_rows(self.net, self.task.train)[1].softmax(1)
-        found = anchors(p, torch.linspace(0.97, 0.99, self.parts).tolist())  # [r, K]
-        self.P.copy_(fit_parts(h[found], p[found], self.fit_steps, self.fit_lr, self.enough))
+        rows_of_anchors = anchors(p, torch.linspace(0.97, 0.99, self.parts).tolist())  # [r, K]
+        self.P.copy_(fit_parts(h[rows_of_anchors], p[rows_of_anchors], self.fit_steps, self.fit_lr, self.enough))
         self.h[rows] = h
 
     def columns(self, batch: Batch) -> Tensor:

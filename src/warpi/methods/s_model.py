@@ -1,4 +1,4 @@
-"""The noise adaptation layer."""
+"""S-model: a noise adaptation layer on top of the classifier."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,18 +20,19 @@ from warpi.utils.field_checks import setting, within
 
 @dataclass
 class SModel(Method):
-    """A second softmax layer turns the true class into the given label, and is learned with the network.
+    """A second softmax layer models how true classes become given labels; it is trained with the network.
 
         p(given = j | x) = sum_i T_ij softmax(F(x; theta))_i,    T_ij = exp(b_ij) / sum_l exp(b_il)
-        L = 1/B sum_i -log p(given = y_i | x_i),  minimised over theta and b
-        b_ij = log( sum_n softmax(F(x_n))_i [y_n = j] / sum_n softmax(F(x_n))_i )                    at the beginning
+        L = 1/B sum_i -log p(given = y_i | x_i),  minimized over theta and b
+        b_ij = log( sum_n softmax(F(x_n))_i [y_n = j] / sum_n softmax(F(x_n))_i )                    initial b
 
-    The confusion matrix b begins with is that of a network trained without the layer, in the first `warmup` of the
-    epochs; the training goes on from its weights. The layer is left out for new inputs.
+    The network is trained without the layer in the first `warmup` of the epochs. Its confusion matrix initializes b,
+    and training continues from its weights. The layer is not used for predictions.
 
-    Differs from the paper: both trainings share the recipe's epochs, and its optimizer serves the layer too (without
-    weight decay; the paper uses Adam for all). The first lasts until the learning rate has fallen (paper: a training of
-    its own): the confusion of a network that knows little is flat, and through a flat T nothing is learned.
+    Differs from the paper: both phases share the recipe's epochs, and the recipe's optimizer also trains the layer,
+    without weight decay (paper: Adam for everything). The first phase lasts until the learning rate has decayed (paper:
+    a separate training), because the confusion matrix of a poor network is flat, and nothing is learned through a flat
+    T.
     Reference: Goldberger and Ben-Reuven, Training deep neural-networks using a noise adaptation layer, ICLR 2017.
     """
 
@@ -49,7 +50,8 @@ class SModel(Method):
         super().start(task, recipe)
         self.b = nn.Parameter(torch.zeros(task.n_classes, task.n_classes, device=task.train.y.device))
         self.optimizer.add_param_group({"params": [self.b], "weight_decay": 0.0})
-        self.switch, self.has_layer = warmup_epochs(self.warmup, recipe.epochs), False
+        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+        self.has_layer = False
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.has_layer:

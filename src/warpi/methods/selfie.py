@@ -1,7 +1,7 @@
-"""SELFIE: labels of examples that are predicted steadily are replaced."""
+"""SELFIE: replace the labels of examples that are predicted consistently."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import selected_mean, small_loss, steady_label
+from warpi.methods.co_teaching import set_noise_rate
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -17,17 +18,17 @@ from warpi.utils.field_checks import setting, within
 
 @dataclass
 class SELFIE(Method):
-    """Learns from the examples of small loss, and from those whose label could be refurbished.
+    """Learn from small-loss examples, and from examples whose label is replaced by a consistent prediction.
 
         F(x; q) = -sum_k f_k log f_k / log K,    f: frequencies of the classes among the last q predictions of x
         C = the (1 - tau) B examples of a batch with the smallest loss;    R = those with F(x; q) <= epsilon
         L = 1/|R u C| (sum_{R} CE(F(x_i), y~_i) + sum_{C without R} CE(F(x_i), y_i)),    y~: the most frequent class
 
-    after a warm-up with cross-entropy on all examples. As in the published code, an example once in R stays there, with
-    its last y~.
+    after a warm-up with cross-entropy on all examples. As in the published code, an example that has been in R once
+    stays there, with its last y~.
 
-    Differs from the paper: it is not started anew, with the refurbished labels, twice. Warm-up and q are shares of
-    the epochs (25 and 15 of 100).
+    Differs from the paper: training is not repeated twice with the replaced labels. Warm-up and q are shares of the
+    epochs (published: 25 and 15 of 100).
     Reference: Song et al., SELFIE: Refurbishing Unclean Samples for Robust Deep Learning, ICML 2019.
     """
 
@@ -45,11 +46,11 @@ class SELFIE(Method):
         within(self, forget_rate=(0, 1), unsure=(0, 1), history=(0, 1), warm_up=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task if self.forget_rate is None else replace(task, noise_rate=self.forget_rate), recipe)
+        super().start(set_noise_rate(task, self.forget_rate), recipe)
         y = task.train.y
         self.predictions = y.new_full((len(y), max(2, round(self.history * recipe.epochs))), -1)  # [N, q]
-        self.refurbished = torch.full_like(y, -1)  # [N] y~, -1 for those not in R
-        self.place = y.new_zeros(1)  # of this epoch's predictions
+        self.refurbished = torch.full_like(y, -1)  # [N] y~, or -1 if not in R
+        self.place = y.new_zeros(1)  # column of this epoch in `predictions`
         self.rate = torch.zeros((), device=y.device)  # tau; 0 in the warm-up
         self.bound = torch.zeros((), device=y.device)  # epsilon; -1 in the warm-up
 

@@ -1,4 +1,4 @@
-"""SMP: self-learning with multi-prototypes."""
+"""SMP: self-learning with multiple prototypes per class."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from warpi.utils.seeding import generator
 
 @dataclass
 class SMP(Method):
-    """An example is taught its given label, and beside it the class whose prototypes it is like.
+    """Train on the given label and on the class whose prototypes are most similar to the example.
 
-        X_c   = prototypes of class c: dense points among those labelled c that are not alike, `neighbours.prototypes`
+        X_c   = prototypes of class c: points labeled c in dense regions that are not too similar to each other
         sigma_c(x) = mean_l cos(G(x), G(X_cl)),     y^ = argmax_c sigma_c(x)          G the features
         L     = 1/B sum_i (1 - alpha) CE(F(x_i), y_i) + alpha CE(F(x_i), y^_i)        alpha = 0 in the first epochs
 
-    Prototypes are found anew before each epoch.
+    Prototypes are computed before each epoch.
 
-    Differs from the paper: no official code was found, this is built from its description. Its first phase is a share
-    of the epochs (5 of 15).
+    Differs from the paper: there is no official code, so this follows the paper's description. The first phase is a
+    share of the epochs (paper: 5 of 15).
     Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
     """
 
@@ -50,7 +50,7 @@ class SMP(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        feature_size(self.net, task.shape)  # says at once whether the network has features
+        feature_size(self.net, task.shape)  # raises if the network has no penultimate features
         self.y_hat = task.train.y.clone()  # [N] corrected labels
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -60,18 +60,21 @@ class SMP(Method):
 
     def correct(self, t: int) -> None:
         rows, h = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))
-        h, y = F.normalize(h, dim=1), self.task.train.y[rows]
+        h = F.normalize(h, dim=1)
+        y = self.task.train.y[rows]
         chance = generator(self.recipe.seed, "prototypes", t)
         order = torch.randperm(len(h), generator=chance).to(h.device)
-        sigma = h.new_full((len(h), self.task.n_classes), -torch.inf)  # nobody is like a class without examples
+        sigma = h.new_full((len(h), self.task.n_classes), -torch.inf)  # never chosen if a class has no examples
         for c in range(self.task.n_classes):
-            if len(some := order[y[order] == c][: self.per_class]):
+            some = order[y[order] == c][: self.per_class]
+            if len(some):
                 X_c = h[some[prototypes(h[some], self.n_prototypes, self.apart)]]
                 sigma[:, c] = (h @ X_c.T).mean(1)
         self.y_hat[rows] = sigma.argmax(dim=1)
 
     def step(self, batch: Batch) -> Log:
-        z, y_hat = self.net(batch.x), self.y_hat[batch.rows]
+        z = self.net(batch.x)
+        y_hat = self.y_hat[batch.rows]
         losses = (1 - self.alpha) * cross_entropy(z, batch.y) + self.alpha * cross_entropy(z, y_hat)
         loss = losses.mean()
         descend(loss, self.optimizer)

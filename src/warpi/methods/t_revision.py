@@ -20,19 +20,19 @@ from warpi.utils.field_checks import at_least, setting, within
 
 @dataclass
 class TRevision(Method):
-    """An estimated T weighs the examples, and is then revised together with the classifier.
+    """Reweigh the examples by an estimated T, then revise T together with the classifier.
 
-        T^   from the anchors of a network trained on the noisy labels                          as in `LossCorrection`
+        T^   = estimate from the anchors of a network trained on the noisy labels               as in `LossCorrection`
         beta_i = g_{y_i} / (T^T g)_{y_i},   g = softmax(F(x_i; theta))
         L    = 1/B sum_i -beta_i log g_{y_i}                                         T = T^,        then
-        L    minimised over theta and Delta T,                                       T = T^ + Delta T
+        L    minimized over theta and Delta T,                                       T = T^ + Delta T
 
-    Phases: `warmup` of the epochs with cross-entropy, anew up to `revise` of them with T^, the rest with Delta T.
+    Phases, as shares of the epochs: cross-entropy up to `warmup`, T^ up to `revise`, then Delta T.
 
-    Differs from the paper: beta is a number for theta and a function for Delta T alone, since -beta log g_y also falls
-    as g_y goes to 0; T^ + Delta T is brought back to rows that sum to 1; the classifier keeps the recipe's learning
-    rate (published: 5e-7, as for Delta T), is trained anew where the published code goes on (`anew` False), and is that
-    of the last epoch of each phase, not the best on noisy validation data.
+    Differs from the paper: beta is a constant for theta and a function of Delta T only, because -beta log g_y also
+    decreases as g_y goes to 0; rows of T^ + Delta T are normalized to sum to 1; the classifier keeps the recipe's
+    learning rate (published: 5e-7, as for Delta T), restarts after the warm-up (published: continues; `anew=False`),
+    and each phase uses its last epoch, not the best one on noisy validation data.
     Reference: Xia et al., Are Anchor Points Really Indispensable in Label-Noise Learning?, NeurIPS 2019.
     """
 
@@ -72,8 +72,10 @@ class TRevision(Method):
         yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
-        z, column = self.net(batch.x), normalize_rows(self.T + self.delta).T[batch.y]  # T[:, y_i]
-        loss = (reweighted_loss(z, batch.y, column) if self.phase else cross_entropy(z, batch.y)).mean()
+        z = self.net(batch.x)
+        column = normalize_rows(self.T + self.delta).T[batch.y]  # T[:, y_i]
+        losses = reweighted_loss(z, batch.y, column) if self.phase else cross_entropy(z, batch.y)
+        loss = losses.mean()
         if self.phase == 2:
             descend(reweighted_loss(z.detach(), batch.y, column).mean(), self.delta_optimizer)
         descend(loss, self.optimizer)
