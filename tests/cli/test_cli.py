@@ -1,4 +1,4 @@
-"""The command line: what it imports, what it says, and how it ends."""
+"""The command line: error messages, exit codes, and how flags reach a run."""
 
 import json
 import re
@@ -11,24 +11,19 @@ import numpy as np
 import pytest
 
 from warpi.cli.app import main
+from warpi.errors import UserError
+from warpi.runs.rerun import command
+from warpi.runs.run import fit
 from warpi.runs.spec import prepare
 from warpi.sweep.plan import read_plan
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, cwd=cwd)
-
-
 Files = dict[str, str]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Small data sets of a user's own, most of them with a mistake."""
+    """Small data files, most of them with an error."""
     folder = tmp_path_factory.mktemp("data")
     x = np.random.default_rng(0).normal(size=(60, 3)).astype("f4")
     y = np.arange(60) % 3
@@ -48,6 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         "meta lacks": {"x": x, "y": y, "x_meta": x[:4], "y_meta": np.array([0, 0, 1, 1])},
         "objects": {"x": x, "y": y.astype(object)},
         "two": {"x": x[:2], "y": y[:2]},
+        "trusted": {"x": x[:9] + 1, "y": y[:9]},
     }
     paths = {name: folder / f"{name}.npz" for name in arrays}
     for name, path in paths.items():
@@ -79,7 +75,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["FIT", "--method", "ce", "--meta-lr", "1"],
         "unknown flag '--meta-lr': method ce has no such setting; leave it out, or choose one of mwnet, ",
     ),
-    (["FIT", "--rat", "3"], "unknown flag '--rat'; allowed: "),  # not '--lr': dashes are no likeness
+    (["FIT", "--rat", "3"], "unknown flag '--rat'; allowed: "),  # does not suggest '--lr' because both have dashes
     (["FIT", "--data", "foo"], "unknown data set 'foo'; allowed: "),
     (["FIT", "--method", "wrapi"], "unknown method 'wrapi'; did you mean 'warpi'?"),
     (["FIT", "--noise", "unifrom:0.4"], "unknown noise 'unifrom'; did you mean 'uniform'?"),
@@ -104,8 +100,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--threads", "0"], "threads must be at least 1 and at most 1024, got 0"),
     (["FIT", "--batch-size", "1"], "batches of 1 example"),
     (["FIT", "--meta", "3"], "3 trusted examples cannot hold all 10 classes"),
-    (["FIT", "--lr", "1e30", "--epochs", "3"], "became"),
-    # what is missing
+    # missing values and files
     (["fit"], "required: --out"),
     (["FIT", "--out"], "argument --out: expected one argument"),
     (["FIT", "extra"], "unexpected 'extra'; flags begin with --"),
@@ -114,10 +109,16 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["report", "nowhere"], "nowhere does not exist; give a run folder"),
     (["corrupt"], "required: --out"),
     (["FIT", "--data", "nothere.npz"], "no file or folder 'nothere.npz'"),
-    (["FIT", "--noise", "given:nothere.json"], "cannot read the noise manifest nothere.json"),
+    (["FIT", "--labels", "nothere.json"], "cannot read the noise manifest nothere.json"),
     (["FIT", "--weights", "nothere.pt"], "nothere.pt"),
     (["FIT", "--data", "cifar10", "--root", "nothere"], "cifar10 is not in nothere"),
-    (["FIT", "--data", "{good}", "--meta-data", "nothere.npz"], "no file or folder 'nothere.npz'"),
+    (["FIT", "--data", "{good}", "--trusted", "nothere.npz"], "no file or folder 'nothere.npz'"),
+    (
+        ["FIT", "--labels", "worst"],
+        "labels must be a .json file, as written by `warpi review` or `warpi corrupt`, got ",
+    ),
+    (["FIT", "--labels", "a.json", "--noise", "pair:0.4"], "--labels replaces all labels and --noise changes them"),
+    (["FIT", "--noise", "pair:0.4", "--labels", "a.json"], "--labels replaces all labels and --noise changes them"),
     # folders
     (["FIT", "--out", "{good}"], "cannot read {good}/spec.json: Not a directory; choose another folder"),
     (["FIT", "--out", "{good}/below"], "Not a directory; choose another folder"),
@@ -132,7 +133,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "{no rows}"], "[0, 3]"),
     (["FIT", "--data", "{empty class}", "--meta", "0"], "1 of 4 classes have no example among the training rows: 'd'"),
     (["FIT", "--data", "{meta lacks}", "--meta", "4"], "class '2' has 0 examples"),
-    (["FIT", "--data", "{good}", "--meta-data", "{two}", "--meta", "3"], "class '2' has 0 examples"),
+    (["FIT", "--data", "{good}", "--trusted", "{two}", "--meta", "3"], "class '2' has 0 examples"),
     (["FIT", "--data", "{objects}"], "objects are refused"),
     (["FIT", "--data", "{text}"], "text.npz"),
     (["FIT", "--data", "{none}"], "none.csv"),
@@ -162,7 +163,7 @@ MISTAKES: list[tuple[list[str], str]] = [
 
 class TestMistakes:
     @pytest.mark.parametrize(("argv", "message"), MISTAKES, ids=[" ".join(argv) for argv, _ in MISTAKES])
-    def test_one_line_and_exit_code_2(
+    def test_an_error_is_one_line_and_exit_code_2(
         self,
         argv: list[str],
         message: str,
@@ -177,26 +178,27 @@ class TestMistakes:
         argv = [a.format(**files) for a in argv]
         assert main(argv) == 2
         out, err = capsys.readouterr()
-        assert "1e30" in argv or out == "", "nothing is begun that cannot be ended"
+        assert out == "", "nothing is trained"
         assert err.startswith("warpi: ")
         assert message.format(**files) in err
         assert err.count("\n") == 1
         assert err.endswith("\n")
         assert not (tmp_path / "run" / "done").exists()
 
-    def test_a_meta_set_that_lacks_a_class(
+    def test_a_trusted_set_without_examples_of_a_class(
         self, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        for extra in (["--data", files["meta lacks"]], ["--data", files["good"], "--meta-data", files["two"]]):
+        for extra in (["--data", files["meta lacks"]], ["--data", files["good"], "--trusted", files["two"]]):
             assert main(["fit", "--method", "ce", "--out", str(tmp_path / "a"), *extra]) == 2
             assert "1 of 3 classes have no example among the trusted examples: '2'" in capsys.readouterr().err
 
-    def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
-        """No traceback and no warning of a library, as a user sees it."""
-        got = python("-m", "warpi", *FIT, "--out", "run", "--lr", "1e30", "--epochs", "9", cwd=tmp_path)
-        assert got.returncode == 2
-        assert got.stderr.count("\n") == 1
-        assert "(lr 1e+30); lower --lr" in got.stderr
+    def test_divergence_in_a_new_process(self, tmp_path: Path) -> None:
+        """One line on standard error: no traceback, and no warning of a library."""
+        command = [sys.executable, "-m", "warpi", *FIT, "--out", "run", "--lr", "1e30", "--epochs", "9"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert "(lr 1e+30); lower --lr" in done.stderr
 
     def test_ctrl_c_before_training(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -228,12 +230,12 @@ class TestFit:
         spec = json.loads((out / "spec.json").read_text())["spec"]
         assert (spec["noise"], spec["seed"], spec["meta"], spec["val"]) == ("pair:0.2", 4, 20, 0.2)
         assert spec["changed"] == {"samples": 2, "output": "sigmoid", "virtual_lr": 0.1}
-        assert spec["options"]["label_input"] == "one_hot", "what suits the data is no change"
+        assert spec["options"]["label_input"] == "one_hot", "defaults that depend on the data are not listed as changed"
         assert spec["recipe"]["milestones"] == [0.5]
         assert (spec["recipe"]["lr"], spec["recipe"]["schedule"]) == (0.02, "cosine")
         before = (out / "results.jsonl").read_text()
 
-        assert main(["fit", "--out", str(out), "--resume"]) == 0  # the method is known from the folder
+        assert main(["fit", "--out", str(out), "--resume"]) == 0  # the folder stores the method
         assert (out / "results.jsonl").read_text() == before
         assert main([*argv, "--resume", "--quiet"]) == 0
         capsys.readouterr()
@@ -250,31 +252,86 @@ class TestFit:
         assert main([*FIT, "--out", str(tmp_path), "--test", "0"]) == 0
         assert "no test set" in capsys.readouterr().out
 
-    def test_own_data(self, files: Files, tmp_path: Path) -> None:
+    def test_data_from_a_file(self, files: Files, tmp_path: Path) -> None:
         argv = ["--method", "warpi", "--meta", "9", "--epochs", "1", "--noise", "flip:0.3"]
         assert main(["fit", "--data", files["good"], "--out", str(tmp_path), *argv, "--quiet"]) == 0
         assert json.loads((tmp_path / "spec.json").read_text())["facts"]["n_meta"] == 9
 
     def test_few_rows(self, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """More and smaller steps on a table of few rows, unless somebody says how many; not on a named data set."""
+        """A small table is trained in more and smaller steps, unless epochs are set; a built-in data set is not."""
         argv = ["fit", "--data", files["good"], "--meta", "9", "--noise", "flip:0.3", "--epochs", "1"]
         assert main([*argv, "--out", str(tmp_path / "a")]) == 0
         assert "rows are few for warpi: on such tables --method glc and" in capsys.readouterr().out
         assert main([*argv, "--out", str(tmp_path / "b"), "--method", "ce"]) == 0
         assert "few for" not in capsys.readouterr().out
-        own = {"data": files["good"], "meta": 9, "noise": "flip:0.3"}
+        table = {"data": files["good"], "meta": 9, "noise": "flip:0.3"}
         for settings, epochs, lr in (
-            (own, 469, 0.0032),
-            (own | {"epochs": 1}, 1, 0.05),
+            (table, 469, 0.0032),
+            (table | {"epochs": 1}, 1, 0.05),
             ({"data": "digits", "limit": 300, "meta": 20, "noise": "pair:0.4"}, 30, 0.05),
         ):
             recipe = prepare("ce", **settings)[0].recipe
             assert (recipe.epochs, round(recipe.lr, 4)) == (epochs, lr)
 
 
+class TestDeprecatedNames:
+    def test_of_flags(self, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The old names do the same and print one line each."""
+        labels = tmp_path / "labels.json"
+        common = ["--data", files["good"]]
+        assert main(["corrupt", *common, "--noise", "pair:0.3", "--out", str(labels)]) == 0
+        capsys.readouterr()
+        lines = {
+            "new": ["--trusted", files["trusted"], "--labels", str(labels)],
+            "old": ["--meta-data", files["trusted"], "--noise", f"given:{labels}"],
+        }
+        errors = []
+        for name, flags in lines.items():
+            argv = ["fit", *common, *flags, "--method", "ce", "--epochs", "1", "--quiet"]
+            assert main([*argv, "--out", str(tmp_path / name)]) == 0
+            errors.append(capsys.readouterr().err)
+        assert errors[0] == ""
+        assert errors[1].splitlines() == [
+            "warpi: --meta-data FILE is deprecated; use --trusted FILE",
+            "warpi: --noise given:FILE is deprecated; use --labels FILE",
+        ]
+        new, old = (json.loads((tmp_path / name / "spec.json").read_text())["spec"] for name in lines)
+        assert new == old
+        assert (new["meta_data"], new["noise"]) == (files["trusted"], f"given:{labels}")
+        assert main(["fit", *common, *lines["new"], "--out", str(tmp_path / "old"), "--resume", "--quiet"]) == 0
+        assert "--trusted" in command(old)
+        assert f"--labels {labels}" in command(old)
+
+    def test_in_python(self, files: Files, tmp_path: Path) -> None:
+        common: dict[str, Any] = {"data": files["good"], "method": "ce", "epochs": 1}
+        run = fit(tmp_path / "new", trusted=files["trusted"], **common)
+        with pytest.warns(FutureWarning, match="meta_data is deprecated; use trusted"):
+            old = fit(tmp_path / "old", meta_data=Path(files["trusted"]), **common)
+        assert run.task.meta is not None
+        assert old.task.meta is not None
+        assert len(run.task.meta) == len(old.task.meta) == 9
+        with pytest.raises(UserError, match="labels and noise cannot be set together; leave out noise"):
+            fit(tmp_path / "x", labels="a.json", noise="pair:0.3", **common)
+
+    def test_in_a_sweep(self, files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        file = tmp_path / "s.toml"
+        plans = []
+        for name, labels in (("trusted", "labels"), ("meta_data", "noise")):
+            values = ["a.json", "b.json"] if labels == "labels" else ["given:a.json", "given:b.json"]
+            text = f'[defaults]\ndata = "{files["good"]}"\nmethod = "ce"\n{name} = "{files["trusted"]}"\n'
+            file.write_text(f"{text}[grid]\n{labels} = {values}\n")
+            caplog.clear()
+            plans.append(read_plan(file))
+            assert ("meta_data is deprecated; use trusted" in caplog.text) is (name == "meta_data")
+        assert plans[0].jobs == plans[1].jobs
+        assert [job.settings["noise"] for job in plans[0].jobs] == ["given:a.json", "given:b.json"]
+        (job,) = read_plan(file, changes=["labels=c.json", "trusted=t.npz"]).jobs
+        assert (job.settings["noise"], job.settings["meta_data"]) == ("given:c.json", "t.npz")
+
+
 class TestSweep:
     def test_columns_to_drop(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A list is one value; several are a list of lists, and names that differ in case have folders of their own."""
+        """A list is one value, a list of lists is several; names that differ only in case get different folders."""
         rows = [f"{k},{k % 5},{k % 7},{k},{'pq'[k % 2]}" for k in range(60)]
         (tmp_path / "t.csv").write_text("\n".join(["id,a,b,ID/no,label", *rows]))
         file = tmp_path / "s.toml"
@@ -295,19 +352,17 @@ class TestSweep:
 
 
 class TestCorrupt:
-    @pytest.mark.parametrize("kind", ["uniform:0.4", "pair:0.3", "instance:0.2"])
-    def test_the_same_noise_as_fit_would_draw(
-        self, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    @pytest.mark.parametrize("kind", ["uniform:0.4", "instance:0.2"])
+    def test_draws_the_same_noise_as_fit(self, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
         manifest = tmp_path / "noise.json"
         assert main(["corrupt", "--data", "digits", "--noise", kind, "--seed", "7", "--out", str(manifest)]) == 0
-        said = capsys.readouterr().out.split("sha256 ")[1].strip()
+        digest = capsys.readouterr().out.split("sha256 ")[1].strip()
         assert main([*FIT, "--noise", kind, "--seed", "7", "--out", str(tmp_path / "a")]) == 0
-        assert main([*FIT, "--noise", f"given:{manifest}", "--seed", "7", "--out", str(tmp_path / "b")]) == 0
+        assert main([*FIT, "--labels", str(manifest), "--seed", "7", "--out", str(tmp_path / "b")]) == 0
         facts = [json.loads((tmp_path / run / "spec.json").read_text())["facts"] for run in "ab"]
         assert [each.pop("noise_file_sha256") is None for each in facts] == [True, False]
         assert facts[0] == facts[1]
-        assert facts[0]["noise_sha256"] == said == json.loads(manifest.read_text())["sha256"]
+        assert facts[0]["noise_sha256"] == digest == json.loads(manifest.read_text())["sha256"]
         results = [(tmp_path / run / "results.jsonl").read_text().split('"seconds"')[0] for run in "ab"]
         assert results[0] == results[1]
 
