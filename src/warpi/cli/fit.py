@@ -126,6 +126,7 @@ def _make_parser(method: str) -> Parser:
     """The parser of all flags, including the settings of a method."""
     from warpi.methods.registry import METHODS, explain_unknown_setting
     from warpi.runs.defaults import DATA_DEPENDENT
+    from warpi.training.presets import RECIPES
     from warpi.training.recipe import Recipe
 
     def explain(flag: str) -> UserError | None:
@@ -142,6 +143,9 @@ def _make_parser(method: str) -> Parser:
     run = parser.add_argument_group("run")
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder to write")
     run.add_argument("--method", metavar="NAME", help="name from `warpi list methods` (default: warpi)")
+    run.add_argument(
+        "--recipe", default=argparse.SUPPRESS, metavar="|".join(RECIPES), help="set many of the training flags at once"
+    )
     run.add_argument("--resume", action="store_true", help="continue the interrupted run in DIR")
     run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to train on")
     run.add_argument(

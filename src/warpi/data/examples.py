@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from warpi.data.augment import Crop
+from warpi.data.strong_augment import distort
 from warpi.errors import UserError
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.float32, torch.float64)}
@@ -93,6 +94,7 @@ class TensorExamples(Examples):
     scale: Scale
     crop: Crop | None = None  # augmentation of images; None: no augmentation
     standardise: bool = False  # whether the scale is computed from the training rows
+    strong_views: tuple[int, ...] = ()  # numbers of the views that are also distorted (`strong_augment`)
     copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)  # of x, by device
 
     @property
@@ -126,9 +128,15 @@ class TensorExamples(Examples):
         """Read `part` of the rows, which are on the device. No operation synchronizes or depends on values."""
         x = self.x[rows[part]]
         if augment and self.crop:
-            crops = (self.crop.train(x, generator, part, len(rows)) for _ in range(views))
-            return tuple(self._normalize(crop) for crop in crops)
+            return tuple(self._augment(x, view, generator, part, len(rows)) for view in range(views))
         return (self._normalize(self.crop.center(x) if self.crop else x),) * views
+
+    def _augment(self, x: Tensor, view: int, generator: Generator, part: slice, whole: int) -> Tensor:
+        assert self.crop is not None
+        x = self.crop.train(x, generator, part, whole)
+        if view in self.strong_views:
+            x = distort(x, generator, part, whole)
+        return self._normalize(x)
 
     def _normalize(self, x: Tensor) -> Tensor:
         return (x.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from warpi.data.batch import Batch
-from warpi.data.examples import Examples
+from warpi.data.examples import Examples, TensorExamples
 from warpi.errors import UserError
 
 
@@ -28,6 +28,14 @@ class Split:
     def subset(self, index: Tensor) -> "Split":
         """The rows selected by a boolean mask [N] or by positions."""
         return replace(self, rows=self.rows[index.cpu()], y=self.y[index.to(self.y.device)])
+
+    def with_strong_views(self, views: tuple[int, ...]) -> "Split":
+        """The same rows; the views with these numbers are augmented strongly, as far as there is augmentation."""
+        if not views:
+            return self
+        if not isinstance(self.examples, TensorExamples):
+            raise UserError("strong augmentation needs inputs that are held in memory; use --augment weak")
+        return replace(self, examples=replace(self.examples, strong_views=views))
 
     def batches(self, size: int) -> Iterator[Batch]:
         """All rows once, in order and without augmentation. Rows that cannot be read are skipped."""

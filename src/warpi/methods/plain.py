@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warpi.data.batch import Batch
-from warpi.functional.losses import cross_entropy
+from warpi.functional.losses import cross_entropy, one_hot, soft_cross_entropy
+from warpi.functional.mixup import mixup
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -13,7 +14,14 @@ from warpi.utils.field_checks import setting, within
 
 
 def _cross_entropy_step(method: Method, batch: Batch) -> Log:
-    loss = cross_entropy(method.net(batch.x), batch.y).mean()
+    recipe = method.recipe
+    if recipe.mixup or recipe.smoothing:
+        q = one_hot(batch.y, method.task.n_classes)
+        q = (1 - recipe.smoothing) * q + recipe.smoothing / method.task.n_classes
+        x, q = mixup(batch.x, q, recipe.mixup, method.generator)
+        loss = soft_cross_entropy(method.net(x), q).mean()
+    else:
+        loss = cross_entropy(method.net(batch.x), batch.y).mean()
     descend(loss, method.optimizer)
     return {"loss": loss.detach()}
 

@@ -29,6 +29,7 @@ from warpi.runs.spec import DataSpec, RunSpec
 from warpi.training import checkpoint
 from warpi.training.engine import Record
 from warpi.training.method import Method
+from warpi.training.recipe import LATER, Recipe
 from warpi.training.task import Truth
 from warpi.utils import distributed
 from warpi.utils.files import write_atomically
@@ -163,7 +164,8 @@ def same_settings(
     if isinstance(settings.get("noise"), str):
         settings = {**settings, "noise": str(Noise.parse(settings["noise"]))}
     data = {f.name: spec.get(f.name, f.default) for f in fields(DataSpec)}
-    flat = to_plain_types({**spec["options"], **spec["recipe"], "seed": spec["seed"], **data})
+    later = {f.name: f.default for f in fields(Recipe) if f.name in LATER}
+    flat = to_plain_types({**later, **spec["options"], **spec["recipe"], "seed": spec["seed"], **data})
     if isinstance(flat.get("net"), str):
         flat["net"] = own.stored_net(flat["net"])
     for name, value in {"method": method, **settings}.items():

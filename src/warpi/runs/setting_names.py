@@ -8,14 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from warpi.errors import UserError
+from warpi.training.presets import expand_recipe
 
 STORED = {"trusted": "meta_data", "labels": "noise"}
 """The stored name of each setting that is written under another one."""
 
 
 def to_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as `spec.json` names them; a value may be a list of values, as in the grid of a sweep."""
-    stored = dict(settings)
+    """Settings as `spec.json` names them; a value may be a list of values, as in the grid of a sweep.
+
+    A named `recipe` is replaced by the settings it stands for.
+    """
+    stored = expand_recipe(settings)
     for name, stored_name in STORED.items():
         value = stored.pop(name, None)
         if value is None:

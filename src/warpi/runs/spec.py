@@ -94,7 +94,7 @@ class RunSpec:
     stamps: Mapping[str, str] = field(default_factory=dict)  # of the files it was read from
 
     def to_json(self) -> dict[str, Any]:
-        recipe = {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
+        recipe = self.recipe.stored()
         if not isinstance(net := recipe["net"], str):
             named = net if hasattr(net, "__qualname__") else type(net)
             recipe["net"] = f"{named.__module__}.{named.__qualname__}"

@@ -60,17 +60,15 @@ def train(
 def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) -> Iterator[Record | None]:
     recipe = method.recipe
     for t in range(at.epoch, recipe.epochs):
-        lr = recipe.lr_at(t, method.beginnings)
-        for optimizer in method.optimizers:
-            for group in optimizer.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(lr)
-                else:
-                    group["lr"] = lr
+        steps = len(method.loader)
+        lr = _set_lr(method, recipe.lr_at(t, method.beginnings, (at.step + 1) / steps))
         began = time.perf_counter() - at.seconds
         for log in method.epoch(t):
             check_log(log, method)
             at.add(log)
+            method.update_averages(t * steps + at.step)
+            if recipe.warmup:
+                lr = _set_lr(method, recipe.lr_at(t, method.beginnings, min(at.step + 1, steps) / steps))
             at.seconds = time.perf_counter() - began
             if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number makes a GPU wait
                 check_logs(method, at)
@@ -84,6 +82,17 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
         record["seconds"] = time.perf_counter() - began
         at.epoch, at.step, at.seconds, at.sums, at.counts = t + 1, 0, 0.0, {}, {}
         yield record
+
+
+def _set_lr(method: Method, lr: float) -> float:
+    """Give all optimizers of a method this learning rate, in place where a captured step reads it."""
+    for optimizer in method.optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+    return lr
 
 
 def score(method: Method, task: Task, truth: Truth | None, at: TrainingState | None = None) -> Record:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,6 +43,8 @@ class Method(ABC):
         False  # its networks learn alike from the same batches: they must begin differently
     )
     n_views: ClassVar[int] = 1  # augmented views of each training example
+    n_trusted_views: ClassVar[int] = 1  # and of each trusted one
+    strong_views: ClassVar[tuple[int, ...]] = ()  # views that are augmented strongly, whatever the recipe says
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
     least_batch: ClassVar[int] = 1  # examples that a step needs of a noisy batch
     least_meta_batch: ClassVar[int] = 1  # and of a trusted one
@@ -76,10 +79,15 @@ class Method(ABC):
             self.nets = [synchronize_batchnorm(net) for net in self.nets]
         self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
         self.generator = generator(seed, "method", device=device)
-        batches = derive(seed, "train batches")
-        self.loader = Loader(task.train, recipe.batch_size, batches, views=self.n_views)
+        if self.average_decay:
+            self.averaged_nets = [deepcopy(net).requires_grad_(False).eval() for net in self.nets]
+        strong = self.strong_views or (tuple(range(self.n_views)) if recipe.augment == "strong" else ())
+        train = task.train.with_strong_views(strong)
+        self.loader = Loader(train, recipe.batch_size, derive(seed, "train batches"), views=self.n_views)
         if task.meta is not None:
-            self.meta_loader = Loader(task.meta, recipe.meta_batch_size, derive(seed, "meta batches"))
+            trusted = task.meta.with_strong_views(strong)
+            trusted_seed = derive(seed, "meta batches")
+            self.meta_loader = Loader(trusted, recipe.meta_batch_size, trusted_seed, views=self.n_trusted_views)
 
     def check(self, task: Task) -> None:
         """Say what this method lacks before anything is made."""
@@ -121,8 +129,9 @@ class Method(ABC):
     def predict(self, x: Tensor) -> Tensor:
         """Class probabilities of new inputs, averaged over the networks, in evaluation mode.  [B, K]"""
         nets = self.predictors
+        views = [x, x.flip(-1)] if self.recipe.mirror_test and x.dim() == 4 else [x]
         with evaluating(nets):
-            return torch.stack([net(x).softmax(dim=1) for net in nets]).mean(0)
+            return torch.stack([net(view).softmax(dim=1) for net in nets for view in views]).mean(0)
 
     def label_samples(self, z: Tensor, y: Tensor, n: int, generator: torch.Generator) -> Tensor | None:  # noqa: ARG002
         """Draw n samples of the log-probability of the given labels y [B] from the logits z [B, K].  [n, B]
@@ -133,8 +142,33 @@ class Method(ABC):
 
     @property
     def predictors(self) -> list[nn.Module]:
-        """The networks that predict, where not all of them do."""
-        return self.nets
+        """The networks that predict, if not all of them do."""
+        return self.averaged_nets if self.average_decay else self.nets
+
+    @property
+    def average_decay(self) -> float:
+        """Share of the averaged weights that a step keeps; 0: no weights are averaged."""
+        return self.recipe.average
+
+    @torch.no_grad()
+    def update_averages(self, steps: int) -> None:
+        """Move the averaged networks toward the trained ones, after so many steps in all.
+
+        They follow more closely in the first steps, when the weights are far from where they will be.
+        """
+        if not self.average_decay:
+            return
+        kept = min(self.average_decay, steps / (steps + 9))
+        for net, averaged in zip(self.nets, self.averaged_nets, strict=True):
+            new = [*net.parameters(), *net.buffers()]
+            old = [*averaged.parameters(), *averaged.buffers()]
+            pairs = list(zip(old, new, strict=True))
+            torch._foreach_lerp_(
+                [a for a, b in pairs if b.is_floating_point()], [b for _, b in pairs if b.is_floating_point()], 1 - kept
+            )
+            for a, b in pairs:
+                if not b.is_floating_point():
+                    a.copy_(b)  # a count of batches
 
     @property
     def net(self) -> nn.Module:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from warpi.autodiff.passes import PassConfig
 from warpi.errors import UserError
 from warpi.nets.registry import make_net
-from warpi.utils.field_checks import at_least, check_types, within
+from warpi.utils.field_checks import at_least, check_types, setting, within
 from warpi.utils.seeding import derive, seeded
 
+LATER = ("warmup", "nesterov", "decay_norms", "average", "augment", "mixup", "smoothing", "mirror_test")
+"""Fields that older specifications lack."""
 Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 
@@ -33,6 +35,16 @@ class Recipe:
     schedule: Literal["step", "cosine", "constant"] = "step"
     milestones: tuple[float, ...] = (2 / 3, 5 / 6)  # shares of the epochs after which `step` multiplies lr by `decay`
     decay: float = 0.1
+    warmup: float = setting(0.0, "epochs in which the learning rate rises from 0, step by step")
+    nesterov: bool = setting(False, "use Nesterov momentum")
+    decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
+    average: float = setting(0.0, "share of the averaged weights kept per step; they predict; 0: no averaging")
+    augment: Literal["weak", "strong"] = setting(
+        "weak", "strong: images are also rotated, sheared, recolored and partly covered"
+    )
+    mixup: float = setting(0.0, "parameter of mixup's Beta distribution, for methods with plain cross-entropy; 0: off")
+    smoothing: float = setting(0.0, "label smoothing, for methods with plain cross-entropy")
+    mirror_test: bool = setting(False, "predict from an image and its mirror image")
     precision: Literal["32", "bf16"] = "32"  # of the network's operators; weights and losses stay in float32
     compile: bool | None = (
         None  # trace the network once, fuse its kernels; default: for image nets on a GPU, epochs >= 10
@@ -50,7 +62,10 @@ class Recipe:
         check_types(self)
         at_least(self, epochs=1, batch_size=1, meta_batch_size=1, lr=0, momentum=0, weight_decay=0, decay=0)
         at_least(self, accumulate=1, meta_every=1, meta_depth=0)
-        within(self, milestones=(0, 1))
+        at_least(self, warmup=0, mixup=0)
+        within(self, milestones=(0, 1), average=(0, 1), smoothing=(0, 1))
+        if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
+            raise UserError("Nesterov momentum needs --optimizer sgd and --momentum above 0; add --no-nesterov")
         if self.checkpointing and not self.compile:
             raise UserError("checkpointing chooses among the activations of a traced network; add --compile")
         if self.meta_order == "real" and self.optimizer != "sgd":
@@ -60,16 +75,27 @@ class Recipe:
         if self.meta_gradient == "difference" and self.precision != "32":
             raise UserError("a finite difference drowns in the rounding of bf16; use --precision 32")
 
-    def lr_at(self, t: int, beginnings: Sequence[int] = (0,)) -> float:
-        """Learning rate of epoch t, counted from 0, where a training begins in each of some epochs."""
+    def stored(self) -> dict[str, Any]:
+        """All fields, except later additions at their default, so that specifications equal those of older versions."""
+        usual = {f.name: f.default for f in fields(self) if f.name in LATER}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+
+    def lr_at(self, t: int, beginnings: Sequence[int] = (0,), done: float = 1.0) -> float:
+        """Learning rate of epoch t, counted from 0, if a training begins in each of the epochs `beginnings`.
+
+        During warm-up it also depends on `done`, the share of the epoch's steps that are done after this one.
+        """
         borders = [b for b in sorted({0, *beginnings}) if b < self.epochs]
-        first, last = max(b for b in borders if b <= t), min([b for b in borders if b > t] + [self.epochs])
+        first = max(b for b in borders if b <= t)
+        last = min([b for b in borders if b > t] + [self.epochs])
         t, epochs = t - first, last - first
+        lr = self.lr * min(1.0, (t + done) / self.warmup) if self.warmup else self.lr
         if self.schedule == "cosine":
-            return self.lr * 0.5 * (1 + math.cos(math.pi * t / epochs))
+            return lr * 0.5 * (1 + math.cos(math.pi * t / epochs))
         if self.schedule == "constant":
-            return self.lr
-        return self.lr * self.decay ** sum(t >= round(m * epochs) for m in self.milestones)
+            return lr
+        return lr * self.decay ** sum(t >= round(m * epochs) for m in self.milestones)
 
     def make_net(self, shape: tuple[int, ...], n_classes: int, number: int = 0) -> nn.Module:
         """Network `number` of a method, initialised by chance of its own."""
@@ -95,20 +121,37 @@ class Recipe:
         )
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        if self.optimizer == "adam":
-            return adam(parameters, self.lr, self.weight_decay)
         parameters = list(parameters)
+        if self.optimizer == "adam":
+            return adam(parameters, self.lr, self.weight_decay, self.decay_norms)
         lr, fused = _for_device(parameters, self.lr)
         return torch.optim.SGD(
-            parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused or None
+            _groups(parameters, self.decay_norms),
+            lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+            fused=fused or None,
         )
 
 
-def adam(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+def adam(
+    parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0, decay_norms: bool = True
+) -> torch.optim.Optimizer:
     """Adam, such that a step of it can be part of a CUDA graph."""
     parameters = list(parameters)
     rate, fused = _for_device(parameters, lr)
-    return torch.optim.Adam(parameters, rate, weight_decay=weight_decay, capturable=fused, fused=fused or None)
+    groups = _groups(parameters, decay_norms)
+    return torch.optim.Adam(groups, rate, weight_decay=weight_decay, capturable=fused, fused=fused or None)
+
+
+def _groups(parameters: list[nn.Parameter], decay_norms: bool) -> list[Any]:
+    """The parameters; without `decay_norms` in two groups, of which biases and norms have no weight decay."""
+    if decay_norms:
+        return parameters
+    filters = [p for p in parameters if p.dim() > 1]
+    vectors = [p for p in parameters if p.dim() <= 1]
+    return [{"params": filters}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def _for_device(parameters: list[nn.Parameter], lr: float) -> tuple[float | Tensor, bool]:

@@ -1,0 +1,41 @@
+"""Recipes by name: settings that are chosen together with `--recipe NAME`. Each can also be set by itself."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from warpi.errors import unknown
+
+STRONG: dict[str, Any] = {
+    "net": "fastnet",
+    "epochs": 100,
+    "batch_size": 512,
+    "meta_batch_size": 64,
+    "optimizer": "sgd",
+    "lr": 0.2,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "schedule": "cosine",
+    "warmup": 2.0,
+    "nesterov": True,
+    "decay_norms": False,
+    "average": 0.998,
+    "augment": "strong",
+    "mixup": 1.0,
+    "mirror_test": True,
+    "precision": "bf16",
+}
+"""The fields that `--recipe strong` sets."""
+
+RECIPES: dict[str, dict[str, Any]] = {"strong": STRONG}
+"""The settings of each named recipe."""
+
+
+def expand_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the setting `recipe` by the settings it stands for; those given beside it take precedence."""
+    settings = dict(settings)
+    name = settings.pop("recipe", None)
+    if name is None:
+        return settings
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return {**RECIPES[name], **settings}
