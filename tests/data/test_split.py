@@ -60,7 +60,7 @@ class Ahead(TensorExamples):
     def of(cls, split: Split, *lost: int) -> Split:
         examples = split.examples
         assert isinstance(examples, TensorExamples)
-        return replace(split, examples=cls(examples.x, examples.scale, examples.crop, examples.standardise, lost))
+        return replace(split, examples=cls(examples.x, examples.scale, examples.crop, examples.standardise, lost=lost))
 
 
 class TestSplit:
