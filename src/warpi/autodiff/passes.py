@@ -155,7 +155,7 @@ def forward(net: nn.Module, x: Tensor, *, snapshot: bool = False) -> Forward:
 
     `snapshot`: the parameters will be changed in place before `ahead` is asked for.
     """
-    done = _pass(net, _images_to_channels_last(net, x), None, snapshot)
+    done = _pass(net, images_to_channels_last(net, x), None, snapshot)
     if done.z.requires_grad:
         return Forward(done.z, done)
     return Forward(_Logits.apply(done.vjp, done.z, *own_parameters(net).values()), done)  # type: ignore[no-untyped-call]
@@ -163,7 +163,7 @@ def forward(net: nn.Module, x: Tensor, *, snapshot: bool = False) -> Forward:
 
 def at(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Pass:
     """A pass with other parameters, which leaves the network and its running statistics as they are."""
-    return _pass(net, _images_to_channels_last(net, x), {name: p.detach() for name, p in theta.items()}, False)
+    return _pass(net, images_to_channels_last(net, x), {name: p.detach() for name, p in theta.items()}, False)
 
 
 def _pass(net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> Pass:
@@ -391,7 +391,7 @@ def _tell_untraced(net: str, why: str) -> None:
     _log.warning("%s cannot be traced (%s): its passes are exact, but slower", net, why)
 
 
-def _images_to_channels_last(net: nn.Module, x: Tensor) -> Tensor:
+def images_to_channels_last(net: nn.Module, x: Tensor) -> Tensor:
     """Images as the GPU's convolutions want them."""
     channels_last = x.is_cuda and x.dim() == 4 and any(isinstance(m, nn.Conv2d) for m in net.modules())
     return x.contiguous(memory_format=torch.channels_last) if channels_last else x

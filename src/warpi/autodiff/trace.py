@@ -215,12 +215,21 @@ class _Part:
             return self.run(*(known[node] for node in self.inputs))
 
     def fuse(self) -> None:
-        shapes = tuple((v.shape, v.stride(), v.dtype, v.device) if isinstance(v, Tensor) else v for v in self.sizes)
-        fused = _fused.__wrapped__ if self.holds_tensors() else _fused  # constants are not seen in the code
-        self.run = fused(self.module.code, shapes, _Same(self.module))
+        self.run = fuse_graph(self.module, self.sizes)
 
     def holds_tensors(self) -> bool:
-        return any(node.op == "get_attr" for node in self.module.graph.nodes)
+        return _holds_tensors(self.module)
+
+
+def fuse_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
+    """The graph as a function with fewer kernels, by torch.compile, for inputs like these."""
+    shapes = tuple((v.shape, v.stride(), v.dtype, v.device) if isinstance(v, Tensor) else v for v in inputs)
+    fused = _fused.__wrapped__ if _holds_tensors(module) else _fused  # constants are not seen in the code
+    return fused(module.code, shapes, _Same(module))
+
+
+def _holds_tensors(module: fx.GraphModule) -> bool:
+    return any(node.op == "get_attr" for node in module.graph.nodes)
 
 
 class _Same:

@@ -15,9 +15,9 @@ from warpi.utils.field_checks import setting, within
 
 def _cross_entropy_step(method: Method, batch: Batch) -> Log:
     recipe = method.recipe
-    if recipe.mixup or recipe.smoothing:
+    if recipe.mixup or recipe.label_smoothing:
         q = one_hot(batch.y, method.task.n_classes)
-        q = (1 - recipe.smoothing) * q + recipe.smoothing / method.task.n_classes
+        q = (1 - recipe.label_smoothing) * q + recipe.label_smoothing / method.task.n_classes
         x, q = mixup(batch.x, q, recipe.mixup, method.generator)
         loss = soft_cross_entropy(method.net(x), q).mean()
     else:

@@ -67,7 +67,7 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
             check_log(log, method)
             at.add(log)
             method.update_averages(t * steps + at.step)
-            if recipe.warmup:
+            if recipe.lr_warmup:
                 lr = _set_lr(method, recipe.lr_at(t, method.beginnings, min(at.step + 1, steps) / steps))
             at.seconds = time.perf_counter() - began
             if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number makes a GPU wait

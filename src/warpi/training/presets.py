@@ -15,7 +15,7 @@ STRONG: dict[str, Any] = {
     "momentum": 0.9,
     "weight_decay": 5e-4,
     "schedule": "cosine",
-    "warmup": 2.0,
+    "lr_warmup": 2.0,
     "nesterov": True,
     "decay_norms": False,
     "average": 0.998,

@@ -14,7 +14,7 @@ from warpi.nets.registry import make_net
 from warpi.utils.field_checks import at_least, check_types, setting, within
 from warpi.utils.seeding import derive, seeded
 
-LATER = ("warmup", "nesterov", "decay_norms", "average", "augment", "mixup", "smoothing", "mirror_test")
+LATER = ("lr_warmup", "nesterov", "decay_norms", "average", "augment", "mixup", "label_smoothing", "mirror_test")
 """Fields that older specifications lack."""
 Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
@@ -35,7 +35,7 @@ class Recipe:
     schedule: Literal["step", "cosine", "constant"] = "step"
     milestones: tuple[float, ...] = (2 / 3, 5 / 6)  # shares of the epochs after which `step` multiplies lr by `decay`
     decay: float = 0.1
-    warmup: float = setting(0.0, "epochs in which the learning rate rises from 0, step by step")
+    lr_warmup: float = setting(0.0, "epochs in which the learning rate rises from 0, step by step")
     nesterov: bool = setting(False, "use Nesterov momentum")
     decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
     average: float = setting(0.0, "share of the averaged weights kept per step; they predict; 0: no averaging")
@@ -43,7 +43,7 @@ class Recipe:
         "weak", "strong: images are also rotated, sheared, recolored and partly covered"
     )
     mixup: float = setting(0.0, "parameter of mixup's Beta distribution, for methods with plain cross-entropy; 0: off")
-    smoothing: float = setting(0.0, "label smoothing, for methods with plain cross-entropy")
+    label_smoothing: float = setting(0.0, "label smoothing, for methods with plain cross-entropy")
     mirror_test: bool = setting(False, "predict from an image and its mirror image")
     precision: Literal["32", "bf16"] = "32"  # of the network's operators; weights and losses stay in float32
     compile: bool | None = (
@@ -62,8 +62,8 @@ class Recipe:
         check_types(self)
         at_least(self, epochs=1, batch_size=1, meta_batch_size=1, lr=0, momentum=0, weight_decay=0, decay=0)
         at_least(self, accumulate=1, meta_every=1, meta_depth=0)
-        at_least(self, warmup=0, mixup=0)
-        within(self, milestones=(0, 1), average=(0, 1), smoothing=(0, 1))
+        at_least(self, lr_warmup=0, mixup=0)
+        within(self, milestones=(0, 1), average=(0, 1), label_smoothing=(0, 1))
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("Nesterov momentum needs --optimizer sgd and --momentum above 0; add --no-nesterov")
         if self.checkpointing and not self.compile:
@@ -90,7 +90,7 @@ class Recipe:
         first = max(b for b in borders if b <= t)
         last = min([b for b in borders if b > t] + [self.epochs])
         t, epochs = t - first, last - first
-        lr = self.lr * min(1.0, (t + done) / self.warmup) if self.warmup else self.lr
+        lr = self.lr * min(1.0, (t + done) / self.lr_warmup) if self.lr_warmup else self.lr
         if self.schedule == "cosine":
             return lr * 0.5 * (1 + math.cos(math.pi * t / epochs))
         if self.schedule == "constant":
