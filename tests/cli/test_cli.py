@@ -192,13 +192,19 @@ class TestMistakes:
             assert main(["fit", "--method", "ce", "--out", str(tmp_path / "a"), *extra]) == 2
             assert "1 of 3 classes have no example among the trusted examples: '2'" in capsys.readouterr().err
 
-    def test_divergence_in_a_new_process(self, tmp_path: Path) -> None:
-        """One line on standard error: no traceback, and no warning of a library."""
-        command = [sys.executable, "-m", "warpi", *FIT, "--out", "run", "--lr", "1e30", "--epochs", "9"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-        assert "(lr 1e+30); lower --lr" in done.stderr
+    def test_divergence_stops_the_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The message is the only line: a warning of a library would fail the test."""
+        assert main([*FIT, "--out", str(tmp_path / "run"), "--lr", "1e30", "--epochs", "9"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "(lr 1e+30); lower --lr" in error
+        assert not (tmp_path / "run" / "done").exists()
+
+    def test_in_a_new_process(self) -> None:
+        command = [sys.executable, "-m", "warpi", "fti"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "warpi: unknown command 'fti'; did you mean 'fit'?\n"
 
     def test_ctrl_c_before_training(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
