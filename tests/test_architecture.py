@@ -103,8 +103,8 @@ def violations(name: str, path: Path) -> list[str]:
 
 
 def test_packages_import_from_earlier_packages_only() -> None:
-    found = [line for name, path in MODULES.items() if name != "warpi" for line in violations(name, path)]
-    assert not found, "\n".join(found)
+    lines = [line for name, path in MODULES.items() if name != "warpi" for line in violations(name, path)]
+    assert not lines, "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,9 @@ def test_packages_import_from_earlier_packages_only() -> None:
     ],
 )
 def test_the_direction_check_sees_lazy_imports_and_strings(tmp_path: Path, text: str) -> None:
-    file = PACKAGE / "utils" / "example.py"  # need not exist: only the text is read
-    target = tmp_path / "example.py"
-    target.write_text(text)
-    assert [name for name, _ in imports(target) if LEVEL[name.split(".")[1]] > LEVEL["utils"]], file
+    file = tmp_path / "example.py"
+    file.write_text(text)
+    assert [name for name, _ in imports(file) if LEVEL[name.split(".")[1]] > LEVEL["utils"]]
 
 
 def test_no_cycles_between_modules() -> None:
@@ -174,7 +173,7 @@ def test_every_module_has_a_docstring_and_the_architecture_page_names_every_pack
 
 
 def test_architecture_page_names_only_modules_that_exist() -> None:
-    named = re.findall(r"`((?!tests/)[a-z_]+/[\w/]+\.py)`", PAGE)
+    named = re.findall(r"`((?!tests/|examples/)[a-z_]+/[\w/]+\.py)`", PAGE)
     assert named
     for relative in named:
         assert (PACKAGE / relative).exists(), relative
@@ -188,9 +187,19 @@ def test_public_names() -> None:
         warpi.WarPy  # noqa: B018
 
 
-def test_modules_and_functions_stay_small() -> None:
-    long = {name: n for name, p in MODULES.items() if (n := len(p.read_text().splitlines())) > 420}
-    assert not long, f"is there a second responsibility inside? {long}"
+def test_modules_stay_small() -> None:
+    sizes = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert not {name: size for name, size in sizes.items() if size > 420}, "split by responsibility"
+
+
+def test_package_inits_define_no_logic() -> None:
+    """They hold a docstring, imports and tables of names; only the top level and lazy names need an assignment."""
+    inits = [path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE]
+    assert len(inits) >= 18
+    allowed = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If)
+    for path in inits:
+        for node in ast.parse(path.read_text()).body:
+            assert isinstance(node, allowed), f"{path}:{node.lineno} defines {type(node).__name__}"
 
 
 def test_no_registry_host_is_named() -> None:
@@ -213,11 +222,11 @@ def test_no_method_copies_another() -> None:
     seen: dict[tuple[str, ...], Path] = {}
     for path in METHOD_FILES:
         lines = code_lines(path)
-        for run in zip(*(lines[i:] for i in range(6)), strict=False):
-            other = seen.setdefault(run, path)
-            assert other == path, f"{path.name} and {other.name} share six lines from {run[0]!r} on"
+        for block in zip(*(lines[i:] for i in range(8)), strict=False):
+            other = seen.setdefault(block, path)
+            assert other == path, f"{path.name} and {other.name} share eight lines from {block[0]!r} on"
 
 
-def test_half_of_the_methods_take_less_than_80_lines() -> None:
+def test_half_of_the_methods_take_less_than_100_lines() -> None:
     files = [path for path in METHOD_FILES if path.name not in ("__init__.py", "registry.py")]
-    assert statistics.median(len(path.read_text().splitlines()) for path in files) < 80
+    assert statistics.median(len(path.read_text().splitlines()) for path in files) < 100
