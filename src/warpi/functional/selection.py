@@ -23,6 +23,16 @@ def small_loss(losses: Tensor, rate: Tensor, among: Tensor | None = None) -> Ten
     return (rank < number) * among
 
 
+def rank_within_classes(losses: Tensor, y: Tensor, n_classes: int) -> Tensor:
+    """The place of each loss among those with the same label; 0 is the smallest.  [N], [N] -> [N]"""
+    order = losses.argsort(stable=True)
+    order = order[y[order].argsort(stable=True)]  # by label, then by loss
+    sizes = torch.bincount(y, minlength=n_classes)
+    first = sizes.cumsum(0) - sizes  # [K] where each label begins
+    places = torch.arange(len(y), device=y.device) - first[y[order]]
+    return torch.empty_like(places).scatter_(0, order, places)
+
+
 def disagreement(z: Tensor, other: Tensor) -> Tensor:
     """1 for the examples of which two networks predict different classes, else 0.  [B, K], [B, K] -> [B]"""
     return (z.argmax(dim=1) != other.argmax(dim=1)).to(z.dtype)

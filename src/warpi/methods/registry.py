@@ -45,6 +45,7 @@ from warpi.methods.smp import SMP
 from warpi.methods.t_revision import TRevision
 from warpi.methods.vri import VRI
 from warpi.methods.warpi import WarPI
+from warpi.methods.warpi_plus import WarPIPlus
 from warpi.training.method import Method
 
 METHODS: dict[str, Method] = {
@@ -86,6 +87,7 @@ METHODS: dict[str, Method] = {
     "vri": VRI(),
     # semi-supervised
     "dividemix": DivideMix(),
+    "warpi_plus": WarPIPlus(),
     # sample selection
     "decoupling": Decoupling(),
     "co_teaching": CoTeaching(),

@@ -1,0 +1,158 @@
+"""WarPI+: an averaged teacher selects labels and corrects the others, inside the strong recipe."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from warpi.autodiff.inference import infer
+from warpi.data.batch import Batch
+from warpi.functional.losses import one_hot, soft_cross_entropy
+from warpi.functional.mixup import mixup, sharpen
+from warpi.functional.selection import rank_within_classes
+from warpi.functional.transition import normalize_rows
+from warpi.training.method import Log, Method, descend
+from warpi.training.outputs import predict_rows
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.training.warmup import capped_warmup
+from warpi.utils.field_checks import at_least, setting, within
+
+
+@dataclass
+class WarPIPlus(Method):
+    """Small-loss selection and posterior targets from an averaged teacher, with the trusted examples in the loss.
+
+    The teacher v is a moving average of the weights w. After a warm-up with cross-entropy on the given labels, in every
+    step, with p_i the teacher's probabilities of the weak view of example i:
+
+        P_i  <- beta P_i + (1 - beta) p_i                                  a memory of predictions
+        p'_i ~  (p_i (pi / mean p)^a)^2                                    aligned with the class prior pi, sharpened
+        q_i  ~  p'_i T[:, y_i]                                             the posterior of the true label
+
+    and at the beginning of every epoch, with C = sum_i sharpen(P_i) y_i^T:
+
+        T    =  C with rows scaled to 1                                    counted once, not iterated
+        S    =  in each given class k, the rho C_kk examples with the smallest -log P_i[y_i],
+                and all examples with argmax P_i = y_i and P_i[y_i] > agreement
+
+    Examples in S and trusted examples keep their labels. The others have the target q_i in mixup and argmax q_i for the
+    strong view, if q_i exceeds a threshold of its class that follows the mean confidence. The loss is
+
+        L = CE(mixup of weak views) + CE(strong views) + lambda KL(pi || mean prediction)
+
+    Without trusted examples the prior is the distribution of the given labels.
+    Differs from WarPI: there is no meta-network; the trusted examples act in the loss and in the prior.
+    References: Xiao et al., ProMix, IJCAI 2023 (selection); Wang et al., FreeMatch, ICLR 2023 (thresholds).
+    """
+
+    family: ClassVar[str] = "semi-supervised"
+    n_views: ClassVar[int] = 2
+    n_trusted_views: ClassVar[int] = 2
+    strong_views: ClassVar[tuple[int, ...]] = (1,)
+    use_trusted: bool = setting(True, "use the trusted examples, if there are any")
+    warm_up: float = setting(15.0, "epochs with cross-entropy on the given labels, at most half of all")
+    rho: float = setting(0.9, "share of the expected right labels of a class that small loss selects")
+    rho_last: float | None = setting(None, "that share in the last epoch, approached linearly (default: rho)")
+    agreement: float = setting(0.95, "probability above which a label that the teacher predicts is selected as well")
+    beta: float = setting(0.8, "share of the memory of predictions kept per epoch")
+    align: float = setting(0.5, "exponent of the alignment with the class prior; 0: none")
+    temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened")
+    alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up")
+    balance: float = setting(0.1, "weight lambda of the penalty on a mean prediction away from the prior")
+    follow: float = setting(0.99, "share of the mean prediction and of the thresholds kept per step")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, warm_up=0, temperature=1e-3, alpha=0, balance=0, align=0)
+        within(self, rho=(0, 1), rho_last=(0, 1), agreement=(0, 1), beta=(0, 1), follow=(0, 1))
+
+    @property
+    def average_decay(self) -> float:
+        return self.recipe.average or 0.998
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        super().start(task, recipe)
+        n, k, device = len(task.train), task.n_classes, task.train.y.device
+        known = task.meta.y if self.has_trusted and task.meta is not None else task.train.y
+        self.prior = (torch.bincount(known, minlength=k) + 1.0) / (len(known) + k)  # [K] pi
+        self.memory = torch.full((n, k), 1 / k, device=device)  # [N, K] P
+        self.selected = torch.zeros(n, device=device)  # [N] 1: in S
+        self.transition = torch.eye(k, device=device)  # [K, K] T
+        self.mean_p = self.prior.clone()  # [K] mean prediction of the teacher
+        self.confidence = torch.full((), 1 / k, device=device)  # mean of the largest probability
+        self.class_confidence = torch.full((k,), 1 / k, device=device)  # [K] mean probability of each class
+        self.warming = True
+
+    @property
+    def has_trusted(self) -> bool:
+        return self.use_trusted and self.task.meta is not None
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if self.loader.count == t * self.loader.steps:  # not if a run is resumed in the middle of an epoch
+            first = max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
+            self.warming = t < first
+            if t == first:
+                rows, z = predict_rows(self.averaged_nets[0], self.task.train)
+                self.memory[rows] = z.softmax(1)
+            if not self.warming:
+                self.select((t - first) / max(1, self.recipe.epochs - 1 - first))
+        yield from super().epoch(t)
+
+    def select(self, progress: float) -> None:
+        """T and S from the memory. `progress` rises from 0 to 1 between the warm-up and the last epoch."""
+        y, p = self.task.train.y, self.memory
+        joint = sharpen(p, self.temperature).T @ one_hot(y, p.shape[1])  # [K, K] C
+        self.transition.copy_(normalize_rows(joint))
+        rho = self.rho if self.rho_last is None else self.rho + progress * (self.rho_last - self.rho)
+        p_given = p.gather(1, y[:, None])[:, 0]  # [N]
+        small_loss = rank_within_classes(-p_given, y, p.shape[1]) < rho * joint.diag()[y]
+        agrees = (p.argmax(1) == y) & (p_given > self.agreement)
+        self.selected.copy_(small_loss | agrees)
+
+    def step(self, batch: Batch) -> Log:
+        y = one_hot(batch.y, self.task.n_classes)
+        if self.warming:
+            return self.learn(batch, y, y, torch.ones_like(y[:, 0]), alpha=1.0)
+        with torch.no_grad():
+            q = self.correct(batch)
+            confidence, guess = q.max(1)
+            self.confidence.lerp_(confidence.mean(), 1 - self.follow)
+            self.class_confidence.lerp_(q.mean(0), 1 - self.follow)
+            threshold = self.confidence * self.class_confidence / self.class_confidence.max()  # [K]
+            selected = self.selected[batch.rows]  # [B]
+            weak = torch.where(selected[:, None] > 0, y, q)
+            strong = torch.where(selected[:, None] > 0, y, one_hot(guess, self.task.n_classes))
+            used = torch.maximum(selected, (confidence > threshold[guess]).float())
+        log = self.learn(batch, weak, strong, used, self.alpha)
+        return {**log, "selected": selected.mean(), "used": used.mean()}
+
+    def correct(self, batch: Batch) -> Tensor:
+        """The posterior of the true labels of a batch; the memory follows the teacher.  [B, K]"""
+        p = infer(self.averaged_nets[0], batch.x).softmax(1)
+        self.memory[batch.rows] = self.beta * self.memory[batch.rows] + (1 - self.beta) * p
+        self.mean_p.lerp_(p.mean(0), 1 - self.follow)
+        p = sharpen(p * (self.prior / self.mean_p) ** self.align, self.temperature)
+        q = p * self.transition.T[batch.y] + 1e-8
+        return q / q.sum(1, keepdim=True)
+
+    def learn(self, batch: Batch, weak: Tensor, strong: Tensor, used: Tensor, alpha: float) -> dict[str, Tensor]:
+        """One step with targets for the weak and the strong views, of which only those `used` count."""
+        x_weak, x_strong = batch.views
+        if self.has_trusted:
+            trusted = self.meta_loader.draw()
+            y = one_hot(trusted.y, self.task.n_classes)
+            x_weak, x_strong = (torch.cat(pair) for pair in zip(batch.views, trusted.views, strict=True))
+            weak, strong = torch.cat([weak, y]), torch.cat([strong, y])
+            used = torch.cat([used, torch.ones_like(y[:, 0])])
+        x_mixed, mixed = mixup(x_weak, weak, alpha, self.generator, own=not self.warming)
+        z_mixed, z_strong = self.net(torch.cat([x_mixed, x_strong])).chunk(2)
+        of_mixed = soft_cross_entropy(z_mixed, mixed).mean()
+        of_strong = (used * soft_cross_entropy(z_strong, strong)).mean()
+        mean = z_mixed.softmax(1).mean(0).clamp_min(1e-8)  # [K]
+        away = (self.prior * (self.prior / mean).log()).sum()
+        loss = of_mixed + of_strong + self.balance * away
+        descend(loss, self.optimizer)
+        return {"loss": loss.detach()}
