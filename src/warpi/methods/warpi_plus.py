@@ -45,7 +45,8 @@ class WarPIPlus(Method):
 
     Without trusted examples the prior is the distribution of the given labels.
     Differs from WarPI: there is no meta-network; the trusted examples act in the loss and in the prior.
-    References: Xiao et al., ProMix, IJCAI 2023 (selection); Wang et al., FreeMatch, ICLR 2023 (thresholds).
+    Reference: Xiao et al., ProMix: Combating Label Noise via Maximizing Clean Sample Utility, IJCAI 2023, for the
+    selection; thresholds as in Wang et al., FreeMatch, ICLR 2023.
     """
 
     family: ClassVar[str] = "semi-supervised"
