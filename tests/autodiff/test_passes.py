@@ -183,7 +183,7 @@ def test_a_finite_difference_is_near(compile: bool) -> None:
 
 
 def test_what_does_not_go_together() -> None:
-    with pytest.raises(UserError, match="drowns in the rounding of bf16; use --precision 32"):
+    with pytest.raises(UserError, match="is lost in the rounding errors of bf16; use --precision 32"):
         Recipe(precision="bf16", meta_gradient="difference")
     with pytest.raises(UserError, match="add --compile"):
         Recipe(checkpointing=True)

@@ -666,7 +666,7 @@ def test_a_fold_without_trusted_rows_is_no_part_of_the_mean(small: tuple[Arrays,
 def test_probabilities_for_logits_are_told(small: tuple[Arrays, Arrays, Arrays], recwarn: Any) -> None:
     (x, y), trusted, _ = small
     own = nn.Sequential(nn.Linear(64, 10), nn.Softmax(1))
-    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*take the Softmax off"):
+    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*remove the Softmax"):
         fast(net=own).fit(x, y, *trusted)
     recwarn.clear()
     fast(net=nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax(1))).fit(x, y, *trusted)  # which are logits, too

@@ -29,7 +29,7 @@ from warpi.training.engine import Record, TrainingState, check_batches, train
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
-from warpi.utils.seeding import capture_rng, restore_rng, seeded
+from warpi.utils.seeding import RngState, seeded
 
 RECIPE = Recipe(epochs=2, batch_size=64, meta_batch_size=16, lr=0.05, seed=7)
 MethodTask = tuple[Task, Truth]
@@ -55,7 +55,7 @@ def stored(method: Method, path: Path, at: TrainingState | None = None) -> dict[
     state = {
         "method": checkpoint.state_of(method),
         "position": vars(at or TrainingState()),
-        "rng": capture_rng(),
+        "rng": RngState.capture().to_dict(),
     }
     checkpoint.save(path, state)
     return checkpoint.load(path)
@@ -308,7 +308,7 @@ def test_resumes_exactly(
     with seeded(2):
         method = started(name, task, RECIPES[data])
         checkpoint.restore(method, copy.deepcopy(state["method"]))
-        restore_rng(state["rng"])
+        RngState.from_dict(state["rng"]).restore()
         rest = [r for r in train(method, *task, TrainingState(**copy.deepcopy(state["position"]))) if r is not None]
         last = stored(method, tmp_path / "resumed")
     assert same(last, uninterrupted.state)

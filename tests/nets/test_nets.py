@@ -394,7 +394,7 @@ class Uncopiable(nn.Module):
     ("net", "says"),
     [
         ("resnet23", "unknown net 'resnet23'; did you mean 'resnet32'"),
-        (nn.Linear(2, 3), r"Linear gave shape \(2, 3\) .* must give logits of shape \(2, 2\)"),
+        (nn.Linear(2, 3), r"Linear gave shape \(2, 3\) .* must return logits of shape \(2, 2\)"),
         (nn.Linear(4, 2), r"Linear cannot take a batch of shape \(2, 2\) \(.*mat1.*\)"),
         (Pair(), "Pair gave tuple for a batch"),
         (nn.Module(), "Module cannot take a batch"),
@@ -538,7 +538,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, state: dict[str,
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ({"state_dict": {"a": torch.ones(1)}}, "holds dict under 'state_dict', where a tensor must be"),
+        ({"state_dict": {"a": torch.ones(1)}}, "holds dict under 'state_dict' instead of a tensor"),
         ({0: torch.ones(1)}, "holds Tensor under 0"),
         ([torch.ones(1)], "holds list; save"),
     ],

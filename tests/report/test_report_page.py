@@ -240,7 +240,7 @@ def test_a_run_that_may_only_be_read_is_audited_and_shown(
     shutil.copytree(digits_run, run, ignore=shutil.ignore_patterns("audit.npz", "figures.npz"))
 
     def refuse(path: Path, _: bytes) -> None:
-        raise UserError(f"cannot write {path}: Permission denied; what was there before is intact")
+        raise UserError(f"cannot write {path}: Permission denied; the previous file is unchanged")
 
     for module in (
         "warpi.audit.result",

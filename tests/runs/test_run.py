@@ -1006,7 +1006,7 @@ class Sized(nn.Module):
 def test_logits_are_no_probabilities(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Raw.predict gave rows that are no probabilities; end it with .softmax"):
         fit(tmp_path / "run", **{**QUICK, "method": Raw()})
-    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*take the Softmax off"):
+    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*remove the Softmax"):
         fit(tmp_path / "soft", **{**QUICK, "method": "ce", "net": nn.Sequential(Sized(), nn.Softmax(1))})
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from warpi.errors import UserError
 from warpi.training import checkpoint
-from warpi.utils.seeding import capture_rng, generator, restore_rng, seeded
+from warpi.utils.seeding import RngState, generator, seeded
 
 
 def identical(a: Any, b: Any) -> bool:
@@ -131,11 +131,11 @@ class TestRoundTrip:
         with seeded(3):
             random.gauss(0, 1)  # leaves a second number behind
             np.random.standard_normal()  # noqa: NPY002
-            checkpoint.save(file, capture_rng())
+            checkpoint.save(file, RngState.capture().to_dict())
             draw = lambda: (random.gauss(0, 1), random.random(), np.random.standard_normal(3), torch.rand(3))  # noqa: NPY002
             wanted = draw()
         with seeded(4):
-            restore_rng(checkpoint.load(file))
+            RngState.from_dict(checkpoint.load(file)).restore()
             got = draw()
         assert got[:2] == wanted[:2]
         assert np.array_equal(got[2], wanted[2])

@@ -18,7 +18,7 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise import Noise
 from warpi.noise.noise_file import hash_labels
-from warpi.training.task import Task, Truth, _tell_uneven, make_task
+from warpi.training.task import Task, Truth, _warn_uneven, make_task
 from warpi.utils.seeding import generator
 
 SOME = settings(max_examples=40, deadline=None, derandomize=True)
@@ -363,7 +363,7 @@ NO_MIDDLE = split_of(replace(made([8, 1, 8]), y=2 * (torch.arange(17) % 2)))
         (LOPSIDED, {"meta": 12, "test": 0.0}, "class 'class 1' has 3 examples .* 12 need 4 of it"),
         (LOPSIDED, {"meta": 2}, "2 trusted examples cannot hold all 3 classes; ask for at least 3"),
         (LOPSIDED, {"meta": -1}, "-1 trusted examples"),
-        (UNKNOWN, {"meta": 12}, "--meta 12 .* those of made are not: .*--meta-data"),
+        (UNKNOWN, {"meta": 12}, "--meta 12 .* those of made are not: .*--trusted"),
         (made([40, 40, 40], meta=NO_MIDDLE), {}, "1 of 3 classes have no example among the trusted .*'class 1'"),
         (made([40, 40, 0]), {}, "1 of 3 classes have no example among the training rows: 'class 2'"),
         (made([40, 3, 40]), {"meta": 9, "test": 0.0}, "no example among the training rows: 'class 1'"),
@@ -462,7 +462,7 @@ def test_uneven_trusted_examples_are_told(caplog: pytest.LogCaptureFixture) -> N
         caplog.clear()
         counts = (torch.arange(3).repeat_interleave(torch.tensor(n)) for n in (trusted, given))
         with caplog.at_level("WARNING"):
-            _tell_uneven(*counts, ("a", "b", "c"))
+            _warn_uneven(*counts, ("a", "b", "c"))
         return any("12 of a, 3 of b" in r.getMessage() for r in caplog.records)
 
     assert told([12, 3, 6], [100, 100, 100])
@@ -470,7 +470,7 @@ def test_uneven_trusted_examples_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert not told([5, 5, 5], [400, 100, 200])  # even
     assert not told([8, 3, 6], [100, 100, 100])
     caplog.clear()
-    _tell_uneven(*(torch.arange(3).repeat_interleave(torch.tensor(n)) for n in ([4, 8, 12], [30, 100, 300])), ("abc"))
+    _warn_uneven(*(torch.arange(3).repeat_interleave(torch.tensor(n)) for n in ([4, 8, 12], [30, 100, 300])), ("abc"))
     assert not caplog.records  # between even and as the data is
 
 

@@ -1,1 +1,1 @@
-"""autodiff."""
+"""Passes of a network and their derivatives: Jacobian products, traced graphs, replayed random numbers."""

@@ -31,7 +31,7 @@ from warpi.training.engine import Record
 from warpi.training.progress import Progress
 from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
 from warpi.utils.files import append_line, one_writer, write_atomically
-from warpi.utils.seeding import capture_rng, derive, restore_rng, seeded
+from warpi.utils.seeding import RngState, derive, seeded
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def fit(
                 state = checkpoint.load(file, where)
                 checkpoint.restore(learner, state["learner"])
                 checkpoint.restore(at, state["position"])
-                restore_rng(state["rng"])
+                RngState.from_dict(state["rng"]).restore()
         history = _records(cut_results(results, at.records), results)
         steps = train(learner, data, spec.kind, spec.training, at)
         progress = held.enter_context(Progress(1, spec.training.iterations, at.iteration, quiet))
@@ -115,7 +115,7 @@ def fit(
                     write_atomically(path / "best.safetensors", best)
             if record is not None or caught or time.monotonic() - saved_at >= checkpoint_seconds:
                 means(at)  # which must be finite
-                rng = capture_rng()
+                rng = RngState.capture().to_dict()
                 parts = {"learner": checkpoint.state_of(learner), "position": checkpoint.state_of(at), "rng": rng}
                 checkpoint.save(file, parts)
                 saved_at = time.monotonic()

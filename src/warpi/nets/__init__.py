@@ -1,14 +1,10 @@
-"""nets."""
+"""Networks: plain nn.Modules that return logits [B, K], and their registry.
 
-from importlib import import_module
-from typing import Any
+Each has `features(x)` [B, D], the penultimate layer, and a last linear layer `fc`: forward(x) = fc(features(x)).
+"""
 
-_HOME: dict[str, str] = {}
+from warpi.utils.lazy import lazy_names
 
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in _HOME:
-        return getattr(import_module(f"warpi.nets.{_HOME[name]}"), name)
-    return getattr(import_module("warpi.nets.registry"), name)
+_HOME = {"warpi.nets.registry": ("NETS", "make_net")}
+__all__ = ["NETS", "make_net"]
+__getattr__ = lazy_names("warpi.nets", _HOME)

@@ -54,7 +54,7 @@ from warpi.training.task import Moved, Task, Truth
 from warpi.utils import distributed
 from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
 from warpi.utils.files import append_line, one_writer, write_atomically
-from warpi.utils.seeding import capture_rng, derive, restore_rng, seeded
+from warpi.utils.seeding import RngState, derive, seeded
 
 PATIENCE = 10  # minutes of training on a CPU from which on a run says that it will take long
 
@@ -180,7 +180,7 @@ def fitting(
                     if record is not None:
                         append_line(results, json.dumps(record))
                     state = {"method": checkpoint.state_of(learner), "position": vars(at)}
-                    checkpoint.save(file, {**state, "rng": capture_rng(), "data": taken})
+                    checkpoint.save(file, {**state, "rng": RngState.capture().to_dict(), "data": taken})
 
         done = at.epoch * steps + at.step
         progress = Progress(spec.recipe.epochs, steps, done, quiet or not first, _names(task, truth))
@@ -321,7 +321,7 @@ def _go_on(file: Path, learner: Method, device: torch.device) -> TrainingState:
             state = checkpoint.load(file, device)
             at = TrainingState(**checkpoint.restore_into(vars(TrainingState()), state["position"]))
             checkpoint.restore(learner, state["method"])
-            restore_rng(state["rng"])
+            RngState.from_dict(state["rng"]).restore()
             if device.type == "cuda" and distributed.ranks() > 1 and "cuda" in state["rng"]:
                 torch.cuda.set_rng_state(state["rng"]["cuda"][0], device)  # that of the first rank's device
     return at

@@ -1,4 +1,4 @@
-"""How a classifier is trained, whatever the method: the same recipe for every row of a table."""
+"""The recipe: how a classifier is trained, whatever the method. All rows of a table share one recipe."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -21,20 +21,24 @@ Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Network, length, batches, optimizer and learning rate. The flags of `warpi fit` are these fields."""
+    """Network, length, batches, optimizer and learning rate. Each field is a flag of `warpi fit`."""
 
-    net: Net = "mlp"  # a name of `warpi list nets`; from Python also your own nn.Module, or a function that makes one
-    weights: str | None = None  # pretrained weights: a local .safetensors or .pth file, or "torchvision"
-    epochs: int = 30
-    batch_size: int = 64
-    meta_batch_size: int = 64
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    schedule: Literal["step", "cosine", "constant"] = "step"
-    milestones: tuple[float, ...] = (2 / 3, 5 / 6)  # shares of the epochs after which `step` multiplies lr by `decay`
-    decay: float = 0.1
+    net: Net = setting(  # noqa: RUF009
+        "mlp", "network, one of `warpi list nets`; in Python also an nn.Module or a function that builds one"
+    )
+    weights: str | None = setting(None, 'pretrained weights: a .safetensors or .pth file, or "torchvision"')
+    epochs: int = setting(30, "passes over the training rows")
+    batch_size: int = setting(64, "noisy examples per step, summed over all processes")
+    meta_batch_size: int = setting(64, "trusted examples per step, summed over all processes")
+    optimizer: Literal["sgd", "adam"] = setting("sgd", "optimizer of the classifier")
+    lr: float = setting(0.05, "initial learning rate of the classifier")
+    momentum: float = setting(0.9, "momentum of sgd")
+    weight_decay: float = setting(5e-4, "L2 penalty on the weights of the classifier")
+    schedule: Literal["step", "cosine", "constant"] = setting("step", "how the learning rate changes over the epochs")
+    milestones: tuple[float, ...] = setting(
+        (2 / 3, 5 / 6), "shares of the epochs after which the schedule `step` multiplies the learning rate by --decay"
+    )
+    decay: float = setting(0.1, "factor of the schedule `step`")
     lr_warmup: float = setting(0.0, "epochs in which the learning rate rises from 0, step by step")
     nesterov: bool = setting(False, "use Nesterov momentum")
     decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
@@ -45,18 +49,24 @@ class Recipe:
     mixup: float = setting(0.0, "parameter of mixup's Beta distribution, for methods with plain cross-entropy; 0: off")
     label_smoothing: float = setting(0.0, "label smoothing, for methods with plain cross-entropy")
     mirror_test: bool = setting(False, "predict from an image and its mirror image")
-    precision: Literal["32", "bf16"] = "32"  # of the network's operators; weights and losses stay in float32
-    compile: bool | None = (
-        None  # trace the network once, fuse its kernels; default: for image nets on a GPU, epochs >= 10
+    precision: Literal["32", "bf16"] = setting(
+        "32", "precision of the network's operators; weights and losses stay in float32"
     )
-    checkpointing: bool = False  # keep the activations at block borders only and compute the others again (--compile)
-    accumulate: int = 1  # parts in which a batch goes through the network, one after the other, to save memory
-    meta_every: int = 1  # a meta step every that many steps
-    meta_gradient: Literal["exact", "difference"] = "exact"  # difference: the product J g by a finite difference
-    meta_depth: int = 0  # let the virtual step move that many last children of the network only; 0: all of it
-    meta_order: Literal["virtual", "real"] = "virtual"  # real: the real step serves as the virtual one
-    sync_batchnorm: bool = False  # statistics over all ranks instead of each rank's share of the batch
-    seed: int = 0  # chance of training; the chance that makes the task is another number made from it
+    compile: bool | None = setting(
+        None, "trace the network once and fuse its kernels (default: for image nets on a GPU if epochs >= 10)"
+    )
+    checkpointing: bool = setting(
+        False, "save memory: keep activations only between blocks and recompute the others (needs --compile)"
+    )
+    accumulate: int = setting(1, "save memory: number of parts in which a batch passes through the network")
+    meta_every: int = setting(1, "number of steps between two meta steps")
+    meta_gradient: Literal["exact", "difference"] = setting(
+        "exact", "how the Jacobian-vector product is computed: exactly or as a finite difference"
+    )
+    meta_depth: int = setting(0, "number of last children of the network that the virtual step moves; 0: all")
+    meta_order: Literal["virtual", "real"] = setting("virtual", "real: the real step also serves as the virtual step")
+    sync_batchnorm: bool = setting(False, "compute BatchNorm statistics over all processes instead of each one's share")
+    seed: int = setting(0, "seed of the training; the seed of the data split is derived from it")
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -67,13 +77,13 @@ class Recipe:
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("Nesterov momentum needs --optimizer sgd and --momentum above 0; add --no-nesterov")
         if self.checkpointing and not self.compile:
-            raise UserError("checkpointing chooses among the activations of a traced network; add --compile")
+            raise UserError("checkpointing needs a traced network; add --compile")
         if self.meta_order == "real" and self.optimizer != "sgd":
             raise UserError(
-                "the real step can serve as the virtual one if it is linear in the gradient; --optimizer sgd"
+                "the real step can serve as the virtual step only if it is linear in the gradient; use --optimizer sgd"
             )
         if self.meta_gradient == "difference" and self.precision != "32":
-            raise UserError("a finite difference drowns in the rounding of bf16; use --precision 32")
+            raise UserError("a finite difference is lost in the rounding errors of bf16; use --precision 32")
 
     def stored(self) -> dict[str, Any]:
         """All fields, except later additions at their default, so that specifications equal those of older versions."""
@@ -82,14 +92,15 @@ class Recipe:
         return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
     def lr_at(self, t: int, beginnings: Sequence[int] = (0,), done: float = 1.0) -> float:
-        """Learning rate of epoch t, counted from 0, if a training begins in each of the epochs `beginnings`.
+        """Learning rate of epoch t, counted from 0. The schedule starts again in each of the epochs `beginnings`.
 
         During warm-up it also depends on `done`, the share of the epoch's steps that are done after this one.
         """
-        borders = [b for b in sorted({0, *beginnings}) if b < self.epochs]
-        first = max(b for b in borders if b <= t)
-        last = min([b for b in borders if b > t] + [self.epochs])
-        t, epochs = t - first, last - first
+        starts = [b for b in sorted({0, *beginnings}) if b < self.epochs]
+        first = max(b for b in starts if b <= t)
+        last = min([b for b in starts if b > t] + [self.epochs])
+        epochs = last - first
+        t = t - first
         lr = self.lr * min(1.0, (t + done) / self.lr_warmup) if self.lr_warmup else self.lr
         if self.schedule == "cosine":
             return lr * 0.5 * (1 + math.cos(math.pi * t / epochs))
@@ -98,22 +109,25 @@ class Recipe:
         return lr * self.decay ** sum(t >= round(m * epochs) for m in self.milestones)
 
     def make_net(self, shape: tuple[int, ...], n_classes: int, number: int = 0) -> nn.Module:
-        """Network `number` of a method, initialised by chance of its own."""
+        """Build network `number` of a method, with its own initialization seed."""
         with seeded(derive(self.seed, "init", number)):
             return make_net(self.net, shape, n_classes, self.weights)
 
     def pass_config(self, device: torch.device, meta: bool = False) -> PassConfig:
-        """How the passes of a network are done. Compiling takes half a minute, which a short run does not win back.
+        """How to run the passes of a network on this device.
 
-        A meta step holds the activations of two batches at a time; on a GPU, where memory is short, it is lean.
+        Compiling takes half a minute, which does not pay off in a short run. A meta step keeps the activations of two
+        batches, so on a GPU, where memory is short, a traced network recomputes some of them.
         """
-        pays = device.type == "cuda" and isinstance(self.net, str) and self.net != "mlp" and self.epochs >= 10
-        pays = pays and not self.sync_batchnorm  # whose sums over ranks cannot be traced
-        traced = pays if self.compile is None else self.compile
+        compiles = self.compile
+        if compiles is None:
+            is_image_net = isinstance(self.net, str) and self.net != "mlp"
+            # The sums over ranks of synchronized BatchNorm cannot be traced.
+            compiles = device.type == "cuda" and is_image_net and self.epochs >= 10 and not self.sync_batchnorm
         return PassConfig(
             bf16=self.precision == "bf16",
-            compile=traced,
-            lean=traced and meta and device.type == "cuda",
+            compile=compiles,
+            lean=compiles and meta and device.type == "cuda",
             checkpointing=self.checkpointing,
             accumulate=self.accumulate,
             depth=self.meta_depth,
@@ -138,7 +152,7 @@ class Recipe:
 def adam(
     parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0, decay_norms: bool = True
 ) -> torch.optim.Optimizer:
-    """Adam, such that a step of it can be part of a CUDA graph."""
+    """Adam whose step can be part of a CUDA graph."""
     parameters = list(parameters)
     rate, fused = _for_device(parameters, lr)
     groups = _groups(parameters, decay_norms)
@@ -146,7 +160,7 @@ def adam(
 
 
 def _groups(parameters: list[nn.Parameter], decay_norms: bool) -> list[Any]:
-    """The parameters; without `decay_norms` in two groups, of which biases and norms have no weight decay."""
+    """Parameter groups. Without `decay_norms`, biases and normalization layers form a group without weight decay."""
     if decay_norms:
         return parameters
     filters = [p for p in parameters if p.dim() > 1]
@@ -155,6 +169,6 @@ def _groups(parameters: list[nn.Parameter], decay_norms: bool) -> list[Any]:
 
 
 def _for_device(parameters: list[nn.Parameter], lr: float) -> tuple[float | Tensor, bool]:
-    """On a GPU the learning rate is a tensor, which a captured step reads anew, and a step is one kernel."""
+    """Learning rate and whether to fuse. On a GPU the rate is a tensor, which a graphed step reads at each launch."""
     on_gpu = all(p.is_cuda for p in parameters)
     return (torch.tensor(lr, device=parameters[0].device) if on_gpu else lr), on_gpu

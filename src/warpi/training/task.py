@@ -1,7 +1,8 @@
-"""From a data set to a task: split once, corrupt the labels of the training rows, keep the truth apart."""
+"""Make a task from a data set: split the rows once, corrupt the training labels, keep the true labels apart."""
 
 import logging
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -16,18 +17,18 @@ from warpi.noise.noise import Noise
 from warpi.noise.noise_file import hash_labels
 from warpi.utils.seeding import generator
 
-log = logging.getLogger("warpi.task")
+log = logging.getLogger("warpi.training")
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """All that a method may see."""
+    """Everything a method may see."""
 
-    train: Split  # given labels, partly wrong
-    meta: Split | None  # trusted
-    val: Split | None  # held out of the noisy rows, labelled as badly as they are
+    train: Split  # with given labels, some of them wrong
+    meta: Split | None  # trusted examples
+    val: Split | None  # held out from the noisy rows, with equally noisy labels
     classes: tuple[str, ...]
-    noise_rate: float | None = None  # oracle knowledge; only methods with `needs_noise_rate` may look
+    noise_rate: float | None = None  # oracle knowledge, only for methods with `needs_noise_rate`
 
     @property
     def n_classes(self) -> int:
@@ -38,25 +39,37 @@ class Task:
         return self.train.examples.shape
 
     def to(self, device: torch.device | str, moved: "Moved | None" = None) -> "Task":
-        """On another device. Splits that share their examples go on sharing them, those of a Truth too by `moved`."""
+        """Move to a device. Splits that share their examples still share them; pass `moved` to include a Truth."""
         moved = {} if moved is None else moved
-        meta, val = (split and _move(split, device, moved) for split in (self.meta, self.val))
-        return replace(self, train=_move(self.train, device, moved), meta=meta, val=val)
+        train = _move(self.train, device, moved)
+        meta = self.meta and _move(self.meta, device, moved)
+        val = self.val and _move(self.val, device, moved)
+        return replace(self, train=train, meta=meta, val=val)
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What evaluation and reports may see, and methods may not."""
+    """What evaluation and reports may see, but methods may not."""
 
     test: Split | None
-    test_is_clean: bool  # False: nobody knows the truth about the test rows, and their given labels stand in for it
-    clean: Tensor | None  # [N] true labels of the training rows, -1 where unknown or (open set) no class is right
+    test_is_clean: bool  # False: the test labels may be wrong, because the true ones are unknown
+    clean: Tensor | None  # [N] true labels of the training rows, -1 if unknown or (open set) outside the classes
     T: Tensor | None  # [K, K] transition matrix of the noise, rows = true class
-    noise_hash: str  # of the corrupted labels of all rows, the same as in the file of `warpi corrupt`
-    n_repeated: int = 0  # rows of the data that are among the trusted examples, and used only there
+    noise_hash: str  # hash of the corrupted labels of all rows, the same as in the file of `warpi corrupt`
+    n_repeated: int = 0  # rows of the data that are also trusted examples, and used only as such
 
     def to(self, device: torch.device | str, moved: "Moved | None" = None) -> "Truth":
         return replace(self, test=self.test and _move(self.test, device, {} if moved is None else moved))
+
+
+Moved = dict[int, tuple[Examples, Examples]]
+"""Examples before and after a move, by the id of the former."""
+
+
+def _move(split: Split, device: torch.device | str, moved: Moved) -> Split:
+    if id(split.examples) not in moved:
+        moved[id(split.examples)] = split.examples, split.examples.to(device)
+    return replace(split, examples=moved[id(split.examples)][1], y=split.y.to(device))
 
 
 def make_task(
@@ -71,108 +84,142 @@ def make_task(
     meta_data: Dataset | None = None,
     other: Dataset | None = None,
 ) -> tuple[Task, Truth]:
-    """Split the rows once into train / meta / val (/ test), disjoint by construction, and corrupt train and val.
+    """Split the rows once into train, meta, val and test, without overlap, and corrupt train and val.
 
-    The trusted examples are, in this order: `meta_data`; the set that comes with the data; the rows that the data
-    marks as trusted; `meta` rows held out of a data set whose true labels are known, the same number of every class.
-    `meta` also limits the first three, class by class; 0 means none. `val` is a share of what is left, stratified,
-    and is corrupted like the training rows: nothing but the `meta` examples is ever trusted. `test` is the share held
-    out where the data has no test set. `limit` takes that many rows before anything else (and as many of the test
-    set). Noise is drawn for all rows of the data set, so that `warpi corrupt` with the same seed gives the same.
+    The trusted examples are the first of these that exists: `meta_data`; the trusted set that comes with the data; the
+    rows that the data marks as trusted; `meta` rows held out from a data set with known true labels, the same number
+    per class. `meta` also limits the first three, class by class; 0 means no trusted examples. `val` is a stratified
+    share of the remaining rows and is corrupted like the training rows. `test` is the share held out if the data has
+    no test set. `limit` uses only that many rows of the data, and of its test set. Noise is drawn for all rows of the
+    data set, so that `warpi corrupt` with the same seed gives the same labels. `other` provides inputs for open-set
+    noise.
     """
     noise = Noise.parse(noise) if isinstance(noise, str) else noise
+    rows = split_rows(dataset, meta=meta, val=val, test=test, limit=limit, seed=seed, meta_data=meta_data)
+    task, truth = corrupt(dataset, noise, rows, seed, other)
+    if limit is not None and dataset.test is not None and truth.test is not None:
+        n = len(truth.test)
+        kept, _ = _stratified(torch.arange(n), truth.test.y, limit / n, generator(seed, "split", "test"))
+        truth = replace(truth, test=truth.test.subset(kept))
+    check_task(task, held_out=bool(len(rows.test) + len(rows.val)))
+    return task, truth
+
+
+class Rows(NamedTuple):
+    """Row numbers of the parts of a data set, without overlap."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    meta: Tensor
+    trusted: Split | None  # trusted examples that are not rows of the data set
+    n_repeated: int  # rows left out because they are also in `trusted`
+
+
+def split_rows(
+    dataset: Dataset,
+    *,
+    meta: int | None,
+    val: float,
+    test: float,
+    limit: int | None,
+    seed: int,
+    meta_data: Dataset | None,
+) -> Rows:
+    """Choose the rows of each part at random, stratified by class. See `make_task` for the arguments."""
     for name, share in (("val", val), ("test", test)):
         if not 0 <= share < 1:
             raise UserError(f"{name} is a share of the rows in [0, 1), got {share}")
     if limit is not None and limit < 1:
         raise UserError(f"limit must be at least 1, got {limit}")
 
-    def chance(purpose: str) -> Generator:
+    def rng(purpose: str) -> Generator:
         return generator(seed, "split", purpose)
 
-    # 1. split once
-    strata = dataset.truth  # [N] what splits are balanced by
     rows = torch.arange(len(dataset.y))
     if limit is not None:
-        rows, _ = _stratified(rows, strata, limit / len(rows), chance("limit"))
-    trusted, n_repeated = _apart(dataset, meta_data, meta, chance("meta")), 0
-    if trusted is not None:  # what is trusted is neither trained on as noisy nor tested on
-        seen = mark_shared(Split(dataset.examples, rows, dataset.y[rows]), trusted)
-        if seen.all():
-            raise UserError(
-                f"all {len(rows)} rows of {dataset.name} are also among the trusted examples, none is left to train "
-                "on; give as trusted only those that were checked"
-            )
-        if n_repeated := int(seen.sum()):
-            told = "%d of %d rows are also among the trusted examples; only there are they used"
-            log.info(told, n_repeated, len(rows))
-        rows = rows[~seen]
-        if dataset.test is not None:
-            check_disjoint(trusted, dataset.test, Split(dataset.examples, rows, dataset.y[rows]))
+        rows, _ = _stratified(rows, dataset.truth, limit / len(rows), rng("limit"))
+    trusted = _separate_trusted(dataset, meta_data, meta, rng("meta"))
+    n_repeated = 0
+    if trusted is not None:
+        before = len(rows)
+        rows = _drop_trusted(dataset, rows, trusted)
+        n_repeated = before - len(rows)
     test_rows = rows[:0]
-    if dataset.test is None:  # rows that a person has checked are too precious to be tested on
+    if dataset.test is None:
+        # Rows that a person has checked are too valuable for testing.
         pool = rows if dataset.trusted is None else rows[~dataset.trusted[rows]]
-        test_rows, _ = _stratified(pool, strata, test, chance("test"), leave=True)
+        test_rows, _ = _stratified(pool, dataset.truth, test, rng("test"), leave=True)
         rows = _without(rows, test_rows)
-    meta_rows = rows[:0] if trusted is not None else _trusted_rows(dataset, rows, meta, chance("meta"))
-    val_rows, train_rows = _stratified(_without(rows, meta_rows), strata, val, chance("val"), leave=True)
+    meta_rows = rows[:0] if trusted is not None else _trusted_rows(dataset, rows, meta, rng("meta"))
+    val_rows, train_rows = _stratified(_without(rows, meta_rows), dataset.truth, val, rng("val"), leave=True)
     if len(meta_rows) and not len(train_rows):
         which = "all" if len(meta_rows) == len(dataset.y) else f"{len(meta_rows)} of"
         raise UserError(
             f"{which} {len(dataset.y)} rows of {dataset.name} are trusted, none is left to train on as noisy; trust "
-            "only rows that somebody has checked, or none at all: then every label counts as one that may be wrong"
+            "only rows that somebody has checked, or none: then any label may be wrong"
         )
+    return Rows(train_rows, val_rows, test_rows, meta_rows, trusted, n_repeated)
 
-    # 2. corrupt the labels (or the inputs) of train and val, and nothing else
+
+def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Dataset | None = None) -> tuple[Task, Truth]:
+    """Corrupt the labels (or the inputs) of the training and validation rows, and assemble the parts."""
     noisy = noise.apply(dataset, generator(seed, "noise"), other)
-    examples, clean = dataset.examples, dataset.clean
+    examples = dataset.examples
+    clean = dataset.clean
     if noisy.replaced is not None and other is not None:
-        noisy_rows = torch.cat([train_rows, val_rows])
-        hit = noisy_rows[noisy.replaced[noisy_rows] >= 0]
-        examples = examples.replace_inputs(hit, other.examples, noisy.replaced[hit])
-        clean = None if clean is None else clean.index_fill(0, hit, -1)  # no class of ours is right for them
-    if (scale := examples.fit_scale(train_rows)) is not None:
+        noisy_rows = torch.cat([rows.train, rows.val])
+        replaced = noisy_rows[noisy.replaced[noisy_rows] >= 0]
+        examples = examples.replace_inputs(replaced, other.examples, noisy.replaced[replaced])
+        clean = None if clean is None else clean.index_fill(0, replaced, -1)  # none of the classes is right for them
+    scale = examples.fit_scale(rows.train)
+    if scale is not None:
         examples = examples.with_scale(scale)
 
     def part(rows: Tensor, y: Tensor) -> Split | None:
         return Split(examples, rows, y[rows]) if len(rows) else None
 
-    def apart(split: Split | None) -> Split | None:
+    def scaled(split: Split | None) -> Split | None:
         return split and replace(split, examples=split.examples.with_scale(scale) if scale else split.examples)
 
-    train = Split(examples, train_rows, noisy.y[train_rows])
-    checked = part(meta_rows, dataset.truth) or apart(trusted)
-    held_out = part(val_rows, noisy.y)
-    known = dataset.truth
-    if noise.kind == "given" and not dataset.truth_is_known:  # corrected labels are better than those that were read
-        known = noisy.y if dataset.clean is None else torch.where(dataset.clean >= 0, dataset.clean, noisy.y)
-    exam = part(test_rows, known) or apart(dataset.test)
-    if limit is not None and dataset.test is not None and exam is not None:
-        exam = exam.subset(_stratified(torch.arange(len(exam)), exam.y, limit / len(exam), chance("test"))[0])
-
-    # 3. what every method relies on
-    _check_classes(train.y, dataset.classes, "the training rows", "drop the class or give it examples")
-    if checked is not None:
-        _check_classes(checked.y, dataset.classes, "the trusted examples", "add at least one of each to them")
-        _tell_uneven(checked.y, train.y, dataset.classes)
-        _tell_elsewhere(checked, train)
-    _tell_few(train.y, dataset.classes, bool(len(test_rows) + len(val_rows)))
-    clean = None if clean is None else clean[train_rows]
-    rate = None if clean is None or not dataset.truth_is_known else float((clean != train.y).double().mean())
-    exam_is_clean = dataset.test_is_clean
+    test_y = dataset.truth
+    if noise.kind == "given" and not dataset.truth_is_known:  # the given labels may be corrections of those in the data
+        test_y = noisy.y if dataset.clean is None else torch.where(dataset.clean >= 0, dataset.clean, noisy.y)
+    test_is_clean = dataset.test_is_clean
     if dataset.test is None and dataset.clean is not None:
-        exam_is_clean = bool((dataset.clean[test_rows] >= 0).all())
+        test_is_clean = bool((dataset.clean[rows.test] >= 0).all())
+    train = Split(examples, rows.train, noisy.y[rows.train])
+    clean = None if clean is None else clean[rows.train]
+    noise_rate = None
+    if clean is not None and dataset.truth_is_known:
+        noise_rate = float((clean != train.y).double().mean())
+    trusted = part(rows.meta, dataset.truth) or scaled(rows.trusted)
+    test = part(rows.test, test_y) or scaled(dataset.test)
+    noise_hash = hash_labels(noisy.y, noisy.replaced)
     return (
-        Task(train, checked, held_out, dataset.classes, rate),
-        Truth(exam, exam_is_clean, clean, noisy.T, hash_labels(noisy.y, noisy.replaced), n_repeated),
+        Task(train, trusted, part(rows.val, noisy.y), dataset.classes, noise_rate),
+        Truth(test, test_is_clean, clean, noisy.T, noise_hash, rows.n_repeated),
     )
 
 
-def _apart(dataset: Dataset, meta_data: Dataset | None, n: int | None, chance: Generator) -> Split | None:
-    """Trusted examples that lie in a set of their own."""
+def check_task(task: Task, held_out: bool) -> None:
+    """Raise if a class has no examples; warn about data from which a method can hardly learn."""
+    _check_classes(task.train.y, task.classes, "the training rows", "drop the class or give it examples")
+    if task.meta is not None:
+        _check_classes(task.meta.y, task.classes, "the trusted examples", "add at least one of each to them")
+        _warn_uneven(task.meta.y, task.train.y, task.classes)
+        _warn_shifted(task.meta, task.train)
+    _warn_few(task.train.y, task.classes, held_out)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _separate_trusted(dataset: Dataset, meta_data: Dataset | None, n: int | None, rng: Generator) -> Split | None:
+    """Trusted examples from `meta_data` or from the trusted set of the data."""
     if n == 0:
         return None
-    own = dataset.meta
+    trusted = dataset.meta
     if meta_data is not None:
         for what, got, wanted in (
             ("classes", meta_data.classes, dataset.classes),
@@ -180,67 +227,89 @@ def _apart(dataset: Dataset, meta_data: Dataset | None, n: int | None, chance: G
         ):
             if got != wanted:
                 raise UserError(f"the trusted examples of {meta_data.name} have {what} {got}, the data has {wanted}")
-        own = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
-    if own is None or n is None:
-        return own
-    return own.subset(_balanced(torch.arange(len(own)), own.y, n, dataset.classes, chance))
+        trusted = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
+    if trusted is None or n is None:
+        return trusted
+    return trusted.subset(_balanced(torch.arange(len(trusted)), trusted.y, n, dataset.classes, rng))
 
 
-def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, chance: Generator) -> Tensor:
-    """Rows that the data marks as trusted, or that are held out since the truth about all of them is known."""
+def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:
+    """The rows without those that are also trusted examples. They are neither used as noisy rows nor for testing."""
+    repeated = mark_shared(Split(dataset.examples, rows, dataset.y[rows]), trusted)
+    if repeated.all():
+        raise UserError(
+            f"all {len(rows)} rows of {dataset.name} are also among the trusted examples, none is left to train "
+            "on; give as trusted only those that were checked"
+        )
+    if repeated.any():
+        log.info(
+            "%d of %d rows also appear in the trusted set and are used only as trusted examples",
+            int(repeated.sum()),
+            len(rows),
+        )
+    rows = rows[~repeated]
+    if dataset.test is not None:
+        check_disjoint(trusted, dataset.test, Split(dataset.examples, rows, dataset.y[rows]))
+    return rows
+
+
+def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, rng: Generator) -> Tensor:
+    """Rows that the data marks as trusted, or n held-out rows if all true labels are known."""
     if n == 0:
         return rows[:0]
     if dataset.trusted is not None:
         pool = rows[dataset.trusted[rows]]
-        return pool if n is None else _balanced(pool, dataset.truth, n, dataset.classes, chance)
+        return pool if n is None else _balanced(pool, dataset.truth, n, dataset.classes, rng)
     if n is None:
         return rows[:0]
     if not dataset.truth_is_known:
         raise UserError(
-            f"--meta {n} holds trusted examples out of a data set whose true labels are known; those of {dataset.name} "
-            "are not: give a checked file with --meta-data, mark checked rows in a 'verified' column, or, if all "
-            "labels are right, say so: an array 'clean' (.npz), a column 'clean_label' (tables, image lists)"
+            f"--meta {n} holds out trusted examples from data whose true labels are known; those of {dataset.name} "
+            "are not: give a checked file with --trusted, mark checked rows in a column 'trusted', or, if all labels "
+            "are right, add them as true ones: an array 'clean' (.npz), a column 'clean_label' (tables, image lists)"
         )
-    return _balanced(rows, dataset.truth, n, dataset.classes, chance)
+    return _balanced(rows, dataset.truth, n, dataset.classes, rng)
 
 
-def _balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], chance: Generator) -> Tensor:
-    """n of the rows, the same number of every class; a remainder goes to classes drawn at random."""
+def _balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], rng: Generator) -> Tensor:
+    """Draw n rows, the same number per class; classes drawn at random get the remainder."""
     if n < len(classes):
         raise UserError(f"{n} trusted examples cannot hold all {len(classes)} classes; ask for at least {len(classes)}")
-    extra = torch.randperm(len(classes), generator=chance)[: n % len(classes)].tolist()
-    taken = []
+    extra = torch.randperm(len(classes), generator=rng)[: n % len(classes)].tolist()
+    drawn = []
     for k, name in enumerate(classes):
-        mine, need = rows[y[rows] == k], n // len(classes) + (k in extra)
-        if len(mine) < need:
-            raise UserError(f"class {name!r} has {len(mine)} examples that could be trusted, {n} need {need} of it")
-        taken.append(mine[torch.randperm(len(mine), generator=chance)[:need]])
-    return torch.cat(taken).sort().values
+        pool = rows[y[rows] == k]
+        need = n // len(classes) + (k in extra)
+        if len(pool) < need:
+            raise UserError(f"class {name!r} has {len(pool)} examples that could be trusted, {n} need {need} of it")
+        drawn.append(pool[torch.randperm(len(pool), generator=rng)[:need]])
+    return torch.cat(drawn).sort().values
 
 
-def _stratified(
-    rows: Tensor, y: Tensor, share: float, chance: Generator, *, leave: bool = False
-) -> tuple[Tensor, Tensor]:
-    """(a random share of the rows, of every class alike, the others), both in ascending order.
+def _stratified(rows: Tensor, y: Tensor, share: float, rng: Generator, *, leave: bool = False) -> tuple[Tensor, Tensor]:
+    """Draw the same share of the rows of each class. Returns the drawn and the other rows, in ascending order.
 
-    Classes are rounded such that the sum is right: those with the largest remainders are rounded up. With `leave` none
-    is that would be left without a row: it could not be trained on.
+    The classes with the largest remainders are rounded up, so that the total is right. With `leave`, a class is not
+    rounded up if that would take its last row.
     """
     groups = [rows[y[rows] == k] for k in sorted(set(y[rows].tolist()))]
     exact = [min(share, 1.0) * len(group) for group in groups]
-    up = round(sum(exact)) - sum(map(int, exact))
-    room = [k for k, group in enumerate(groups) if not leave or int(exact[k]) + 1 < len(group)]
-    raised = sorted(room, key=lambda k: int(exact[k]) - exact[k])[:up]
-    taken = [
-        group[torch.randperm(len(group), generator=chance)[: int(exact[k]) + (k in raised)]]
+    n_up = round(sum(exact)) - sum(map(int, exact))
+    candidates = [k for k, group in enumerate(groups) if not leave or int(exact[k]) + 1 < len(group)]
+    rounded_up = sorted(candidates, key=lambda k: int(exact[k]) - exact[k])[:n_up]
+    drawn = [
+        group[torch.randperm(len(group), generator=rng)[: int(exact[k]) + (k in rounded_up)]]
         for k, group in enumerate(groups)
     ]
-    inside = torch.cat(taken).sort().values if taken else rows[:0]
+    inside = torch.cat(drawn).sort().values if drawn else rows[:0]
     return inside, _without(rows, inside)
 
 
 def _without(rows: Tensor, others: Tensor) -> Tensor:
     return rows[~torch.isin(rows, others)]
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str) -> None:
@@ -250,49 +319,43 @@ def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str)
         raise UserError(f"{len(empty)} of {len(classes)} classes have no example among {where}: {listed}; {advice}")
 
 
-def _tell_few(y: Tensor, classes: tuple[str, ...], held_out: bool) -> None:
-    """Say so where nothing can be learned about a class, least of all which of its labels are wrong."""
-    count = torch.bincount(y.cpu(), minlength=len(classes)).tolist()
-    few = [f"{n} of {name}" for name, n in zip(classes, count, strict=True) if n < 5]
+def _warn_few(y: Tensor, classes: tuple[str, ...], held_out: bool) -> None:
+    """Warn about classes with too few rows to learn from."""
+    counts = torch.bincount(y.cpu(), minlength=len(classes)).tolist()
+    few = [f"{n} of {name}" for name, n in zip(classes, counts, strict=True) if n < 5]
     if few:
         listed = ", ".join(few[:5]) + (", ..." if len(few) > 5 else "")
         after = ", after test and validation rows were held out" if held_out else ""
         log.warning("too few training rows to learn from (%s)%s", listed, after)
 
 
-def _tell_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:
-    """Say so where trusted examples are neither even nor like the data: what meta methods learn from them is tilted."""
-    ours, theirs = (torch.bincount(y.cpu(), minlength=len(classes)).double() for y in (trusted, given))
-    tilt = (ours / ours.sum()) / (theirs / theirs.sum())
-    more = torch.minimum(ours[:, None] / ours, tilt[:, None] / tilt)  # [K, K] of class i than of class j
-    if more.max() >= 3:
-        most, least = divmod(int(more.argmax()), len(classes))
+def _warn_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:
+    """Warn if the class frequencies of the trusted examples are neither uniform nor like those of the data."""
+    n_trusted = torch.bincount(trusted.cpu(), minlength=len(classes)).double()
+    n_given = torch.bincount(given.cpu(), minlength=len(classes)).double()
+    relative = (n_trusted / n_trusted.sum()) / (n_given / n_given.sum())
+    excess = torch.minimum(n_trusted[:, None] / n_trusted, relative[:, None] / relative)  # [K, K] class i over class j
+    if excess.max() >= 3:
+        most, least = divmod(int(excess.argmax()), len(classes))
         log.warning(
-            "the trusted examples are uneven (%d of %s, %d of %s), the data is not like that: meta methods suffer "
+            "the trusted examples are uneven (%d of %s, %d of %s), unlike the data: meta methods get worse "
             "(WarPI by ten points on digits); check more of the rare ones, or trust as many of each (fit: --meta N)",
-            *(int(ours[most]), classes[most], int(ours[least]), classes[least]),
+            *(int(n_trusted[most]), classes[most], int(n_trusted[least]), classes[least]),
         )
 
 
-def _tell_elsewhere(trusted: Split, train: Split) -> None:
-    """Say so where trusted examples are not like the data: other units, or steps that they did not go through."""
+def _warn_shifted(trusted: Split, train: Split) -> None:
+    """Warn if features of the trusted examples are outside the range of the data, for example in other units."""
     if not isinstance(trusted.examples, Features) or not isinstance(train.examples, Features):
         return
-    mean, x = trusted.examples.x[trusted.rows].double().mean(0), train.examples.x[train.rows].double()
-    low, high = x.amin(0), x.amax(0)
-    if far := int(((low < high) & ((mean < low) | (mean > high))).sum()):
+    mean = trusted.examples.x[trusted.rows].double().mean(0)
+    x = train.examples.x[train.rows].double()
+    low = x.amin(0)
+    high = x.amax(0)
+    n_outside = int(((low < high) & ((mean < low) | (mean > high))).sum())
+    if n_outside:
         log.warning(
-            "in %d of %d features the mean of the trusted examples lies beyond all noisy rows: other units, or were "
-            "steps of a Pipeline left out (docs/estimator.md)?",
-            *(far, mean.numel()),
+            "in %d of %d features the mean of the trusted examples is outside the range of all noisy rows; do they "
+            "have other units, or lack steps of a Pipeline (docs/estimator.md)?",
+            *(n_outside, mean.numel()),
         )
-
-
-Moved = dict[int, tuple[Examples, Examples]]
-"""Examples before and after a move, by the identity of the former."""
-
-
-def _move(split: Split, device: torch.device | str, moved: Moved) -> Split:
-    if id(split.examples) not in moved:
-        moved[id(split.examples)] = split.examples, split.examples.to(device)
-    return replace(split, examples=moved[id(split.examples)][1], y=split.y.to(device))

@@ -4,7 +4,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,39 +21,58 @@ def generator(seed: int, *names: str | int, device: torch.device | str = "cpu") 
     return torch.Generator(device).manual_seed(derive(seed, *names))
 
 
+class RngState(NamedTuple):
+    """State of the global generators of python, numpy and torch."""
+
+    python: Any
+    numpy: Any
+    torch: torch.Tensor
+    cuda: list[torch.Tensor] | None
+
+    @classmethod
+    def capture(cls) -> "RngState":
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)  # noqa: NPY002
+
+    def restore(self) -> None:
+        """Set the global generators. GPUs that this machine does not have are ignored."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(self.torch)
+        if self.cuda is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(self.cuda[: torch.cuda.device_count()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as checkpoints store it: lists, numbers and tensors."""
+        version, numbers, gauss = self.python
+        _, keys, *rest = self.numpy
+        state = {
+            "python": [version, list(numbers), gauss],
+            "numpy": [torch.tensor(np.asarray(keys).astype(np.int64)), *rest],
+            "torch": self.torch,
+        }
+        return state if self.cuda is None else {**state, "cuda": self.cuda}
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> "RngState":
+        version, numbers, gauss = state["python"]
+        keys, *rest = state["numpy"]
+        return cls(
+            (version, tuple(numbers), gauss),
+            ("MT19937", keys.numpy().astype(np.uint32), *rest),
+            state["torch"],
+            state.get("cuda"),
+        )
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Context manager: seed the global generators of python, numpy and torch, and restore them at the end."""
-    state = capture_rng()
+    state = RngState.capture()
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
     try:
         yield
     finally:
-        restore_rng(state)
-
-
-def capture_rng() -> dict[str, Any]:
-    """State of the global generators of python, numpy and torch, as checkpoints store it."""
-    version, numbers, gauss = random.getstate()
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002
-    state = {
-        "python": [version, list(numbers), gauss],
-        "numpy": [torch.tensor(np.asarray(keys).astype(np.int64)), *rest],
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def restore_rng(state: dict[str, Any]) -> None:
-    """Set the global generators to a captured state. GPUs that this machine does not have are ignored."""
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    keys, *rest = state["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+        state.restore()
