@@ -183,6 +183,7 @@ def test_public_names() -> None:
     assert 20 <= len(warpi.__all__) <= 32
     for name in warpi.__all__:
         assert getattr(warpi, name) is not None
+    assert warpi.plugins is warpi.own, "the former name"
     with pytest.raises(AttributeError, match="no attribute 'WarPy'"):
         warpi.WarPy  # noqa: B018
 

@@ -1,7 +1,8 @@
-"""Learning from data whose labels are partly wrong, when a few hundred examples can be trusted."""
+"""Learn from data with partly wrong labels, when a few hundred examples can be trusted."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from warpi.utils.lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -58,15 +59,13 @@ _HOME = {
     "warpi.training.task": ("Task", "Truth", "make_task"),
     "warpi.data.batch": ("Batch",),
 }
-"""Where each public name lives. It is fetched at first use, so that `import warpi` does not wait for torch."""
+"""The module of each public name. It is imported at first use, so that `import warpi` does not load torch."""
+_MODULES = {"warpi.audit": ("audit",), "warpi.fewshot": ("fewshot",), "warpi.runs.plugins": ("plugins",)}
 
 __all__ = ["__version__", *sorted(name for names in _HOME.values() for name in names)]
 
+_find = lazy_names(__name__, _HOME | _MODULES)
+
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOME.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    if name in ("audit", "fewshot", "own"):
-        return import_module(f"warpi.{name}")
-    raise AttributeError(f"module 'warpi' has no attribute {name!r}")
+    return _find("plugins" if name == "own" else name)  # `own` is the former name of `plugins`
