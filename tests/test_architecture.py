@@ -29,7 +29,7 @@ ORDER = [
     ["training"],
     ["methods"],
     ["runs"],
-    ["audit", "bench"],
+    ["audit"],
     ["review", "estimator"],
     ["report"],
     ["sweep", "fewshot"],
@@ -58,7 +58,6 @@ TORCH_FREE = [
     "warpi.audit.result",
     "warpi.audit.label_scores",
     "warpi.review.decisions",
-    "warpi.bench.table",
 ]
 
 
@@ -160,7 +159,7 @@ def test_torch_free_modules_do_not_load_torch() -> None:
 def test_the_top_level_has_three_files_and_packages_are_small() -> None:
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
     packages = [path for path in PACKAGE.rglob("*") if (path / "__init__.py").exists() and path.name != "methods"]
-    assert len(packages) >= 18
+    assert len(packages) >= 17
     sizes = {path.name: len([p for p in path.glob("*.py") if p.name != "__init__.py"]) for path in packages}
     assert not {name: size for name, size in sizes.items() if size > 13}
 

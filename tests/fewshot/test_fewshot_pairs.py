@@ -1,7 +1,6 @@
 """Learners on the same tasks: differences a task at a time, from the command line and in the benchmark's rows."""
 
 import argparse
-import importlib.util
 import json
 import math
 import time
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common import RESULTS
+from benchmarks.fewshot import gpu
 from warpi.cli import fewshot as command
 from warpi.cli.app import main
 from warpi.errors import UserError
@@ -148,20 +149,15 @@ def test_a_table_of_differences_is_whole_in_80_columns(
 
 # --- the benchmark ----------------------------------------------------------------------------------------------------
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "fewshot_gpu.py"
-
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with noise for data."""
-    spec = importlib.util.spec_from_file_location("fewshot_gpu", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "prepare", lambda _: None)
-    module.TINY.update(tasks=1, queries=2, val_every=2, val_tasks=2, iterations=2, precision="32", augment=False)
-    return module
+    monkeypatch.setattr(gpu, "prepare", lambda _: None)
+    tiny = {"tasks": 1, "queries": 2, "val_every": 2, "val_tasks": 2, "iterations": 2}
+    for name, value in (tiny | {"precision": "32", "augment": False}).items():
+        monkeypatch.setitem(gpu.TINY, name, value)
+    return gpu
 
 
 def work(tmp_path: Path) -> argparse.Namespace:
@@ -215,7 +211,7 @@ def test_rows_of_the_benchmark_can_be_compared_by_task(tmp_path: Path, benchmark
     gap = paired(*(benchmark.scores_of(row) for row in rows.values()))
     assert gap["difference"] == pytest.approx(rows["protonet"]["mean"] - rows["nearest"]["mean"])
     assert rows["protonet"]["data_sha256"] == rows["nearest"]["data_sha256"]
-    old = json.loads((BENCHMARK.parent / "results" / "fewshot-runs.json").read_text())
+    old = json.loads((RESULTS / "fewshot-runs.json").read_text())
     assert all(len(benchmark.scores_of(row) or [0] * row["tasks"]) == row["tasks"] for row in old)
     assert benchmark.scores_of({key: value for key, value in rows["nearest"].items() if key != "right"}) is None
 

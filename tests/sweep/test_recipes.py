@@ -1,19 +1,14 @@
 """The recipes of the paper's tables, the results that are kept of them, and the pages made from these."""
 
-import importlib.util
 import io
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tarfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +16,8 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
+from benchmarks import keep
+from benchmarks.pages import results as pages
 from warpi.cli.app import main
 from warpi.nets import registry as nets
 from warpi.nets.resnet import resnet20
@@ -28,25 +25,6 @@ from warpi.sweep.plan import Job, read_plan
 from warpi.sweep.queue import KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def pages() -> ModuleType:
-    return script("results_pages")
-
-
-@pytest.fixture(scope="module")
-def keep() -> ModuleType:
-    return script("keep")
 
 
 # -- the recipes -----------------------------------------------------------------------------------------------------
@@ -190,7 +168,7 @@ def test_photographs(name: str, make: Any, n_test: int, tmp_path: Path, monkeypa
 # -- pages -----------------------------------------------------------------------------------------------------------
 
 
-def test_pages_are_those_of_the_results_that_are_kept(pages: ModuleType) -> None:
+def test_pages_are_those_of_the_results_that_are_kept() -> None:
     """`make results` would change nothing."""
     for name, table in pages.TABLES.items():
         committed = (ROOT / "docs" / "results" / f"{name}.md").read_text()
@@ -222,7 +200,7 @@ def forge(folder: Path, job: Job, accs: list[float]) -> None:
     (folder / job.name / "done").touch()
 
 
-def test_a_page_has_our_figures_beside_the_printed_ones(pages: ModuleType, tmp_path: Path) -> None:
+def test_a_page_has_our_figures_beside_the_printed_ones(tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     kept = tmp_path / "docs" / "results"
     for job in read_plan(ROOT / "recipes" / "asymmetric.toml").jobs[:18]:
@@ -259,7 +237,7 @@ def test_a_page_has_our_figures_beside_the_printed_ones(pages: ModuleType, tmp_p
     assert {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()} == before, "the same bytes"
 
 
-def test_printed_figures_of_the_other_noise_are_marked(pages: ModuleType, tmp_path: Path) -> None:
+def test_printed_figures_of_the_other_noise_are_marked(tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     kept = tmp_path / "docs" / "results"
     jobs = [
@@ -276,7 +254,7 @@ def test_printed_figures_of_the_other_noise_are_marked(pages: ModuleType, tmp_pa
         pages.page("asymmetric", pages.TABLES["asymmetric"], tmp_path)
 
 
-def test_printed_figures(pages: ModuleType) -> None:
+def test_printed_figures() -> None:
     for name, table in pages.PAPER.items():
         assert table["lines"][0] < table["rows"][0]["line"] < table["rows"][-1]["line"] < table["lines"][1]
         assert all(len(row["values"]) == len(table["columns"]) for row in table["rows"]), name
@@ -287,7 +265,7 @@ def test_printed_figures(pages: ModuleType) -> None:
 # -- keeping results -------------------------------------------------------------------------------------------------
 
 
-def test_keep(keep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done, other, third = read_plan(ROOT / "recipes" / "curves.toml").jobs[:3]
     runs = tmp_path / "runs" / "curves"
     for job in (done, other, third):
@@ -324,9 +302,7 @@ def test_keep(keep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "1 begun runs kept in" in said
 
 
-def test_only_runs_that_a_recipe_names_are_kept(
-    keep: ModuleType, pages: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     right, *others = read_plan(ROOT / "recipes" / "curves.toml").jobs[:6]
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     runs, kept = tmp_path / "runs" / "curves", tmp_path / "docs" / "results"
@@ -349,7 +325,7 @@ def test_only_runs_that_a_recipe_names_are_kept(
         f"curves/{others[1].name}": "it was run with momentum = 0.5, not with momentum = 0.9",
         f"curves/{others[2].name}": f"curves/{others[2].name}/sweep.json is not JSON (Extra data",
         f"curves/{others[3].name}": "its results.jsonl does not hold every epoch",
-        f"curves/{others[4].name}": "there is no sweep.json",
+        f"curves/{others[4].name}": "sweep.json is missing",
         "curves/unknown_seed0": "no recipe whose runs are in 'curves' names it",
         f"mine/{right.name}": "no recipe whose runs are in 'mine' names it",
     }
@@ -376,59 +352,9 @@ def test_only_runs_that_a_recipe_names_are_kept(
 
 
 @pytest.mark.parametrize("name", ["../../evil/spec.json", "a/../spec.json", "/a/b/spec.json", "a/b/evil.py"])
-def test_an_archive_writes_nowhere_else(keep: ModuleType, tmp_path: Path, name: str) -> None:
+def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo(name), io.BytesIO())
     with pytest.raises(SystemExit, match="no file of a run"):
         keep.main([str(tmp_path / "x.tar"), "--to", str(tmp_path / "to")])
     assert not (tmp_path / "to").exists()
-
-
-def gpu_sh(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    own = {"WORK": str(tmp_path / "work"), "OUT": str(tmp_path / "out"), "PYTHON": sys.executable}
-    script = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *words]
-    return subprocess.run(script, capture_output=True, text=True, check=False, env=os.environ | own, timeout=120)
-
-
-def test_the_script_for_a_gpu_machine_can_be_read(tmp_path: Path) -> None:
-    done = gpu_sh(tmp_path)
-    assert done.returncode == 2
-    assert "gpu.sh sweep SECONDS RECIPE" in done.stdout
-    assert "set -euo" not in done.stdout
-
-
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="counts the files of a checkout")
-def test_what_is_carried_fits_into_a_call(tmp_path: Path) -> None:
-    (tmp_path / "cifar10").mkdir()
-    files = [
-        tmp_path / name for name in ("unpack.py", "cifar10/train0.webp.zip", "cifar10/train1.webp.zip", "begun-0.tar")
-    ]
-    for file, size in zip(files, (100, 40 * 2**20, 39 * 2**20, 1000), strict=True):
-        file.touch()
-        os.truncate(file, size)  # sparse
-    done = gpu_sh(tmp_path, "carry", str(tmp_path / "to"), *map(str, files))
-    assert done.returncode == 0, done.stderr
-    found = {str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*") if path.is_file()}
-    assert found == {"0/unpack.py", "0/cifar10/train0.webp.zip", "1/cifar10/train1.webp.zip", "1/begun-0.tar"}
-    os.truncate(files[0], 64 * 2**20)
-    assert "fit into a call" in gpu_sh(tmp_path, "carry", str(tmp_path / "to"), str(files[0])).stderr
-
-
-def test_what_runs_in_the_background_is_waited_for_and_packed(tmp_path: Path) -> None:
-    """Of a machine that goes back when nobody calls it: one call starts, another waits and takes all there is."""
-    run = tmp_path / "work" / "runs" / "table" / "ce_seed0"
-    run.mkdir(parents=True)
-    for name in (*KEPT, "checkpoint.safetensors"):
-        (run / name).write_text("{}\n")
-    (tmp_path / "work" / "out-it").mkdir()
-    (tmp_path / "work" / "out-it" / "tests.log").write_text("3 passed")
-    assert gpu_sh(tmp_path, "start", "it", "restore", "no.tar").returncode == 0
-    assert gpu_sh(tmp_path, "start", "next", "--after", "it", "restore", "later.tar").returncode == 0
-    assert "nothing was started as x" in gpu_sh(tmp_path, "start", "more", "--after", "x", "wait", "1").stderr
-    done = gpu_sh(tmp_path, "wait", "60")
-    assert done.returncode == 0, done.stderr
-    assert "no.tar is left alone" in done.stdout  # what the log of the background says
-    assert "later.tar is left alone" in done.stdout
-    assert (tmp_path / "out" / "tests.log").read_text() == "3 passed"
-    with tarfile.open(tmp_path / "out" / "kept.tar.gz") as tar:
-        assert {Path(name).name for name in tar.getnames()} == set(KEPT)

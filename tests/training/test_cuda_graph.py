@@ -320,7 +320,7 @@ def test_a_planned_batch_is_read_when_it_is_looked_at(pictures: tuple[Task, Trut
 @pytest.mark.parametrize("compile", [False, True])
 def test_an_image_network_in_a_graph(precision: str, compile: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Eager passes or traced and fused ones, captured or not: near the plain step in float32."""
-    from warpi.bench.measure import random_task
+    from benchmarks.meta_step.measure import random_task
 
     task = random_task(50, 10, 32)
     recipe = Recipe(net="resnet32", batch_size=50, meta_batch_size=50, epochs=1, lr=0.01)

@@ -51,7 +51,7 @@ def _methods() -> list[dict[str, Any]]:
         needs[f"{method.n_nets} networks"] = method.n_nets > 1
         return [name for name, needed in needs.items() if needed]
 
-    costs = json.loads((resources.files("warpi.methods") / "costs.json").read_text())  # benchmarks/digits_page.py
+    costs = json.loads((resources.files("warpi.methods") / "costs.json").read_text())  # benchmarks/pages/digits.py
     return [
         {
             "name": name,

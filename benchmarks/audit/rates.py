@@ -1,6 +1,6 @@
 """Is the noise rate that `warpi audit` names the right one? Made-up tables and digits, with and without folds.
 
-    python benchmarks/audit_rates.py          writes results/audit_rates.json and the table of docs/audit.md
+    python -m benchmarks.audit.rates          writes results/audit_rates.json and the table of docs/audit.md
 
 Every run is stored as it ends, and not repeated. About ten minutes on 2 CPU cores.
 """
@@ -12,19 +12,18 @@ import os
 import platform
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import warpi
+from benchmarks.common import ROOT
 from warpi.audit import audit
 from warpi.data.numeric import make_features
 from warpi.runs.defaults import defaults_for, resolve_defaults, resolve_method
 from warpi.utils.seeding import derive, seeded
 
-ROOT = Path(__file__).resolve().parents[1]
 OUT, PAGE = ROOT / "benchmarks" / "results" / "audit_rates.json", ROOT / "docs" / "audit.md"
 FOLDS, METHODS = 5, ("warpi", "clean_only", "fine_tune")
 TABLES: dict[str, dict[str, Any]] = {  # classes, columns, distance of the centres, centres a class; rows, trusted rows

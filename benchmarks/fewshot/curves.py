@@ -1,6 +1,6 @@
 """The pictures of docs/fewshot.md that a CPU can make: example sines, and the error against the number of bases.
 
-    python benchmarks/fewshot_curves.py --out WORK [--pictures docs/results/fewshot] [--iterations 1500]
+    python -m benchmarks.fewshot.curves --out WORK [--pictures docs/results/fewshot] [--iterations 1500]
 
 Trains each learner on 5-shot sines, one thread; seed 0 for the first picture, seeds 0, 1 and 2 for the second, whose
 rows go to benchmarks/results/fewshot-sines-bases.json. Finished runs in WORK are not done again.
@@ -10,12 +10,12 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks.common import ROOT
 from warpi.fewshot.compare import examples, judged
 from warpi.fewshot.plot import plot_bases, plot_curves
 from warpi.fewshot.run import fit, load
 from warpi.utils.files import write_atomically
 
-ROOT = Path(__file__).resolve().parents[1]
 CURVES = ("maml", "rff", "metavrf", "metavrf_bilstm", "metavrf_evidence")
 BASES = [(name, d, seed) for seed in (0, 1, 2) for d in (8, 32, 128, 512) for name in ("metavrf", "rff")]
 

@@ -1,7 +1,7 @@
 """The few-shot figures of the docs that need a GPU: tables of accuracy and of episodes a second.
 
-    python benchmarks/fewshot_gpu.py speed  --root DATA --out WORK --json fewshot-speed.json
-    python benchmarks/fewshot_gpu.py train  --root DATA --out WORK --json fewshot-runs.json       (about 18 min)
+    python -m benchmarks.fewshot.gpu speed  --root DATA --out WORK --json fewshot-speed.json
+    python -m benchmarks.fewshot.gpu train  --root DATA --out WORK --json fewshot-runs.json       (about 18 min)
 
 DATA holds omniglot and cifar-100-python. Run folders lie in WORK; a finished run leaves its rows in WORK/rows and is
 never done again, and one that did not finish within --seconds goes on at the next call, so that all can be done in

@@ -5,7 +5,7 @@ suspicious rows are reviewed, exported as `warpi review` does, and the same reci
 trusted; cross-entropy, then random rows are reviewed, at least 20 and until there is one of every class, and WarPI is
 trained with what they give.
 
-    python benchmarks/review_trusted.py --out benchmarks/results/review.json
+    python -m benchmarks.audit.review_trusted --out benchmarks/results/review.json
 """
 
 import argparse

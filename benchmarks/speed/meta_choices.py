@@ -1,9 +1,9 @@
-"""What the choices of the meta step do to the result: WarPI on digits, every choice on the same tasks.
+"""The accuracy of WarPI on digits for each choice of the meta step, all on the same tasks.
 
-    python benchmarks/meta_choices.py OUT.json [--noises pair:0.4,symmetric:0.4] [--seeds 10,11,12,13,14] [--epochs N]
+    python -m benchmarks.speed.meta_choices OUT.json [--noises pair:0.4,symmetric:0.4] [--seeds 10,11] [--epochs N]
 
-Writes a row a choice, noise and seed with the test accuracy of the last epoch. Time is measured elsewhere
-(`warpi bench meta-step`): digits are too small for it.
+Writes one row per choice, noise and seed with the test accuracy of the last epoch. Times are measured by
+`warpi bench meta-step`, since digits are too small for it.
 """
 
 import argparse

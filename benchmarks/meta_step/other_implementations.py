@@ -1,7 +1,7 @@
-"""WarPI's step as others would write it: by double backward, as published, and with the libraries there are for it.
+"""Other implementations of WarPI's step: double backward, the published loop, and libraries for meta-learning.
 
-They are here to be measured (`warpi bench meta-step`) and to check the meta gradient against, not to be trained with.
-All share WarPI's networks, batches, losses and optimizers; what differs is the way to d L_meta(theta_hat(phi)) / dphi.
+They are here to be measured and to check the meta gradient, not for training. All share WarPI's networks, batches,
+losses and optimizers; they differ in how they compute d L_meta(theta_hat(phi)) / dphi.
 """
 
 import importlib
@@ -24,18 +24,19 @@ from warpi.nets.registry import make_net
 from warpi.training.method import Log, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
+from warpi.utils.field_checks import setting
 
 Step = Callable[[Batch], Log]
 
 
-class Way(NamedTuple):
-    """How the step is written, and the package it needs."""
+class Implementation(NamedTuple):
+    """A function that prepares the step, and the package it needs."""
 
     begin: Callable[[WarPI], Step]
     package: str | None = None
 
     def check(self) -> None:
-        """Say what is not installed before anything is made."""
+        """Raise an error if the package is not installed."""
         if self.package is not None:
             _import(self.package)
 
@@ -45,19 +46,19 @@ class Way(NamedTuple):
 
 
 @dataclass
-class Peer(WarPI):
-    """WarPI whose step is written in another `way`, a name of WAYS."""
+class ReferenceWarPI(WarPI):
+    """WarPI with another implementation of its step, a name of IMPLEMENTATIONS."""
 
-    way: str = "double_backward"
+    implementation: str = setting("double_backward", "name of the implementation")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.way not in WAYS:
-            raise unknown("way", self.way, WAYS)
+        if self.implementation not in IMPLEMENTATIONS:
+            raise unknown("implementation", self.implementation, IMPLEMENTATIONS)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        self.steps = WAYS[self.way].begin(self)
+        self.steps = IMPLEMENTATIONS[self.implementation].begin(self)
 
     def step(self, batch: Batch) -> Log:
         return self.steps(batch)
@@ -80,7 +81,7 @@ def double_backward_autograd(method: WarPI) -> Step:
 
 
 def double_backward(method: WarPI) -> Step:
-    """torch.func alone: grad of a function that takes the grad of another."""
+    """Only torch.func: the gradient of a function that computes a gradient."""
 
     class Rectifier(nn.Module):
         """V as a function of phi."""
@@ -117,7 +118,7 @@ def double_backward(method: WarPI) -> Step:
 
 
 def double_backward_shared(method: WarPI) -> Step:
-    """Double backward with WarPI's own saving: the real step goes back through the graph of the virtual one."""
+    """Double backward that shares a pass, as WarPI does: the real step uses the graph of the virtual one."""
     net = method.net
 
     def step(batch: Batch) -> Log:
@@ -135,8 +136,10 @@ def double_backward_shared(method: WarPI) -> Step:
 
 
 def published(method: WarPI) -> Step:
-    """What the published loop does: a new network every step, whose weights are replaced one by one by tensors with a
-    graph; the meta gradient flows back to every weight of it too, not only to phi."""
+    """The published loop: it builds a new network every step and replaces its weights by tensors with a graph.
+
+    The meta gradient is computed for every weight of the network, not only for phi.
+    """
     task, like = method.task, next(method.net.parameters())
 
     def step(batch: Batch) -> Log:
@@ -177,7 +180,7 @@ def with_higher(method: WarPI) -> Step:
 
 
 def with_torchopt(method: WarPI) -> Step:
-    """torchopt: a differentiable optimizer moves the network itself, which is put back afterwards."""
+    """torchopt: a differentiable optimizer changes the network, which is restored afterwards."""
     torchopt = _import("torchopt")
     virtual = torchopt.MetaSGD(method.net, lr=float(_alpha(method)))
 
@@ -197,14 +200,15 @@ def with_torchopt(method: WarPI) -> Step:
 
 
 def with_betty(method: WarPI) -> Step:
-    """betty: two problems and an engine that steps, asks for the hypergradient, rolls back and steps again.
+    """betty: two problems and an engine that steps, computes the hypergradient, rolls back and steps again.
 
-    Its default hypergradient is a central finite difference at theta_hat, after a virtual step that has the real
-    one's momentum and weight decay: an approximation. It leaves the learning rate out, which is put back here. What
-    V sees and the noise of the samples have to be held fixed by hand: a difference knows of no detach.
+    Its default hypergradient is an approximation: a central finite difference at theta_hat, after a virtual step with
+    the momentum and weight decay of the real one. It omits the learning rate, which is multiplied here. The input of V
+    and the noise of the samples are fixed by hand, because a finite difference ignores `detach`.
     """
-    configs, Problem = _import("betty-ml", "configs"), _import("betty-ml", "problems").ImplicitProblem
-    _import("betty-ml", "logging").get_logger().setLevel(logging.WARNING)  # else it writes to standard output
+    configs = _import("betty-ml", "configs")
+    Problem = _import("betty-ml", "problems").ImplicitProblem
+    _import("betty-ml", "logging").get_logger().setLevel(logging.WARNING)  # otherwise it writes to standard output
     now: dict[str, Any] = {}
 
     class Classifier(Problem):  # type: ignore[misc,valid-type]
@@ -239,7 +243,7 @@ def with_betty(method: WarPI) -> Step:
         {"u2l": {upper: [lower]}, "l2u": {lower: [upper]}},
     )
     engine.train()
-    method.optimizers[0], method.meta_optimizer = lower.optimizer, upper.optimizer  # it has made its own
+    method.optimizers[0], method.meta_optimizer = lower.optimizer, upper.optimizer  # the engine replaces them
 
     def step(batch: Batch) -> Log:
         now["batch"] = batch
@@ -250,38 +254,38 @@ def with_betty(method: WarPI) -> Step:
     return step
 
 
-WAYS: Mapping[str, Way] = {
-    "double_backward": Way(double_backward),
-    "double_backward_autograd": Way(double_backward_autograd),
-    "double_backward_shared": Way(double_backward_shared),
-    "published": Way(published),
-    "higher": Way(with_higher, "higher"),
-    "torchopt": Way(with_torchopt, "torchopt"),
-    "betty": Way(with_betty, "betty-ml"),
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "double_backward": Implementation(double_backward),
+    "double_backward_autograd": Implementation(double_backward_autograd),
+    "double_backward_shared": Implementation(double_backward_shared),
+    "published": Implementation(published),
+    "higher": Implementation(with_higher, "higher"),
+    "torchopt": Implementation(with_torchopt, "torchopt"),
+    "betty": Implementation(with_betty, "betty-ml"),
 }
 _MODULES = {"betty-ml": "betty"}
 
 
 def _import(package: str, part: str = "") -> Any:
-    """A module of an optional package."""
+    """Import a module of an optional package."""
     name = ".".join(filter(None, (_MODULES.get(package, package), part)))
     try:
         return importlib.import_module(name)
     except ImportError as e:
         if e.name is None or e.name.partition(".")[0] != name.partition(".")[0]:
-            raise UserError(f"the package {package!r} is installed, but cannot be imported: {e}") from e
+            raise UserError(f"the package {package!r} is installed but cannot be imported: {e}") from e
         raise missing_package(package, "this comparison", "bench") from e
 
 
 def _call(method: WarPI, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The logits with other parameters; running statistics stay as they are.  [B, K]"""
+    """The logits with other parameters; running statistics do not change.  [B, K]"""
     buffers = {name: b.clone() for name, b in method.net.named_buffers()}
     z: Tensor = functional_call(method.net, (dict(theta), buffers), (_images_to_channels_last(x),))
     return z
 
 
 def _images_to_channels_last(x: Tensor) -> Tensor:
-    """Images as the GPU's convolutions want them, as in WarPI's own passes."""
+    """Images in the memory format of fast GPU convolutions, as in WarPI's passes."""
     return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
 
 

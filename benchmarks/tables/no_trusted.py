@@ -1,8 +1,9 @@
-"""What NoisyLabelClassifier loses without trusted examples, by what it does instead.
+"""What NoisyLabelClassifier loses without trusted examples, for each of its substitutes.
 
-    python benchmarks/no_trusted.py        writes benchmarks/results/no_trusted.json and the table of docs/estimator.md
+    python -m benchmarks.tables.no_trusted
 
-What is in the former already is not run again: delete it to begin anew.
+Writes benchmarks/results/no_trusted.json and the table of docs/estimator.md. Results that are already in the file are
+not computed again; delete the file to start over.
 
 Every row trains on the same noisy rows of `warpi.make_task`; the first two are also given 50 trusted ones. The choice
 was made on digits with seeds 0 to 3 and 40 to 44, which are not those of the tables.
@@ -13,15 +14,14 @@ import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
 import torch
-from marked import made_on, write_between
 from sklearn.datasets import load_breast_cancer, make_blobs
 
 import warpi
+from benchmarks.common import RESULTS, ROOT, made_on, write_between
 from warpi.data.numeric import make_features
 from warpi.estimator.pseudo_trusted import NoTrustedExamples
 from warpi.utils.files import write_atomically
@@ -36,9 +36,9 @@ SEEDS = {"digits": range(60, 65), "breast_cancer": range(60, 65), "blobs40": ran
 WITH = ("warpi", "clean_only")  # with 50 trusted examples
 WITHOUT = ("auto", "warpi", "elr_plus", "dividemix", "ce")
 ENTRIES = [*((method, 50) for method in WITH), *((method, 0) for method in WITHOUT)]
-OUT = Path(__file__).parent / "results" / "no_trusted.json"
-PAGE = Path(__file__).parents[1] / "docs" / "estimator.md"
-MARKS = "<!-- by benchmarks/no_trusted.py -->\n", "<!-- until here -->\n"
+OUT = RESULTS / "no_trusted.json"
+PAGE = ROOT / "docs" / "estimator.md"
+MARKS = "<!-- by benchmarks/tables/no_trusted.py -->\n", "<!-- until here -->\n"
 
 
 def load(name: str, seed: int) -> warpi.Dataset:

@@ -1,8 +1,9 @@
-"""NoisyLabelClassifier on tf-idf of texts, beside what scikit-learn and cleanlab make of the same rows.
+"""NoisyLabelClassifier on tf-idf features of texts, compared with scikit-learn and cleanlab on the same rows.
 
-    python benchmarks/sparse_texts.py     writes benchmarks/results/sparse_texts.json and the table of docs/estimator.md
+    python -m benchmarks.tables.sparse_texts
 
-What is in the former already is not run again: delete it to begin anew.
+Writes benchmarks/results/sparse_texts.json and the tables of docs/estimator.md. Results that are already in the file
+are not computed again; delete the file to start over.
 
 There are two kinds of texts. Real ones are paragraphs of the docstrings of installed packages, read without importing
 them; the class is the package, or its part. Made-up ones mix topics over words of Zipf's frequencies, as LDA has it.
@@ -25,12 +26,12 @@ from statistics import mean, stdev
 import numpy as np
 import torch
 from cleanlab.classification import CleanLearning
-from marked import made_on, write_between
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import ComplementNB
 from sklearn.svm import LinearSVC
 
+from benchmarks.common import RESULTS, ROOT, made_on, write_between
 from warpi import NoisyLabelClassifier
 from warpi.utils.files import write_atomically
 
@@ -72,9 +73,9 @@ THEIRS = {
     f"cleanlab's CleanLearning({LOGISTIC}), noisy rows": lambda: CleanLearning(LogisticRegression(max_iter=1000)),
 }
 ENTRIES = [*OURS, *THEIRS, f"{LOGISTIC}, trusted rows", f"{LOGISTIC}, true labels"]
-OUT = Path(__file__).parent / "results" / "sparse_texts.json"
-PAGE = Path(__file__).parents[1] / "docs" / "estimator.md"
-MARKS = "<!-- by benchmarks/sparse_texts.py -->\n", "<!-- until here: texts -->\n"
+OUT = RESULTS / "sparse_texts.json"
+PAGE = ROOT / "docs" / "estimator.md"
+MARKS = "<!-- by benchmarks/tables/sparse_texts.py -->\n", "<!-- until here: texts -->\n"
 
 
 def paragraphs(folder: str) -> list[str]:

@@ -1,8 +1,8 @@
 """CIFAR-10 made small enough for a CPU: what a signed v makes of other meta learning rates, and of another start of V.
 
-python benchmarks/v_small.py --root DATA --out FOLDER    makes images, runs recipes/v-output-small.toml, and then:
-python benchmarks/v_small.py --out FOLDER                what has been run there: benchmarks/results/v_small.json
-python benchmarks/v_small.py                             its table again, in docs/results/v-output/notes.md
+python -m benchmarks.pages.v_small --root DATA --out FOLDER    makes images, runs recipes/v-output-small.toml, and then:
+python -m benchmarks.pages.v_small --out FOLDER                what has been run there: benchmarks/results/v_small.json
+python -m benchmarks.pages.v_small                             its table again, in docs/results/v-output/notes.md
 """
 
 import argparse
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from marked import made_on, write_between
 
+from benchmarks.common import ROOT, made_on, write_between
 from warpi.cli.app import main as warpi
 from warpi.data.examples import TensorExamples
 from warpi.runs.defaults import load_dataset
 from warpi.utils.files import write_atomically
 
-ROOT = Path(__file__).resolve().parents[1]
 ROWS, PAGE = ROOT / "benchmarks/results/v_small.json", ROOT / "docs/results/v-output/notes.md"
 MARKS = "<!-- v_small.py -->", "<!-- end -->"
 IMAGES = 13_000

@@ -3,7 +3,7 @@
     warpi sweep recipes/cifar10-short.toml --root DATA
     warpi sweep recipes/cifar10-why.toml --root DATA
     python benchmarks/keep.py runs/cifar10-short runs/cifar10-why
-    python benchmarks/cifar_page.py
+    python -m benchmarks.pages.cifar
 
 What is not kept yet is left out.
 """
@@ -13,11 +13,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import ROOT
 from warpi.methods.registry import METHODS
 from warpi.runs.rerun import flag
 
 FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
-ROOT = Path(__file__).resolve().parents[1]
 KEPT, CHANGED = ROOT / "docs/results/cifar10-short", ROOT / "docs/results/cifar10-why"
 PAGE = ROOT / "docs/results/cifar10-short.md"
 INTRO = """# Every method on CIFAR-10, 20 epochs
@@ -43,7 +43,7 @@ probable are those of `recipes/cifar10-why.toml`{why}.
 
     warpi sweep recipes/cifar10-short.toml --root DATA
     warpi sweep recipes/cifar10-why.toml --root DATA
-    python benchmarks/keep.py runs/cifar10-short runs/cifar10-why && python benchmarks/cifar_page.py
+    python benchmarks/keep.py runs/cifar10-short runs/cifar10-why && python -m benchmarks.pages.cifar
 """
 CHANCE = """ How much is chance:
 `d2l`, whose turn never came, did what `ce` does, step for step, and ended

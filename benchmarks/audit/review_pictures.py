@@ -1,6 +1,6 @@
 """The pictures of docs/review.md: the page on digits and on a table, as Chromium shows it.
 
-python benchmarks/review_pictures.py --out docs/pictures
+python -m benchmarks.audit.review_pictures --out docs/pictures
 """
 
 import argparse

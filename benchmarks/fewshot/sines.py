@@ -1,7 +1,7 @@
 """Few-shot regression of sinusoids: every learner, and what each change to MetaVRF does, on the same tasks.
 
-    python benchmarks/sines.py --out benchmarks/results/sines.json [--workers 2] [--iterations 3000] [--seeds 0,1,2,3,4]
-    python benchmarks/sines.py --out benchmarks/results/sines.json --table --page docs/fewshot.md
+    python -m benchmarks.fewshot.sines --out benchmarks/results/sines.json [--iterations 3000] [--seeds 0,1,2,3,4]
+    python -m benchmarks.fewshot.sines --out benchmarks/results/sines.json --table --page docs/fewshot.md
 
 Writes a row a variant, number of shots and seed: mean squared error over 1,000 test tasks (the same for all), on the
 grid of 50 points, each task by itself. Rows that the file already holds are kept, so that it goes on where it stopped.

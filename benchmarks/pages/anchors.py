@@ -1,6 +1,6 @@
 """What one would use instead of warpi: scikit-learn's classifiers, with and without cleanlab, on warpi's own splits.
 
-    python benchmarks/anchors.py               writes docs/results/anchors.md and anchors.json
+    python -m benchmarks.pages.anchors               writes docs/results/anchors.md and anchors.json
 
 cleanlab (>= 2.8) is optional: without it its column is left out. The validation rows are held out as for every other
 method and are not used here, so all train on the same rows.
@@ -16,7 +16,6 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from importlib.metadata import version
 from itertools import product
-from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
@@ -27,6 +26,7 @@ from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
 import warpi
+from benchmarks.common import ROOT
 
 try:
     from cleanlab.classification import CleanLearning
@@ -42,7 +42,7 @@ CLASSIFIERS = {
     "RandomForestClassifier": lambda seed: RandomForestClassifier(200, random_state=seed),
 }
 TRAINED_ON = ("noisy", "noisy + trusted", "trusted alone", "CleanLearning, noisy + trusted")[: 4 if CLEANLAB else 3]
-OUT = Path(__file__).resolve().parents[1] / "docs" / "results"
+OUT = ROOT / "docs" / "results"
 
 
 def arrays(split: warpi.Split) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +110,7 @@ is not told which rows are trusted. What is not set in the script is at the defa
 Run on {date.today()} on {machine}, {time.perf_counter() - began:.0f} s in all.
 Versions: {", ".join(f"{name} {number}" for name, number in versions.items())}.
 
-To run it again: `pip install warpi cleanlab`, then `python benchmarks/anchors.py` in a checkout.
+To run it again: `pip install warpi cleanlab`, then `python -m benchmarks.pages.anchors` in a checkout.
 """
     (OUT / "anchors.json").write_text(json.dumps(record, indent=1) + "\n")
     (OUT / "anchors.md").write_text(page)

@@ -1,7 +1,7 @@
 """Wrong ones among human labels: CIFAR-10N (`random1`), `warpi audit` and cleanlab on the same probabilities.
 
-    python3 benchmarks/audit_cifar10n.py --root DATA --out OUT [--method ce]    trains, on a GPU; needs no cleanlab
-    python benchmarks/audit_cifar10n.py --compare OUT                           elsewhere; needs cleanlab
+    python3 benchmarks/audit/cifar10n.py --root DATA --out OUT [--method ce]    trains, on a GPU; needs no cleanlab
+    python -m benchmarks.audit.cifar10n --compare OUT                           elsewhere; needs cleanlab
 
 The first writes OUT/METHOD.npz (out-of-sample probabilities) and OUT/METHOD.json; the second compares, and writes
 results/audit_cifar10n.json and the table of docs/audit.md. DATA holds CIFAR-10 and the labels of CIFAR-N. A run that
@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.common import ROOT
+
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "audit_cifar10n.json", ROOT / "docs" / "audit.md"
 
 BINS = (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.01)  # of wrong_probability

@@ -1,6 +1,6 @@
 """The pages docs/results/TABLE.md and the pictures docs/results/figures, from the results kept in docs/results/TABLE.
 
-    python benchmarks/results_pages.py [--root FOLDER] [--no-pictures]
+    python -m benchmarks.pages.results [--root FOLDER] [--no-pictures]
 
 Nothing is run, and the same files give the same bytes: what recipes/TABLE.toml asks for, what is kept of it, what the
 paper prints (paper_tables.json), and what a person has to say about it (docs/results/TABLE/notes.md).
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import ROOT
 from warpi.report.experiments import Row, RunRecord, find_runs, number, summarize
 from warpi.report.figures import figures
 from warpi.runs.rerun import format_value
@@ -22,8 +23,7 @@ from warpi.sweep.plan import Job, read_plan
 from warpi.sweep.queue import find_kept
 from warpi.utils.files import write_with_folder
 
-HERE = Path(__file__).resolve().parent
-PAPER = json.loads((HERE / "paper_tables.json").read_text())["tables"]
+PAPER = json.loads((ROOT / "benchmarks" / "pages" / "paper_tables.json").read_text())["tables"]
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "clothing1m": "Clothing1M", "food101n": "Food-101N"}
 LEGEND = """\
 Test accuracy in percent, mean ± sample standard deviation over seeds. *Last*: the final epoch. *Best on
@@ -438,7 +438,7 @@ def pictures(root: Path) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=HERE.parent)
+    parser.add_argument("--root", type=Path, default=ROOT)
     parser.add_argument("--no-pictures", action="store_true")
     given = parser.parse_args(argv)
     for name, table in TABLES.items():

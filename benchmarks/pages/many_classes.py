@@ -1,7 +1,7 @@
 """docs/results/many-classes.md: every method on a table of 50 classes. Digits and CIFAR-10 have ten.
 
-python benchmarks/many_classes_page.py                       the page, from benchmarks/results/many_classes.json
-python benchmarks/many_classes_page.py --run ce,forward      these methods first, or `all`: half an hour on one core
+python -m benchmarks.pages.many_classes                       the page, from benchmarks/results/many_classes.json
+python -m benchmarks.pages.many_classes --run ce,forward      these methods first, or `all`: half an hour on one core
 """
 
 import argparse
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.common import ROOT
 from warpi import METHODS, fit
 from warpi.utils.files import write_atomically
 
-ROOT = Path(__file__).resolve().parents[1]
 ROWS, PAGE = ROOT / "benchmarks/results/many_classes.json", ROOT / "docs/results/many-classes.md"
 SEEDS = (0, 1, 2)
 INTRO = """# Every method on 50 classes
@@ -34,7 +34,7 @@ was wrong with the anchors of [`forward`](../methods/forward.md), `backward`, `t
 of [`cal`](../methods/cal.md), and with when [`gce_truncated`](../methods/gce_truncated.md) begins to prune;
 these are the numbers since. (`mae` learns slowly where there are many classes.)
 
-    python benchmarks/many_classes_page.py --run all
+    python -m benchmarks.pages.many_classes --run all
 
 | method | family | test accuracy |
 |---|---|---|

@@ -1,8 +1,9 @@
-"""What the defaults for tables of few rows change, for methods of every kind.
+"""The effect of the defaults for small tables, for methods of every kind.
 
-    python benchmarks/small_tables.py      writes benchmarks/results/small_tables.json and the table of docs/data.md
+    python -m benchmarks.tables.small_tables
 
-What is in the former already is not run again: delete it to begin anew.
+Writes benchmarks/results/small_tables.json and the table of docs/data.md. Results that are already in the file are not
+computed again; delete the file to start over.
 
 The rule (`warpi.data.finer`) was chosen on wine, breast cancer, iris, 200 and 400 digits and `make_classification` with
 20 features, seeds 0 to 2; the last two tables here were not looked at before, nor were the seeds.
@@ -11,15 +12,14 @@ The rule (`warpi.data.finer`) was chosen on wine, breast cancer, iris, 200 and 4
 import json
 import time
 from itertools import product
-from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
 import torch
-from marked import made_on, write_between
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification
 
 import warpi
+from benchmarks.common import RESULTS, ROOT, made_on, write_between
 from warpi.data.numeric import make_features
 from warpi.utils.files import write_atomically
 
@@ -33,9 +33,9 @@ METHODS = ("ce", "clean_only", "fine_tune", "glc", "co_teaching", "elr", "divide
 METHODS += ("l2rw", "mwnet", "vri", "warpi_detc", "warpi")
 RULES = {"before": {"epochs": 30, "lr": 0.05}, "now": {}}
 SEEDS = range(10, 15)
-OUT = Path(__file__).parent / "results" / "small_tables.json"
-PAGE = Path(__file__).parents[1] / "docs" / "data.md"
-MARKS = "<!-- by benchmarks/small_tables.py -->\n", "<!-- until here -->\n"
+OUT = RESULTS / "small_tables.json"
+PAGE = ROOT / "docs" / "data.md"
+MARKS = "<!-- by benchmarks/tables/small_tables.py -->\n", "<!-- until here -->\n"
 
 
 def load(name: str, seed: int) -> warpi.Dataset:

@@ -1,17 +1,17 @@
-"""What a training step costs: the tables and pictures of docs/speed.md, each by one `warpi bench meta-step`.
+"""The measurements of docs/speed.md: tables and bar charts of what a training step costs.
 
-    python benchmarks/meta_step.py cpu                      ResNet-20, batch 32, and other libraries
-    python benchmarks/meta_step.py resnet32 wrn28_10        on a CUDA device: every variant, tf32 and bf16
-    python benchmarks/meta_step.py memory                   on a CUDA device: ResNet-50 at 224 pixels
+    python -m benchmarks.meta_step.documented cpu                      ResNet-20, batch 32, with other libraries
+    python -m benchmarks.meta_step.documented resnet32 wrn28_10        on a CUDA device: every variant, tf32 and bf16
+    python -m benchmarks.meta_step.documented memory                   on a CUDA device: ResNet-50 at 224 pixels
 
 Writes benchmarks/results/meta-step-NAME.json and .svg, or into the folder given by --out.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-from warpi.cli.app import main as warpi
+from benchmarks.common import RESULTS
+from benchmarks.meta_step.__main__ import main as measure
 
 SETS = {
     "cpu": ["--device", "cpu", "--net", "resnet20", "--batch", "32", "--variants", "all"],
@@ -24,18 +24,16 @@ SETS = {
 }
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=SETS)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    codes = []
     for name in given.names:
         path = given.out / f"meta-step-{name}"
-        codes.append(warpi(["bench", "meta-step", *SETS[name], "--json", f"{path}.json", "--plot", f"{path}.svg"]))
-    return max(codes)
+        measure([*SETS[name], "--json", f"{path}.json", "--plot", f"{path}.svg"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

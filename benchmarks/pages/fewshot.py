@@ -1,8 +1,8 @@
 """The tables and pictures of docs/fewshot.md, from committed results.
 
-    python benchmarks/fewshot_page.py
+    python -m benchmarks.pages.fewshot
 
-Reads benchmarks/results/fewshot-{runs,speed}.json as benchmarks/fewshot_gpu.py wrote them, and writes between
+Reads benchmarks/results/fewshot-{runs,speed}.json as benchmarks/fewshot/gpu.py wrote them, and writes between
 the marks `<!-- fewshot:NAME -->` and `<!-- /fewshot:NAME -->` of the page; pictures go to docs/results/fewshot. What
 has no results yet is left as it is.
 """
@@ -10,15 +10,13 @@ has no results yet is left as it is.
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from fewshot_gpu import ORDER
-
+from benchmarks.common import ROOT
+from benchmarks.fewshot.gpu import ORDER
 from warpi.fewshot.plot import plot_bases, plot_versatility
 from warpi.utils.files import write_atomically
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, PICTURES = ROOT / "benchmarks/results", ROOT / "docs/fewshot.md", ROOT / "docs/results/fewshot"
 Row = dict[str, Any]
 SETTINGS = {

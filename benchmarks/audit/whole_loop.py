@@ -1,10 +1,10 @@
-"""The loop of the README, as a new user would go through it: a folder of photos with doubtful labels, nothing trusted.
+"""The commands of the README on a folder of images with wrong labels and no trusted examples.
 
-    python benchmarks/whole_loop.py        needs the dev extra and Chromium; writes benchmarks/results/whole_loop.json
-                                           and docs/pictures/loop-*.png
+    python -m benchmarks.audit.whole_loop
 
-Digits as image files, 40 % of them in the folder of the next class. Every command is a process of its own; the page
-is gone through in a real browser by somebody who knows digits and never errs.
+Writes benchmarks/results/whole_loop.json and docs/pictures/loop-*.png; needs the dev extra and Chromium. The images are
+digits, 40 % of them in the folder of the next class. Each command runs in its own process. The review page is used in a
+real browser by a simulated user who makes no mistakes.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 from sklearn.datasets import load_digits
 
+from benchmarks.common import ROOT
 from warpi.runs.defaults import load_dataset
 
-ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from warpi.utils.files import write_atomically
 
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
 
 def made_on(*packages: str) -> dict[str, str]:
     """Date, machine and versions."""

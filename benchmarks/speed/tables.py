@@ -1,7 +1,7 @@
 """The tables of docs/speed.md as Markdown, from the rows in benchmarks/results.
 
-python benchmarks/tables.py
-python benchmarks/tables.py FOLDER    first store the rows that `gpu.sh memory` made (memory.tgz, unpacked)
+python -m benchmarks.speed.tables
+python -m benchmarks.speed.tables FOLDER    first store the rows that `gpu.sh memory` made (memory.tgz, unpacked)
 """
 
 import json
@@ -9,7 +9,8 @@ import statistics
 import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent / "results"
+from benchmarks.common import RESULTS
+
 TIMES = ("ms", "ms_min", "ms_max", "ratio_to_sgd", "compile_s", "repeats", "steps")
 
 

@@ -2,7 +2,7 @@
 
     warpi sweep recipes/digits.toml
     warpi sweep recipes/digits-why.toml
-    python benchmarks/digits_page.py runs/digits runs/digits-why        what is there; without folders the page alone
+    python -m benchmarks.pages.digits runs/digits runs/digits-why        what is there; without folders the page alone
 
 Keeps the last record of every run in docs/results/digits.json (digits-why.json where an option is changed), so that
 the page can be made again without the runs. Where the folders hold some methods only, the others stay, and so do the
@@ -16,11 +16,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import ROOT
 from warpi.methods.registry import METHODS
 from warpi.runs.rerun import flag
 
 FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
-ROOT = Path(__file__).resolve().parents[1]
 ROWS, WHY = ROOT / "docs/results/digits.json", ROOT / "docs/results/digits-why.json"
 PAGE = ROOT / "docs/results/digits.md"
 COSTS = ROOT / "src/warpi/methods/costs.json"
@@ -34,7 +34,7 @@ Defaults for tables of `warpi` and a few others were chosen on digits with other
 smoke test, not a ranking.
 
     warpi sweep recipes/digits.toml && warpi sweep recipes/digits-why.toml
-    python benchmarks/digits_page.py runs/digits runs/digits-why
+    python -m benchmarks.pages.digits runs/digits runs/digits-why
 """
 CHANGED = """## One thing changed
 

@@ -1,7 +1,7 @@
 """Finding wrong labels: `warpi audit` and cleanlab on the same splits of digits.
 
-    python benchmarks/audit_digits.py          writes results/audit_digits.json and the tables of docs/audit.md
-    python benchmarks/audit_digits.py --tables writes the tables again from the results
+    python -m benchmarks.audit.digits          writes results/audit_digits.json and the tables of docs/audit.md
+    python -m benchmarks.audit.digits --tables writes the tables again from the results
 
 Needs cleanlab (`pip install 'warpi[cleanlab]'`). Every noise and seed is stored as it ends, and not repeated.
 Choices were made on other seeds (10 to 14).
@@ -16,7 +16,6 @@ import warnings
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -33,6 +32,7 @@ from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
 import warpi
+from benchmarks.common import ROOT
 from warpi.audit import audit
 from warpi.audit.pick import pick_rows
 from warpi.audit.result import Audit
@@ -43,7 +43,6 @@ CLASSIFIERS = {
     "MLPClassifier": lambda seed: MLPClassifier((128,), max_iter=200, random_state=seed),
     "RandomForestClassifier": lambda seed: RandomForestClassifier(200, random_state=seed),
 }
-ROOT = Path(__file__).resolve().parents[1]
 OUT, PAGE = ROOT / "benchmarks" / "results" / "audit_digits.json", ROOT / "docs" / "audit.md"
 
 
