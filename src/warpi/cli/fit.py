@@ -159,6 +159,9 @@ def _make_parser(method: str) -> Parser:
         metavar="X",
         help="seconds between checkpoints (default: 300)",
     )
+    run.add_argument(
+        "--checkpoint-epochs", type=int, default=1, metavar="N", help="epochs between checkpoints (default: 1)"
+    )
     run.add_argument("--tensorboard", action="store_true", help="also write logs to DIR/tensorboard")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_data_flags(parser, "data")

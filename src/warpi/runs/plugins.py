@@ -37,7 +37,19 @@ NET_FILES: dict[str, str] = {}
 """The same of NETS."""
 _USED: dict[Path, str] = {}  # every file in use, as it was given
 
-_RUN = ("out", "method", "resume", "device", "devices", "threads", "checkpoint_seconds", "tensorboard", "quiet", "help")
+_RUN = (
+    "out",
+    "method",
+    "resume",
+    "device",
+    "devices",
+    "threads",
+    "checkpoint_seconds",
+    "checkpoint_epochs",
+    "tensorboard",
+    "quiet",
+    "help",
+)
 _TAKEN = {
     *_RUN,
     *STORED,

@@ -84,7 +84,8 @@ def fit(out: Path | str, **options: Any) -> Run:
 
     `method` is a name of METHODS or a Method of your own. All other options are the flags of `warpi fit` with
     underscores: `data`, `noise`, `epochs`, `seed`, the method's own, ..., and `resume`, `device`, `threads`,
-    `checkpoint_seconds`, `tensorboard`, `quiet`; see `fitting`, which does the same a step at a time.
+    `checkpoint_seconds`, `checkpoint_epochs`, `tensorboard`, `quiet`; see `fitting`, which does the same
+    a step at a time.
     """
     if "meta_data" in options:
         warnings.warn("meta_data is deprecated; use trusted", FutureWarning, stacklevel=2)
@@ -105,6 +106,7 @@ def fitting(
     device: str = "auto",
     threads: int | None = None,
     checkpoint_seconds: float = 300.0,
+    checkpoint_epochs: int = 1,
     tensorboard: bool = False,
     quiet: bool = True,
     caught: list[int] | None = None,
@@ -171,7 +173,8 @@ def fitting(
         )
         steps, saved_at, taken = len(learner.loader), time.monotonic(), carried(task, description["facts"])
 
-        def save(record: Record | None) -> None:
+        def save(record: Record | None, stopping: bool) -> None:
+            ends = record is None or stopping or at.epoch == spec.recipe.epochs
             settle(learner, at)
             with distributed.raise_on_all_ranks():
                 check_logs(learner, at)
@@ -179,8 +182,9 @@ def fitting(
                 if first:
                     if record is not None:
                         append_line(results, json.dumps(record))
-                    state = {"method": checkpoint.state_of(learner), "position": vars(at)}
-                    checkpoint.save(file, {**state, "rng": RngState.capture().to_dict(), "data": taken})
+                    if ends or at.epoch % checkpoint_epochs == 0:
+                        state = {"method": checkpoint.state_of(learner), "position": vars(at)}
+                        checkpoint.save(file, {**state, "rng": RngState.capture().to_dict(), "data": taken})
 
         done = at.epoch * steps + at.step
         progress = Progress(spec.recipe.epochs, steps, done, quiet or not first, _names(task, truth))
@@ -207,7 +211,7 @@ def fitting(
         late = lambda: first and time.monotonic() - saved_at >= checkpoint_seconds
         for record, signum, due in _in_step(train(learner, task, truth, at), progress, caught, late):
             if record is not None or ((signum or due) and learner.resumes_mid_epoch):
-                save(record)
+                save(record, bool(signum))
                 saved_at = time.monotonic()
             if record is not None:
                 history.append(record)

@@ -1,0 +1,105 @@
+"""WarPI+: selection, posterior and the use of trusted examples, against naive loops."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from warpi.functional.selection import rank_within_classes
+from warpi.methods.warpi_plus import WarPIPlus
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task, Truth
+
+RECIPE = Recipe(net="conv4", epochs=4, batch_size=16, meta_batch_size=6)
+
+
+def started(task: Task, **settings: object) -> WarPIPlus:
+    method = WarPIPlus(**settings)  # type: ignore[arg-type]
+    method.start(task, RECIPE)
+    return method
+
+
+def test_rank_within_classes() -> None:
+    losses = torch.tensor([0.3, 0.1, 0.2, 0.5, 0.4, 0.0])
+    y = torch.tensor([0, 1, 0, 3, 1, 0])
+    assert rank_within_classes(losses, y, 4).tolist() == [2, 0, 1, 0, 1, 0]
+
+
+def test_selection_takes_small_losses_of_each_class(pictures: tuple[Task, Truth]) -> None:
+    method = started(pictures[0], rho=0.5, agreement=1.0)
+    y = pictures[0].train.y
+    p = torch.rand(len(y), 3, generator=torch.Generator().manual_seed(0)) + 0.1
+    method.memory.copy_(p / p.sum(1, keepdim=True))
+    method.select(0.0)
+    sharp = method.memory**2 / (method.memory**2).sum(1, keepdim=True)
+    for k in range(3):
+        rows = (y == k).nonzero()[:, 0]
+        expected_right = sharp[rows, k].sum()
+        ranked = sorted(rows.tolist(), key=lambda row: -float(method.memory[row, k]))
+        n = int((torch.arange(len(rows)) < 0.5 * expected_right).sum())
+        assert set(rows[method.selected[rows] > 0].tolist()) == set(ranked[:n])
+        counted = torch.stack([sharp[y == j, k].sum() for j in range(3)])
+        torch.testing.assert_close(method.transition[k], counted / counted.sum())
+
+
+def test_agreeing_predictions_are_selected_too(pictures: tuple[Task, Truth]) -> None:
+    method = started(pictures[0], rho=0.0, agreement=0.9)
+    y = pictures[0].train.y
+    method.memory.copy_(torch.full((3, 3), 0.02).fill_diagonal_(0.96)[y])
+    method.memory[0] = 1 / 3
+    method.select(0.0)
+    assert method.selected[0] == 0
+    assert method.selected[1:].all()
+
+
+def test_rho_moves_to_its_last_value(pictures: tuple[Task, Truth]) -> None:
+    method = started(pictures[0], rho=1.0, rho_last=0.0, agreement=1.0)
+    method.select(1.0)
+    assert not method.selected.any()
+    method.select(0.5)
+    half = method.selected.sum()
+    method.select(0.0)
+    assert 0 < half < method.selected.sum()
+
+
+def test_posterior_weighs_predictions_by_the_transition_matrix(pictures: tuple[Task, Truth]) -> None:
+    method = started(pictures[0], align=0.0, temperature=1.0)
+    method.transition.copy_(torch.tensor([[0.8, 0.2, 0.0], [0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]))
+    batch = method.loader.draw()
+    q = method.correct(batch)
+    p = method.averaged_nets[0](batch.x).softmax(1).detach()
+    for i, y in enumerate(batch.y.tolist()):
+        expected = p[i] * method.transition[:, y]
+        torch.testing.assert_close(q[i], expected / expected.sum(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(method.memory[batch.rows[i]], 0.8 / 3 + 0.2 * p[i])
+
+
+def test_alignment_moves_the_mean_toward_the_prior(pictures: tuple[Task, Truth]) -> None:
+    batch = started(pictures[0]).loader.draw()
+    means = []
+    for align in (0.0, 1.0):
+        method = started(pictures[0], align=align)
+        method.prior.copy_(torch.tensor([0.8, 0.1, 0.1]))
+        means.append(method.correct(batch).mean(0)[0])
+    assert means[1] > means[0]
+
+
+@pytest.mark.parametrize("use_trusted", [True, False])
+def test_trusted_examples_are_used_only_if_wanted(use_trusted: bool, pictures: tuple[Task, Truth]) -> None:
+    method = started(pictures[0], use_trusted=use_trusted)
+    list(method.epoch(0))
+    assert (method.meta_loader.count > 0) == use_trusted
+    alone = WarPIPlus(use_trusted=use_trusted)
+    alone.start(replace(pictures[0], meta=None), RECIPE)
+    assert len(list(alone.epoch(0))) == len(alone.loader)
+
+
+def test_selection_begins_after_the_warm_up(pictures: tuple[Task, Truth]) -> None:
+    task, _ = pictures
+    method = started(task, warm_up=2.0)
+    for t in range(4):
+        list(method.epoch(t))
+        assert method.warming == (t < 2)
+        method.update_averages(100)
+    assert 0 < method.selected.sum() < len(task.train)
+    assert method.memory.sum(1).allclose(torch.ones(len(task.train)))

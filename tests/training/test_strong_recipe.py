@@ -1,0 +1,157 @@
+"""The strong recipe: warm-up, weight averaging, parameter groups, augmentation, mirrored test views."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warpi.autodiff.inference import infer
+from warpi.autodiff.passes import PassConfig, configure_passes
+from warpi.errors import UserError
+from warpi.methods.registry import make_method
+from warpi.nets.fastnet import FastNet
+from warpi.runs.run import fit, fitting
+from warpi.training import checkpoint
+from warpi.training.engine import TrainingState, train
+from warpi.training.method import Method
+from warpi.training.presets import RECIPES, expand_recipe
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task, Truth
+
+SMALL = {"net": "conv4", "epochs": 3, "batch_size": 16, "meta_batch_size": 6, "precision": "32"}
+RECIPE = Recipe(**{**RECIPES["strong"], **SMALL})
+
+
+def started(name: str, task: Task, recipe: Recipe = RECIPE) -> Method:
+    method = make_method(name)
+    method.start(task, recipe)
+    return method
+
+
+def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def test_learning_rate_rises_step_by_step_and_then_follows_the_schedule() -> None:
+    recipe = Recipe(lr=1.0, schedule="cosine", epochs=4, lr_warmup=2.0)
+    plain = replace(recipe, lr_warmup=0.0)
+    assert recipe.lr_at(0, done=0.5) == pytest.approx(0.25 * plain.lr_at(0))
+    assert recipe.lr_at(1, done=0.5) == pytest.approx(0.75 * plain.lr_at(1))
+    assert recipe.lr_at(3) == plain.lr_at(3)
+    assert recipe.lr_at(2, beginnings=(0, 2), done=0.5) == pytest.approx(0.25)  # a second training warms up again
+
+
+def test_every_step_of_the_warm_up_has_its_rate(pictures: tuple[Task, Truth]) -> None:
+    method = started("ce", pictures[0], replace(RECIPE, lr=1.0, schedule="constant", lr_warmup=1.0))
+    rates: list[float] = []
+    step = method.step
+    method.step = lambda batch: rates.append(float(method.lr)) or step(batch)  # type: ignore[assignment, func-returns-value, method-assign]
+    list(islice(train(method, *pictures), 2 * len(method.loader)))
+    n = len(method.loader)
+    assert rates[: n + 1] == pytest.approx([(i + 1) / n for i in range(n)] + [1.0])
+
+
+def test_no_weight_decay_on_norms_and_biases() -> None:
+    net = FastNet((1, 8, 8), 3, widths=(4, 4, 4))
+    filters, vectors = Recipe(decay_norms=False).make_optimizer(net.parameters()).param_groups
+    assert filters["weight_decay"] > 0 == vectors["weight_decay"]
+    assert {p.dim() for p in filters["params"]} == {2, 4}
+    assert {p.dim() for p in vectors["params"]} == {1}
+    adam = Recipe(optimizer="adam", decay_norms=False).make_optimizer(net.parameters())
+    assert [group["weight_decay"] for group in adam.param_groups] == [5e-4, 0.0]
+    assert len(Recipe().make_optimizer(net.parameters()).param_groups) == 1
+
+
+def test_nesterov_needs_momentum() -> None:
+    assert Recipe(nesterov=True).make_optimizer([torch.nn.Parameter(torch.ones(2))]).param_groups[0]["nesterov"]
+    with pytest.raises(UserError, match="Nesterov"):
+        Recipe(nesterov=True, momentum=0.0)
+
+
+def test_averaged_weights_follow_and_predict(pictures: tuple[Task, Truth]) -> None:
+    method = started("ce", pictures[0], replace(RECIPE, average=0.9))
+    (averaged,) = method.averaged_nets
+    assert method.predictors == [averaged]
+    before = [p.clone() for p in averaged.parameters()]
+    with torch.no_grad():
+        for p in method.net.parameters():
+            p.add_(1.0)
+    method.update_averages(1)  # early, a step keeps little
+    for p, old in zip(averaged.parameters(), before, strict=True):
+        torch.testing.assert_close(p, old + 0.9)
+    method.update_averages(1000)
+    for p, old in zip(averaged.parameters(), before, strict=True):
+        torch.testing.assert_close(p, old + 0.91)
+    assert started("ce", pictures[0], replace(RECIPE, average=0.0)).predictors != [averaged]
+
+
+def test_mirrored_views_make_predictions_symmetric(pictures: tuple[Task, Truth]) -> None:
+    x = next(iter(pictures[0].train.batches(5))).x
+    method = started("ce", pictures[0])
+    torch.testing.assert_close(method.predict(x), method.predict(x.flip(-1)))
+    plain = started("ce", pictures[0], replace(RECIPE, mirror_test=False))
+    assert not torch.allclose(plain.predict(x), plain.predict(x.flip(-1)))
+
+
+@pytest.mark.parametrize("name", ["ce", "warpi_plus"])
+def test_a_run_resumed_within_an_epoch_ends_the_same(name: str, pictures: tuple[Task, Truth], tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    whole = started(name, pictures[0])
+    at = TrainingState()
+    items = train(whole, *pictures, at)
+    stop = len(whole.loader) + 3  # the second epoch, within the warm-up of the learning rate
+    early = [item for item in islice(items, stop) if item]
+    checkpoint.save(file, {"method": checkpoint.state_of(whole), "position": vars(at)})
+    late = [item for item in items if item]
+
+    resumed = started(name, pictures[0])
+    state = checkpoint.load(file)
+    checkpoint.restore(resumed, state["method"])
+    records = [item for item in train(resumed, *pictures, TrainingState(**state["position"])) if item]
+    assert len(early) == 1
+    assert untimed(records) == untimed(late)
+    for a, b in zip(whole.averaged_nets[0].parameters(), resumed.averaged_nets[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_checkpoints_of_some_epochs_only(tmp_path: Path) -> None:
+    """An interrupted run resumes from the last checkpoint and ends like one that was not interrupted."""
+    settings: dict[str, Any] = {"method": "ce", "data": "digits", "limit": 100, "epochs": 5, "checkpoint_epochs": 2}
+    run = fitting(tmp_path / "run", **settings)
+    records = 0
+    while records < 3:
+        records += next(run) is not None
+    run.close()
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")["position"]["epoch"] == 2
+    resumed = fit(tmp_path / "run", resume=True).history
+    assert untimed(resumed) == untimed(fit(tmp_path / "whole", **settings).history)
+
+
+def test_a_named_recipe_sets_what_is_not_set() -> None:
+    settings = expand_recipe({"recipe": "strong", "epochs": 7})
+    assert settings["epochs"] == 7
+    assert settings["average"] == RECIPES["strong"]["average"]
+    assert "recipe" not in settings
+    with pytest.raises(UserError, match="strong"):
+        expand_recipe({"recipe": "strung"})
+
+
+def test_stored_recipes_leave_out_later_fields_at_their_default() -> None:
+    assert "average" not in Recipe().stored()
+    assert Recipe(average=0.5).stored()["average"] == 0.5
+    assert Recipe(**Recipe(average=0.5).stored()) == Recipe(average=0.5)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_infer_gives_the_logits_of_evaluation_mode(compile: bool) -> None:
+    net = configure_passes(FastNet((2, 8, 8), 3, widths=(4, 4, 4)), PassConfig(compile=compile)).eval()
+    x = torch.randn(5, 2, 8, 8)
+    for _ in range(2):
+        torch.testing.assert_close(infer(net, x), net(x).detach())
+        with torch.no_grad():
+            net.fc.bias.add_(1.0)  # weights may change between two calls
+    with pytest.raises(ValueError, match="evaluation mode"):
+        infer(net.train(), x)
