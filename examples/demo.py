@@ -1,10 +1,10 @@
-"""The main job on the embedded data: 40 % of the digits' labels are wrong, 50 examples can be trusted, five seeds.
+"""Train several methods on digits with 40 % wrong labels, 50 trusted examples and five seeds.
 
     make demo                                  five methods on `pair` noise, to runs/demo
-    python examples/demo.py --all OUT          every method, and WarPI's outputs, on three kinds of noise
+    python examples/demo.py --all OUT          more methods and outputs of WarPI, on three kinds of noise
 
-Every run is an ordinary `warpi fit`, the report at the end an ordinary `warpi report`. Runs that are complete are not
-repeated, so a second call only prints the table.
+Each run is a `warpi fit`; at the end `warpi report` compares all runs. Finished runs are not repeated, so a second call
+only prints the table.
 """
 
 import os
@@ -17,13 +17,13 @@ from pathlib import Path
 from warpi.cli.app import main as warpi
 
 DEMO = ("warpi", "warpi_detc", "mwnet", "clean_only", "ce")
-PUBLISHED = "warpi --output sigmoid --label-input embedding"  # as the code of its authors has it
+PUBLISHED = "warpi --output sigmoid --label-input embedding"  # as in the published code
 ALL = (*DEMO, "fine_tune", PUBLISHED, "warpi --output sigmoid", "warpi --output unbounded")
 SEEDS = range(10, 15)  # the defaults for tables were chosen on seeds 0 to 5
 
 
 def run(job: tuple[Path, str, str, int]) -> str:
-    """One `warpi fit`, on one core: two runs side by side are faster than one run on two cores."""
+    """Run `warpi fit` on one core: two runs at a time are faster than one run on two cores."""
     out, noise, method, seed = job
     folder = out / "-".join((noise.partition(":")[0], *method.split()[::2], str(seed)))
     flags = f"--data digits --noise {noise} --meta 50 --method {method} --seed {seed} --threads 1 --device cpu --quiet"

@@ -1,10 +1,10 @@
-"""Few-shot learning on tasks of your own: curves of pendulums that come to rest, each seen at six moments.
+"""Few-shot learning on your own tasks: curves of damped pendulums, each measured at six times.
 
     python examples/fewshot_own_tasks.py
 
-Every pendulum has its own swing, frequency and damping. A learner that has seen many of them predicts a new one from
-six measurements, and says how sure it is. Anything that gives tensors [tasks, examples, features] will do as a source
-of tasks; with `Problem(shape, ways=5)` and class numbers as targets it is classification.
+Each pendulum has its own amplitude, frequency and damping. A learner trained on many of them predicts a new one from
+six measurements, with a standard deviation. Tasks are tensors [tasks, examples, features]; for classification, use
+`Problem(shape, ways=5)` and class numbers as targets.
 """
 
 import torch
@@ -16,7 +16,7 @@ from warpi.fewshot.learners.registry import make_learner
 
 
 def pendulums(tasks: int, generator: torch.Generator, seen: int = 6, asked: int = 20) -> Episode:
-    """Angles over time: [tasks, seen, 1] measurements to adapt to, and others to be judged by."""
+    """Angles over time: [tasks, seen, 1] measurements to adapt to, and [tasks, asked, 1] others to predict."""
     swing, frequency, damping, phase = torch.rand(4, tasks, 1, 1, generator=generator)
     t = 8 * torch.rand(tasks, seen + asked, 1, generator=generator)
     angle = (1 + 2 * swing) * torch.exp(-0.2 * damping * t) * torch.cos((1 + frequency) * t + 6.28 * phase)
@@ -51,11 +51,11 @@ def show(times: Tensor, truth: Tensor, mean: Tensor, std: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # tensors are small: threads would wait for one another
+    torch.set_num_threads(1)  # faster: the tensors are small
     ours = trained(make_learner("metavrf_evidence", proposals=8), steps=600)
     plain = trained(MetaVRF(norm="support"), steps=600)
     print(f"mean squared error on 500 new pendulums: {error(ours):.3f} (with the paper's kernel: {error(plain):.3f})")
     one = pendulums(1, torch.Generator().manual_seed(2))
-    adapted = ours.adapt(one.support_x[0], one.support_y[0])  # a single task of your own
+    adapted = ours.adapt(one.support_x[0], one.support_y[0])  # a single task
     times = one.query_x[0, :8]
     show(times, one.query_y[0, :8], adapted.predict(times), adapted.std(times))

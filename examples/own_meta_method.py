@@ -1,4 +1,4 @@
-"""Your own meta method: a small network weighs examples by loss and entropy, and learns from trusted ones how.
+"""A custom meta method: a network weighs examples by loss and entropy, and is trained on the trusted examples.
 
 python examples/own_meta_method.py
 warpi --use examples/own_meta_method.py fit --data digits --noise pair:0.4 --method entropy_weight --out runs/own
@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi import CE, Batch, Log, Method, Recipe, Task, load_dataset, make_task, train
+from warpi import CE, Batch, Log, Method, Recipe, Task, load_dataset, make_task, setting, train
 from warpi.functional.losses import cross_entropy
 from warpi.training.bilevel import bilevel_step
 from warpi.training.recipe import adam
@@ -19,27 +19,28 @@ from warpi.utils.seeding import derive, seeded
 
 @dataclass
 class EntropyWeight(Method):
-    """w = V(loss, entropy): V is trained so that the classifier's next step does well on the trusted examples."""
+    """w = V(loss, entropy): V is trained so that the classifier's next step lowers the loss on the trusted examples."""
 
-    needs_meta: ClassVar[bool] = True  # without trusted examples it cannot be trained, and tables say so
-    hidden: int = 32
-    meta_lr: float = 1e-3
+    needs_meta: ClassVar[bool] = True  # it cannot be trained without trusted examples
+    hidden: int = setting(32, "units in the hidden layer of V")
+    meta_lr: float = setting(1e-3, "learning rate of V")
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)  # the classifier `net`, its `optimizer`, the loaders
-        with seeded(derive(recipe.seed, "meta-network")):  # the same weights whenever this seed is run
+        with seeded(derive(recipe.seed, "meta-network")):  # the same initial weights for the same seed
             V = nn.Sequential(nn.Linear(2, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid())
-        self.V = V.to(task.train.y.device)  # what start makes is stored, and goes on after a stop
+        self.V = V.to(task.train.y.device)  # checkpoints store everything that start creates
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
 
     def step(self, batch: Batch) -> Log:
-        def weighted_loss(z: Tensor) -> Tensor:  # of the logits of the noisy batch, a function of V
-            losses, p = cross_entropy(z, batch.y), z.softmax(dim=1)  # [B], [B, K]
+        def weighted_loss(z: Tensor) -> Tensor:  # loss of the noisy batch, a function of V
+            losses = cross_entropy(z, batch.y)  # [B]
+            p = z.softmax(dim=1)  # [B, K]
             entropy = -(p * p.clamp_min(1e-9).log()).sum(1)  # [B]
             w: Tensor = self.V(torch.stack([losses, entropy], dim=1).detach())[:, 0]  # [B]
             return (w * losses).mean()
 
-        def meta_loss(z: Tensor, y: Tensor) -> Tensor:  # of the trusted batch, after the virtual step
+        def meta_loss(z: Tensor, y: Tensor) -> Tensor:  # loss of the trusted batch, after the virtual step
             return cross_entropy(z, y).mean()
 
         return bilevel_step(self, batch, weighted_loss, meta_loss, self.V.parameters(), self.meta_optimizer)

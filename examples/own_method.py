@@ -1,4 +1,4 @@
-"""Your own method in thirty lines: generalised cross-entropy (Zhang & Sabuncu, NeurIPS 2018) beside plain training.
+"""A custom method in thirty lines: generalized cross-entropy (Zhang & Sabuncu, NeurIPS 2018).
 
 python examples/own_method.py
 warpi --use examples/own_method.py fit --data digits --noise symmetric:0.4 --method my_gce --q 0.9 --out runs/mine
@@ -6,7 +6,7 @@ warpi --use examples/own_method.py fit --data digits --noise symmetric:0.4 --met
 
 from dataclasses import dataclass
 
-from warpi import CE, Batch, Log, Method, Recipe, load_dataset, make_task, train
+from warpi import CE, Batch, Log, Method, Recipe, load_dataset, make_task, setting, train
 from warpi.training.method import descend
 
 
@@ -14,7 +14,7 @@ from warpi.training.method import descend
 class GCE(Method):
     """Between cross-entropy (q -> 0) and absolute error (q = 1): L = (1 - p_y^q) / q."""
 
-    q: float = 0.7  # the larger, the less a wrong label weighs
+    q: float = setting(0.7, "exponent; larger values give wrong labels less weight")
 
     def step(self, batch: Batch) -> Log:
         p = self.net(batch.x).softmax(dim=1).gather(1, batch.y[:, None]).squeeze(1)  # [B]
@@ -23,7 +23,7 @@ class GCE(Method):
         return {"loss": loss.detach()}
 
 
-METHODS = {"my_gce": GCE(), "my_gce_q05": GCE(q=0.5)}  # what `warpi --use` knows it by
+METHODS = {"my_gce": GCE(), "my_gce_q05": GCE(q=0.5)}  # the names for `warpi --use`
 
 
 def accuracy(method: Method, epochs: int = 30) -> float:

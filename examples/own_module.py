@@ -1,4 +1,4 @@
-"""For PyTorch users: your own nn.Module, your own arrays, wrong labels found, and a file to ship.
+"""For PyTorch users: train your own nn.Module on arrays, find wrong labels, and save the model.
 
 python examples/own_module.py
 """
@@ -15,7 +15,7 @@ from warpi import NoisyLabelClassifier
 
 
 class Net(nn.Module):
-    """Any module that gives logits [B, K]; images come as [B, C, H, W], standardised."""
+    """Any module that returns logits [B, K]; images are standardized tensors [B, C, H, W]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,22 +28,22 @@ class Net(nn.Module):
 
 def main(epochs: int = 10) -> tuple[float, float]:
     digits = load_digits()
-    x, truth = digits.images[:, None].astype(np.float32), digits.target  # [N, 1, 8, 8]
-    chance = np.random.default_rng(0)
-    order = chance.permutation(len(x))
-    train, checked, test = order[:1300], order[1300:1400], order[1400:]
-    y = np.where(chance.random(len(x)) < 0.4, chance.integers(10, size=len(x)), truth)  # two in five labels are random
+    x = digits.images[:, None].astype(np.float32)  # [N, 1, 8, 8]
+    truth = digits.target
+    rng = np.random.default_rng(0)
+    train, checked, test = np.split(rng.permutation(len(x)), [1300, 1400])
+    y = np.where(rng.random(len(x)) < 0.4, rng.integers(10, size=len(x)), truth)  # 40 % of the labels are random
 
-    torch.manual_seed(0)  # of the initial weights
+    torch.manual_seed(0)  # for the initial weights
     settings = {"epochs": epochs, "batch_size": 64, "lr": 0.05, "random_state": 0, "settings": {"output": "tanh"}}
-    model = NoisyLabelClassifier("warpi", Net(), augment=False, **settings)  # a mirrored digit is none
+    model = NoisyLabelClassifier("warpi", Net(), augment=False, **settings)  # do not mirror digits
     model.fit(x[train], y[train], x[checked], truth[checked])
     suspicious = train[model.label_quality_ < 0.5]
     wrong = float(np.mean(y[suspicious] != truth[suspicious]))
     print(f"{len(suspicious)} suspicious labels, {100 * wrong:.0f} % of them wrong")
 
     with TemporaryDirectory() as folder:
-        model.save(Path(folder) / "digits.warpi")  # tensors and JSON, nothing pickled
+        model.save(Path(folder) / "digits.warpi")  # tensors and JSON, no pickle
         model = NoisyLabelClassifier.load(Path(folder) / "digits.warpi", net=Net())
     return 100 * model.score(x[test], truth[test]), wrong
 

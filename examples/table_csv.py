@@ -3,7 +3,7 @@
 python examples/table_csv.py
 
 The same from a shell:
-    warpi fit --data noisy.csv --label digit --meta-data checked.csv --test 0 --out run
+    warpi fit --data noisy.csv --label digit --trusted checked.csv --test 0 --out run
     warpi audit run --rows all --csv audit.csv
 """
 
@@ -25,22 +25,22 @@ def write_table(path: Path, x: np.ndarray, labels: np.ndarray) -> None:
         table.writerows([*row, label] for row, label in zip(x.astype(int).tolist(), labels.tolist(), strict=True))
 
 
-def correct(noisy: Path, corrected: Path, found: "warpi.audit.Audit") -> None:
-    """The same table, with the suggested label where the given one is probably wrong."""
+def correct(noisy: Path, corrected: Path, result: "warpi.audit.Audit") -> None:
+    """Write the table with the suggested labels in place of those that are probably wrong."""
     with noisy.open(newline="") as file:
         head, *rows = csv.reader(file)
-    for i in np.flatnonzero(found.is_label_issue):
-        rows[found.row[i]][-1] = found.classes[found.suggested[i]]
+    for i in np.flatnonzero(result.is_label_issue):
+        rows[result.row[i]][-1] = result.classes[result.suggested[i]]
     with corrected.open("w", newline="") as file:
         csv.writer(file).writerows([head, *rows])
 
 
 def main(folder: Path, epochs: int = 30) -> tuple[float, float]:
-    """Write the tables, find the wrong labels, mend them; how many labels are right before and after, in percent."""
+    """Write the tables, find and correct the wrong labels; return the percentage of right labels before and after."""
     x, truth = load_digits(return_X_y=True)
-    chance = np.random.default_rng(0)
-    given = np.where(chance.random(len(x)) < 0.4, (truth + 1) % 10, truth)  # 40 % are labelled as the next digit
-    checked = np.concatenate([np.flatnonzero(truth == digit)[:10] for digit in range(10)])  # a person looked at these
+    rng = np.random.default_rng(0)
+    given = np.where(rng.random(len(x)) < 0.4, (truth + 1) % 10, truth)  # 40 % get the label of the next digit
+    checked = np.concatenate([np.flatnonzero(truth == digit)[:10] for digit in range(10)])  # checked by a person
     rest = np.setdiff1d(np.arange(len(x)), checked)
     write_table(folder / "checked.csv", x[checked], truth[checked])
     write_table(folder / "noisy.csv", x[rest], given[rest])
@@ -49,11 +49,11 @@ def main(folder: Path, epochs: int = 30) -> tuple[float, float]:
     run = warpi.fit(
         out=folder / "run", data=data, label="digit", trusted=trusted, test=0.0, epochs=epochs, seed=0, quiet=True
     )
-    found = audit(run, rows="all")  # the rows that were held out for validation, too
-    correct(folder / "noisy.csv", folder / "corrected.csv", found)
+    result = audit(run, rows="all")  # including the rows held out for validation
+    correct(folder / "noisy.csv", folder / "corrected.csv", result)
 
-    rate = found.facts["noise_rate"]
-    print(f"{found.is_label_issue.sum()} of {len(found)} labels are probably wrong")
+    rate = result.facts["noise_rate"]
+    print(f"{result.is_label_issue.sum()} of {len(result)} labels are probably wrong")
     print(f"noise rate {100 * rate['rate']:.1f} %, 95 % interval {100 * rate['low']:.1f} to {100 * rate['high']:.1f}")
     with (folder / "corrected.csv").open(newline="") as file:
         after = np.array([int(row[-1]) for row in list(csv.reader(file))[1:]])

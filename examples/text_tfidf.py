@@ -1,4 +1,4 @@
-"""Text with wrong labels: tf-idf features stay sparse, and label_quality_ says which labels to look at.
+"""Text with wrong labels: train on sparse tf-idf features, and list the labels to check.
 
 python examples/text_tfidf.py
 """
@@ -33,18 +33,18 @@ FILLER = [
 ]
 
 
-def messages(n: int, chance: np.random.Generator) -> tuple[list[str], np.ndarray]:
-    """Made-up messages to a shop, a few telling words among many others."""
-    topics = chance.choice(list(TOPICS), n)
-    return [" ".join([*chance.choice(TOPICS[t].split(), 3), *chance.choice(FILLER, 8)]) for t in topics], topics
+def messages(n: int, rng: np.random.Generator) -> tuple[list[str], np.ndarray]:
+    """Random messages to a shop: three words about the topic, eight others."""
+    topics = rng.choice(list(TOPICS), n)
+    return [" ".join([*rng.choice(TOPICS[t].split(), 3), *rng.choice(FILLER, 8)]) for t in topics], topics
 
 
 def main(epochs: int = 20) -> tuple[float, float]:
-    chance = np.random.default_rng(0)
-    texts, truth = messages(1500, chance)
-    checked, checked_labels = messages(30, chance)
-    new, new_labels = messages(500, chance)
-    wrong = chance.random(len(truth)) < 0.4
+    rng = np.random.default_rng(0)
+    texts, truth = messages(1500, rng)
+    checked, checked_labels = messages(30, rng)
+    new, new_labels = messages(500, rng)
+    wrong = rng.random(len(truth)) < 0.4
     given = np.where(wrong, np.roll(list(TOPICS), -1)[[list(TOPICS).index(t) for t in truth]], truth)  # the next topic
 
     tfidf = TfidfVectorizer().fit(texts)
@@ -57,5 +57,5 @@ def main(epochs: int = 20) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    accuracy, found = main()
-    print(f"test accuracy {accuracy:.1f} %, AUROC of finding the wrong labels {found:.3f}")
+    accuracy, auroc = main()
+    print(f"test accuracy {accuracy:.1f} %, AUROC of finding the wrong labels {auroc:.3f}")

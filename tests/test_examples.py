@@ -1,12 +1,10 @@
-"""What the documentation shows runs, and what it points to is there."""
+"""The examples and the code in the documentation run, and links in the documentation work."""
 
 import contextlib
 import io
 import json
 import re
 import runpy
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,11 +16,11 @@ from warpi.cli.app import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-PAGES = [page for page in PAGES if page.name != "notes.md"]  # which are part of the page beside their folder
+PAGES = [page for page in PAGES if page.name != "notes.md"]  # notes are included in the page next to their folder
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
@@ -78,15 +76,15 @@ def test_own_method() -> None:
 
 def test_own_meta_method() -> None:
     module = runpy.run_path(str(ROOT / "examples" / "own_meta_method.py"))
-    assert module["accuracy"](module["METHODS"]["entropy_weight"], 12) > module["accuracy"](module["CE"](), 12)
+    assert module["accuracy"](module["METHODS"]["entropy_weight"], 9) > module["accuracy"](module["CE"](), 9)
 
 
-def test_scikit_learn_grid_search() -> None:
-    """Worker processes included: the classifier and the trusted rows travel there and back."""
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_scikit_learn_grid_search(n_jobs: int) -> None:
     main = runpy.run_path(str(ROOT / "examples" / "sklearn_grid_search.py"))["main"]
-    method, found, plain = main(epochs=10)
+    method, accuracy, plain = main(epochs=8, n_jobs=n_jobs)
     assert method == "warpi"
-    assert found > plain + 10
+    assert accuracy > plain + 10
 
 
 def test_text_tfidf() -> None:
@@ -119,7 +117,7 @@ def test_image_folder(tmp_path: Path) -> None:
 
 
 def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its cells in order, in one namespace, as a notebook runs them."""
+    """Run the cells in order in one namespace."""
     import tempfile
 
     import matplotlib
@@ -136,12 +134,12 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "clear the outputs"
     scope: dict[str, object] = {}
     for cell in code:
-        exec("".join(cell["source"]).replace("EPOCHS = 30", "EPOCHS = 8"), scope)
+        exec("".join(cell["source"]).replace("EPOCHS = 30", "EPOCHS = 6"), scope)
     assert len(shown) == 2
     assert (tmp_path / "report" / "report.html").stat().st_size > 20_000
-    said = re.search(r"warpi: test accuracy (\S+) %\n *ce: test accuracy (\S+) %", capsys.readouterr().out)
-    assert said
-    assert float(said[1]) > float(said[2]) + 10
+    line = re.search(r"warpi: test accuracy (\S+) %\n *ce: test accuracy (\S+) %", capsys.readouterr().out)
+    assert line
+    assert float(line[1]) > float(line[2]) + 10
 
 
 def test_fewshot_own_tasks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,14 +154,13 @@ def test_fewshot_own_tasks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_demo(tmp_path: Path) -> None:
-    """One run and the report of the demo; the whole of it is `make demo`, which CI runs too."""
+    """One run and the report of the demo; CI runs all of it with `make demo`."""
     module = runpy.run_path(str(ROOT / "examples" / "demo.py"))
     assert module["run"]((tmp_path, "pair:0.4", "ce", 0)) == "pair-ce-0"
     before = (tmp_path / "pair-ce-0" / "results.jsonl").read_text()
-    assert module["run"]((tmp_path, "pair:0.4", "ce", 0)) == "pair-ce-0", "a complete run is not repeated"
+    assert module["run"]((tmp_path, "pair:0.4", "ce", 0)) == "pair-ce-0", "a finished run is not repeated"
     assert (tmp_path / "pair-ce-0" / "results.jsonl").read_text() == before
-    command = [sys.executable, "-m", "warpi", "report", str(tmp_path), "--json", str(tmp_path / "summary.json")]
-    subprocess.run(command, check=True, capture_output=True)
+    assert main(["report", str(tmp_path), "--json", str(tmp_path / "summary.json")]) == 0
     (row,) = json.loads((tmp_path / "summary.json").read_text())
     assert {"method", "data", "noise", "net", "n_seeds", "last_mean", "last_std", "val_mean", "best_mean"} <= set(row)
     assert (row["method"], row["n_seeds"]) == ("ce", 1)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warpi.training.task import Task as Task
     from warpi.training.task import Truth as Truth
     from warpi.training.task import make_task as make_task
+    from warpi.utils.field_checks import setting as setting
 
 _HOME = {
     "warpi.datasets.registry": ("DATASETS",),
@@ -57,6 +58,7 @@ _HOME = {
     "warpi.training.recipe": ("Recipe",),
     "warpi.runs.run": ("Run", "fit"),
     "warpi.training.task": ("Task", "Truth", "make_task"),
+    "warpi.utils.field_checks": ("setting",),
     "warpi.data.batch": ("Batch",),
 }
 """The module of each public name. It is imported at first use, so that `import warpi` does not load torch."""
