@@ -1,0 +1,150 @@
+"""Train CIFAR-10 with the strong recipe, several runs in one process, one after the other, within a time limit.
+
+    python -m benchmarks.strong_images --root DATA --out OUT --smoke              two epochs of each kind, with speeds
+    python -m benchmarks.strong_images --root DATA --out OUT --seconds 560 --runs ce_clean plus_random1 ...
+
+Each run leaves a run folder in OUT without its checkpoint, and a line in OUT/summary.jsonl. A run that would pass the
+time limit is stopped; its results so far stay.
+"""
+
+import argparse
+import json
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpi.methods.warpi_plus import WarPIPlus
+from warpi.runs.run import Run, fitting
+from warpi.runs.spec import read_once
+
+CE: dict[str, Any] = {"method": "ce", "meta": 0, "epochs": 200}
+PLUS: dict[str, Any] = {"method": "warpi_plus", "meta": 1000, "epochs": 100}
+RUNS: dict[str, dict[str, Any]] = {
+    "ce_clean": CE,
+    "ce_clean_no_mixup": {**CE, "mixup": 0.0, "label_smoothing": 0.1},
+    "ce_random1": {**CE, "noise": "given:random1"},
+    "plus_random1": {**PLUS, "noise": "given:random1"},
+    "plus_flip": {**PLUS, "noise": "flip:0.4"},
+    "plus_uniform": {**PLUS, "noise": "uniform:0.6"},
+    "plus_instance": {**PLUS, "noise": "instance:0.4"},
+    "plus_random1_untrusted": {**PLUS, "noise": "given:random1", "meta": 0},
+    "plus_flip_untrusted": {**PLUS, "noise": "flip:0.4", "meta": 0},
+    "plus_random1_strict": {**PLUS, "noise": "given:random1", "rho": 0.75, "agreement": 0.98},
+    "plus_flip_strict": {**PLUS, "noise": "flip:0.4", "rho": 0.75, "agreement": 0.98},
+    "plus_uniform_strict": {**PLUS, "noise": "uniform:0.6", "rho": 0.75, "agreement": 0.98},
+    "plus_random1_falling": {**PLUS, "noise": "given:random1", "rho_last": 0.6, "agreement": 0.99},
+    "plus_random1_long": {**PLUS, "noise": "given:random1", "epochs": 200},
+    "plus_flip_long": {**PLUS, "noise": "flip:0.4", "epochs": 200},
+    "plus_uniform_long": {**PLUS, "noise": "uniform:0.6", "epochs": 200},
+}
+SMOKE = ("ce_clean", "plus_random1", "plus_random1_untrusted")
+COMMON: dict[str, Any] = {"data": "cifar10", "recipe": "strong", "val": 0.0, "checkpoint_epochs": 10**6}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", required=True, help="folder of CIFAR-10 and CIFAR-N")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=[])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--seconds", type=float, default=560.0, help="time limit of all runs together")
+    parser.add_argument("--smoke", action="store_true", help="a few epochs of each kind of run instead")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings of all runs")
+    given = parser.parse_args()
+    deadline = time.monotonic() + given.seconds
+    settings = {key: json.loads(value) for key, _, value in (text.partition("=") for text in given.set)}
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.smoke:
+        settings = {"epochs": 4, "warm_up": 2.0, "compile": True, **settings}
+    with read_once():
+        for seed in given.seeds:
+            for name in given.runs or SMOKE:
+                own = {k: v for k, v in settings.items() if k != "warm_up" or RUNS[name]["method"] == "warpi_plus"}
+                try:
+                    run_one(given.out, f"{name}_seed{seed}", {**RUNS[name], **own, "seed": seed}, given.root, deadline)
+                except Exception:  # the next run may succeed
+                    traceback.print_exc()
+
+
+def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline: float) -> None:
+    """Train until the end or the deadline, and append what came of it to summary.jsonl."""
+    began = time.monotonic()
+    if began >= deadline:
+        print(f"{name}: no time left", flush=True)
+        return
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    training = fitting(out / name, root=root, quiet=True, **COMMON, **settings)
+    history: list[dict[str, float]] = []
+    run: Run | None = None
+    try:
+        while time.monotonic() < deadline:
+            record = next(training)
+            if record is not None:
+                history.append(record)
+                if len(history) % 5 == 0 or len(history) <= 4:
+                    shown = {key: round(value, 3) for key, value in record.items() if key != "test_ece"}
+                    print(f"{name} {shown} {time.monotonic() - began:.0f} s", flush=True)
+        training.close()
+    except StopIteration as end:
+        run = end.value
+    summary: dict[str, Any] = {"name": name, "finished": run is not None, "epochs": len(history)}
+    summary["wall_seconds"] = time.monotonic() - began
+    if history:
+        seconds = [record["seconds"] for record in history]
+        later = sorted(seconds[len(seconds) // 2 :])
+        summary |= {"test_acc": history[-1]["test_acc"], "best_test_acc": max(r["test_acc"] for r in history)}
+        summary |= {"training_seconds": sum(seconds), "epoch_seconds": later[len(later) // 2]}
+    if on_gpu:
+        summary["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    if run is not None:
+        summary |= measure(run)
+    for file in (out / name).glob("checkpoint*"):
+        file.unlink()
+    with (out / "summary.jsonl").open("a") as lines:
+        lines.write(json.dumps(summary) + "\n")
+    print(json.dumps(summary), flush=True)
+
+
+def measure(run: Run) -> dict[str, float]:
+    """Accuracy without mirrored views and, for WarPI+, how well it tells right labels from wrong ones."""
+    learner, truth = run.method, run.truth
+    assert truth.test is not None
+    hits = 0
+    for batch in truth.test.batches(1000):
+        with torch.no_grad():
+            z = learner.predictors[0].eval()(batch.x)
+        hits += int((z.argmax(1) == batch.y).sum())
+    found = {"test_acc_one_view": 100 * hits / len(truth.test)}
+    if isinstance(learner, WarPIPlus) and truth.clean is not None:
+        y = run.task.train.y
+        clean = truth.clean.to(y.device)
+        right = clean == y
+        selected = learner.selected > 0
+        found["selected"] = selected.float().mean().item()
+        found["selected_right"] = right[selected].float().mean().item()
+        found["recall_of_right"] = selected[right].float().mean().item()
+        p = learner.memory
+        found["memory_acc"] = (p.argmax(1) == clean).float().mean().item()
+        found["auroc_wrong"] = auroc(-p.gather(1, y[:, None])[:, 0], ~right)
+    return found
+
+
+def auroc(score: Tensor, positive: Tensor) -> float:
+    """Probability that a positive has a higher score than a negative; ties are broken by order."""
+    ranks = torch.empty(len(score), dtype=torch.float64)
+    ranks[score.double().cpu().argsort()] = torch.arange(1, len(score) + 1, dtype=torch.float64)
+    positive = positive.cpu()
+    n, m = int(positive.sum()), int((~positive).sum())
+    if not n or not m:
+        return float("nan")
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m))
+
+
+if __name__ == "__main__":
+    main()
