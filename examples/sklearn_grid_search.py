@@ -21,8 +21,8 @@ def main(epochs: int = 15, n_jobs: int = 2) -> tuple[str, float, float]:
         trusted[np.flatnonzero(truth == digit)[:6]] = True
     y[trusted] = truth[trusted]
 
-    # GridSearchCV splits `trusted` together with the rows; each fold needs trusted rows of every class. Most labels in a
-    # fold are noisy, so scores are too low, but the order of the candidates is usually right.
+    # GridSearchCV splits `trusted` together with the rows; each fold needs trusted rows of every class. Most labels in
+    # a fold are noisy, so scores are too low, but the order of the candidates is usually right.
     folds = StratifiedKFold(2, shuffle=True, random_state=0).split(x, y + 10 * trusted)
     grid = GridSearchCV(
         NoisyLabelClassifier(epochs=epochs, random_state=0),
