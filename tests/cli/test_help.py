@@ -98,6 +98,7 @@ def test_fit_help_shows_the_common_flags(parser_of: Callable[..., Parser], capsy
     assert main(["fit", "--help"]) == 0
     assert capsys.readouterr().out == HELP
     short = re.findall(r"^  (--[\w-]+)", HELP, re.MULTILINE)
+    assert re.findall(r"^  (--[\w-]+) .*?  +\S+ \S+ \S+", HELP, re.MULTILINE) == short, "every flag is described"
     assert {"--data", "--label", "--trusted", "--labels", "--method", "--out", "--resume", "--device"} <= set(short)
     every = {flag: action for action in parser_of("fit")._actions for flag in action.option_strings}
     assert set(short) <= set(every)

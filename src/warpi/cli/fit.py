@@ -29,7 +29,7 @@ training:
   --net NAME            network from `warpi list nets` (default: depends on the data)
   --epochs N            number of passes over the data (default: depends on the data)
   --seed N              random seed (default: 0)
-  --device auto|cpu|cuda
+  --device NAME         auto, cpu or cuda: the device to train on (default: auto)
 
 run folder:
   --out DIR             where to write the run
