@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from warpi.autodiff import checked_trace as retrace
 from warpi.autodiff import passes
-from warpi.autodiff.passes import PassConfig, along, at, configure_passes, forward
+from warpi.autodiff.passes import PassConfig, configure_passes, forward, forward_at, moved_names
 from warpi.autodiff.trace import Point, trace
 from warpi.errors import UserError
 from warpi.nets.preact_resnet import stage
@@ -46,7 +46,7 @@ def trace_of(net: nn.Module) -> passes.Passes:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("net", NETS)
 def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: pytest.LogCaptureFixture) -> None:
-    passes._tell_untraced.cache_clear()
+    passes._warn_untraced.cache_clear()
     s = Setting(net, "warpi", device)
     with seeded(3):
         wanted_value, wanted = s.oracle()
@@ -140,7 +140,7 @@ class Remembering(nn.Module):
 
 def test_parts_that_cannot_be_repeated() -> None:
     net = configure_passes(Remembering(), PassConfig(accumulate=2))
-    with pytest.raises(UserError, match="cannot go through Remembering in parts"):
+    with pytest.raises(UserError, match="cannot pass through Remembering in parts"):
         net(torch.randn(8, 5)).sum().backward()
 
 
@@ -152,7 +152,7 @@ def test_through_the_last_children_only(compile: bool) -> None:
     """With the first children frozen, the whole gradient is that of the last ones."""
     s, frozen = Setting("residual", "warpi"), Setting("residual", "warpi")
     configure_passes(s.net, PassConfig(depth=2, compile=compile))
-    names = along(s.net)
+    names = moved_names(s.net)
     assert {name.split(".")[0] for name in names} == {"shortcut", "fc"}
     for name, p in frozen.net.named_parameters():
         p.requires_grad_(name in names)
@@ -165,7 +165,7 @@ def test_through_the_last_children_only(compile: bool) -> None:
 def test_a_depth_without_weights() -> None:
     net = nn.Sequential(nn.Linear(5, K), nn.Linear(K, K).requires_grad_(False))
     with pytest.raises(UserError, match="last 1 children of Sequential have no weights"):
-        along(configure_passes(net, PassConfig(depth=1)))
+        moved_names(configure_passes(net, PassConfig(depth=1)))
 
 
 # --- finite difference ------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Fickle(nn.Module):
 
 @pytest.mark.parametrize(("kind", "why"), [("python", "generators"), ("counts", "numbers"), ("values", "")])
 def test_networks_that_change_are_not_traced(kind: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
-    passes._tell_untraced.cache_clear()
+    passes._warn_untraced.cache_clear()
     net = configure_passes(Fickle(kind), TRACED)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -367,7 +367,7 @@ def test_tensors_that_a_network_holds() -> None:
 
 def test_networks_that_are_the_same_share_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     x, traced = torch.randn(4, 5), []
-    monkeypatch.setattr(retrace, "_known", OrderedDict())
+    monkeypatch.setattr(retrace, "_cache", OrderedDict())
     monkeypatch.setattr(retrace, "trace", lambda *a, **k: traced.append(1) or trace(*a, **k))
     for wanted in (1, 1, 2):  # the third has other shapes
         layers = nn.Linear(5, 8 * wanted), nn.Tanh(), nn.Linear(8 * wanted, K)
@@ -467,7 +467,7 @@ def test_a_new_shape_is_a_new_trace() -> None:
 
 
 def test_too_many_shapes_are_done_plainly_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    passes._tell_untraced.cache_clear()
+    passes._warn_untraced.cache_clear()
     net = configure_passes(nn.Linear(5, K), TRACED)
     with caplog.at_level(logging.WARNING):
         for n in range(2, 14):
@@ -494,7 +494,7 @@ def test_a_pass_elsewhere_touches_nothing() -> None:
         s = Setting("residual", "warpi")
         before = {name: t.clone() for name, t in s.net.state_dict().items()}
         configure_passes(s.net, way)
-        done = at(s.net, {name: p + 1 for name, p in s.net.named_parameters()}, s.x)
+        done = forward_at(s.net, {name: p + 1 for name, p in s.net.named_parameters()}, s.x)
         assert all(d.abs().sum() > 0 for d in done.vjp(torch.ones_like(done.z)))
         assert all(torch.equal(before[name], t) for name, t in s.net.state_dict().items())
         assert all(p.grad is None for p in s.net.parameters())

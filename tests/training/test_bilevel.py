@@ -420,14 +420,14 @@ def test_the_global_generator_moves_as_by_two_plain_forwards(net: str) -> None:
 
 @pytest.mark.parametrize("net", NETS)
 def test_only_networks_that_need_it_are_differentiated_twice(net: str, caplog: pytest.LogCaptureFixture) -> None:
-    passes._tell.cache_clear()
+    passes._warn_no_jvp.cache_clear()
     for _ in "ab":  # two networks of one type, three steps each: one line
         s = Setting(net, "mwnet")
         with seeded(3):
             s.lookahead()
             s.lookahead()
             s.lookahead()
-        assert bool(passes._obstacles[s.net]) == (net in TWICE)
+        assert bool(passes._jvp_obstacles[s.net]) == (net in TWICE)
     assert [r.name for r in caplog.records] == ["warpi.autodiff.passes"] * (net in TWICE)
     assert all("exact, but slower" in r.getMessage() and type(s.net).__name__ in r.getMessage() for r in caplog.records)
 
@@ -446,11 +446,11 @@ def test_the_failing_product_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_network_is_forgotten_with_its_last_reference() -> None:
     s = Setting("spectral norm", "warpi")
     s.lookahead()
-    net, known = weakref.ref(s.net), len(passes._obstacles)
+    net, known = weakref.ref(s.net), len(passes._jvp_obstacles)
     del s
     gc.collect()
     assert net() is None
-    assert len(passes._obstacles) < known
+    assert len(passes._jvp_obstacles) < known
 
 
 @pytest.mark.parametrize("net", TWICE)
@@ -473,7 +473,7 @@ def test_lstm_in_single_precision() -> None:
     wanted_value, wanted = s.oracle()
     s.net, s.V, s.x, s.x_meta = s.net.float(), s.V.float(), s.x.float(), s.x_meta.float()
     value, grads = s.lookahead()
-    assert "mkldnn_rnn_layer" in passes._obstacles[s.net]
+    assert "mkldnn_rnn_layer" in passes._jvp_obstacles[s.net]
     assert float(value) == pytest.approx(float(wanted_value), rel=1e-5)
     assert_same([g.double() for g in grads], wanted, rtol=1e-3)
 
@@ -531,7 +531,7 @@ def test_want_of_memory_is_not_taken_for_a_missing_rule(monkeypatch: pytest.Monk
     monkeypatch.setattr(passes, "jvp", full)
     with pytest.raises(torch.OutOfMemoryError):
         s.lookahead()
-    assert s.net not in passes._obstacles
+    assert s.net not in passes._jvp_obstacles
 
 
 # --- the methods ----------------------------------------------------------------------------------------------------

@@ -416,7 +416,7 @@ class TestFullDisk:
     def test_the_old_file_is_intact_and_nothing_is_left_behind(self, file: Path) -> None:
         checkpoint.save(file, {"n": 1})
         before = file.read_bytes()
-        with full_disk(100_000), pytest.raises(UserError, match=r"cannot write .*checkpoint\.safetensors: .*intact"):
+        with full_disk(100_000), pytest.raises(UserError, match=r"cannot write .*checkpoint\.safetensors: .*unchanged"):
             checkpoint.save(file, {"x": torch.zeros(100_000)})
         assert file.read_bytes() == before
         assert [p.name for p in file.parent.iterdir()] == [file.name]

@@ -1,6 +1,6 @@
-"""BatchNorm with a forward-mode rule that costs what its backward rule costs.
+"""BatchNorm with a forward-mode rule as cheap as its backward rule.
 
-torch's own rule is some twenty small kernels, and in bf16 it gives float32 tangents, which the next layer refuses.
+Torch's rule takes about twenty small kernels, and in bf16 it returns float32 tangents, which the next layer rejects.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class forward_rules(TorchFunctionMode):
-    """BatchNorm with a rule of our own inside: two sums and one formula, in the dtype of the activations.
+    """Context manager: use a forward-mode rule for BatchNorm with two sums and one formula, in the activations' dtype.
 
-    Below `least` elements torch's own rule is used where it can be: there the time goes into python.
+    Inputs with fewer than `least` elements use torch's rule if possible, because python code dominates their time.
     """
 
     def __init__(self, least: int = 0) -> None:
@@ -38,10 +38,13 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     if not training and mean is not None and var is not None:  # a fixed affine map
-        scale, shift = torch.rsqrt(var + eps), -mean * torch.rsqrt(var + eps)
+        scale = torch.rsqrt(var + eps)
+        shift = -mean * scale
         if weight is not None:
-            scale, shift = scale * weight, shift * weight
-        shift = shift if bias is None else shift + bias
+            scale = scale * weight
+            shift = shift * weight
+        if bias is not None:
+            shift = shift + bias
         return (x * over_channels(scale, x) + over_channels(shift, x)).to(x.dtype)
     y: Tensor = _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps)[0]  # type: ignore[no-untyped-call]
     return y
@@ -52,9 +55,9 @@ def over_channels(t: Tensor, x: Tensor) -> Tensor:
 
 
 class _BatchNorm(torch.autograd.Function):
-    """y = w h + b, h = r (x - m), with mean m and r = 1 / deviation of the batch, by channel.
+    """y = w h + b, h = r (x - m), with the mean m and the inverse standard deviation r of the batch, per channel.
 
-    In forward mode:  dh = r (dx - mean(dx) - h mean(h dx)),  dy = w dh + dw h + db.
+    Forward mode:  dh = r (dx - mean(dx) - h mean(h dx)),  dy = w dh + dw h + db.
     """
 
     @staticmethod
@@ -84,9 +87,11 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dw: Tensor | None, db: Tensor | None, *_: Any) -> Any:
         x, w, m, r = ctx.saved_tensors
-        # not the dtype of m: without weights a kernel may give another one than a trace, by its meta rule, reckons with
-        dims, wide = [0, *range(2, x.dim())], torch.promote_types(x.dtype, torch.float32)
-        m, r = m.to(wide), r.to(wide)
+        dims = [0, *range(2, x.dim())]
+        # Do not use the dtype of m: without weights, a kernel may return another dtype than the trace assumes.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        m = m.to(wide)
+        r = r.to(wide)
         h = (x.to(wide) - over_channels(m, x)) * over_channels(r, x)
         parts = []
         if dx is not None:
@@ -101,7 +106,7 @@ class _BatchNorm(torch.autograd.Function):
         return dy.to(x.dtype), None, None, None, None
 
 
-def normalised(x: Tensor, m: Tensor, r: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+def normalize_relu(x: Tensor, m: Tensor, r: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
     """relu(w r (x - m) + b)"""
     y = (x.to(m.dtype) - over_channels(m, x)) * over_channels(r if w is None else r * w, x)
     return torch.relu(y if b is None else y + over_channels(b, x)).to(x.dtype)

@@ -9,37 +9,38 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-def own_parameters(net: nn.Module) -> dict[str, Tensor]:
+def trainable_parameters(net: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in net.named_parameters() if p.requires_grad}
 
 
-def detached(net: nn.Module, copy: bool) -> dict[str, Tensor]:
-    return {name: p.detach().clone() if copy else p.detach() for name, p in own_parameters(net).items()}
+def detach_trainable(net: nn.Module, *, copy: bool) -> dict[str, Tensor]:
+    """The trainable parameters without their graph. They share memory with the network unless `copy`."""
+    return {name: p.detach().clone() if copy else p.detach() for name, p in trainable_parameters(net).items()}
 
 
-def others(net: nn.Module) -> dict[str, Tensor]:
+def fixed_tensors(net: nn.Module) -> dict[str, Tensor]:
     """Frozen parameters and buffers."""
     frozen = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
     return {**frozen, **dict(net.named_buffers())}
 
 
-def filled(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients, zero where a parameter has no effect."""
+def fill_missing(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients with zeros for parameters that have no effect."""
     return [torch.zeros_like(p) if d is None else d for d, p in zip(grads, like, strict=True)]
 
 
 @contextmanager
 def plain_kernels(net: nn.Module) -> Iterator[None]:
-    """Kernels that can be differentiated twice or in forward mode, and draw the same masks in both passes."""
+    """Context manager: use kernels that support double backward and forward mode, and draw the same masks in both."""
     with ExitStack() as flags:
         flags.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if any(isinstance(m, nn.RNNBase) for m in net.modules()):  # for no other network: convolutions need cuDNN
+        if any(isinstance(m, nn.RNNBase) for m in net.modules()):  # only for RNNs, because convolutions need cuDNN
             flags.enter_context(torch.backends.cudnn.flags(enabled=False))
         yield
 
 
 def call_with(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The network with other parameters; its buffers (running statistics) are read from a copy and stay as they are."""
+    """Call the network with other parameters. Its buffers (running statistics) do not change."""
     buffers = {name: b.clone() for name, b in net.named_buffers()}
     z: Tensor = functional_call(net, (dict(theta), buffers), (x,))
     return z

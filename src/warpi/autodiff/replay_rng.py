@@ -1,6 +1,6 @@
-"""Passes that are done a second time draw what they drew the first time.
+"""Replay the random state of a forward pass, so that a repeated pass draws the same masks.
 
-Torch's own generator of a device is watched and set back; python's and numpy's can only be looked at.
+Torch's global generator of a device is recorded and restored. The generators of python and numpy are only compared.
 """
 
 import random
@@ -15,27 +15,29 @@ from torch import Tensor, nn
 _draws: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a network draws from the global generator
 
 
-def capturing(device: torch.device) -> bool:
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
 def record_rng(net: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
-    """The state of the global generator before what happens inside, if that draws from it.
+    """Context manager: record the state of the global generator at the start, if the code inside draws from it.
 
-    Found by looking at the generator, not for modules: F.dropout is none.
+    The list gets one element at the end, or none. Comparing generator states also detects functions such as F.dropout,
+    which a search for modules would miss.
     """
-    noted: list[Tensor] = []
-    if capturing(x.device):  # a graph cannot look
+    recorded: list[Tensor] = []
+    if is_capturing(x.device):  # states cannot be compared in a graph
         if _draws.get(net):
             raise RuntimeError("its network draws random numbers, which in a graph only traced passes can repeat")
-        yield noted
+        yield recorded
         return
     before = generator_state(x.device)
-    yield noted
+    yield recorded
     _draws[net] = not torch.equal(before, generator_state(x.device))
     if _draws[net]:
-        noted.append(before)
+        recorded.append(before)
 
 
 def generator_state(device: torch.device) -> Tensor:
@@ -43,19 +45,19 @@ def generator_state(device: torch.device) -> Tensor:
 
 
 @contextmanager
-def replay_rng(chance: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Draw inside what was drawn from `chance` on, and leave the global generator as it was."""
-    if chance is None:
+def replay_rng(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Context manager: draw from a recorded state inside, and restore the global generator at the end."""
+    if state is None:
         yield
         return
     with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
         if device.type == "cuda":
-            torch.cuda.set_rng_state(chance, device)
+            torch.cuda.set_rng_state(state, device)
         else:
-            torch.set_rng_state(chance)
+            torch.set_rng_state(state)
         yield
 
 
 def python_rng_state() -> object:
-    """The state of python's and numpy's generators, to be compared."""
+    """State of the generators of python and numpy, for comparison."""
     return random.getstate(), [str(part) for part in np.random.get_state()]  # noqa: NPY002

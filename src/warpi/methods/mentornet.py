@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.autodiff.passes import at
+from warpi.autodiff.passes import forward_at
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import follow_percentile, keep_at_random, self_paced
@@ -149,7 +149,7 @@ class MentorNetDD(Method):
         """One step of the mentor on a trusted batch; returns its loss."""
         meta = self.meta_loader.draw()
         weights = {name: w for name, w in self.net.named_parameters() if w.requires_grad}
-        z = at(self.net, weights, meta.x).z.detach()  # [M, K]
+        z = forward_at(self.net, weights, meta.x).z.detach()  # [M, K]
         u = torch.rand(z.shape, generator=self.generator, device=z.device)
         drawn = z - (-u.log()).log()  # its argmax is a sample of softmax(z)
         wrong = drawn.scatter(1, meta.y[:, None], -torch.inf).argmax(dim=1)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from warpi.autodiff.passes import at, forward
+from warpi.autodiff.passes import forward, forward_at
 from warpi.data.batch import Batch
 from warpi.errors import UserError
 from warpi.functional.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
@@ -124,7 +124,7 @@ class MLNT(Method):
             step = noisy.done.vjp((p - one_hot(y, K)) / B)
             distributed.average(step)
             moved = torch._foreach_sub(list(noisy.done.theta.values()), torch._foreach_mul(step, self.fast_lr))
-            after = at(self.net, dict(zip(noisy.done.theta, moved, strict=True)), batch.x)  # at theta_m
+            after = forward_at(self.net, dict(zip(noisy.done.theta, moved, strict=True)), batch.x)  # at theta_m
             z = after.z.detach()
             J += (soft_cross_entropy(z, target) - entropy(z_teacher)).mean() / self.updates
             torch._foreach_add_(gradient, after.vjp((z.softmax(dim=1) - target) * self.rate / (self.updates * B)))

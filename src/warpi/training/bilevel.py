@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from warpi.autodiff.passes import Forward, Pass, along, at, forward
+from warpi.autodiff.passes import Forward, Pass, forward, forward_at, moved_names
 from warpi.data.batch import Batch
 from warpi.errors import UserError
 from warpi.functional.losses import cross_entropy
@@ -131,9 +131,9 @@ def meta_gradient(
     z = noisy.z.detach().requires_grad_()
     (u,) = torch.autograd.grad(loss(z), z, create_graph=True)  # [B, K], a function of phi
 
-    step = done.vjp(u.detach(), some=True)
+    step = done.vjp(u.detach(), moved_only=True)
     distributed.average(step)
-    names = along(done.net)
+    names = moved_names(done.net)
     moved = torch._foreach_sub([done.theta[name] for name in names], torch._foreach_mul(step, lr))
     theta_hat = {**done.theta, **dict(zip(names, moved, strict=True))}
     del step, moved  # memory is short now: the activations of two batches are held
@@ -145,13 +145,13 @@ def meta_gradient(
 
 def _gradient_at(done: Pass, theta: dict[str, Tensor], x: Tensor, loss: LogitLoss) -> tuple[Tensor, dict[str, Tensor]]:
     """A loss at theta, and its gradient with respect to what the virtual step moves."""
-    there = at(done.net, {name: theta[name] for name in done.theta}, x)
+    there = forward_at(done.net, {name: theta[name] for name in done.theta}, x)
     z = there.z.detach().requires_grad_()
     value = loss(z)
     (u,) = torch.autograd.grad(value, z)
-    g = there.vjp(u, some=True)
+    g = there.vjp(u, moved_only=True)
     distributed.average(g)
-    return value.detach(), dict(zip(along(done.net), g, strict=True))
+    return value.detach(), dict(zip(moved_names(done.net), g, strict=True))
 
 
 def _add_gradient(phi: Sequence[Tensor], u: Tensor, weight: Tensor | None = None, *, shared: bool = True) -> None:
