@@ -109,7 +109,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["report", "nowhere"], "nowhere does not exist; give a run folder"),
     (["corrupt"], "required: --out"),
     (["FIT", "--data", "nothere.npz"], "no file or folder 'nothere.npz'"),
-    (["FIT", "--labels", "nothere.json"], "cannot read the noise manifest nothere.json"),
+    (["FIT", "--labels", "nothere.json"], "cannot read the noise file nothere.json"),
     (["FIT", "--weights", "nothere.pt"], "nothere.pt"),
     (["FIT", "--data", "cifar10", "--root", "nothere"], "cifar10 is not in nothere"),
     (["FIT", "--data", "{good}", "--trusted", "nothere.npz"], "no file or folder 'nothere.npz'"),
@@ -134,7 +134,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "{empty class}", "--meta", "0"], "1 of 4 classes have no example among the training rows: 'd'"),
     (["FIT", "--data", "{meta lacks}", "--meta", "4"], "class '2' has 0 examples"),
     (["FIT", "--data", "{good}", "--trusted", "{two}", "--meta", "3"], "class '2' has 0 examples"),
-    (["FIT", "--data", "{objects}"], "objects are refused"),
+    (["FIT", "--data", "{objects}"], "objects are rejected"),
     (["FIT", "--data", "{text}"], "text.npz"),
     (["FIT", "--data", "{none}"], "none.csv"),
     (["FIT", "--data", "{bare}"], "has no column 'label'; columns: a, b"),
@@ -149,7 +149,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "{ids}", "--drop", "id,label"], "ids.csv: 'label' holds the labels and cannot be dropped"),
     (
         ["FIT", "--data", "{ids}", "--drop", "id, a"],
-        "no column is left to learn from; columns: id, a, label; --drop le",
+        "no feature column is left; columns: id, a, label; --drop le",
     ),
     (["corrupt", "--drop", "id", "--out", "n.json", "--noise", "pair:0.1"], "digits is no table; --drop is for tables"),
     (

@@ -49,9 +49,9 @@ def test_truth_is_the_clean_label_where_there_is_one() -> None:
     [
         ({"clean": torch.tensor([0, 1])}, r"true labels of made: got \(2,\) labels for 4 examples"),
         ({"clean": torch.tensor([0, 1, 3, -1])}, r"true labels of made: row 2 has label 3, allowed are 0\.\.2"),
-        ({"clean": torch.tensor([0.0, 1, 1, 1])}, "true labels of made: labels must be whole numbers"),
+        ({"clean": torch.tensor([0.0, 1, 1, 1])}, "true labels of made: labels must be integers"),
         ({"trusted": torch.tensor([True])}, r"trusted rows of made: got torch.bool \[1\] for 4 examples"),
-        ({"trusted": torch.tensor([0, 1, 1, 1])}, "one bool a row"),
+        ({"trusted": torch.tensor([0, 1, 1, 1])}, "one bool per row"),
         ({"label_sets": {"x": torch.tensor([0, 1, 2, 9])}}, "label set 'x' of made: row 3 has label 9"),
         ({"test": Split(examples(2), torch.arange(2), torch.tensor([0, 5]))}, "test set of made: row 1 has label 5"),
         ({"y": torch.tensor([0, 1, 2, -1])}, "labels of made: row 3 has label -1"),
@@ -74,15 +74,15 @@ def test_labels_that_do_not_fit(wrong: dict[str, Any], what: str) -> None:
     ],
 )
 def test_put_together(clean: Any, verified: Any, known: Any, trusted: Any) -> None:
-    y = {name: torch.arange(n) % 3 for name, n in (("train", 3), ("test", 4), ("meta", 5))}
+    y = {name: torch.arange(n) % 3 for name, n in (("train", 3), ("test", 4), ("trusted", 5))}
     parts = {name: (examples(len(labels)), labels) for name, labels in y.items()}
     tensors = (None if values is None else torch.tensor(values) for values in (clean, verified))
-    made = Dataset.from_parts("n", parts, ("a", "b", "c"), **dict(zip(("clean", "verified"), tensors, strict=True)))
+    made = Dataset.from_parts("n", parts, ("a", "b", "c"), **dict(zip(("clean", "trusted"), tensors, strict=True)))
     assert (None if made.clean is None else made.clean.tolist()) == known
     assert (None if made.trusted is None else made.trusted.tolist()) == trusted
     assert made.test is not None
     assert made.meta is not None
-    for name, split in (("test", made.test), ("meta", made.meta)):
+    for name, split in (("test", made.test), ("trusted", made.meta)):
         assert split.examples is parts[name][0]
         assert split.rows.tolist() == list(range(len(y[name])))
         assert torch.equal(split.y, y[name])

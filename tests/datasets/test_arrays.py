@@ -62,8 +62,8 @@ def test_all_arrays(tmp_path: Path) -> None:
         verified=[0, 1, 0],
         x_test=np.ones((2, 3)),
         y_test=[2, 0],
-        x_meta=np.zeros((1, 3)),
-        y_meta=[1],
+        x_trusted=np.zeros((1, 3)),
+        y_trusted=[1],
         classes=["cat", "dog", "eel"],
         other=np.zeros(9),
     )
@@ -77,6 +77,18 @@ def test_all_arrays(tmp_path: Path) -> None:
     assert data.meta is not None
     assert data.meta.y.tolist() == [1]
     assert data.meta.rows.tolist() == [0]
+
+
+def test_old_names_of_trusted_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "old.npz"
+    np.savez(path, x=np.eye(3), y=[0, 1, 1], X_meta=np.eye(1, 3), y_meta=[1])
+    data = read_arrays(path)
+    assert data.meta is not None
+    assert data.meta.y.tolist() == [1]
+    assert caplog.messages == [
+        f"{path}: the name 'x_meta' is deprecated; use 'x_trusted'",
+        f"{path}: the name 'y_meta' is deprecated; use 'y_trusted'",
+    ]
 
 
 def test_unknown_truth(tmp_path: Path) -> None:
@@ -181,25 +193,25 @@ def test_a_second_file_is_read_like_the_first(tmp_path: Path) -> None:
         ({"y": [1]}, "no array 'x'; arrays: y"),
         ({"x": np.eye(2)}, "no array 'y'; arrays: x"),
         ({"x": np.eye(2), "X": np.eye(2), "y": [0, 1]}, "more than one array 'x'"),
-        ({"x": np.eye(2), "y": [0, 1, 1]}, "y has 3 rows, the inputs have 2"),
-        ({"x": np.eye(2), "y": [0, 1], "clean": [1]}, "clean has 1 rows, the inputs have 2"),
-        ({"x": np.eye(2), "y": [0, 1], "verified": [1]}, "verified has 1 rows, the inputs have 2"),
+        ({"x": np.eye(2), "y": [0, 1, 1]}, "y has 3 rows, but the inputs have 2"),
+        ({"x": np.eye(2), "y": [0, 1], "clean": [1]}, "clean has 1 rows, but the inputs have 2"),
+        ({"x": np.eye(2), "y": [0, 1], "verified": [1]}, "verified has 1 rows, but the inputs have 2"),
         ({"x": np.eye(2), "y": [0, 1], "verified": [1, 2]}, "value of 'verified' in .*row 1: '2'"),
-        ({"x": np.eye(2), "y": [0, 1], "x_test": np.eye(2)}, "x_test and y_test come together"),
-        ({"x": np.eye(2), "y": [0, 1], "x_meta": np.eye(3), "y_meta": [0, 1, 1]}, r"input of meta is .*\[3\]"),
-        ({"x": np.eye(2), "y": [0, 1.5]}, r"y: row 1 holds 1\.5; labels must be whole"),
+        ({"x": np.eye(2), "y": [0, 1], "x_test": np.eye(2)}, "x_test and y_test must be given together"),
+        ({"x": np.eye(2), "y": [0, 1], "x_trusted": np.eye(3), "y_trusted": [0, 1, 1]}, r"input of trusted is .*\[3\]"),
+        ({"x": np.eye(2), "y": [0, 1.5]}, r"y: row 1 holds 1\.5; labels must be integers"),
         ({"x": np.eye(2), "y": [0, np.nan]}, "row 1 of y has no label"),
         ({"x": np.eye(2), "y": [0, np.inf]}, "row 1 holds inf"),
         ({"x": np.eye(2), "y": ["a", ""]}, "row 1 of y has no label"),
-        ({"x": np.eye(2), "y": [[0, 1], [1, 0]]}, r"y must be whole numbers or text, one a row; got int64 \[2, 2\]"),
-        ({"x": np.eye(2), "y": [1j, 2]}, "must be whole numbers"),
+        ({"x": np.eye(2), "y": [[0, 1], [1, 0]]}, r"y must be integers or text, one per row; got int64 \[2, 2\]"),
+        ({"x": np.eye(2), "y": [1j, 2]}, "must be integers"),
         ({"x": np.eye(2), "y": [0, 2], "classes": ["p", "q"]}, "row 1 of train: '2'; allowed: 0, 1, p, q"),
         ({"x": np.eye(2), "y": [0, -1], "classes": ["p", "q"]}, "row 1 of train: '-1'"),
-        ({"x": np.eye(2), "y": [0, 1], "classes": ["p", "p"]}, "names that differ"),
-        ({"x": [[1, np.nan], [0, 1]], "y": [0, 1]}, "x: row 0, column 1 holds nan, and 1 cells in 1 columns"),
+        ({"x": np.eye(2), "y": [0, 1], "classes": ["p", "p"]}, "must be different names"),
+        ({"x": [[1, np.nan], [0, 1]], "y": [0, 1]}, "x: row 0, column 1 holds nan; 1 cells in 1 columns"),
         (
             {"x": [[1, np.nan], [np.nan, np.nan]], "y": [0, 1]},
-            "column 1 holds nan, and 3 cells in 2 columns are no finite",
+            "column 1 holds nan; 3 cells in 2 columns are not finite",
         ),
         ({"x": np.eye(3), "y": ["a", "nan", "nan"]}, "2 rows have the label 'nan' in 'y', .* a missing label"),
         ({"x": np.eye(60), "y": range(60)}, "'y' holds 60 different numbers in 60 rows .* looks like a quantity"),
@@ -209,8 +221,8 @@ def test_a_second_file_is_read_like_the_first(tmp_path: Path) -> None:
         ({"x": np.zeros((2, 8, 8, 4), np.uint8), "y": [0, 1]}, r"x is uint8 \[2, 8, 8, 4\]; allowed are"),
         ({"x": np.zeros((0, 3)), "y": []}, r"x is float64 \[0, 3\]"),
         ({"x": [["a", "b"]], "y": [0]}, "allowed are numbers"),
-        ({"x": np.array([{}], dtype=object), "y": [0]}, "objects are refused"),
-        ({"x": np.eye(2), "y": np.array(["a", 1], dtype=object)}, "objects are refused"),
+        ({"x": np.array([{}], dtype=object), "y": [0]}, "objects are rejected"),
+        ({"x": np.eye(2), "y": np.array(["a", 1], dtype=object)}, "objects are rejected"),
     ],
 )
 def test_broken_arrays(tmp_path: Path, arrays: dict[str, Any], what: str) -> None:
@@ -229,7 +241,7 @@ def test_broken_array_files(tmp_path: Path) -> None:
             read_arrays(file)
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "y.npy", [0])
-    with pytest.raises(UserError, match=r"x\.npy: not a readable file of plain arrays, objects are refused"):
+    with pytest.raises(UserError, match=r"x\.npy: not a readable file of plain arrays, objects are rejected"):
         read_arrays(tmp_path / "x.npy")
     (tmp_path / "x.npy").write_bytes(whole)
     with pytest.raises(UserError, match=r"x\.npy: not a \.npy file"):
@@ -269,7 +281,7 @@ def changed(whole: bytes, mark: bytes, offset: int, new: bytes) -> bytes:
 def test_damage_of_every_kind(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     np.save(tmp_path / "y.npy", np.arange(3))
-    with pytest.raises(UserError, match=rf"{name}: not a readable file of plain arrays, objects are refused \("):
+    with pytest.raises(UserError, match=rf"{name}: not a readable file of plain arrays, objects are rejected \("):
         read_arrays(tmp_path / name)
 
 

@@ -300,8 +300,8 @@ def test_broken_official_files(tmp_path: Path) -> None:
         ([1, 2], "no uint8 array 'data'"),
         ({"data": images(2, 0)[:, :100], "labels": [1, 2]}, "no uint8 array 'data'"),
         ({"data": images(2, 0), "labels": [1]}, "1 labels under 'labels' for 2 images"),
-        ({"data": images(2, 0), "labels": ["a", "b"]}, "'labels' holds no list of whole numbers"),
-        ({"data": images(2, 0), "fine_labels": [1, 2]}, "'labels' holds no list of whole numbers"),
+        ({"data": images(2, 0), "labels": ["a", "b"]}, "'labels' is not a list of integers"),
+        ({"data": images(2, 0), "fine_labels": [1, 2]}, "'labels' is not a list of integers"),
         ({"data": images(2, 0), "labels": [1, 10]}, "label 10, allowed are 0..9"),
     ):
         write(folder / "data_batch_3", record)
@@ -319,7 +319,7 @@ def test_broken_binary_files(tmp_path: Path) -> None:
     good = file.read_bytes()
     for data in (good[:-1], b""):
         file.write_bytes(data)
-        with pytest.raises(UserError, match=r"train\.bin: \d+ bytes are no whole number of records of 3074"):
+        with pytest.raises(UserError, match=r"train\.bin: \d+ bytes are not a multiple of a record of 3074"):
             cifar100(tmp_path)
     file.write_bytes(good + bytes([7]) + good[1:3074])  # the class of the first record, in another superclass
     with pytest.raises(UserError, match="more than one superclass"):
@@ -410,9 +410,9 @@ def test_human_labels_that_do_not_fit(tmp_path: Path) -> None:
         ({"clean_label": np.roll(y, 1), "worse_label": y}, "'clean_label' differs from the official labels in 20 rows"),
         ({"worse_label": y[:-1]}, "19 labels under 'worse_label' for 20 images"),
         ({"worse_label": y + 5}, "label set 'worst' of cifar10: row 5 has label 10"),
-        ({"worse_label": y / 2}, "'worse_label' holds no list of whole numbers"),
+        ({"worse_label": y / 2}, "'worse_label' is not a list of integers"),
         ({"noisy_label": y}, "no labels of cifar10"),
-        ([y], "holds a list, not a dict"),
+        ([y], "contains a list, not a dict"),
     ):
         torch.save(saved, file)
         with pytest.raises(UserError, match=what) as e:

@@ -26,15 +26,8 @@ from warpi.data.examples import TensorExamples
 from warpi.data.image_files import FileExamples, load_images
 from warpi.data.loader import Loader
 from warpi.data.split import Split
-from warpi.datasets.image_folders import (
-    CLOTHING1M,
-    clothing1m,
-    food101n,
-    is_manifest,
-    read_folder,
-    read_manifest,
-    read_new_images,
-)
+from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
+from warpi.datasets.web_images import CLOTHING1M, clothing1m, food101n
 from warpi.errors import UserError
 from warpi.training.task import make_task
 
@@ -379,7 +372,9 @@ def test_bad_files_are_left_out_logged_once_and_counted(examples, bad_files, cap
 
 def test_too_many_bad_files_are_an_error(examples, bad_files):
     paths = (*examples.paths, *bad_files[:4])
-    with pytest.raises(UserError, match=r"4 of 11 images cannot be read, at most 3 .*empty\.jpg.*cut\.jpg.*text\.png"):
+    with pytest.raises(
+        UserError, match=r"4 of 11 images cannot be read so far, at most 3 .*empty\.jpg.*cut\.jpg.*text\.png"
+    ):
         collect(copy(examples, paths=paths), [(torch.arange(11), 0)])
     assert copy(examples, paths=paths[:-1]).allowed == 3
     collect(copy(examples, paths=paths[:-1]), [(torch.arange(10), 0)])
@@ -401,7 +396,7 @@ def test_an_evaluation_batch_of_nothing_is_passed_over(examples, bad_files):
     split = Split(some, torch.arange(6), torch.arange(10, 16))
     assert [batch.y.tolist() for batch in split.batches(2)] == [[12, 13], [14]]
     assert [batch.rows.tolist() for batch in split.batches(1)] == [[2], [3], [4]]
-    with pytest.raises(UserError, match="none of the 2 examples to be evaluated can be read"):
+    with pytest.raises(UserError, match="none of the 2 examples can be read for evaluation"):
         list(Split(some, torch.tensor([0, 5]), torch.tensor([1, 1])).batches(1))
 
 
@@ -436,7 +431,7 @@ def test_a_training_batch_of_one_is_passed_over_and_counted(examples, bad_files)
 
 def test_a_loader_that_finds_nothing_does_not_look_for_ever(examples, bad_files):
     some = copy(examples, paths=(examples.paths[0], *bad_files[:3]))
-    with pytest.raises(UserError, match="too few of 4 examples can be read"):
+    with pytest.raises(UserError, match="too few of the 4 training examples can be read"):
         Loader(Split(some, torch.arange(4), torch.arange(4)), 2, 0).draw()
 
 
@@ -551,8 +546,13 @@ def test_folder_with_parts(tmp_path, caplog):
     assert data.test.y.tolist() == [1, 1, 1]
     assert data.meta.y.tolist() == [0, 0, 1]
     assert "not used: val" in caplog.text
+    assert "the name 'meta' is deprecated; use 'trusted'" in caplog.text
+    caplog.clear()
+    classes_in(root / "trusted", dog=2)
+    assert read_folder(root, size=SIZE, in_memory=False).meta.y.tolist() == [1, 1]
+    assert "not used: meta, val" in caplog.text
     classes_in(root / "test", bird=1)
-    with pytest.raises(UserError, match=r"unknown class .*'bird'; .*rename the folder or take it out"):
+    with pytest.raises(UserError, match=r"unknown class .*'bird'; .*rename or remove the folder"):
         read_folder(root, in_memory=False)
 
 
@@ -587,10 +587,7 @@ def test_files_that_are_not_read_are_told(tmp_path, caplog):
     caplog.clear()
     picture(tmp_path / "loose.png")
     read_folder(tmp_path, size=SIZE, in_memory=False)
-    assert (
-        f"{tmp_path}: 1 images beside the folders of the classes are not used, the first is loose.png"
-        in caplog.messages
-    )
+    assert f"{tmp_path}: 1 images outside the folders of the classes are not used, such as loose.png" in caplog.messages
 
 
 def test_folders_of_almost_the_same_name_are_told(tmp_path, caplog):
@@ -606,7 +603,7 @@ def test_folder_errors(tmp_path):
     with pytest.raises(UserError, match="holds no folders"):
         read_folder(tmp_path)
     classes_in(tmp_path, cat=1)
-    with pytest.raises(UserError, match="one class only, 'cat'"):
+    with pytest.raises(UserError, match="only one class, 'cat'"):
         read_folder(tmp_path)
     (tmp_path / "dog").mkdir()
     with pytest.raises(UserError, match="dog holds no images"):
@@ -674,18 +671,18 @@ def test_manifest_of_images_that_lie_elsewhere(tmp_path, caplog):
     for k in range(40):
         picture(tmp_path / "photos" / f"{k}.png", pixels(k))
     text = "path,label\n" + "".join(f"{k}.png,{'ab'[k % 2]}\n" for k in range(40))
-    message = rf"none of 40 listed images is there; the first, '0.png', was looked for in {tmp_path}; .* --root FOLDER"
+    message = rf"none of the 40 listed images exists; the first, '0.png', is not in {tmp_path}; .* --root FOLDER"
     with pytest.raises(UserError, match=message):
         manifest(tmp_path, text, in_memory=None)
     assert not caplog.messages
     assert len(manifest(tmp_path, text, in_memory=None, root=tmp_path / "photos").y) == 40
-    with pytest.raises(UserError, match=r"images cannot be read.*if they lie elsewhere, name that folder with --root"):
+    with pytest.raises(UserError, match=r"images cannot be read.*if they are in another folder, give it with --root"):
         manifest(tmp_path, text.replace("0.png", "photos/0.png", 1), in_memory=None)
 
 
 def test_manifest_that_was_written_on_windows(tmp_path):
     picture(tmp_path / "photos" / "0.png")
-    with pytest.raises(UserError, match=r"none of 2 listed images is there; .*; write / between folders, not \\$"):
+    with pytest.raises(UserError, match=r"none of the 2 listed images exists; .*; write / between folders, not \\$"):
         manifest(tmp_path, "path,label\nphotos\\0.png,a\nphotos\\1.png,b\n", in_memory=None)
 
 
@@ -726,13 +723,18 @@ def test_columns_of_a_manifest_that_seem_to_mark_rows_are_told(tmp_path, caplog)
     assert data.trusted is None
     (message,) = caplog.messages
     assert re.search(
-        r"checked\.csv: 'checked' is not used; if it marks what a person has checked, call it 'verified'$", message
+        r"checked\.csv: 'checked' is not used; if it marks rows that a person has checked, rename it to 'trusted'$",
+        message,
     )
     caplog.clear()
-    data = manifest(tmp_path, "path,label,trusted,verified\n1,a,1,0\n2,b,0,1\n", "both.csv")
-    assert data.trusted.tolist() == [False, True]
-    assert ["'trusted' is not used" in message for message in caplog.messages] == [True]
+    for name in ("trusted", "verified"):
+        data = manifest(tmp_path, f"path,label,{name}\n1,a,0\n2,b,1\n", f"{name}.csv")
+        assert data.trusted.tolist() == [False, True]
+    (message,) = caplog.messages
+    assert message.endswith("verified.csv: the name 'verified' is deprecated; use 'trusted'")
     caplog.clear()
+    with pytest.raises(UserError, match="'trusted' and 'verified' have the same meaning"):
+        manifest(tmp_path, "path,label,trusted,verified\n1,a,1,0\n2,b,0,1\n", "both.csv")
     assert manifest(tmp_path, "path,trusted\n1,yes\n2,no\n", label="Trusted").trusted is None
     assert not caplog.messages
 
@@ -787,11 +789,11 @@ def test_manifest_splits(tmp_path):
     ("text", "message"),
     [
         ("path,kind\n1,a\n", "no column 'label'; its columns are: path, kind"),
-        ("", "names of the columns and at least one row are needed"),
+        ("", "names of the columns, and at least one row"),
         ("path,label,path\n1,a,2\n", "columns 1 and 3 are both called 'path'; rename one"),
         ('path,label\n"1,a\n2,b\n', "line 3: .* is a quote left open"),
         ("path,label\n1,a\n2,b\n\n./1,b\n", r"line 5: path '1' is also on line 2"),
-        ('path,label\n"1\n2",a\n3,\n', "line 4: the label is empty"),
+        ('path,label\n"1\n2",a\n3,\n', "line 4: column 'label' is empty"),
         ("path,label\n,a\n", "line 2: the path is empty"),
         ("path,label\n1,a\n2,N/A\n", "1 rows have the label 'N/A' in 'label', which looks like a missing label"),
         ("path,label\n1,a\n2,b,c\n", "line 3 has 3 cells, the first has 2"),
@@ -799,11 +801,11 @@ def test_manifest_splits(tmp_path):
         ("path,label\n1,a\na/../../x.png,b\n", "line 3: .* is not a file below"),
         ("path,label\n1,a\n/etc/passwd,b\n", "line 3: '/etc/passwd' is not a file below"),
         ("path,label\n1,a\n.,b\n", "line 3: .* is not a file below"),
-        ("path,label,split\n1,a,\n2,b,tset\n", "unknown split in .* line 3: 'tset'; did you mean 'test'"),
+        ("path,label,split\n1,a,\n2,b,tset\n", "unknown value of 'split' in .* line 3: 'tset'; did you mean 'test'"),
         ("path,label,verified\n1,a,1\n2,b,maybe\n", "unknown value of 'verified' in .* line 3: 'maybe'"),
         ("path,label,split\n1,a,test\n2,b,test\n", "no row is for training"),
-        ("path,label\n1,a\n2,a\n", r"1 class\(es\) in 2 rows"),
-        ("path,label\n", "names of the columns and at least one row are needed"),
+        ("path,label\n1,a\n2,a\n", r"only one class, 'a'"),
+        ("path,label\n", "names of the columns, and at least one row"),
         (b"path,label\n1,caf\xe9\n", "not UTF-8"),
         ("path,label\n1,a\n2," + "x" * 200_000 + "\n", "line 3: field larger"),
     ],
@@ -870,7 +872,7 @@ def test_clothing1m(clothes, caplog):
     np.testing.assert_array_equal(raw(batch.x[0]), pixels(7)[1:17, 1:17])
     write(clothes / "clean_test_key_list.txt", "images/7/07/7.png", "images/2/02/2.png")
     assert clothing1m(clothes, size=SIZE, in_memory=False).y.tolist() == [0, 1, 3]
-    assert "1 images left out of training" in caplog.text
+    assert "1 images removed from training" in caplog.text
 
 
 def test_clothing1m_is_found(clothes, tmp_path_factory, monkeypatch):
@@ -951,6 +953,6 @@ def test_food101n_errors(food, monkeypatch):
 def test_in_memory_copy_is_logged_by_path(tmp_path, caplog):
     classes_in(tmp_path, cat=2, dog=2)
     (tmp_path / "dog" / "1.png").write_bytes(b"")
-    with caplog.at_level(logging.WARNING, "warpi.data"):
+    with caplog.at_level(logging.WARNING, "warpi.datasets"):
         read_folder(tmp_path, size=SIZE, in_memory=True)
     assert str(tmp_path / "dog" / "1.png") in caplog.text

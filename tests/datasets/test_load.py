@@ -290,7 +290,7 @@ def test_what_has_one_size_cannot_be_read_at_another(name: str) -> None:
         ("tabel.csv", r"no file or folder 'tabel\.csv'"),
         ("no/such/folder", "no file or folder 'no/such/folder'"),
         ("photos/", "no file or folder 'photos/'"),
-        ("photos", "unknown data set 'photos'; .*; nor is there a file or folder of that name"),
+        ("photos", "unknown data set 'photos'; .*; there is no file or folder of that name either"),
         ("x" * 5000, "cannot read xxx.*File name too long"),
         ("notes.txt", r"cannot read notes\.txt: allowed are \.npz, \.npy, \.csv, \.tsv, \.parquet and folders"),
         ("table.xlsx", r"cannot read table\.xlsx: allowed are"),
@@ -336,8 +336,8 @@ def test_rows_of_few_values_may_be_trusted_and_tested_on(caplog: pytest.LogCaptu
         caplog.clear()
         check_disjoint(of_rows(CODES[2500 : 2500 + n]), of_rows(CODES[2000:2500]), of_rows(CODES[:2000]))
         (message,) = caplog.messages
-        assert f" of {n} trusted examples are also in the test set, by chance some " in message
-        assert message.endswith("would be: rows that look alike need not be the same; take out of it those that are")
+        assert f" of {n} trusted examples are also in the test set, about " in message
+        assert message.endswith("equal rows may be different examples; remove those that are the same")
     binary = CODES[:, :2] > 0
     check_disjoint(of_rows(binary[:2000]), of_rows(binary[2000:2200]), of_rows(binary[2200:]))
 
@@ -353,7 +353,7 @@ def test_copies_of_test_rows_are_not_trusted(x: np.ndarray, copies: int) -> None
         noisy[:0],
     ):
         with pytest.raises(
-            UserError, match=rf"{copies} of {copies + 100} trusted examples are also in the .* some 0 would"
+            UserError, match=rf"{copies} of {copies + 100} trusted examples are also in the .* about 0 are expected"
         ):
             check_disjoint(of_rows(trusted), of_rows(test), of_rows(rows))
     check_disjoint(of_rows(trusted[copies:]), of_rows(test), of_rows(noisy))
@@ -394,7 +394,7 @@ def test_files_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, path: str) 
 
 
 def test_a_named_data_set_knows_its_labels() -> None:
-    with pytest.raises(UserError, match="digits knows its own labels"):
+    with pytest.raises(UserError, match="digits has fixed labels"):
         load_dataset("digits", label="species")
 
 
@@ -433,16 +433,17 @@ def test_labels_and_marks_of_arrays_as_they_are_often_saved(here: Path, caplog: 
     np.savez("c.npz", x=x, y=text, clean=text, checked=np.ones(6), note=np.array([{}], dtype=object))
     assert load_dataset("c.npz")[0].trusted is None  # and what is not looked at need not be readable
     assert caplog.messages == [
-        "c.npz: 'checked' is not used; if it marks what a person has checked, call it 'verified'"
+        "c.npz: 'checked' is not used; if it marks rows that a person has checked, rename it to 'trusted'"
     ]
     np.savez("d.npz", x=x, y=text.astype(object))
     with pytest.raises(
-        UserError, match=r"d\.npz: .*objects are refused.*; if 'y' is text, save it as y\.astype\(str\)"
+        UserError, match=r"d\.npz: .*objects are rejected.*; if 'y' is text, save it as y\.astype\(str\)"
     ):
         load_dataset("d.npz")
     (here / "e.npz").write_bytes(b"a,label\n1,2\n")
     with pytest.raises(
-        UserError, match=r"e\.npz: not a readable file of plain arrays \(no \.npz or \.npy, by its first bytes"
+        UserError,
+        match=r"e\.npz: not a readable file of plain arrays \(its first bytes are not those of \.npz or \.npy",
     ):
         load_dataset("e.npz")
 
@@ -456,10 +457,10 @@ def test_paths_of_images_in_a_column_of_another_name(here: Path, caplog: pytest.
     assert message.startswith(
         "a.csv: column 'Image' names image files, and each name becomes a feature; to learn from "
     )
-    assert message.endswith("the images, call it 'path' in a .csv or .tsv, else leave it out with --drop Image")
+    assert message.endswith("the images, rename it to 'path' in a .csv or .tsv, else drop it with --drop Image")
     write(here / "b.csv", "file,label", *(f"{k}.jpg,{k % 2}" for k in range(1001)))
     with pytest.raises(
-        UserError, match=r"1001 distinct values, at most 1000 .*; if it names images, call it 'path' in a"
+        UserError, match=r"1001 distinct values, at most 1000 .*; if it names images, rename it to 'path' in a"
     ):
         load_dataset("b.csv")
     write(here / "c.csv", "icon,size,label", *(f"{k % 2}.png,{k},{k % 2}" for k in range(4)))
@@ -501,7 +502,7 @@ def test_a_table_that_has_a_path_which_is_dropped(here: Path) -> None:
     assert first.examples.shape == (1,)
     assert load_dataset("a.csv", drop=["Path"], like=first)[0].y.tolist() == [0, 1]
     with pytest.raises(
-        UserError, match=r"a list of images by its column 'path'.*, or drop 'path' too to read it as a table"
+        UserError, match=r"lists images in its column 'path'.*, or drop 'path' as well to read it as a table"
     ):
         load_dataset("a.csv", drop=["size"])
     np.savez("more.npz", x=np.ones((1, 1)), y=["dog"])

@@ -153,12 +153,12 @@ def test_a_second_table_is_read_like_the_first(table: Callable[..., Path]) -> No
         ("kind,n,C,a\nq,1,u,1\n", "it lacks 'c' and adds 'C'"),
         (
             "kind,n,c,a\nq,1,uu,1\nq,1,w,1\n",
-            r"value of column 'c' .*row 0 \(line 2\): 'uu'; did you mean 'u'\?; .* 2 rows .* drop them, or train with",
+            r"value of column 'c' .*row 0 \(line 2\): 'uu'; did you mean 'u'\?; 2 rows .* drop them, or train with",
         ),
-        ("kind,n,c,a\nq,1,u,1\nq,1,u,one\n", r"row 1 \(line 3\): column 'a' holds 'one', numbers in the training"),
+        ("kind,n,c,a\nq,1,u,1\nq,1,u,one\n", r"row 1 \(line 3\): column 'a' holds 'one', but numbers in the training"),
         (
             "kind,n,c,a\nqq,1,u,1\n",
-            r"unknown class in .*row 0 \(line 2\): 'qq'; did you mean 'q'\?; mend the label or leave",
+            r"unknown class in .*row 0 \(line 2\): 'qq'; did you mean 'q'\?; fix the label or drop",
         ),
         ("a,c,n,label\n1,u,5,p\n", "no column 'kind'"),
     ):
@@ -182,11 +182,11 @@ def test_given_classes(table: Callable[..., Path]) -> None:
         ("a,label\n", "at least one row"),
         ("a,lable\n1,2\n", r"no column 'label' \(did you mean 'lable'\?\); columns: a, lable; .*--label"),
         ("a,z\n1,2\n", r"no column 'label'; columns: a, z"),
-        ("label,split\n1,train\n", "no column is left to learn from"),
+        ("label,split\n1,train\n", "no feature column is left"),
         ("a,a,label\n1,2,3\n", "columns 1 and 2 are both called 'a'"),
         (
             ",a,label\n0,1,2\n",
-            r"column 1 has no name; name or delete it, or leave the column out with --drop 'Unnamed: 0'$",
+            r"column 1 has no name; name or delete it, or drop the column with --drop 'Unnamed: 0'$",
         ),
         ("a,label\n1,p\n2,q,r\n", "line 3 has 3 cells, the first has 2"),
         ("a,label\n1,p\n2\n", "line 3 has 1 cells, the first has 2"),
@@ -214,7 +214,7 @@ def test_given_classes(table: Callable[..., Path]) -> None:
         ("a,label\n1,p\n1,N/A\n", "1 rows have the label 'N/A' .* give the class another name"),
         ("a,label,verified\n1,p,maybe\n", r"value of 'verified' in .*row 0 \(line 2\): 'maybe'"),
         ("a,label,split\n1,p,trian\n", r"value of 'split' in .*row 0 \(line 2\): 'trian'; did you mean 'train'"),
-        ("a,label,split\n1,p,test\n", "no row has the split 'train'"),
+        ("a,label,split\n1,p,test\n", "no row is for training"),
         (b"a,label\n1,p\n2,\xe9t\xe9\n", "line 3 is not UTF-8"),
         ("a,label\n1,p\n".encode("utf-16"), "line 1 is not UTF-8"),
     ],
@@ -240,18 +240,18 @@ NUMERALS = [str(k % 11) for k in range(39)]
     [
         (
             [*NUMERALS, "1.2.3"],
-            r"row 39 \(line 41\): column 'a' holds '1.2.3' and numbers in 39 of 40 rows; mend the cell, .* --drop a;",
+            r"row 39 \(line 41\): column 'a' holds '1.2.3', and numbers in 39 of 40 rows; fix the cell, .* --drop a;",
         ),
         (
             ["n/a", "", "?", *NUMERALS, "-"],
-            r"row 2 \(line 4\): column 'a' holds '\?', in 2 rows .* numbers in 39 of 41",
+            r"row 2 \(line 4\): column 'a' holds '\?' \(words in 2 rows\), and numbers in 39 of 41",
         ),
         (
             [f"{k},5" for k in range(40)],
             r"row 0 \(line 2\): column 'a' has decimal commas \(it holds '0,5'\).* --drop a;",
         ),
         ([*NUMERALS, "1,5"], r"row 39 \(line 41\): column 'a' has decimal commas \(it holds '1,5'\)"),
-        ([f"1.234,{k}" for k in range(40)], "column 'a' has decimal commas .* separators of thousands"),
+        ([f"1.234,{k}" for k in range(40)], "column 'a' has decimal commas .* thousands separators"),
     ],
 )
 def test_a_column_that_is_meant_to_hold_numbers(table: Callable[..., Path], cells: list[str], what: str) -> None:
@@ -271,11 +271,11 @@ def test_columns_that_are_no_numbers(table: Callable[..., Path]) -> None:
 def test_columns_that_only_name_the_rows(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     numbers = [str(k) for k in range(100, 140)]
     for cells, what in (
-        (numbers, "column 'a' counts the rows and is learned from; if it is an id, leave it out with --drop a$"),
+        (numbers, "column 'a' counts the rows and is used as a feature; if it is an id, drop it with --drop a$"),
         (numbers[::-1], "column 'a' counts the rows"),
         (
             [f"2020-01-{k}" for k in range(40)],
-            "column 'a' has 40 distinct words in 40 rows, .* leave it out with --drop a$",
+            "column 'a' has 40 distinct words in 40 rows; .* drop it with --drop a$",
         ),
     ):
         caplog.clear()
@@ -304,7 +304,7 @@ def test_columns_of_dates(table: Callable[..., Path], caplog: pytest.LogCaptureF
         read_table(table(column([form.format(day % 9 + 1) for day in range(60)]), f"{k}.csv"))
         assert len(caplog.messages) == 1, form
         assert "column 'a' has 9 distinct words in 60 rows" in caplog.messages[0]
-        assert re.search(r"it seems to hold dates \(.*1.*\): leave it out with --drop a$", caplog.messages[0])
+        assert re.search(r"it seems to hold dates \(.*1.*\): drop it with --drop a$", caplog.messages[0])
 
 
 def test_columns_of_many_words(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -312,23 +312,58 @@ def test_columns_of_many_words(table: Callable[..., Path], caplog: pytest.LogCap
         caplog.clear()
         read_table(table(column([f"w{k % n}" for k in range(rows)]), f"{n}.csv"))
         assert len(caplog.messages) == told, n
-    assert "has 61 distinct words in 1200 rows, each becomes a feature" in caplog.messages[0]
+    assert "has 61 distinct words in 1200 rows; each becomes a feature" in caplog.messages[0]
 
 
 def test_columns_that_seem_to_say_which_rows_were_checked(
     table: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("trusted", "Is_Trusted", "clean", "checked"):
-        for cells in (["0", "1"], ["yes", "no"], ["True", "False"]):
-            caplog.clear()
-            read_table(table(column(cells, name), f"{name}{cells[0]}.csv"))
-            (message,) = caplog.messages
-            assert f"column {name!r} is learned from like any other" in message
-            assert f"call it 'verified', else leave it out with --drop {name}" in message
+    for name, cells in (("Is_Trusted", ["0", "1"]), ("clean", ["yes", "no"]), ("checked", ["True", "False"])):
+        caplog.clear()
+        read_table(table(column(cells, name), f"{name}{cells[0]}.csv"))
+        (message,) = caplog.messages
+        assert f"column {name!r} is used as a feature" in message
+        assert f"rename it to 'trusted', else drop it with --drop {name}" in message
     caplog.clear()
-    for name, cells in (("clean", ["0", "2"]), ("trusted", ["a", "b"]), ("flag", ["0", "1"])):
+    for name, cells in (("clean", ["0", "2"]), ("flag", ["0", "1"])):
         read_table(table(column(cells, name), "other.csv"))
     assert not caplog.messages
+
+
+def test_trusted_rows_have_a_column(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    text = "a,label,{}\n1,p,yes\n2,q,no\n3,q,\n"
+    new = read_table(table(text.format("trusted"), "new.csv"))
+    assert new.trusted is not None
+    assert new.trusted.tolist() == [True, False, False]
+    assert new.examples.shape == (1,)
+    assert not caplog.messages
+    old = read_table(table(text.format("verified"), "old.csv"))
+    assert old.trusted is not None
+    assert torch.equal(old.trusted, new.trusted)
+    (message,) = caplog.messages
+    assert message.endswith("old.csv: the name 'verified' is deprecated; use 'trusted'")
+    dropped = read_table(table(text.format("trusted"), "dropped.csv"), drop=["trusted"])
+    assert dropped.trusted is None
+    with pytest.raises(UserError, match="'trusted' and 'verified' have the same meaning"):
+        read_table(table("a,label,trusted,verified\n1,p,1,1\n2,q,0,0\n", "both.csv"))
+    with pytest.raises(UserError, match="unknown value of 'trusted' .*: 'blue'; .*rename other columns"):
+        read_table(table("a,label,trusted\n1,p,blue\n2,q,no\n", "feature.csv"))
+    with pytest.raises(UserError, match="column 'Trusted' looks like 'trusted', which has a meaning; rename it"):
+        read_table(table("a,label,Trusted\n1,p,1\n2,q,0\n", "capital.csv"))
+
+
+def test_trusted_rows_are_a_part(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    text = "a,label,split\n1,p,train\n2,q,{0}\n3,q,train\n"
+    new = read_table(table(text.format("trusted"), "new.csv"))
+    assert not caplog.messages
+    old = read_table(table(text.format("meta"), "old.csv"))
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == [
+        "the name 'meta' is deprecated; use 'trusted'"
+    ]
+    for dataset in (new, old):
+        assert dataset.meta is not None
+        assert dataset.meta.y.tolist() == [1]
+        assert len(dataset.y) == 2
 
 
 def test_classes_that_are_almost_one(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -336,7 +371,7 @@ def test_classes_that_are_almost_one(table: Callable[..., Path], caplog: pytest.
     first = read_table(table(text))
     (message,) = caplog.messages
     assert "the classes 'House-Cat' (1 rows) and 'house cat' (1 rows) in 'label' differ only in case, sp" in message
-    assert "and so do 1 more; if they are one class, write them alike" in message
+    assert "and so do 1 more; if they are one class, write them in the same way" in message
     caplog.clear()
     read_table(table(text, "again.csv"), like=first)
     read_table(table("a,label\n1,a\n2,A\n3,b\n", "letters.csv"))
@@ -354,7 +389,9 @@ def test_classes_that_look_alike(
 ) -> None:
     read_table(table(f"a,label\n1,{one}\n2,{other}\n3,z\n", f"{one!a}.csv"))
     (message,) = caplog.messages
-    assert "differ only in case, spaces, dashes or notation; if they are one class, write them alike" in message
+    assert (
+        "differ only in case, spaces, dashes or notation; if they are one class, write them in the same way" in message
+    )
 
 
 def test_numbers_that_are_written_with_signs(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -362,10 +399,8 @@ def test_numbers_that_are_written_with_signs(table: Callable[..., Path], caplog:
         caplog.clear()
         read_table(table(column(cells * 10), f"{k}.csv"))
         (message,) = caplog.messages
-        assert (
-            f"column 'a' holds numbers with signs in them ('{cells[0]}'), and each becomes a feature of its" in message
-        )
-        assert message.endswith("write plain numbers, such as 1000 or -0.5, or leave it out with --drop a")
+        assert f"column 'a' holds numbers with extra characters ('{cells[0]}'), and each becomes a sep" in message
+        assert message.endswith("write plain numbers, such as 1000 or -0.5, or drop it with --drop a")
     caplog.clear()
     read_table(table(column(["5%", "10%"] * 20), "code.csv"))
     read_table(table(column(["Q1", "Q2", "3 rooms"] * 20), "words.csv"))
@@ -387,7 +422,7 @@ def test_too_many_categories(table: Callable[..., Path]) -> None:
     rows = [f"{k},id{k},p" for k in range(1001)]
     with pytest.raises(
         UserError,
-        match=r"column 'name' is text with 1001 distinct values.*make it numeric, or leave .* --drop name$",
+        match=r"column 'name' is text with 1001 distinct values.*make it numeric, or drop .* --drop name$",
     ):
         read_table(table("\n".join(["a,name,label", *rows])))
     assert x_of(read_table(table("\n".join(["a,name,label", *rows[:1000]])))).shape == (1000, 1001)
@@ -523,7 +558,7 @@ DAYS = pd.to_datetime(["2020-01-01", "2020-01-02"])
         ({"a": [1, 2], "label": [1.0, None]}, "row 1: column 'label' is empty"),
         (
             {"a": DAYS, "label": [1, 2]},
-            "column 'a' holds values of type datetime64; .* convert or delete it, or leave .* --drop a$",
+            "column 'a' holds values of type datetime64; .* convert or delete it, or drop .* --drop a$",
         ),
         ({"a": DAYS.tz_localize("UTC"), "label": [1, 2]}, "column 'a' holds values of type datetime64"),
         ({"a": pd.Categorical(DAYS), "label": [1, 2]}, "column 'a' holds values of type datetime64"),
@@ -761,13 +796,13 @@ def test_a_column_without_a_name(table: Callable[..., Path]) -> None:
         (["zzz", "id"], None, r"has no column 'zzz'; columns: id, a, label, kind, verified; "),
         (["ID"], None, r"has no column 'ID'"),
         ([""], None, r"has no column ''; columns"),
-        (["label"], None, "'label' holds the labels and cannot be dropped; name another one with --label"),
+        (["label"], None, "'label' holds the labels and cannot be dropped; choose another label with --label"),
         (["kind"], "kind", "'kind' holds the labels"),
         (["id", "verified"], None, "'verified' has a meaning and cannot be dropped; rename it"),
         (["clean_label"], None, "'clean_label' has a meaning and cannot be dropped"),
         (["split"], None, "'split' has a meaning and cannot be dropped"),
-        (["id", "a", "kind"], None, r"no column is left to learn from; .* --drop leaves out id, a, kind: keep one"),
-        ("id", None, r"drop is a list of columns, got 'id'; give \['id'\]"),
+        (["id", "a", "kind"], None, r"no feature column is left; .* --drop ignores id, a, kind: keep one"),
+        ("id", None, r"drop must be a list of columns, got 'id'; write \['id'\]"),
     ],
 )
 def test_columns_that_cannot_be_dropped(
@@ -787,9 +822,9 @@ def test_the_way_out_is_said_where_there_is_one(table: Callable[..., Path]) -> N
     """Of a second file too; not of new rows, for which it is too late."""
     text = "a,the name,label\n1,u,p\n2,v,q\n"
     first, new = read_table(table(text)), table("a,the name,label\n1,w,p\n", "s.csv")
-    with pytest.raises(UserError, match=r"'w'; .* drop them, .*, or leave the column out with --drop 'the name'$"):
+    with pytest.raises(UserError, match=r"'w'; .* drop them, .*, or drop the column with --drop 'the name'$"):
         read_table(new, like=first)
-    with pytest.raises(UserError, match=r"'w'; .* mend them, drop them, or train with rows that have it$"):
+    with pytest.raises(UserError, match=r"'w'; .* fix them, drop them, or train with rows that have them$"):
         read_like(new, first)
     with pytest.raises(UserError, match=r"it lacks 'the name'; .*--drop 'the name'$"):
         read_table(table("a,label\n1,p\n", "s.csv"), like=first)
@@ -797,12 +832,12 @@ def test_the_way_out_is_said_where_there_is_one(table: Callable[..., Path]) -> N
         read_like(table("a,label\n1,p\n", "s.csv"), first)
     gaps = table("a,the name,label\n1,u,p\n,,q\n", "s.csv")
     with pytest.raises(
-        UserError, match=r"fill them or drop the rows, or leave the columns out with --drop 'a,the name': nothing"
+        UserError, match=r"fill them or drop the rows, or drop the columns with --drop 'a,the name': missing"
     ):
         read_table(gaps)
-    with pytest.raises(UserError, match=r"fill them or drop the rows: nothing"):
+    with pytest.raises(UserError, match=r"fill them or drop the rows: missing"):
         read_like(gaps, first)
     with pytest.raises(
-        UserError, match=r"'Split' looks like 'split', .*; rename it, or leave the column out with --drop Split$"
+        UserError, match=r"'Split' looks like 'split', .*; rename it, or drop the column with --drop Split$"
     ):
         read_table(table("a,Split,label\n1,u,p\n2,v,q\n", "s.csv"))

@@ -109,7 +109,7 @@ def test_seed_decides_and_rate_zero_changes_nothing(kind: str) -> None:
 @kinds
 @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
 def test_rate_outside_is_refused(kind: str, rate: float) -> None:
-    with pytest.raises(UserError, match=r"must lie in 0\.\.1"):
+    with pytest.raises(UserError, match=r"must be in 0\.\.1"):
         CONDITIONAL[kind](some_labels(5, 4), 4, rate, seeded())
 
 
@@ -414,15 +414,15 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("flip:", "needs a rate"),
         ("flip,map_seed=3", "needs a rate"),
         ("flip:a lot", "'a lot' is not a number"),
-        ("flip:nan", "must lie in 0..1"),
-        ("flip:1.5", "must lie in 0..1, got 1.5"),
-        ("flip:-0.1", "must lie in 0..1"),
+        ("flip:nan", "must be in 0..1"),
+        ("flip:1.5", "must be in 0..1, got 1.5"),
+        ("flip:-0.1", "must be in 0..1"),
         ("flip:0.4,mapseed=3", "unknown option of noise 'flip' 'mapseed'; did you mean 'map_seed'"),
         ("flip:0.4,map_seed", "with a value"),
         ("flip:0.4,map_seed=1,map_seed=2", "once"),
-        ("flip:0.4,map_seed=-1", "whole number"),
-        ("flip:0.4,map_seed=4294967296", "whole number"),
-        ("flip:0.4,map_seed=1.5", "whole number"),
+        ("flip:0.4,map_seed=-1", "an integer"),
+        ("flip:0.4,map_seed=4294967296", "an integer"),
+        ("flip:0.4,map_seed=1.5", "an integer"),
         ("pair:0.4,map_seed=3", "takes no options"),
         ("pair:0.4,", "takes no options"),
         ("given,map_seed=3", "'given' takes no options"),
@@ -506,7 +506,7 @@ def test_given_takes_label_sets_and_manifests(tmp_path) -> None:  # type: ignore
 def test_open_set_by_name_and_by_manifest(tmp_path) -> None:  # type: ignore[no-untyped-def]
     made, other = data(), data(n=30, name="other")
     wanted = Noise.parse("open_set:0.4,from=other")
-    with pytest.raises(UserError, match="needs the other data set"):
+    with pytest.raises(UserError, match="needs another data set"):
         wanted.apply(made, seeded())
     with pytest.raises(UserError, match="for both"):
         wanted.apply(made, seeded(), made)
@@ -520,5 +520,5 @@ def test_open_set_by_name_and_by_manifest(tmp_path) -> None:  # type: ignore[no-
     assert torch.equal(replaced, labels.replaced)
     with pytest.raises(UserError, match="of 3 in the other set"):
         again.apply(made, seeded(), data(n=3, name="other"))
-    with pytest.raises(UserError, match="needs the other data set"):
+    with pytest.raises(UserError, match="needs another data set"):
         again.apply(made, seeded())

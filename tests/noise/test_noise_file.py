@@ -121,12 +121,12 @@ def changed(**new: Any) -> Callable[[dict[str, Any]], None]:
         (changed(rows=[0, 1, 2], labels=[2, 0, 1]), True, "has 3 rows, must name each of the 4 rows"),
         (changed(rows=[0, 1, 2, 2]), True, "must name each"),
         (changed(rows=[], labels=[]), True, "has 0 rows"),
-        (changed(replaced=[-1, -2, -1, -1]), True, "'replaced' must be"),
-        (changed(replaced=[-1]), True, "'replaced' must be"),
-        (changed(labels=[2, 0, 1, 1.0]), False, "'labels' must be a list of whole numbers"),
-        (changed(labels=[2, 0, 1, True]), False, "'labels' must be a list of whole numbers"),
-        (changed(labels=[2, 0, 1, 2**70]), False, "'labels' must be a list of whole numbers"),
-        (changed(rows=4), False, "'rows' must be a list of whole numbers"),
+        (changed(replaced=[-1, -2, -1, -1]), True, "'replaced' must hold"),
+        (changed(replaced=[-1]), True, "'replaced' must hold"),
+        (changed(labels=[2, 0, 1, 1.0]), False, "'labels' must be a list of integers"),
+        (changed(labels=[2, 0, 1, True]), False, "'labels' must be a list of integers"),
+        (changed(labels=[2, 0, 1, 2**70]), False, "'labels' must be a list of integers"),
+        (changed(rows=4), False, "'rows' must be a list of integers"),
         (changed(T=[[1.0]]), False, "'T' must be 3 x 3"),
         (changed(T=[[1.0, 1, 1]] * 3), False, "'T' must be 3 x 3"),
         (changed(T=[[2.0, -1, 0]] * 3), False, "'T' must be 3 x 3"),
@@ -170,7 +170,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read the noise manifest .*No such file"):
+    with pytest.raises(UserError, match=r"cannot read the noise file .*No such file"):
         read_noise_file(tmp_path / "none.json", data())
     with pytest.raises(UserError, match="cannot read"):
         read_noise_file(tmp_path, data())
@@ -205,7 +205,7 @@ def test_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: p
 
 # The rows that the labels are for ------------------------------------------------------------------------------------
 
-MOVED = "some were moved, renamed, added, removed or changed"
+MOVED = "rows were moved, renamed, added, removed or changed"
 
 
 def arrays(folder: Path, order: Sequence[int] = range(6), **more: Any) -> Dataset:
@@ -247,7 +247,7 @@ def test_arrays_in_another_order_are_refused(tmp_path: Path) -> None:
     read_noise_file(
         path, arrays(tmp_path / "two", clean=np.array(list("abcabc")))
     )  # what else the file holds is no input
-    with pytest.raises(UserError, match=f"{MOVED}.*in 'x'.*order.*make the manifest again"):
+    with pytest.raises(UserError, match=f"{MOVED}.*in 'x'.*order.*create the file again"):
         read_noise_file(path, arrays(tmp_path / "three", [1, 0, 2, 3, 4, 5]))
     assert labels_of(tmp_path / "n.json", "data", "n_classes", "classes") == ["x", 3, ["a", "b", "c"]]
     sparse = SparseExamples.of(np.eye(6))
@@ -290,7 +290,7 @@ def test_a_table_is_known_by_the_columns_that_both_have(tmp_path: Path) -> None:
         for made in (path, fewer):
             with pytest.raises(UserError, match=MOVED):
                 read_noise_file(made, table(tmp_path / "three", [0, 1, 5, 3, 4, 2], **read))
-    with pytest.raises(UserError, match=r"by 'id'.*, and the data has 'x' only.*make the manifest again"):
+    with pytest.raises(UserError, match=r"by 'id'.*, but the data has only 'x'.*create the file again"):
         read_noise_file(path, replace(arrays(tmp_path / "four"), name="t"))
 
 
@@ -332,7 +332,7 @@ def test_classes_that_were_renamed_are_refused(tmp_path: Path) -> None:
     """Labels are numbers of classes, and these are in the order of their names."""
     made = arrays(tmp_path / "one")
     path = of(tmp_path / "n.json", made)
-    with pytest.raises(UserError, match="its classes are a, b, c, those of this data set b, c, z"):
+    with pytest.raises(UserError, match="its classes are a, b, c, those of the data b, c, z"):
         read_noise_file(path, replace(made, classes=("b", "c", "z")))
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "classes": 3}))

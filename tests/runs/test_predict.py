@@ -267,7 +267,7 @@ def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (flat / "bad.png").write_bytes(b"no image")
     found = warpi.predict(run, flat)
     assert (found.row.tolist(), found.unread) == ([1, 2], 1)
-    assert "unreadable image left out" in caplog.text
+    assert "skipped an unreadable image" in caplog.text
     found.to_csv(tmp_path / "out.csv")
     assert read(tmp_path / "out.csv")[0].items() >= {"row": "1", "path": "deep2/x.png"}.items()
 

@@ -18,7 +18,7 @@ from warpi.errors import UserError
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import generator
 
-_ABOUT = ("clean_label", "verified", "split")  # columns that are about rows of the data, and no part of them
+_ABOUT = ("clean_label", "trusted", "verified", "split")  # columns that are about rows of the data, and no part of them
 
 
 class TrustedSetSummary(NamedTuple):

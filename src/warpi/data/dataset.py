@@ -1,4 +1,4 @@
-"""What every reader returns."""
+"""A data set as the readers return it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,50 +13,52 @@ from warpi.errors import UserError
 
 
 class Files(NamedTuple):
-    """Where the rows of a data set of images lie."""
+    """The image files of a data set."""
 
     root: str
     paths: tuple[str, ...]  # [N] relative to root, or absolute
 
 
 class NewInputs(NamedTuple):
-    """Inputs to be predicted."""
+    """Inputs to predict."""
 
     examples: Examples
-    labels: Mapping[str, Tensor]  # what they were labelled with, by the name of the column; each [N], -1 unknown
+    labels: Mapping[str, Tensor]  # known labels by the name of their column; each [N], -1 unknown
     paths: tuple[str, ...] | None = None  # [N] of image files, as they were listed
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set as it was read: inputs, the labels they were given, and what is known about the truth.
+    """Inputs, their given labels, and what is known about the true labels.
 
-    `clean` holds true labels, -1 where the truth of a row is unknown. `trusted` marks rows that a person has checked:
-    the truth of such a row is `clean` where that is known and the given label otherwise. `label_sets` are other
-    people's labels of the same rows by name, for `--noise given:NAME` (CIFAR-N).
+    `clean` holds true labels, -1 if unknown. `trusted` marks rows that a person has checked: the true label of such a
+    row is `clean` if that is known, and the given label otherwise. `label_sets` are further labels of the same rows by
+    name, for `--noise given:NAME` (CIFAR-N).
     """
 
     name: str
     examples: Examples
     y: Tensor  # [N] int64 given labels, 0..K-1
     classes: tuple[str, ...]  # K names
-    clean: Tensor | None = None  # [N] int64 true labels, -1 unknown; None: nothing is known
-    trusted: Tensor | None = None  # [N] bool; None: the data set does not say
-    meta: Split | None = None  # trusted examples that come in a set of their own
-    test: Split | None = None  # None: a part of the rows is held out
+    clean: Tensor | None = None  # [N] int64 true labels, -1 unknown; None: all unknown
+    trusted: Tensor | None = None  # [N] bool; None: not known
+    meta: Split | None = None  # trusted examples that form a separate set
+    test: Split | None = None  # None: some of the rows are held out
     test_is_clean: bool = False  # whether the labels of `test` are known to be right
     superclass: Tensor | None = None  # [K] for `hierarchical` and `asymmetric` noise
     label_sets: Mapping[str, Tensor] = field(default_factory=dict)  # each [N]
-    encoding: object = None  # how a reader made features out of columns, so that it can read a second file alike
-    files: Files | None = None  # of image files, also where these are held in memory
+    encoding: object = None  # how columns become features, to read a second file in the same way
+    files: Files | None = None  # set for image files, even if they are kept in memory
 
     def __post_init__(self) -> None:
         check_labels(self.y, len(self.examples), self.n_classes, f"labels of {self.name}")
         if self.clean is not None:
             check_labels(self.clean.clamp(min=0), len(self.y), self.n_classes, f"true labels of {self.name}")
         if self.trusted is not None and (self.trusted.shape != self.y.shape or self.trusted.dtype != torch.bool):
-            got = f"{self.trusted.dtype} {list(self.trusted.shape)}"
-            raise UserError(f"trusted rows of {self.name}: got {got} for {len(self.y)} examples; give one bool a row")
+            shape = f"{self.trusted.dtype} {list(self.trusted.shape)}"
+            raise UserError(
+                f"trusted rows of {self.name}: got {shape} for {len(self.y)} examples; give one bool per row"
+            )
         for name, labels in self.label_sets.items():
             check_labels(labels, len(self.examples), self.n_classes, f"label set {name!r} of {self.name}")
         for split, what in ((self.meta, "trusted examples"), (self.test, "test set")):
@@ -71,31 +73,31 @@ class Dataset:
         classes: tuple[str, ...],
         *,
         clean: Tensor | None = None,
-        verified: Tensor | None = None,
+        trusted: Tensor | None = None,
         test_is_clean: bool = False,
         encoding: object = None,
         files: Files | None = None,
     ) -> "Dataset":
-        """Put together what a reader found: inputs and labels of train and, where there are such, of test and meta.
+        """Make a data set from the inputs and labels of `train` and, if present, `test` and `trusted`.
 
-        `clean` and `verified` [N] are about train. Where nothing says which rows a person has checked, but some have
-        a clean label and some have none, those that have one are the checked ones.
+        `clean` and `trusted` [N] describe the training rows. Without `trusted`, the rows with a clean label are the
+        trusted ones, if only some rows have one.
         """
         if clean is not None and bool((clean < 0).all()):
             clean = None
-        if verified is None and clean is not None and bool((clean < 0).any()):
-            verified = clean >= 0
-        held = {part: Split(examples, torch.arange(len(y)), y) for part, (examples, y) in parts.items()}
-        train = held["train"]
+        if trusted is None and clean is not None and bool((clean < 0).any()):
+            trusted = clean >= 0
+        splits = {part: Split(examples, torch.arange(len(y)), y) for part, (examples, y) in parts.items()}
+        train = splits["train"]
         return cls(
             name,
             train.examples,
             train.y,
             classes,
             clean,
-            verified,
-            meta=held.get("meta"),
-            test=held.get("test"),
+            trusted,
+            meta=splits.get("trusted"),
+            test=splits.get("test"),
             test_is_clean=test_is_clean,
             encoding=encoding,
             files=files,
@@ -107,7 +109,7 @@ class Dataset:
 
     @property
     def truth(self) -> Tensor:
-        """The best that is known: the true label where there is one, else the given one.  [N]"""
+        """The best known labels: the true label if there is one, else the given one.  [N]"""
         return self.y if self.clean is None else torch.where(self.clean >= 0, self.clean, self.y)
 
     @property
@@ -117,11 +119,11 @@ class Dataset:
 
 
 def check_labels(y: Tensor, n: int, n_classes: int, what: str) -> None:
-    """Labels must be one whole number in 0..K-1 a row; the error names the first row that is not."""
+    """Raise an error unless there is one integer label in 0..K-1 per example. It names the first bad row."""
     if y.ndim != 1 or len(y) != n:
-        raise UserError(f"{what}: got {tuple(y.shape)} labels for {n} examples; give exactly one label an example")
+        raise UserError(f"{what}: got {tuple(y.shape)} labels for {n} examples; give exactly one label per example")
     if y.dtype.is_floating_point:
-        raise UserError(f"{what}: labels must be whole numbers, got {y.dtype}")
+        raise UserError(f"{what}: labels must be integers, got {y.dtype}")
     if n == 0:
         raise UserError(f"{what}: no examples")
     bad = (y < 0) | (y >= n_classes)

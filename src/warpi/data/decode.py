@@ -1,7 +1,7 @@
-"""Image files to pixels; and the program of a reader process, which does nothing else.
+"""Decode image files to pixels, and the main program of a reader process.
 
-A reader runs this file by its path and needs nothing but Pillow. So it starts in 50 ms and 15 MB, no fork and no copy
-of the main program takes place, and it ends by itself when the main process is gone.
+A reader process runs this file by its path and needs only Pillow. It starts in 50 ms with 15 MB of memory, without a
+fork or a copy of the main program, and ends by itself when the main process has ended.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# What Pillow raises on damaged files; a Warning where one is turned into an error (an image of too many pixels).
+# Exceptions that Pillow raises for damaged files; Warning is for images with too many pixels (see `decode`).
 BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError)
 BROKEN += (EOFError, ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error, Warning)
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # not EPS and the like, which start other programs
-_LONGEST = 100  # times the shorter side: a strip of 1 x 100,000 pixels would fill the memory once it is enlarged
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # without EPS and others, which start other programs
+_MAX_ASPECT = 100  # ratio of the sides: an enlarged image of 1 x 100,000 pixels would fill the memory
 
 
 def decode(path: str, short: int) -> "Image":
-    """The image as 8-bit RGB, upright, its shorter side `short` pixels."""
+    """The image as 8-bit RGB, upright, scaled so that its shorter side has `short` pixels."""
     from PIL import Image, ImageOps
 
     with warnings.catch_warnings():
@@ -38,20 +38,20 @@ def decode(path: str, short: int) -> "Image":
             with Image.open(path, formats=_FORMATS) as image:
                 image.draft(None, (2 * short, 2 * short))  # large JPEGs are decoded at 1/2, 1/4 or 1/8
                 image.load()
-                with suppress(*BROKEN):  # where the note on how the camera was held is damaged, the pixels are good
+                with suppress(*BROKEN):  # the pixels are good even if the orientation tag is damaged
                     ImageOps.exif_transpose(image, in_place=True)
                 upright = _rgb(image)
         except Image.DecompressionBombError as error:
             raise ValueError(str(error)) from error
     low, high = min(upright.size), max(upright.size)
-    if high > _LONGEST * low:
+    if high > _MAX_ASPECT * low:
         raise ValueError(f"{upright.width} x {upright.height} pixels: too long and narrow")
     width, height = (max(short, round(side * short / low)) for side in upright.size)
     return upright.resize((width, height), Image.Resampling.BILINEAR)
 
 
 def image_size(path: str) -> tuple[int, int] | None:
-    """Width and height, from the head of the file; None where that cannot be read."""
+    """Width and height from the header of the file; None if it cannot be read."""
     from PIL import Image
 
     broken: tuple[type[Exception], ...] = (Image.DecompressionBombError, *BROKEN)
@@ -65,7 +65,7 @@ def image_size(path: str) -> tuple[int, int] | None:
 
 
 def _rgb(image: "Image") -> "Image":
-    """Any mode to RGB: 16 bits are scaled, not cut off; what is transparent becomes white."""
+    """Convert any mode to RGB. 16-bit values are scaled, not cut off; transparent pixels become white."""
     from PIL import Image
 
     if image.mode == "F":
@@ -73,20 +73,20 @@ def _rgb(image: "Image") -> "Image":
     if image.mode.startswith("I"):
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     elif "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
-        colours = image.convert("RGBA")
-        white = Image.new("RGBA", colours.size, "white")
-        image = Image.alpha_composite(white, colours)
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, "white")
+        image = Image.alpha_composite(white, rgba)
     return image.convert("RGB")
 
 
 def decode_batch(
     paths: list[str], *, seed: int, first: int, short: int, size: int, views: int, augment: bool
 ) -> Iterator[tuple[str | None, list[bytes]]]:
-    """For each path: why it could not be read, or None; and its views, each size * size * 3 bytes.
+    """For each path, yield the reason why it could not be read (or None) and its views, each size * size * 3 bytes.
 
-    The paths are at the positions first, first + 1, ... of a batch. Where a crop lies and whether it is mirrored
-    follows from (seed, position, view) alone. Without augmentation: the middle of the middle square, so that a copy
-    of that square in memory gives the same crop.
+    The paths are at the positions first, first + 1, ... of a batch. The position of a crop and whether it is flipped
+    depend only on (seed, position, view). Without augmentation, the crop is the center of the center square, so that a
+    copy of that square in memory gives the same crop.
     """
     from PIL.Image import Transpose
 
@@ -103,7 +103,9 @@ def decode_batch(
             if augment:
                 digest = hashlib.sha256(f"{seed}/{position}/{view}".encode()).digest()
                 a, b, c = struct.unpack("<3Q", digest[:24])
-                left, top, mirror = a % (image.width - size + 1), b % (image.height - size + 1), bool(c % 2)
+                left = a % (image.width - size + 1)
+                top = b % (image.height - size + 1)
+                mirror = bool(c % 2)
             crop = image.crop((left, top, left + size, top + size))
             crops.append((crop.transpose(Transpose.FLIP_LEFT_RIGHT) if mirror else crop).tobytes())
         yield None, crops
@@ -122,18 +124,18 @@ def _reason(path: str, error: Exception) -> str:
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """A reader process: a line of JSON asks for images; each is answered by a line (null or why not) and its bytes."""
+    """Answer requests (one line of JSON each). The answer per image is a line (null or a reason) and its bytes."""
     for line in requests:
         for reason, crops in decode_batch(**json.loads(line)):
             replies.write(json.dumps(reason).encode() + b"\n")
             for crop in crops:
                 replies.write(crop)
-            replies.flush()  # so that, if the next image brings this process down, it is known which one did
+            replies.flush()  # if the next image crashes this process, the main process knows which one it was
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C and ends this one
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        os._exit(0)  # the main process is gone; there is nobody to flush to
+        os._exit(0)  # the main process has ended, so there is nothing to flush to

@@ -1,4 +1,4 @@
-"""Images read from their files while training goes on: any number of them, in a bounded amount of memory."""
+"""Images that are read from their files during training: any number of them, in bounded memory."""
 
 import hashlib
 import json
@@ -30,40 +30,41 @@ from warpi.errors import UserError, missing_package
 
 logger = logging.getLogger("warpi.data")
 
-PHOTO, SMALL = 224, 64  # pixels: the side at which photos are read, and the largest of what counts as a small image
+PHOTO = 224  # pixels: the side at which photos are read
+SMALL = 64  # pixels: the largest side of a small image
 IMAGENET = Scale(  # of pixels 0..255
     torch.tensor([123.675, 116.28, 103.53]).view(3, 1, 1), torch.tensor([58.395, 57.12, 57.375]).view(3, 1, 1)
 )
 _CPU = torch.device("cpu")
-_READER = str(Path(__file__).with_name("decode.py"))  # the program of a reader process
-_CHUNK = 16  # images a request: a batch is shared among the readers, so that the first one is there soon
-_AHEAD = 4  # requests a reader
+_READER = str(Path(__file__).with_name("decode.py"))  # the main program of a reader process
+_CHUNK = 16  # images per request: the readers share a batch, so that the first batch is ready soon
+_AHEAD = 4  # requests per reader
 
 
 def stored_size(size: int) -> int:
-    """The shorter side an image is scaled to before a crop of `size` is taken: 256 for 224."""
+    """The shorter side of an image before it is cropped to `size`: 256 for 224."""
     return round(size * 8 / 7)
 
 
 @dataclass(frozen=True, eq=False)
 class FileExamples(Examples):
-    """N image files, decoded by reader processes a little ahead of their use.
+    """N image files, decoded by reader processes shortly before they are used.
 
-    An image is turned upright, scaled so that its shorter side is `stored_size(size)`, and cropped to size x size: at
-    random and mirrored by chance in training, from the middle otherwise. A file that cannot be read is logged once,
-    left out of its batch and kept in `bad`. More than `allowed` such files are an error. Other numbers of
-    `workers` and `max_bad` are set with `dataclasses.replace(examples, workers=16)`.
+    An image is turned upright, scaled so that its shorter side is `stored_size(size)`, and cropped to size x size: with
+    a random crop and flip in training, from the center otherwise. A file that cannot be read is logged once, left out
+    of its batch and kept in `bad`. More than `allowed` such files raise an error. Set `workers` and `max_bad` with
+    `dataclasses.replace(examples, workers=16)`.
     """
 
     always_readable: ClassVar[bool] = False
     root: str
     paths: tuple[str, ...]  # relative to root, or absolute
     size: int = PHOTO
-    workers: int = min(8, os.cpu_count() or 1)  # 0: read in the main process; the images are the same
+    workers: int = min(8, os.cpu_count() or 1)  # 0: read in the main process, with the same result
     device: torch.device = _CPU
     scale: Scale = IMAGENET
-    max_bad: float = 0.01  # share of unreadable files tolerated
-    bad: dict[str, str] = field(default_factory=dict, repr=False)  # path -> why; shared by copies on other devices
+    max_bad: float = 0.01  # tolerated share of unreadable files
+    bad: dict[str, str] = field(default_factory=dict, repr=False)  # path -> reason; shared by copies on other devices
 
     def __post_init__(self) -> None:
         try:
@@ -71,8 +72,8 @@ class FileExamples(Examples):
         except ImportError:
             raise missing_package("pillow", "reading image files", "images") from None
         if self.size < 1 or self.workers < 0 or not 0 <= self.max_bad <= 1:
-            got = f"size {self.size}, workers {self.workers}, max_bad {self.max_bad}"
-            raise UserError(f"image files: got {got}; allowed are size >= 1, workers >= 0, max_bad 0..1")
+            values = f"size {self.size}, workers {self.workers}, max_bad {self.max_bad}"
+            raise UserError(f"image files: got {values}; allowed are size >= 1, workers >= 0, max_bad 0..1")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,7 +81,7 @@ class FileExamples(Examples):
 
     @property
     def allowed(self) -> int:
-        """How many unreadable files are tolerated: `max_bad` of all, but at least 3; none where max_bad is 0."""
+        """How many unreadable files are tolerated: the share `max_bad`, but at least 3; none if max_bad is 0."""
         return max(3, int(self.max_bad * len(self))) if self.max_bad else 0
 
     def __len__(self) -> int:
@@ -92,14 +93,14 @@ class FileExamples(Examples):
     def stream(
         self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
     ) -> Iterator[ReadBatch]:
-        drawn = views if augment else 1
-        with closing(self._read(batches, crop=self.size, views=drawn, augment=augment, part=part)) as reads:
+        n_views = views if augment else 1
+        with closing(self._read(batches, crop=self.size, views=n_views, augment=augment, part=part)) as reads:
             for images, kept in reads:
-                whole = bool(kept.all())
-                x = (images if whole else images[:, kept]).to(self.device, non_blocking=True)
+                complete = bool(kept.all())
+                x = (images if complete else images[:, kept]).to(self.device, non_blocking=True)
                 x = x.permute(0, 1, 4, 2, 3).contiguous()  # [V, B', 3, size, size] uint8
-                normal = tuple((view.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std for view in x)
-                yield ReadBatch(normal if augment else normal * views, None if whole else kept)
+                scaled = tuple((view.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std for view in x)
+                yield ReadBatch(scaled if augment else scaled * views, None if complete else kept)
 
     def replace_inputs(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:
         if not isinstance(other, FileExamples):
@@ -116,11 +117,11 @@ class FileExamples(Examples):
         return replace(self, scale=scale)
 
     def digest(self) -> str:
-        """Of the names of the files and the size they are read at; what is in a million files is not looked at."""
+        """A hash of the file names and the size. The content of a million files would take too long to read."""
         return hashlib.sha256("\0".join((str(self.size), *self.paths)).encode()).hexdigest()
 
     def flat(self, rows: Tensor) -> Tensor:
-        """The middle crop of each image; zeros where it cannot be read."""
+        """The center crop of each image; zeros if it cannot be read."""
         batches = ((chunk, 0) for chunk in torch.split(rows, _CHUNK))
         parts = []
         for images, kept in self._read(batches, crop=self.size, views=1, augment=False):
@@ -143,64 +144,66 @@ class FileExamples(Examples):
     def _read(
         self, batches: Iterable[tuple[Tensor, int]], *, crop: int, views: int, augment: bool, part: slice = slice(None)
     ) -> Generator[tuple[Tensor, Tensor], None, None]:
-        """For (the part of) each batch its images [V, B, crop, crop, 3] uint8, and which of them could be read [B]."""
-        plan, pending = iter(batches), deque[_Asked]()
+        """Yield the images [V, B, crop, crop, 3] uint8 of `part` of each batch, and which could be read [B]."""
+        remaining = iter(batches)
+        pending: deque[_PendingBatch] = deque()
         options = {"short": stored_size(self.size), "size": crop, "views": views, "augment": augment}
         readers = _Readers(self.workers) if self.workers else None
-        # Each reader has a few requests waiting, and a batch is being read while the one before it is in use.
-        few, jobs = (2, _AHEAD * self.workers) if readers else (1, 1)
+        # Each reader has a few waiting requests, and one batch is read while the previous one is in use.
+        min_batches = 2 if readers else 1
+        min_requests = _AHEAD * self.workers if readers else 1
         try:
             while True:
-                while len(pending) < few or sum(len(asked.answers) for asked in pending) < jobs:
-                    if (batch := next(plan, None)) is None:
+                while len(pending) < min_batches or sum(len(batch.answers) for batch in pending) < min_requests:
+                    if (requested := next(remaining, None)) is None:
                         break
-                    pending.append(self._ask(*batch, part, readers, options))
+                    pending.append(self._request(*requested, part, readers, options))
                 if not pending:
                     return
                 paths, images, answers = pending.popleft()
                 reasons = [reason for answer in answers for reason in answer()]
-                self._note(paths, reasons)
+                self._record_bad(paths, reasons)
                 yield images, torch.tensor([reason is None for reason in reasons], dtype=torch.bool)
         finally:
             if readers:
                 readers.close()
 
-    def _ask(
+    def _request(
         self, rows: Tensor, seed: int, part: slice, readers: "_Readers | None", options: dict[str, Any]
-    ) -> "_Asked":
+    ) -> "_PendingBatch":
         paths = [self.path(row) for row in rows[part].tolist()]
-        before = part.indices(len(rows))[0]  # chance follows from the position within the whole batch
+        start = part.indices(len(rows))[0]  # augmentation depends on the position within the entire batch
         size = options["size"]
-        pinned = self.device.type == "cuda"  # so that the copy to the device does not wait
+        pinned = self.device.type == "cuda"  # so that the copy to the device is asynchronous
         images = torch.empty((options["views"], len(paths), size, size, 3), dtype=torch.uint8, pin_memory=pinned)
         answers: list[Callable[[], list[str | None]]] = []
         for first in range(0, len(paths), _CHUNK):
-            request = {"paths": paths[first : first + _CHUNK], "seed": int(seed), "first": before + first, **options}
+            request = {"paths": paths[first : first + _CHUNK], "seed": int(seed), "first": start + first, **options}
             out = images.numpy()[:, first : first + _CHUNK]
             answers.append(readers.ask(request, out).result if readers else partial(_fill, request, out))
-        return _Asked(paths, images, answers)
+        return _PendingBatch(paths, images, answers)
 
-    def _any_there(self) -> bool:
+    def _any_exists(self) -> bool:
         return any(os.path.exists(self.path(row)) for row in range(len(self)))
 
-    def _note(self, paths: list[str], reasons: list[str | None]) -> None:
-        if not self.bad and any(map(_is_absent, reasons)) and not self._any_there():
+    def _record_bad(self, paths: list[str], reasons: list[str | None]) -> None:
+        if not self.bad and any(map(_is_absent, reasons)) and not self._any_exists():
             slashes = "; write / between folders, not \\" if "\\" in self.paths[0] else ""
             raise UserError(
-                f"none of {len(self)} listed images is there; the first, {self.paths[0]!r}, was looked for in "
-                f"{os.path.abspath(self.root)}; name the folder that the paths begin in with --root FOLDER{slashes}"
+                f"none of the {len(self)} listed images exists; the first, {self.paths[0]!r}, is not in "
+                f"{os.path.abspath(self.root)}; give the folder in which the paths start with --root FOLDER{slashes}"
             )
         for path, reason in zip(paths, reasons, strict=True):
             if reason is not None and path not in self.bad:
                 self.bad[path] = reason
-                logger.warning("unreadable image left out: %s (%s)", path, reason)
+                logger.warning("skipped an unreadable image: %s (%s)", path, reason)
         if len(self.bad) > self.allowed:
             first = "; ".join(f"{path} ({reason})" for path, reason in list(self.bad.items())[:3])
-            absent = "; if they lie elsewhere, name that folder with --root FOLDER"
+            advice = "; if they are in another folder, give it with --root FOLDER"
             raise UserError(
-                f"already {len(self.bad)} of {len(self)} images cannot be read, at most {self.allowed} are tolerated "
-                f"(max_bad={self.max_bad:g}); mend or remove them, the first are: {first}"
-                + (absent if all(map(_is_absent, self.bad.values())) else "")
+                f"{len(self.bad)} of {len(self)} images cannot be read so far, at most {self.allowed} are tolerated "
+                f"(max_bad={self.max_bad:g}); fix or remove them, the first are: {first}"
+                + (advice if all(map(_is_absent, self.bad.values())) else "")
             )
 
 
@@ -208,16 +211,16 @@ def _is_absent(reason: str | None) -> bool:
     return reason is not None and reason.startswith(FileNotFoundError.__name__)
 
 
-class _Asked(NamedTuple):
+class _PendingBatch(NamedTuple):
     """A batch that is being read."""
 
     paths: list[str]  # B
-    images: Tensor  # [V, B, size, size, 3] uint8, filled as the answers come
-    answers: list[Callable[[], list[str | None]]]  # each waits, then says why each of its images could not be read
+    images: Tensor  # [V, B, size, size, 3] uint8, filled by the answers
+    answers: list[Callable[[], list[str | None]]]  # each waits and returns one reason (or None) per image
 
 
 def _fill(request: dict[str, Any], out: np.ndarray) -> list[str | None]:
-    """Read in this process.  out [V, n, size, size, 3]"""
+    """Decode images in this process.  out [V, n, size, size, 3]"""
     reasons = []
     for i, (reason, crops) in enumerate(decode_batch(**request)):
         reasons.append(reason)
@@ -227,14 +230,14 @@ def _fill(request: dict[str, Any], out: np.ndarray) -> list[str | None]:
 
 
 class _Readers:
-    """Reader processes, each started when there is work for it and served by a thread that waits for its answers.
+    """Reader processes, each started when it is needed and served by a thread that waits for its answers.
 
-    `close` ends them at once; it is also called when the object is dropped and when the program ends.
+    `close` ends them at once. It is also called when the object is deleted and when the program ends.
     """
 
     def __init__(self, workers: int) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._own = threading.local()
+        self._local = threading.local()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="warpi-read")
         self.close = weakref.finalize(self, _end, self._threads, self._processes)
 
@@ -260,31 +263,31 @@ class _Readers:
             path = request["paths"][min(len(reasons), out.shape[1] - 1)]
             raise UserError(
                 f"a process that reads images ended with code {process.wait()} near {path}; "
-                "where memory is short use fewer workers, otherwise remove that file"
+                "if memory is short, use fewer workers, otherwise remove that file"
             ) from None
         return reasons
 
     def _process(self) -> "subprocess.Popen[bytes]":
-        if not hasattr(self._own, "process"):
+        if not hasattr(self._local, "process"):
             pipe = subprocess.PIPE
-            command = [sys.executable, "-P", _READER]  # -P: its folder is not a place to import from
-            self._own.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pipesize=1 << 20)
-            self._processes.append(self._own.process)
-        process: subprocess.Popen[bytes] = self._own.process
+            command = [sys.executable, "-P", _READER]  # -P: do not import from the folder of the file
+            self._local.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pipesize=1 << 20)
+            self._processes.append(self._local.process)
+        process: subprocess.Popen[bytes] = self._local.process
         return process
 
 
 def _end(threads: ThreadPoolExecutor, processes: "list[subprocess.Popen[bytes]]") -> None:
-    """End the readers. A thread that waits for one sees the end of its answers, so that no thread is left either."""
+    """End the readers. Their threads then end, too, because they read the end of the answers."""
     threads.shutdown(wait=False, cancel_futures=True)
     for process in list(processes):
         process.kill()
     threads.shutdown(wait=True)
-    for process in processes:  # a thread may have started one meanwhile
+    for process in processes:  # a thread may have started one in the meantime
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # a request that was not sent any more
+            with suppress(BrokenPipeError):  # a request that was not sent
                 cast("IO[bytes]", pipe).close()
 
 
@@ -297,9 +300,9 @@ class Decoded(TensorExamples):
 
 
 def default_size(examples: FileExamples) -> int:
-    """The side at which files are read where nobody says: their own where they are small, else that of photos.
+    """The side at which files are read by default: the median of their own sides if that is small, else `PHOTO`.
 
-    Looked at are the heads of up to 100 files, the shorter side of each.
+    Uses the shorter side in the headers of up to 100 files.
     """
     rows = range(0, len(examples), len(examples) // 100 + 1)
     sizes = [image_size(examples.path(row)) for row in rows]
@@ -308,10 +311,10 @@ def default_size(examples: FileExamples) -> int:
 
 
 def load_images(examples: FileExamples) -> tuple[Decoded, Tensor]:
-    """All images decoded once and held in memory, and which rows they are [N]: unreadable files have none.
+    """Decode all images into memory; also return which of the N files could be read.
 
-    Kept is the middle square of `stored_size(size)` pixels as uint8. Outside training this gives the very crops of
-    the files; in training the crops come from that square, so that the ends of the longer side are never seen.
+    Stores the center square of `stored_size(size)` pixels as uint8. Outside training, the crops are those of the files.
+    In training, they are taken from the square, so the ends of the longer side are not used.
     """
     n, side = len(examples), stored_size(examples.size)
     x = torch.empty((n, 3, side, side), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Which examples two sets share."""
+"""Find examples that two sets share."""
 
 import logging
 import os
@@ -23,89 +23,93 @@ logger = logging.getLogger("warpi.data")
 def mark_shared(a: Split, b: Split) -> Tensor:
     """Which examples of `a` are also in `b`.  [len(a)] bool
 
-    Inputs alone say so, labels may have been corrected: tensors of one shape and type are compared by their content,
-    image files by where they lie once links are followed; none are marked where the two cannot be compared.
+    Only inputs are compared, because labels may have been corrected: tensors of one shape and type by their content,
+    image files by their resolved paths. If the two cannot be compared, no example is marked.
 
-    An example of `b` stands for one of `a` at most: where few values are possible, many examples have the same input,
-    and are not the same for that. Of those with the same input, the ones whose label is the same too go first, then
-    the order of `a`.
+    Each example of `b` matches at most one of `a`: with few possible values, many different examples have the same
+    input. Among those, examples with the same label come first, then the order of `a` decides.
     """
-    (kind, first), (other, second) = _inputs(a), _inputs(b)
-    if kind is None or kind != other:
+    kind, keys = _comparable_inputs(a)
+    other_kind, other_keys = _comparable_inputs(b)
+    if kind is None or kind != other_kind:
         return torch.zeros(len(a), dtype=torch.bool)
-    return _marked(first, a.y, second, b.y)
+    return _match(keys, a.y, other_keys, b.y)
 
 
 def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
-    """Refuse trusted examples that are in the test set, unless chance may have put them there; say so then.
+    """Raise an error if trusted examples are in the test set, unless this may be a coincidence; then warn.
 
-    How likely that is, noisy rows say: the share of them that look like a test row, but no more than rows look like
-    others of their own set, for test rows may be copies of noisy ones. Refused is what lies three deviations beyond
-    twice these odds: trusted examples are no random draw, and may be more usual than others.
+    The probability of a coincidence is the share of noisy rows that equal a test row, but at most the share of rows
+    that equal another row of their own set, because test rows may be copies of noisy ones. The error is raised beyond
+    three standard deviations above twice the odds: trusted examples are not a random sample, and may be more common.
     """
-    (kind, ours), (other, tested), (third, given) = _inputs(trusted), _inputs(test), _inputs(noisy)
-    there = list(tested) if kind == other is not None else []
-    count, n = _found(ours, there), len(trusted)
+    kind, trusted_keys = _comparable_inputs(trusted)
+    test_kind, test_keys = _comparable_inputs(test)
+    noisy_kind, noisy_keys = _comparable_inputs(noisy)
+    tested = list(test_keys) if kind == test_kind is not None else []
+    count = _count_in(trusted_keys, tested)
     if not count:
         return
-    rows = list(given) if third == kind else []
-    p = min(_found(rows, there) / max(len(rows), 1), max(_repeated(there), _repeated(rows)))
-    also = f"{count} of {n} trusted examples are also in the test set, by chance some {p * n:.0f} would be"
+    n = len(trusted)
+    rows = list(noisy_keys) if noisy_kind == kind else []
+    p = min(_count_in(rows, tested) / max(len(rows), 1), max(_repeated_share(tested), _repeated_share(rows)))
+    message = f"{count} of {n} trusted examples are also in the test set, about {p * n:.0f} are expected by coincidence"
     if count > n * 2 * p / (1 + p) + 3 * (n * p * (1 - p)) ** 0.5:
-        raise UserError(f"{also}; take them out of it, or do not trust them")
-    logger.warning("%s: rows that look alike need not be the same; take out of it those that are", also)
+        raise UserError(f"{message}; remove them from it, or do not trust them")
+    logger.warning("%s: equal rows may be different examples; remove those that are the same", message)
 
 
-def _found(keys: Iterable[Hashable], among: Iterable[Hashable]) -> int:
-    there = set(among)
-    return sum(key in there for key in keys)
+def _count_in(keys: Iterable[Hashable], others: Iterable[Hashable]) -> int:
+    known = set(others)
+    return sum(key in known for key in keys)
 
 
-def _repeated(keys: list[Hashable]) -> float:
-    """The share of those that occur more than once."""
+def _repeated_share(keys: list[Hashable]) -> float:
+    """The share of keys that occur more than once."""
     return sum(n for n in Counter(keys).values() if n > 1) / max(len(keys), 1)
 
 
-def _inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
-    """What the inputs can be compared with (None: with nothing), and a key for each: the same for equal ones."""
+def _comparable_inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
+    """The kind of the inputs (only inputs of one kind are comparable, None: none are), and a key per input."""
     match split.examples:
         case TensorExamples(x=x):
-            return (x.shape[1:], x.dtype), _contents(x, split.rows)
+            return (x.shape[1:], x.dtype), _hash_rows(x, split.rows)
         case FileExamples() as files:
-            return FileExamples, _places(files, split.rows)
+            return FileExamples, _resolve_paths(files, split.rows)
         case SparseExamples() as sparse:
             return SparseExamples, sparse.contents(split.rows)
     return None, ()
 
 
-def _marked(first: Iterable[Hashable], y: Tensor, second: Iterable[Hashable], other_y: Tensor) -> Tensor:
-    inputs = list(first)
-    labelled = Counter(zip(second, other_y.tolist(), strict=True))  # those of the second that stand for none so far
-    marks = [_taken(labelled, key) for key in zip(inputs, y.tolist(), strict=True)]
-    others = Counter[Hashable]()
-    for (key, _), n in labelled.items():
-        others[key] += n
-    marks = [mark or _taken(others, key) for mark, key in zip(marks, inputs, strict=True)]
+def _match(keys: Iterable[Hashable], y: Tensor, other_keys: Iterable[Hashable], other_y: Tensor) -> Tensor:
+    """Which keys are matched with one of the others: first those with an equal label, then the rest."""
+    keys = list(keys)
+    unmatched = Counter(zip(other_keys, other_y.tolist(), strict=True))
+    marks = [_take(unmatched, key) for key in zip(keys, y.tolist(), strict=True)]
+    other_labels: Counter[Hashable] = Counter()
+    for (key, _), n in unmatched.items():
+        other_labels[key] += n
+    marks = [mark or _take(other_labels, key) for mark, key in zip(marks, keys, strict=True)]
     return torch.tensor(marks, dtype=torch.bool)
 
 
-def _taken(left: Counter[Any], key: Hashable) -> bool:
-    """Whether there was one left; then it is no more."""
-    if left[key] == 0:
+def _take(counts: Counter[Any], key: Hashable) -> bool:
+    """Remove one of the keys; False if there is none left."""
+    if counts[key] == 0:
         return False
-    left[key] -= 1
+    counts[key] -= 1
     return True
 
 
-def _contents(x: Tensor, rows: Tensor) -> Iterator[bytes]:
+def _hash_rows(x: Tensor, rows: Tensor) -> Iterator[bytes]:
     x = x[rows] + 0.0 if x.is_floating_point() else x[rows]  # -0.0 is 0.0
     for row in x.flatten(1).cpu().numpy():
         yield blake2b(row, digest_size=16).digest()
 
 
-def _places(examples: FileExamples, rows: Tensor) -> Iterator[str]:
-    resolved = cache(os.path.realpath)  # of folders: there are few, and each takes a look at all that it lies in
+def _resolve_paths(examples: FileExamples, rows: Tensor) -> Iterator[str]:
+    resolve = cache(os.path.realpath)  # for folders: there are few of them, and resolving is slow
     for row in rows.tolist():
-        path = os.path.join(examples.root, examples.paths[row])
+        path = examples.path(row)
         folder, name = os.path.split(path)
-        yield os.path.realpath(path) if os.path.islink(path) else os.path.join(resolved(folder), name)
+        yield os.path.realpath(path) if os.path.islink(path) else os.path.join(resolve(folder), name)

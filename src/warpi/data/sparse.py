@@ -1,4 +1,4 @@
-"""Inputs that are mostly zeros, such as counts of words: kept sparse, made dense a batch at a time."""
+"""Inputs that are mostly zeros, such as word counts: stored sparse, made dense batch by batch."""
 
 import hashlib
 import itertools
@@ -14,23 +14,23 @@ from torch import Tensor
 from warpi.data.examples import Examples, ReadBatch, Scale
 from warpi.errors import UserError
 
-_DROPPED = 0.7  # why: docs/estimator.md
-_LEFT = 8  # entries a row, on average
+_MAX_DROPPED = 0.7  # why: docs/estimator.md
+_MIN_KEPT = 8  # entries per row, on average
 
 
 @dataclass(frozen=True, eq=False)
 class SparseExamples(Examples):
-    """Rows of a sparse matrix. Zeros stay zeros: they are divided by one number, the root mean square of all entries.
+    """Rows of a sparse matrix, divided by the root mean square of all entries, so that zeros stay zeros.
 
-    That leaves features as large on average as standardised ones are; a deviation a column would blow rare words up.
-    A text has words that few others have, by which a network would learn its label by heart: each time it sees a row
-    in training, most entries are missing, others each time.
+    On average, features are then as large as standardized ones; a scale per column would enlarge rare words. In
+    training, a random part of the entries of a row is dropped each time, because a network would otherwise memorize
+    the label of a text by its rare words.
     """
 
     x: csr_array  # [N, D] float32, on the CPU
-    where: torch.device
+    target: torch.device  # of the batches
     scale: Scale
-    dropped: float = 0.0  # share of the entries that are missing in training
+    dropped: float = 0.0  # share of the entries that is dropped in training
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,13 +38,13 @@ class SparseExamples(Examples):
 
     @property
     def device(self) -> torch.device:
-        return self.where
+        return self.target
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, where=torch.device(device), scale=Scale(*(t.to(device) for t in self.scale)))
+        return replace(self, target=torch.device(device), scale=Scale(*(t.to(device) for t in self.scale)))
 
     def stream(
         self,
@@ -56,22 +56,23 @@ class SparseExamples(Examples):
     ) -> Iterator[ReadBatch]:
         for rows, seed in batches:
             if not (augment and self.dropped):
-                yield ReadBatch((self._normal(self.flat(rows[part])),) * views, None)
+                yield ReadBatch((self._normalize(self.flat(rows[part])),) * views, None)
                 continue
-            whole, chance = self.x[rows.cpu().numpy()], np.random.default_rng(seed)
-            thinned = (self._thinned(whole, chance)[part].toarray() for _ in range(views))
-            yield ReadBatch(tuple(self._normal(torch.from_numpy(x)) for x in thinned), None)
+            batch = self.x[rows.cpu().numpy()]
+            rng = np.random.default_rng(seed)
+            dropped = (self._drop_entries(batch, rng)[part].toarray() for _ in range(views))
+            yield ReadBatch(tuple(self._normalize(torch.from_numpy(x)) for x in dropped), None)
 
-    def _thinned(self, rows: csr_array, chance: np.random.Generator) -> csr_array:
-        """Rows of which entries are missing; the others are larger, such that the mean over chance is as it was."""
-        kept = chance.random(rows.nnz, dtype=np.float32) >= self.dropped
+    def _drop_entries(self, rows: csr_array, rng: np.random.Generator) -> csr_array:
+        """Drop entries at random, and scale the others so that the expected value stays the same."""
+        kept = rng.random(rows.nnz, dtype=np.float32) >= self.dropped
         return csr_array((rows.data * kept / np.float32(1 - self.dropped), rows.indices, rows.indptr), shape=rows.shape)
 
-    def _normal(self, x: Tensor) -> Tensor:
-        return (x.to(self.where) - self.scale.mean) / self.scale.std
+    def _normalize(self, x: Tensor) -> Tensor:
+        return (x.to(self.target) - self.scale.mean) / self.scale.std
 
     def replace_inputs(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:  # noqa: ARG002
-        raise UserError("open_set noise is for arrays in memory and image files, got sparse features; make them dense")
+        raise UserError("open_set noise needs arrays in memory or image files, got sparse features; make them dense")
 
     def fit_scale(self, rows: Tensor) -> Scale:
         entries = self.x[rows.numpy()].data.astype(np.float64)
@@ -92,16 +93,16 @@ class SparseExamples(Examples):
 
     @classmethod
     def of(cls, x: Any, augment: bool = False) -> Self:
-        """Of a scipy matrix or array of any sparse format."""
-        rows = csr_array(x, dtype=np.float32, copy=True)  # the next two lines change it in place
+        """Convert a scipy matrix or array of any sparse format."""
+        rows = csr_array(x, dtype=np.float32, copy=True)  # a copy, because the next two lines work in place
         rows.sum_duplicates()
-        rows.eliminate_zeros()  # so that rows of the same numbers are the same
-        short = rows.nnz <= _LEFT * rows.shape[0]
-        dropped = min(_DROPPED, 1 - _LEFT * rows.shape[0] / rows.nnz) if augment and not short else 0.0
+        rows.eliminate_zeros()  # so that equal rows have equal entries
+        n_kept = _MIN_KEPT * rows.shape[0]
+        dropped = min(_MAX_DROPPED, 1 - n_kept / rows.nnz) if augment and rows.nnz > n_kept else 0.0
         return cls(rows, torch.device("cpu"), Scale(torch.tensor(0.0), torch.tensor(1.0)), dropped)
 
     def contents(self, rows: Tensor) -> Iterator[bytes]:
-        """What each row holds, the same for equal rows."""
+        """The content of each row as bytes, the same for equal rows."""
         picked = self.x[rows.numpy()]
         ends = picked.indptr.tolist()
         for start, stop in itertools.pairwise(ends):

@@ -1,14 +1,1 @@
-"""datasets."""
-
-from importlib import import_module
-from typing import Any
-
-_HOME: dict[str, str] = {}
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in _HOME:
-        return getattr(import_module(f"warpi.datasets.{_HOME[name]}"), name)
-    return getattr(import_module("warpi.datasets.load"), name)
+"""Readers of data sets: built-in ones by name, and tables, arrays and images of the user."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their official files, and the human labels of CIFAR-N where these lie beside them."""
+"""CIFAR-10 and CIFAR-100 from their official files, and the human labels of CIFAR-N if they are beside them."""
 
 import io
 import zipfile
@@ -27,10 +27,10 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class _Layout:
-    """One of the two forms in which a data set is given out."""
+    """The files of one of the two published forms."""
 
-    archive: str  # what to download
-    folder: str  # what it unpacks to
+    archive: str  # the file to download
+    folder: str  # the folder that it contains
     train: tuple[str, ...]
     test: str
     names: str
@@ -38,7 +38,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What differs between CIFAR-10 and CIFAR-100."""
+    """The differences between CIFAR-10 and CIFAR-100."""
 
     name: str
     python: _Layout
@@ -48,7 +48,7 @@ class _Kind:
     mean: tuple[float, float, float]  # of the training images, 0..255
     std: tuple[float, float, float]
     human: tuple[str, str]  # files of CIFAR-N
-    label_sets: dict[str, str]  # key in such a file -> name offered
+    label_sets: dict[str, str]  # key in such a file -> name of the label set
 
 
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -87,8 +87,8 @@ _CIFAR100 = _Kind(
 def cifar10(root: Path | None = None) -> Dataset:
     """50,000 + 10,000 images of 10 classes. Label sets of CIFAR-10N: worst, aggre, random1, random2, random3.
 
-    `root` holds cifar-10-batches-py (or cifar-10-batches-bin) or is that folder; None: the environment's WARPI_DATA.
-    CIFAR-N files are looked for in `root`, in `root`/cifar-n and in the same two places one folder up.
+    `root` contains cifar-10-batches-py (or cifar-10-batches-bin) or is that folder; None: the environment variable
+    WARPI_DATA. CIFAR-N files are read from `root`, `root`/cifar-n, and the same two folders one level up.
     """
     return _read(_CIFAR10, root)
 
@@ -112,8 +112,9 @@ def _read(kind: _Kind, root: Path | None) -> Dataset:
     x_test, labels_test = read(folder / layout.test, kind)
     classes = _class_names(folder / layout.names, kind)
 
-    y, y_test = torch.tensor(labels[:, -1]), torch.tensor(labels_test[:, -1])
-    coarse = kind.labels[0] == "coarse_labels"
+    y = torch.tensor(labels[:, -1])
+    y_test = torch.tensor(labels_test[:, -1])
+    has_superclasses = kind.labels[0] == "coarse_labels"
     return Dataset(
         name=kind.name,
         examples=_examples(x, kind),
@@ -122,20 +123,22 @@ def _read(kind: _Kind, root: Path | None) -> Dataset:
         clean=y,
         test=Split(_examples(x_test, kind), torch.arange(len(x_test)), y_test),
         test_is_clean=True,
-        superclass=_superclass(np.concatenate([labels, labels_test]), len(classes), folder) if coarse else None,
+        superclass=_superclass(np.concatenate([labels, labels_test]), len(classes), folder)
+        if has_superclasses
+        else None,
         label_sets=_human_labels(kind, root, y),
     )
 
 
 def _how_to_get(kind: _Kind) -> str:
     return (
-        f"download {kind.python.archive} (or {kind.binary.archive}), unpack it, and name the folder that now holds "
+        f"download {kind.python.archive} (or {kind.binary.archive}), unpack it, and give the folder that contains "
         f"{kind.python.folder} with --root FOLDER or in the environment variable WARPI_DATA"
     )
 
 
 def _folder(kind: _Kind, root: Path) -> tuple[Path, _Layout]:
-    """Where the files are and in which form; python files come first."""
+    """The folder of the files and their form; the python form has priority."""
     with reading(root):
         for layout in (kind.python, kind.binary):
             for folder in (root / layout.folder, root):
@@ -150,7 +153,7 @@ def _read_python(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np
     data = record.get("data") if isinstance(record, dict) else None
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
         raise UserError(f"{path}: no uint8 array 'data' of rows of {_PIXELS} pixels; is this a file of {kind.name}?")
-    columns = [_whole(record.get(key), f"{path}: {key!r}") for key in kind.labels]
+    columns = [_check_labels(record.get(key), f"{path}: {key!r}") for key in kind.labels]
     for key, column in zip(kind.labels, columns, strict=True):
         if len(column) != len(data):
             raise UserError(f"{path}: {len(column)} labels under {key!r} for {len(data)} images; fetch the file again")
@@ -160,9 +163,10 @@ def _read_python(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np
 def _read_binary(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Records of label bytes and pixels -> images [N, 3072], labels [N, 1 or 2]."""
     with reading(path):
-        records, size = np.frombuffer(path.read_bytes(), dtype=np.uint8), len(kind.labels) + _PIXELS
+        records = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    size = len(kind.labels) + _PIXELS
     if len(records) % size or not len(records):
-        raise UserError(f"{path}: {len(records)} bytes are no whole number of records of {size}; fetch the file again")
+        raise UserError(f"{path}: {len(records)} bytes are not a multiple of a record of {size}; fetch the file again")
     records = records.reshape(-1, size)
     return records[:, len(kind.labels) :], records[:, : len(kind.labels)].astype(np.int64)
 
@@ -186,7 +190,7 @@ def _examples(x: NDArray[np.uint8], kind: _Kind) -> TensorExamples:
 
 
 def _superclass(labels: NDArray[np.int64], n_classes: int, folder: Path) -> Tensor | None:
-    """labels [N, 2] of (coarse, fine) -> [K]. None where some class has no example, as in a made-up sample."""
+    """labels [N, 2] of (coarse, fine) -> [K]. None if a class has no example, as in a small sample."""
     pairs = np.unique(labels[:, ::-1], axis=0)  # [>= K, 2] of (fine, coarse)
     fine, count = np.unique(pairs[:, 0], return_counts=True)
     if (count > 1).any():
@@ -195,72 +199,73 @@ def _superclass(labels: NDArray[np.int64], n_classes: int, folder: Path) -> Tens
 
 
 def _human_labels(kind: _Kind, root: Path, y: Tensor) -> dict[str, Tensor]:
-    """The label sets of CIFAR-N under the names of `kind.label_sets`; {} where there is no such file."""
-    found: dict[str, Tensor] = {}
+    """The label sets of CIFAR-N by the names in `kind.label_sets`; empty if there is no such file."""
+    label_sets: dict[str, Tensor] = {}
+    names = kind.label_sets | {"clean": "clean", "clean_label": "clean"}
     for path in _human_files(kind, root):
-        arrays = _npz(path) if path.suffix == ".npz" else _saved_by_torch(path)
-        names = kind.label_sets | {"clean": "clean", "clean_label": "clean"}
-        if not (held := [key for key in arrays if key in names]):
+        arrays = _read_npz(path) if path.suffix == ".npz" else _read_torch_file(path)
+        keys = [key for key in arrays if key in names]  # others are superclass labels and the like
+        if not keys:
             raise UserError(
                 f"{path}: no labels of {kind.name}; got {sorted(map(str, arrays))}, known are {sorted(names)}"
             )
-        for key in held:  # others are superclass labels and the like
-            name, value = names[key], torch.from_numpy(_whole(arrays[key], f"{path}: {key!r}"))
-            if len(value) != len(y):
-                raise UserError(f"{path}: {len(value)} labels under {key!r} for {len(y)} images of {kind.name}")
-            known = y if name == "clean" else found.setdefault(name, value)
-            if (differ := (value != known).nonzero()).numel():
+        for key in keys:
+            name = names[key]
+            labels = torch.from_numpy(_check_labels(arrays[key], f"{path}: {key!r}"))
+            if len(labels) != len(y):
+                raise UserError(f"{path}: {len(labels)} labels under {key!r} for {len(y)} images of {kind.name}")
+            expected = y if name == "clean" else label_sets.setdefault(name, labels)
+            if (differ := (labels != expected).nonzero()).numel():
                 other = "the official labels" if name == "clean" else f"another file's {name!r}"
                 row = int(differ[0])
                 raise UserError(
                     f"{path}: {key!r} differs from {other} in {len(differ)} rows, first in row {row} "
-                    f"({int(value[row])}, not {int(known[row])}); it belongs to other files or to another order of them"
+                    f"({int(labels[row])}, not {int(expected[row])}); it belongs to other images or to another order"
                 )
-    return found
+    return label_sets
 
 
 def _human_files(kind: _Kind, root: Path) -> Iterator[Path]:
     root = root.resolve()
-    folders = [place for folder in (root, root.parent) for place in (folder, folder / "cifar-n")]
+    folders = [root, root / "cifar-n", root.parent, root.parent / "cifar-n"]
     for name in kind.human:
         yield from [folder / name for folder in folders if (folder / name).is_file()][:1]
 
 
-def _npz(path: Path) -> dict[str, Any]:
+def _read_npz(path: Path) -> dict[str, Any]:
     arrays = load_arrays(path)
     if isinstance(arrays, np.ndarray):
         raise UserError(f"{path}: a single array, not a .npz of label sets; fetch it again")
     return arrays
 
 
-def _saved_by_torch(path: Path) -> dict[str, Any]:
-    """A dict of numpy arrays as torch.save writes it: a pickle in a zip file, or (before torch 1.6) the fourth of
-    several pickles in a row."""
+def _read_torch_file(path: Path) -> dict[str, Any]:
+    """A dict of numpy arrays written by torch.save: a pickle in a zip file, or (before torch 1.6) the fourth pickle."""
     with reading(path), path.open("rb") as file:
         if zipfile.is_zipfile(file):
-            saved = safe_load(_unzipped(file, path), str(path))
+            saved = safe_load(_unzip(file, path), str(path))
         else:
             file.seek(0)
             saved = [safe_load(file) for _ in range(4)][-1]
     if not isinstance(saved, dict):
-        raise UserError(f"{path}: holds a {type(saved).__name__}, not a dict of label arrays; fetch it again")
+        raise UserError(f"{path}: contains a {type(saved).__name__}, not a dict of label arrays; fetch it again")
     return saved
 
 
-def _unzipped(file: IO[bytes], path: Path) -> IO[bytes]:
+def _unzip(file: IO[bytes], path: Path) -> IO[bytes]:
     try:
         with zipfile.ZipFile(file) as archive:
             inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
             if inner is None:
-                raise UserError(f"{path}: not a file of torch.save (no data.pkl inside); fetch it again")
+                raise UserError(f"{path}: not written by torch.save (it contains no data.pkl); fetch it again")
             return io.BytesIO(archive.read(inner))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:
         raise UserError(f"{path}: a damaged zip file ({e}); fetch it again") from e
 
 
-def _whole(values: Sequence[int] | NDArray[Any] | None, what: str) -> NDArray[np.int64]:
+def _check_labels(values: Sequence[int] | NDArray[Any] | None, what: str) -> NDArray[np.int64]:
     """Labels as int64 [N]."""
     array = np.asarray([] if values is None else values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
-        raise UserError(f"{what} holds no list of whole numbers; fetch the file again")
+        raise UserError(f"{what} is not a list of integers; fetch the file again")
     return array.astype(np.int64)

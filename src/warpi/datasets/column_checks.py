@@ -1,4 +1,4 @@
-"""Columns that may not be what they seem: typos among numbers, decimal commas, ids, dates, labels that are none."""
+"""Checks for suspicious columns: typos in numeric columns, decimal commas, ids, dates, placeholder labels."""
 
 import logging
 import re
@@ -16,11 +16,12 @@ from warpi.datasets.labels import MISSING, parse_marks, parse_numbers, to_texts
 from warpi.datasets.text_files import drop_flag
 from warpi.errors import UserError
 
-logger = logging.getLogger("warpi.data")
+logger = logging.getLogger("warpi.datasets")
 
-_ENOUGH = 20  # rows: of fewer, nothing is said about how often values occur
-_MANY = 50  # categories of a column, from which on it is asked whether they are too many
-_MARKS = {"trusted", "is_trusted", "clean", "is_clean", "checked", "is_checked", "is_verified", "gold", "is_gold"}
+MARK_NAMES = {"is_trusted", "clean", "is_clean", "checked", "is_checked", "is_verified", "gold", "is_gold"}
+"""Names of columns that may be meant to mark trusted rows, but do not."""
+_ENOUGH_ROWS = 20  # with fewer rows, the frequency of values is not checked
+_MANY_CATEGORIES = 50  # with more categories, a column may be an id
 _MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _DATE = re.compile(
     r"(\d{4}([-/.])\d\d?\2\d\d?|\d{4}-(0\d|1[0-2])"  # 2024-01-31, 2024-01
@@ -29,30 +30,37 @@ _DATE = re.compile(
     r"([T ]+\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[ap]m)?( ?(Z|UTC|[+-]\d\d:?\d\d))?)?",
     re.IGNORECASE,
 )
+_DECIMAL_COMMA = re.compile(r"[+-]?\d[\d.]*,[\d,]*\d(\.\d+)?([eE][+-]?\d+)?|[+-]?,\d+")
 _SIGNS = str.maketrans({"\N{MINUS SIGN}": "-", **dict.fromkeys("%$€£¥' \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}")})
-_NO_LABEL = MISSING - {"", "none"}  # nobody calls a class so; some call one 'none'
+_MISSING_LABELS = MISSING - {"", "none"}  # 'none' may be the name of a class
+
+
+@cache  # a file may be read more than once
+def warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def check_numeric_text(cells: Sequence[str], name: str, at: Callable[[int], str]) -> None:
-    """Refuse a column of text that is meant to hold numbers: nine of ten cells are, or would be without commas."""
+    """Reject a text column that is probably numeric: nine of ten cells are numbers, or would be without commas."""
     count = Counter(cell for cell in cells if cell.lower() not in MISSING)
     words = {cell for cell in count if not _is_number(cell)}
-    total, odd = count.total(), sum(count[cell] for cell in words)
-    commas = {cell for cell in words if re.fullmatch(r"[+-]?\d[\d.]*,[\d,]*\d(\.\d+)?([eE][+-]?\d+)?|[+-]?,\d+", cell)}
-    row = next((row for row, cell in enumerate(cells) if cell in words), 0)
-    names = "where numbers are names, write a letter before each of them"
+    commas = {cell for cell in words if _DECIMAL_COMMA.fullmatch(cell)}
+    total = count.total()
+    n_words = sum(count[cell] for cell in words)
+    advice = "if its numbers are names, write a letter before each of them"
     if commas and 10 * sum(count[cell] for cell in words - commas) <= total:
         row = next(row for row, cell in enumerate(cells) if cell in commas)
         raise UserError(
             f"{at(row)}: column {name!r} has decimal commas (it holds {cells[row]!r}); save the file with decimal "
-            f"points, and without separators of thousands, or leave the column out with {drop_flag(name)}; {names}"
+            f"points and without thousands separators, or drop the column with {drop_flag(name)}; {advice}"
         )
-    a_code = len(count) <= _ENOUGH and all(count[cell] > 2 for cell in words)  # 0, 1, 2, 3+
-    if odd and 10 * odd <= total and not a_code:
-        more = f", in {odd} rows other words," if odd > 1 else ""
+    is_code = len(count) <= _ENOUGH_ROWS and all(count[cell] > 2 for cell in words)  # such as 0, 1, 2, 3+
+    if words and 10 * n_words <= total and not is_code:
+        row = next(row for row, cell in enumerate(cells) if cell in words)
+        more = f" (words in {n_words} rows)" if n_words > 1 else ""
         raise UserError(
-            f"{at(row)}: column {name!r} holds {cells[row]!r}{more} and numbers in {total - odd} of {total} rows; "
-            f"mend the cell, drop the row, or leave the column out with {drop_flag(name)}; {names}"
+            f"{at(row)}: column {name!r} holds {cells[row]!r}{more}, and numbers in {total - n_words} of {total} rows; "
+            f"fix the cell, drop the row, or drop the column with {drop_flag(name)}; {advice}"
         )
 
 
@@ -64,58 +72,49 @@ def _is_number(cell: str) -> bool:
     return "_" not in cell
 
 
-def find_trusted_column(columns: Collection[str], where: object) -> str | None:
-    """The column that marks checked rows, where no column is a feature: `verified`, or else `trusted`. Others that seem
-    to do so are told."""
-    used = next((name for name in ("verified", "trusted") if name in columns), None)
-    for name in sorted(_MARKS.intersection(columns) - {used}):
-        warn_once(f"{where}: {name!r} is not used; if it marks what a person has checked, call it 'verified'")
-    return used
-
-
 def warn_suspicious_feature(values: NDArray[Any], name: str, path: object) -> None:
-    """Say so where a feature numbers or names the rows, is a date, or marks the rows that were checked."""
+    """Warn about a feature that may be an id, a date, a file name, or a mark of trusted rows."""
     n = len(values)
-    if name.lower() in _MARKS and _says_yes_or_no(values):
+    drop = drop_flag(name)
+    if name.lower() in MARK_NAMES and _is_yes_or_no(values):
         warn_once(
-            f"{path}: column {name!r} is learned from like any other; if it marks the rows that a person has checked, "
-            f"call it 'verified', else leave it out with {drop_flag(name)}"
+            f"{path}: column {name!r} is used as a feature; if it marks rows that a person has checked, rename it to "
+            f"'trusted', else drop it with {drop}"
         )
     words = set(values.tolist()) if values.dtype.kind == "O" else set[str]()
-    if names_images(words) and 10 * len(words) >= 9 * n:
+    if are_image_names(words) and 10 * len(words) >= 9 * n:
         warn_once(
             f"{path}: column {name!r} names image files, and each name becomes a feature; to learn from the images, "
-            f"call it 'path' in a .csv or .tsv, else leave it out with {drop_flag(name)}"
+            f"rename it to 'path' in a .csv or .tsv, else drop it with {drop}"
         )
         return
-    if n < _ENOUGH:
+    if n < _ENOUGH_ROWS:
         return
     numbers = parse_numbers(values) if values.dtype.kind == "O" else values.astype(np.float64)
     if numbers is None and len(words) > 2 and all(_is_number(word.translate(_SIGNS)) for word in words):
         warn_once(
-            f"{path}: column {name!r} holds numbers with signs in them ({values[0]!r}), and each becomes a feature of "
-            f"its own; write plain numbers, such as 1000 or -0.5, or leave it out with {drop_flag(name)}"
+            f"{path}: column {name!r} holds numbers with extra characters ({values[0]!r}), and each becomes a separate "
+            f"feature; write plain numbers, such as 1000 or -0.5, or drop it with {drop}"
         )
     elif numbers is None:
-        dates = len(words) > 1 and 10 * sum(map(bool, map(_DATE.fullmatch, words))) >= 9 * len(words)
-        if dates or 10 * len(words) >= 9 * n or len(words) > max(_MANY, n // 20):
-            what = f"it seems to hold dates ({min(words)}):" if dates else "if it holds names, ids or dates,"
+        are_dates = len(words) > 1 and 10 * sum(map(bool, map(_DATE.fullmatch, words))) >= 9 * len(words)
+        if are_dates or 10 * len(words) >= 9 * n or len(words) > max(_MANY_CATEGORIES, n // 20):
+            reason = f"it seems to hold dates ({min(words)}):" if are_dates else "if it holds names, ids or dates,"
             warn_once(
-                f"{path}: column {name!r} has {len(words)} distinct words in {n} rows, each becomes a feature, and new "
-                f"rows with others are refused; {what} leave it out with {drop_flag(name)}"
+                f"{path}: column {name!r} has {len(words)} distinct words in {n} rows; each becomes a feature, and new "
+                f"rows with other words are rejected; {reason} drop it with {drop}"
             )
     elif bool((np.diff(np.sort(numbers)) == 1).all()):
         warn_once(
-            f"{path}: column {name!r} counts the rows and is learned from; if it is an id, leave it out with "
-            f"{drop_flag(name)}"
+            f"{path}: column {name!r} counts the rows and is used as a feature; if it is an id, drop it with {drop}"
         )
 
 
-def names_images(words: Collection[str]) -> bool:
+def are_image_names(words: Collection[str]) -> bool:
     return bool(words) and all(word.lower().endswith(SUFFIXES) for word in words)
 
 
-def _says_yes_or_no(values: NDArray[Any]) -> bool:
+def _is_yes_or_no(values: NDArray[Any]) -> bool:
     try:
         parse_marks(set(to_texts(values)), str)
     except UserError:
@@ -123,51 +122,50 @@ def _says_yes_or_no(values: NDArray[Any]) -> bool:
     return True
 
 
-@cache  # a file may be read more than once
-def warn_once(message: str) -> None:
-    """Warn once."""
-    logger.warning(message)
-
-
 def check_label(texts: Sequence[str], name: str, where: object, *, named: bool = False) -> None:
-    """Refuse labels that are words for a missing one, and quantities; not these where the classes are `named`
-    elsewhere: there may be one trusted example a class."""
+    """Reject labels that mean a missing value, and quantities.
+
+    Quantities are allowed if the classes are `named` elsewhere: a trusted set may have one example per class.
+    """
     count = Counter(texts)
     for text, n in count.items():
-        if text.lower() in _NO_LABEL:
+        if text.lower() in _MISSING_LABELS:
             raise UserError(
                 f"{where}: {n} rows have the label {text!r} in {name!r}, which looks like a missing label; label these "
                 "rows or drop them, or give the class another name"
             )
     if not named:
         warn_similar_classes(count, name, where)
-    if named or len(texts) < _ENOUGH or (numbers := parse_numbers(count)) is None:
+    if named or len(texts) < _ENOUGH_ROWS or (numbers := parse_numbers(count)) is None:
         return
     half = len(texts) // 2
-    if len(count) > (half if bool((numbers == np.floor(numbers)).all()) else min(_ENOUGH, half)):
+    are_integers = bool((numbers == np.floor(numbers)).all())
+    if len(count) > (half if are_integers else min(_ENOUGH_ROWS, half)):
         some = ", ".join(list(count)[:3])
         raise UserError(
             f"{where}: {name!r} holds {len(count)} different numbers in {len(texts)} rows ({some}, ...): it looks like "
-            "a quantity, and labels are classes; name another one with --label, or cut it into classes"
+            "a quantity, but labels are classes; choose another column with --label, or cut it into classes"
         )
 
 
 def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:
-    """Say so where classes are written in almost the same way; single letters may well differ in case."""
-    alike = dict[str, list[str]]()
+    """Warn about classes with almost the same name. Single letters may differ in case."""
+    by_bare_name: dict[str, list[str]] = {}
     for text in sorted(count):
-        alike.setdefault(_bare(text), []).append(text)
-    groups = [texts for short, texts in alike.items() if short and len(texts) > 1 and not {*map(len, texts)} <= {1}]
+        by_bare_name.setdefault(_bare_name(text), []).append(text)
+    groups = [
+        texts for bare, texts in by_bare_name.items() if bare and len(texts) > 1 and not {*map(len, texts)} <= {1}
+    ]
     if groups:
         first = " and ".join(f"{text!r} ({count[text]} rows)" for text in groups[0])
         more = f", and so do {len(groups) - 1} more" if len(groups) > 1 else ""
         warn_once(
             f"{where}: the classes {first} in {name!r} differ only in case, spaces, dashes or notation{more}; if "
-            "they are one class, write them alike"
+            "they are one class, write them in the same way"
         )
 
 
-def _bare(text: str) -> str:
-    """What is left of a name without case, spaces, dashes, and what cannot be seen; of a number its value."""
+def _bare_name(text: str) -> str:
+    """A name without case, spaces, dashes and invisible characters; a number as its value."""
     text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
     return str(float(text) + 0.0) if _is_number(text) else "".join(re.split(r"[\s_]+|(?<=\w)-+(?=\w)", text.casefold()))

@@ -1,4 +1,4 @@
-"""Labels as people write them: text and numbers to classes, words for a missing one, marks for a checked row."""
+"""Parse labels as users write them: names and numbers of classes, missing labels, yes/no marks."""
 
 import math
 import re
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from warpi.errors import UserError, unknown
 
-MISSING = {"", "nan", "na", "n/a", "null", "none"}  # in a column of numbers; elsewhere all but the first are words
-_TRUE, _FALSE = {"1", "true", "t", "yes", "y", "x"}, {"0", "false", "f", "no", "n", ""}
+MISSING = {"", "nan", "na", "n/a", "null", "none"}  # in a numeric column; in other columns only the first
+_TRUE = {"1", "true", "t", "yes", "y", "x"}
+_FALSE = {"0", "false", "f", "no", "n", ""}
 
 
 def to_texts(values: NDArray[Any]) -> list[str]:
-    """Numbers or text as text, '' where missing. 1.0 is written 1."""
+    """Numbers or text as text, '' if missing. 1.0 is written 1."""
     if values.dtype.kind == "f":
         return ["" if math.isnan(v) else str(int(v)) if v.is_integer() else repr(v) for v in values.tolist()]
     if values.dtype.kind == "S":
@@ -26,8 +27,10 @@ def to_texts(values: NDArray[Any]) -> list[str]:
 
 
 def normalize_labels(cells: Iterable[str]) -> list[str]:
-    """Labels that were written as text, '' where missing. 1.0 is the class 1: a column of whole numbers with blanks is
-    often written so."""
+    """Labels read as text, '' if missing.
+
+    1.0 is the class 1: programs often write a column of integers with blanks in this way.
+    """
     cells = list(cells)
     numbers = parse_numbers(cells)
     blank = [False] * len(cells) if numbers is None else np.isnan(numbers).tolist()
@@ -35,13 +38,13 @@ def normalize_labels(cells: Iterable[str]) -> list[str]:
 
 
 def blank_missing(texts: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Labels of which some may be unknown: words for a missing one are '', unless a class is called so."""
+    """Labels with '' for words that mean a missing label, unless a class has that name."""
     blank = MISSING - {name.lower() for name in names}
     return ["" if text.lower() in blank else text for text in texts]
 
 
 def sort_classes(names: Collection[str]) -> tuple[str, ...]:
-    """Numbers in numerical order; anything else, and numbers among words, as text."""
+    """Numbers in numerical order; other names, and numbers among them, in alphabetical order."""
     numbers = parse_numbers(names)
     if numbers is None or np.isnan(numbers).any():
         return tuple(sorted(names))
@@ -49,39 +52,40 @@ def sort_classes(names: Collection[str]) -> tuple[str, ...]:
 
 
 def encode_labels(
-    texts: Sequence[str], classes: tuple[str, ...], at: Callable[[int], str], counted: bool = False
+    texts: Sequence[str], classes: tuple[str, ...], at: Callable[[int], str], by_position: bool = False
 ) -> Tensor:
-    """Names -> [N] positions in `classes`, -1 for ''. `counted`: whole numbers are positions already."""
+    """Names -> [N] positions in `classes`, -1 for ''. With `by_position`, integers may be positions already."""
     index = {"": -1} | {name: k for k, name in enumerate(classes)}
-    if counted:
+    if by_position:
         index = {str(k): k for k in range(len(classes))} | index
-    mend = "; mend the label or leave the row out: a new class needs rows to be trained on"
-    check_allowed(texts, index, at, "class", mend)
+    check_allowed(texts, index, at, "class", "; fix the label or drop the row: a new class needs training rows")
     return torch.tensor([index[text] for text in texts], dtype=torch.int64)
 
 
-def parse_marks(texts: Iterable[str], at: Callable[[int], str], name: str = "verified") -> Tensor:
-    """Which rows a column says were checked.  [N] bool"""
+def parse_marks(texts: Iterable[str], at: Callable[[int], str], name: str = "trusted") -> Tensor:
+    """Which rows a yes/no column marks.  [N] bool"""
     texts = [text.lower() for text in texts]
-    check_allowed(texts, _TRUE | _FALSE, at, f"value of {name!r}")
+    check_allowed(
+        texts, _TRUE | _FALSE, at, f"value of {name!r}", f"; {name!r} marks trusted rows: rename other columns"
+    )
     return torch.tensor([text in _TRUE for text in texts])
 
 
 def check_allowed(
-    texts: Iterable[str], allowed: Collection[str], at: Callable[[int], str], what: str, mend: str = ""
+    texts: Iterable[str], allowed: Collection[str], at: Callable[[int], str], what: str, advice: str = ""
 ) -> None:
-    """Refuse the first text that is not allowed."""
+    """Raise an error for the first text that is not allowed."""
     for row, text in enumerate(texts):
         if text not in allowed:
-            raise UserError(f"{unknown(f'{what} in {at(row)}:', text, (name for name in allowed if name))}{mend}")
+            raise UserError(f"{unknown(f'{what} in {at(row)}:', text, (name for name in allowed if name))}{advice}")
 
 
 def parse_numbers(cells: Iterable[str]) -> NDArray[np.float64] | None:
-    """Cells as numbers, NaN where missing; None if one of them is neither."""
+    """Cells as numbers, NaN if missing; None if any cell is neither."""
     cells = list(cells)
     try:
         numbers = np.array(cells, dtype=object).astype(np.float64)
-    except ValueError:  # a word, or a word for a missing number
+    except ValueError:  # a word, possibly one for a missing number
         try:
             numbers = np.array([math.nan if cell.lower() in MISSING else float(cell) for cell in cells])
         except ValueError:

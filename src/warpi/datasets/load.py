@@ -1,4 +1,4 @@
-"""Data sets by name, and the user's own by path."""
+"""Read data sets by name, or from a path of the user."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,10 @@ from warpi.datasets.tables import read_new_table, read_table
 from warpi.datasets.text_files import reading
 from warpi.errors import UserError, unknown
 
+_TABLE = "a table"
+_IMAGES = "image files"
+_ARRAYS = "arrays (.npz, .npy)"
+
 
 def read_dataset(
     data: str,
@@ -30,25 +34,25 @@ def read_dataset(
     """Read a data set by name or path.
 
     `root` is the folder of the files of a named data set or manifest, `label` the column (key, file) of the labels,
-    `drop` are columns of a table that are no features, `image_size` is the side at which image files are read. `like`
-    is the data set of a first file: this one shares its classes and is read in the same way.
+    `drop` names columns of a table to ignore, `image_size` is the side at which image files are read. If this is a
+    second file, `like` is the data set of the first: it then has the same classes and is read in the same way.
     """
     if data in DATASETS:
         entry = DATASETS[data]
         if image_size is not None and not entry.sized:
             raise _no_size(data)
         if label is not None:
-            raise UserError(f"{data} knows its own labels; --label is for tables, arrays and manifests")
+            raise UserError(f"{data} has fixed labels; --label is for tables, arrays and manifests")
         if drop:
             raise _no_columns(data)
         return entry.load(root, image_size)
     path = Path(data)
     with reading(data):
-        found = bool(data) and path.exists()
-    if not found:
+        exists = bool(data) and path.exists()
+    if not exists:
         if path.suffix or "/" in data or os.sep in data:
             raise UserError(f"no file or folder {data!r}")
-        raise UserError(f"{unknown('data set', data, DATASETS)}; nor is there a file or folder of that name")
+        raise UserError(f"{unknown('data set', data, DATASETS)}; there is no file or folder of that name either")
     dataset = _read(path, root, label, drop, image_size, like)
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
@@ -56,18 +60,20 @@ def read_dataset(
 
 
 def read_new_inputs(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> NewInputs:
-    """Inputs to be predicted, read as those of a run were.
+    """Read inputs to predict in the way that the inputs of a run were read.
 
-    `first` are the settings of the run's data (data, root, label, drop), `examples` its inputs, of which only the form
-    is looked at.
+    `first` holds the settings of the run's data (data, root, label, drop). Only the form of its `examples` is used.
     """
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
-    path, label = Path(data), first["label"]
+    path = Path(data)
+    label = first["label"]
     columns = like.columns if isinstance(like, Features) else None
-    kind = _IMAGES if isinstance(like, FileExamples | Decoded) else _TABLE if columns else _ARRAYS
-    got = _kind(os.path.abspath(data), first.get("drop", ()))  # no name of DATASETS
-    if kind != got:
-        raise UserError(f"{data}: got {got}, the run was trained on {kind}; give the same kind")
+    expected = _TABLE if columns else _ARRAYS
+    if isinstance(like, FileExamples | Decoded):
+        expected = _IMAGES
+    kind = _kind(os.path.abspath(data), first.get("drop", ()))  # a path, never a name in DATASETS
+    if kind != expected:
+        raise UserError(f"{data}: got {kind}, the run was trained on {expected}; give the same kind")
     if kind == _IMAGES:
         root = Path(first["root"]) if first["root"] and first["data"] not in DATASETS else None
         return read_new_images(path, like.shape[-1], classes, root=root, label=label)
@@ -78,18 +84,15 @@ def read_new_inputs(data: str, first: Mapping[str, Any], examples: Examples, cla
     return read_new_arrays(path, None if str(label).endswith(".npy") else label, like, classes)
 
 
-_TABLE, _IMAGES, _ARRAYS = "a table", "image files", "arrays (.npz, .npy)"
-
-
 def has_images(data: str, drop: Sequence[str] = ()) -> bool:
-    """Whether a path that may be there is one of image files. A list of paths that are dropped is a table."""
+    """Whether a path (which may not exist) holds images: a folder, or a manifest whose column `path` is not dropped."""
     path = Path(data)
     is_list = path.suffix.lower() in (".csv", ".tsv") and "path" not in map(str.lower, drop) and is_manifest(path)
     return path.is_dir() or is_list
 
 
 def takes_size(data: str, drop: Sequence[str] = ()) -> bool:
-    """Whether its images can be read at any size."""
+    """Whether the images of a data set can be read at any size."""
     return DATASETS[data].sized if data in DATASETS else has_images(data, drop)
 
 
@@ -113,23 +116,25 @@ def _unreadable(path: Path) -> UserError:
 def _read(
     path: Path, root: Path | None, label: str | None, drop: Sequence[str], size: int | None, like: Dataset | None
 ) -> Dataset:
-    suffix, classes = path.suffix.lower(), like.classes if like else None
-    # Beside files that are read as they are needed, so are these: the crops are alike, and `overlap` can compare them.
-    in_memory = False if like and isinstance(like.examples, FileExamples) else None
-    side = like.examples.shape[-1] if size is None and like is not None and like.files is not None else size
+    suffix = path.suffix.lower()
     images = has_images(str(path), drop)
-    if drop and like is None and (images or suffix in (".npz", ".npy")):  # what a second file is, is said by the first
+    if drop and like is None and (images or suffix in (".npz", ".npy")):  # for a second file, the first decides
         raise _no_columns(path)
-    if path.is_dir():
-        return read_folder(path, size=side, classes=classes, in_memory=in_memory)
     if images:
-        return read_manifest(path, root=root, label=label, size=side, classes=classes, in_memory=in_memory)
+        classes = like.classes if like else None
+        # If the first files are not in memory, neither are these, so that the crops and `data/overlap.py` agree.
+        in_memory = False if like and isinstance(like.examples, FileExamples) else None
+        if size is None and like is not None and like.files is not None:
+            size = like.examples.shape[-1]
+        if path.is_dir():
+            return read_folder(path, size=size, classes=classes, in_memory=in_memory)
+        return read_manifest(path, root=root, label=label, size=size, classes=classes, in_memory=in_memory)
     if size is not None:
         raise _no_size(path)
     match suffix:
         case ".npz":
             return read_arrays(path, label, like=like)
-        case ".npy":  # its label is a file: that of the first, not of the second
+        case ".npy":  # here `label` is the label file of the first array
             return read_arrays(path, None if like else label, like=like)
         case ".csv" | ".tsv" | ".parquet":
             return read_table(path, label, drop=drop, like=like)
@@ -141,7 +146,9 @@ def _no_size(data: object) -> UserError:
 
 
 def _no_columns(data: object) -> UserError:
-    listed = str(data).lower().endswith((".csv", ".tsv"))
-    what = "is a list of images by its column 'path'" if listed else "is no table"
-    table = ", or drop 'path' too to read it as a table" if listed else ""
-    return UserError(f"{data} {what}; --drop is for tables (.csv, .tsv, .parquet): leave it out{table}")
+    advice = "--drop is for tables (.csv, .tsv, .parquet): leave it out"
+    if str(data).lower().endswith((".csv", ".tsv")):
+        return UserError(
+            f"{data} lists images in its column 'path'; {advice}, or drop 'path' as well to read it as a table"
+        )
+    return UserError(f"{data} is not a table; {advice}")

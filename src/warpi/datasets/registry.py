@@ -39,12 +39,12 @@ DATASETS: dict[str, DatasetEntry] = {
         "60,000 photos, 32 x 32, 100 classes; official files, optionally CIFAR-N labels",
     ),
     "clothing1m": DatasetEntry(
-        "warpi.datasets.image_folders:clothing1m",
+        "warpi.datasets.web_images:clothing1m",
         "1 million photos of clothes, 14 classes; published key files",
         sized=True,
     ),
     "food101n": DatasetEntry(
-        "warpi.datasets.image_folders:food101n",
+        "warpi.datasets.web_images:food101n",
         "Food-101N with the Food-101 test set, 101 classes; published lists",
         sized=True,
     ),

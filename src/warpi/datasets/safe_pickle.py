@@ -1,4 +1,4 @@
-"""Pickles of arrays and plain containers, read without running what else a pickle may ask for."""
+"""Read pickles of arrays and plain containers without executing anything else that a pickle may contain."""
 
 import math
 import pickle
@@ -16,9 +16,9 @@ from warpi.errors import UserError
 def safe_load(source: Path | str | IO[bytes], name: str | None = None) -> Any:
     """Read the next pickle of a file: dicts, lists, tuples, str, bytes, numbers and numpy arrays of numbers or text.
 
-    A pickle is a small program: it may name any function of any module and have it called. Here the few names that
-    arrays need stand for functions of this module, and every other name is refused before anything is called. Strings
-    of python 2 are read as latin-1. Errors call the file `name`, needed only where an open file has none of its own.
+    A pickle is a small program that may call any function of any module. Here, the few names that arrays need stand for
+    functions of this module, and every other name raises an error before anything is called. Python 2 strings are read
+    as latin-1. Error messages use `name`, which is only needed for an open file that has no name.
     """
     if isinstance(source, Path | str):
         with reading(source), Path(source).open("rb") as file:
@@ -28,8 +28,10 @@ def safe_load(source: Path | str | IO[bytes], name: str | None = None) -> Any:
 
 def _load(file: IO[bytes], name: str) -> Any:
     try:
-        return _finished(_Unpickler(file, name).load(), {})
-    # All that broken bytes can make of the reader; the cause stays attached.
+        return _to_plain(_Unpickler(file, name).load(), {})
+    except UserError:
+        raise
+    # All exceptions that broken bytes can cause in the reader.
     except (
         pickle.UnpicklingError, struct.error, EOFError, ValueError, TypeError, LookupError, AttributeError,
         AssertionError, MemoryError, OverflowError, RecursionError,
@@ -39,7 +41,7 @@ def _load(file: IO[bytes], name: str) -> Any:
 
 
 class _Dtype:
-    """Stands for a numpy dtype while reading: numpy's own can be made to crash by the state it is given."""
+    """Stands for a numpy dtype while reading, because a bad state can crash numpy's own."""
 
     def __init__(self, code: str, *_: object) -> None:
         if not isinstance(code, str) or not re.fullmatch(r"[<>|=]?[biufcSU][0-9]{1,6}", code):
@@ -51,7 +53,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for a numpy array while reading; empty when made, then filled by its state, as numpy pickles do."""
+    """Stands for a numpy array while reading. As in numpy, it is created empty and then filled by its state."""
 
     value: Any = None
 
@@ -59,10 +61,10 @@ class _Array:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, data = state
-        self.value = _filled(data, dtype, shape, "F" if fortran else "C")
+        self.value = _make_array(data, dtype, shape, "F" if fortran else "C")
 
 
-def _filled(data: Any, dtype: _Dtype, shape: tuple[int, ...], order: Any = "C", *_: object) -> Any:
+def _make_array(data: Any, dtype: _Dtype, shape: tuple[int, ...], order: Any = "C", *_: object) -> Any:
     data = data.encode("latin1") if isinstance(data, str) else bytes(data)
     if not all(type(n) is int for n in shape) or len(data) != math.prod(shape) * dtype.value.itemsize:
         raise ValueError(f"{len(data)} bytes for an array {shape} of {dtype.value}")
@@ -70,7 +72,7 @@ def _filled(data: Any, dtype: _Dtype, shape: tuple[int, ...], order: Any = "C", 
 
 
 def _allowed(module: str, name: str) -> Any:
-    # Functions are handed out behind a fresh lambda: a pickle can set attributes of what it was given.
+    # Functions are wrapped in a new lambda, because a pickle can set attributes of the objects it receives.
     match module.replace("numpy._core", "numpy.core"), name:
         case "numpy", "ndarray":
             return _Array
@@ -79,9 +81,9 @@ def _allowed(module: str, name: str) -> Any:
         case "numpy.core.multiarray", "_reconstruct":
             return lambda *_: _Array()
         case "numpy.core.multiarray", "scalar":
-            return lambda dtype, data: _filled(data, dtype, ())[()]
+            return lambda dtype, data: _make_array(data, dtype, ())[()]
         case "numpy.core.numeric", "_frombuffer":
-            return lambda *parts: _filled(*parts)
+            return lambda *parts: _make_array(*parts)
         case "_codecs", "encode":  # bytes in the older protocols
             return lambda text, _: text.encode("latin1")
         case "builtins" | "__builtin__", "bytes":  # b"" in the older protocols
@@ -89,23 +91,24 @@ def _allowed(module: str, name: str) -> Any:
     return None
 
 
-# The reader written in python: broken bytes can make the one in C take all memory (an index of 2^31 into its memo).
+# The reader in Python: broken bytes can make the one in C use all memory (an index of 2^31 into its memo).
 class _Unpickler(pickle._Unpickler):
     def __init__(self, file: IO[bytes], name: str) -> None:
         super().__init__(file, encoding="latin1")
         self._name = name
 
     def find_class(self, module: str, name: str) -> Any:
-        if (found := _allowed(module, name)) is None:
+        allowed = _allowed(module, name)
+        if allowed is None:
             raise UserError(
-                f"{self._name}: this pickle asks for {module}.{name}, which is no data; it was not opened. "
+                f"{self._name}: this pickle asks for {module}.{name}, which is not data; it was not opened. "
                 "Fetch the file from its official source"
             )
-        return found
+        return allowed
 
 
-def _finished(value: Any, seen: dict[int, Any]) -> Any:
-    """Put the arrays in their places. `seen` keeps what is shared shared, however often it is."""
+def _to_plain(value: Any, seen: dict[int, Any]) -> Any:
+    """Replace the stand-ins by arrays. `seen` preserves objects that occur more than once."""
     if isinstance(value, _Array | _Dtype):
         if value.value is None:
             raise ValueError("an array without content")
@@ -114,11 +117,11 @@ def _finished(value: Any, seen: dict[int, Any]) -> Any:
         if id(value) in seen:
             return seen[id(value)]
         if isinstance(value, dict):
-            made: dict[Any, Any] = {}
-            seen[id(value)] = made
-            made.update((key, _finished(item, seen)) for key, item in value.items())
-            return made
-        items = [_finished(item, seen) for item in value]
+            plain: dict[Any, Any] = {}
+            seen[id(value)] = plain
+            plain.update((key, _to_plain(item, seen)) for key, item in value.items())
+            return plain
+        items = [_to_plain(item, seen) for item in value]
         seen[id(value)] = items if isinstance(value, list) else tuple(items)
         return seen[id(value)]
     return value

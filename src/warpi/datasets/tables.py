@@ -1,4 +1,4 @@
-"""The user's own tables (.csv, .tsv, .parquet)."""
+"""Tables of the user (.csv, .tsv, .parquet)."""
 
 import logging
 import re
@@ -10,28 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.numeric import Columns, make_features, needs_float64
-from warpi.datasets.column_checks import check_label, check_numeric_text, names_images, warn_suspicious_feature
-from warpi.datasets.labels import (
-    MISSING,
-    blank_missing,
-    check_allowed,
-    encode_labels,
-    normalize_labels,
-    parse_marks,
-    parse_numbers,
-    sort_classes,
-    to_texts,
-)
+from warpi.datasets.column_checks import are_image_names, check_numeric_text, warn_suspicious_feature
+from warpi.datasets.label_columns import LABEL_COLUMNS, read_label_columns
+from warpi.datasets.labels import MISSING, blank_missing, encode_labels, normalize_labels, parse_numbers, to_texts
 from warpi.datasets.text_files import check_column_names, check_suffix, drop_flag, read_cells, reading, shorten_list
 from warpi.errors import UserError, missing_package, nearest, unknown
 
-logger = logging.getLogger("warpi.data")
+logger = logging.getLogger("warpi.datasets")
 
-_RESERVED = ("clean_label", "verified", "split")
 _MAX_CATEGORIES = 1000
 _KINDS = ("integer", "floating", "mixed-integer-float", "decimal", "string", "boolean", "empty")  # of parquet columns
 
@@ -44,74 +33,52 @@ def read_table(
     classes: tuple[str, ...] | None = None,
     like: Dataset | None = None,
 ) -> Dataset:
-    """A table with one example a row; the first line (or the schema) names the columns.
+    """Read a table with one example per row; the first line (or the schema) names the columns.
 
-    Columns of numbers become features, all others one feature a distinct value, in sorted order. In .csv and
-    .tsv a column is numeric if every cell is a number; .parquet declares it. A missing or infinite cell is refused, and
-    so is a column in which nearly all cells are numbers. Columns to `drop` are as if they were not there.
-    Column names with a meaning: `label` (or the one named) holds the class; `clean_label` the true class, blank where
-    unknown; `verified` says (1/0, yes/no, true/false) that a person has checked the row, and where there is no such
-    column, the rows of a partly filled `clean_label` are the checked ones; `split` is train, test or meta. Rows of
-    test and meta become splits with a tensor of their own, are labelled by `clean_label` where that is filled, and do
-    not count as rows of the data set. Classes are the values of both label columns, numbers in numerical order.
+    Numeric columns become one feature each, all others one feature per distinct value, in sorted order. In .csv and
+    .tsv a column is numeric if every cell is a number; .parquet declares it. Missing and infinite cells are rejected,
+    and so are columns in which nearly all cells are numbers. Columns in `drop` are ignored.
 
-    A second file is read with `like`: the data set of the first, whose columns, categories and classes it then shares.
-    It may lack the columns to drop.
+    Columns with a meaning: `label` (or the one named) is the class; `clean_label` the true class, blank if unknown;
+    `trusted` says (1/0, yes/no, true/false) that a person has checked the row. Without it, the rows of a partly filled
+    `clean_label` are the trusted ones. `split` is train, test or trusted. Rows of test and trusted become splits with
+    their own tensors, have their `clean_label` if it is filled, and do not count as rows of the data set. The classes
+    are the values of both label columns, numbers in numerical order.
+
+    A second file is read with `like`, the data set of the first. It then has the same columns, categories and classes,
+    and may lack the dropped columns.
     """
     first = _columns_of(like, path)
     label = label or (first.label if first else "label")
     _check_drop(path, drop, label)
     table = _read(path, label, (*drop, *(first.drop if first else ())))
-    for name in () if first else drop:
-        if name not in table.names:
-            raise _no_column(name, table, "--drop takes some of these")
+    if not first:
+        for name in drop:
+            if name not in table.names:
+                raise _no_column(name, table, "--drop takes some of these")
     if label not in table.columns:
-        raise _no_column(label, table, "name the label with --label COLUMN")
-    columns = first or _fit(table, label, tuple(drop))
-    _check_columns(table, columns, [name for name in _feature_names(table, label) if name not in columns.categories])
+        raise _no_column(label, table, "choose the label with --label COLUMN")
+    columns = first or _choose_encoding(table, label, tuple(drop))
+    added = [name for name in _feature_names(table, label) if name not in columns.categories]
+    _check_same_columns(table, columns, added)
     x = torch.from_numpy(_encode(table, columns, first is None))  # [N, D]
     if not first:
         columns = replace(columns, double=x.dtype == torch.float64)
         for name in columns.categories:
             warn_suspicious_feature(table.columns[name], name, path)
-
-    given = _labels(table.columns[label])
-    if "" in given:
-        at, n = table.at(given.index("")), given.count("")
-        raise UserError(f"{at}: column {label!r} is empty, in {n} rows in all; label them or drop them")
-    check_label(given, label, path, named=like is not None)
-    true = (
-        blank_missing(_labels(table.columns["clean_label"]), given)
-        if "clean_label" in table.columns
-        else [""] * len(given)
-    )
-    classes = classes or (like.classes if like else sort_classes({*given, *true} - {""}))
-    y, clean = (encode_labels(texts, classes, table.at) for texts in (given, true))
-    parts = _parts(table, len(y))
-    train, truth = parts["train"], torch.where(clean >= 0, clean, y)
-    return Dataset.from_parts(
-        path.stem,
-        {
-            part: (make_features(x[rows], columns), (y if part == "train" else truth)[rows])
-            for part, rows in parts.items()
-        },
-        classes,
-        clean=clean[train],
-        verified=parse_marks(_labels(table.columns["verified"]), table.at)[train]
-        if "verified" in table.columns
-        else None,
-        test_is_clean="test" in parts and bool((clean[parts["test"]] >= 0).all()),
-        encoding=columns,
-    )
+    texts = {name: _labels(table.columns[name]) for name in (label, *LABEL_COLUMNS) if name in table.columns}
+    labels = read_label_columns(texts, label, path, table.at, classes=classes or (like.classes if like else None))
+    parts = {part: (make_features(x[rows], columns), labels.labels(part)) for part, rows in labels.rows.items()}
+    return Dataset.from_parts(path.stem, parts, labels.classes, encoding=columns, **labels.facts())
 
 
 def read_new_table(path: Path, columns: Columns, classes: tuple[str, ...]) -> NewInputs:
-    """Rows to be predicted: the feature columns of the first table, with or without labels; others are not used."""
+    """Read rows to predict: the feature columns of the first table, with or without labels."""
     table = _read(path, columns.label, columns.drop, new=True)
-    _check_columns(table, columns, [])
+    _check_same_columns(table, columns, [])
     unused = [name for name in _feature_names(table, columns.label) if name not in columns.categories]
     if unused:
-        logger.warning("%s: columns that the run does not know are not used: %s", path, shorten_list(map(repr, unused)))
+        logger.warning("%s: columns that the run does not have are not used: %s", path, shorten_list(map(repr, unused)))
     labels = {
         name: encode_labels(blank_missing(_labels(table.columns[name]), classes), classes, table.at)
         for name in dict.fromkeys((columns.label, "clean_label"))
@@ -121,7 +88,7 @@ def read_new_table(path: Path, columns: Columns, classes: tuple[str, ...]) -> Ne
 
 
 def _labels(values: NDArray[Any]) -> list[str]:
-    """Labels of a table column as text, '' where missing."""
+    """Labels of a table column as text, '' if missing."""
     return normalize_labels(values) if values.dtype.kind == "O" else to_texts(values)
 
 
@@ -129,9 +96,9 @@ class _Table(NamedTuple):
     path: Path
     label: str
     names: list[str]  # of all columns
-    columns: dict[str, NDArray[Any]]  # those not dropped, [N]: numbers (NaN: missing) or an object array ("": missing)
-    lines: list[int] | None  # the line each row ends on; None: the file has no lines, and its types are declared
-    new: bool  # rows to be predicted: which columns there are is settled
+    columns: dict[str, NDArray[Any]]  # less those to drop; text as objects
+    lines: list[int] | None  # on which each row ends; None: parquet, which declares its types
+    new: bool  # whether the rows are to be predicted, so that the columns are fixed
 
     def at(self, row: int) -> str:
         return f"{self.path}, {self.row(row)}"
@@ -140,13 +107,13 @@ class _Table(NamedTuple):
         return f"row {row}" + (f" (line {self.lines[row]})" if self.lines else "")
 
     def or_drop(self, *names: str) -> str:
-        """The other way out of trouble with columns, where it is still open."""
+        """The advice to drop columns, if they may be dropped."""
         what = "the column" if len(names) == 1 else "the columns"
-        fixed = self.new or {self.label, *_RESERVED} & {*names}
-        return "" if fixed else f", or leave {what} out with {drop_flag(*names)}"
+        fixed = self.new or {self.label, *LABEL_COLUMNS} & {*names}
+        return "" if fixed else f", or drop {what} with {drop_flag(*names)}"
 
 
-_Cells = Callable[[_Table, int], NDArray[Any]]  # of a column, by its place
+_Cells = Callable[[_Table, int], NDArray[Any]]  # returns a column by its position
 
 
 def _read(path: Path, label: str, drop: Sequence[str], *, new: bool = False) -> _Table:
@@ -159,9 +126,9 @@ def _read(path: Path, label: str, drop: Sequence[str], *, new: bool = False) -> 
             continue
         if re.fullmatch(r"Unnamed: \d+", name):
             raise UserError(f"{path}: column {j + 1} has no name; name or delete it{table.or_drop(name)}")
-        if name.lower() in _RESERVED and name not in (*_RESERVED, label):
-            like = f"column {name!r} looks like {name.lower()!r}, which has a meaning"
-            raise UserError(f"{path}: {like}; rename it{table.or_drop(name)}")
+        if name.lower() in LABEL_COLUMNS and name not in (*LABEL_COLUMNS, label):
+            meaning = f"column {name!r} looks like {name.lower()!r}, which has a meaning"
+            raise UserError(f"{path}: {meaning}; rename it{table.or_drop(name)}")
         table.columns[name] = cells(table, j)
     return table
 
@@ -185,9 +152,11 @@ def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
         raise UserError(f"{path}: no rows")
 
     def cells(table: _Table, j: int) -> NDArray[Any]:
-        series, name = frame.iloc[:, j], table.names[j]
-        categorical = isinstance(series.dtype, pd.CategoricalDtype)  # of text: others are stored as what they are
-        kind, blank = "string" if categorical else pd.api.types.infer_dtype(series, skipna=True), series.isna()
+        series = frame.iloc[:, j]
+        name = table.names[j]
+        blank = series.isna()
+        categorical = isinstance(series.dtype, pd.CategoricalDtype)  # of text: other categories have their own type
+        kind = "string" if categorical else pd.api.types.infer_dtype(series, skipna=True)
         if kind not in _KINDS:
             raise UserError(
                 f"{path}: column {name!r} holds values of type {kind}; allowed are numbers, text and true/false: "
@@ -196,7 +165,7 @@ def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
         if kind in ("string", "boolean", "empty"):
             texts = ["" if b else str(cell).strip() for cell, b in zip(series, blank, strict=True)]
             return np.array(texts, dtype=object)
-        if kind == "integer" and not blank.any():  # as they are: large numbers may be names of classes
+        if kind == "integer" and not blank.any():  # not as floats: large numbers may be names of classes
             return np.asarray(series.to_numpy(dtype=np.uint64 if series.min() >= 0 else np.int64))
         return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
 
@@ -213,16 +182,16 @@ def _columns_of(like: Dataset | None, path: Path) -> Columns | None:
 
 def _check_drop(path: Path, drop: Sequence[str], label: str) -> None:
     if isinstance(drop, str):
-        raise UserError(f"drop is a list of columns, got {drop!r}; give [{drop!r}]")
+        raise UserError(f"drop must be a list of columns, got {drop!r}; write [{drop!r}]")
     if label in drop:
-        raise UserError(f"{path}: {label!r} holds the labels and cannot be dropped; name another one with --label")
+        raise UserError(f"{path}: {label!r} holds the labels and cannot be dropped; choose another label with --label")
     for name in drop:
-        if name in _RESERVED:
-            raise UserError(f"{path}: {name!r} has a meaning and cannot be dropped; rename it to have it ignored")
+        if name in LABEL_COLUMNS and name != "trusted":  # a feature in older versions
+            raise UserError(f"{path}: {name!r} has a meaning and cannot be dropped; rename it")
 
 
-def _fit(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
-    """Decide for every feature column whether it is a number or a set of categories."""
+def _choose_encoding(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
+    """Decide for every feature column whether it is numeric or categorical."""
     categories: dict[str, tuple[str, ...] | None] = {}
     for name in _feature_names(table, label):
         values = table.columns[name]
@@ -233,36 +202,36 @@ def _fit(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
             check_numeric_text(values.tolist(), name, table.at)
         distinct = set(values.tolist())
         if len(distinct) > _MAX_CATEGORIES:
-            mend = (
-                "if it names images, call it 'path' in a .csv or .tsv" if names_images(distinct) else "make it numeric"
-            )
+            advice = "make it numeric"
+            if are_image_names(distinct):
+                advice = "if it names images, rename it to 'path' in a .csv or .tsv"
             raise UserError(
                 f"{table.path}: column {name!r} is text with {len(distinct)} distinct values, at most "
-                f"{_MAX_CATEGORIES} can be encoded; {mend}{table.or_drop(name)}"
+                f"{_MAX_CATEGORIES} can be encoded; {advice}{table.or_drop(name)}"
             )
         categories[name] = tuple(sorted(distinct - {""}))
     if not categories:
-        dropped = f"; --drop leaves out {shorten_list(drop)}: keep one of them" if drop else ""
-        raise UserError(f"{table.path}: no column is left to learn from; columns: {shorten_list(table.names)}{dropped}")
+        dropped = f"; --drop ignores {shorten_list(drop)}: keep one of them" if drop else ""
+        raise UserError(f"{table.path}: no feature column is left; columns: {shorten_list(table.names)}{dropped}")
     return Columns(label, categories, drop)
 
 
 def _feature_names(table: _Table, label: str) -> list[str]:
-    return [name for name in table.columns if name != label and name not in _RESERVED]
+    return [name for name in table.columns if name != label and name not in LABEL_COLUMNS]
 
 
-def _check_columns(table: _Table, columns: Columns, adds: list[str]) -> None:
-    differ = {"lacks": [name for name in columns.categories if name not in table.columns], "adds": adds}
+def _check_same_columns(table: _Table, columns: Columns, added: list[str]) -> None:
+    differ = {"lacks": [name for name in columns.categories if name not in table.columns], "adds": added}
     if any(differ.values()):
         parts = " and ".join(f"{verb} {shorten_list(map(repr, names))}" for verb, names in differ.items() if names)
-        both = f"; what is no feature, leave out of both with {drop_flag(*differ['lacks'])}"
-        ways = both if differ["lacks"] and not table.new else ""
-        raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}{ways}")
+        both = f"; if they are not features, drop them from both tables with {drop_flag(*differ['lacks'])}"
+        advice = both if differ["lacks"] and not table.new else ""
+        raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}{advice}")
 
 
 def _encode(table: _Table, columns: Columns, first: bool = False) -> NDArray[np.floating]:
-    """[N, D] features, in float32 or float64: what the first table needs"""
-    gaps = dict[str, str]()
+    """[N, D] features, in float32, or in float64 if the first table needs it."""
+    gaps: dict[str, str] = {}
     for name, categories in columns.categories.items():
         values, words = table.columns[name], MISSING if categories is None else {""}
         blank = [cell.lower() in words for cell in values] if values.dtype.kind == "O" else np.isnan(values).tolist()
@@ -271,7 +240,7 @@ def _encode(table: _Table, columns: Columns, first: bool = False) -> NDArray[np.
     if gaps:
         raise UserError(
             f"{table.path}: cells are missing in {shorten_list(gaps.values())}; fill them or drop the rows"
-            f"{table.or_drop(*gaps)}: nothing is filled in for you"
+            f"{table.or_drop(*gaps)}: missing cells are not filled automatically"
         )
     blocks: list[NDArray[np.floating]] = [
         _numbers(table, name) if c is None else _one_hot(table, name, c) for name, c in columns.categories.items()
@@ -287,10 +256,10 @@ def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[n
     index = {category: k for k, category in enumerate(categories)}
     new = [row for row, cell in enumerate(cells) if cell not in index]
     if new:
-        what = unknown(f"value of column {name!r} in {table.at(new[0])}:", cells[new[0]], index)
+        error = unknown(f"value of column {name!r} in {table.at(new[0])}:", cells[new[0]], index)
         raise UserError(
-            f"{what}; the training table has no such value, {len(new)} rows here do: mend them, drop them, or train "
-            f"with rows that have it{table.or_drop(name)}"
+            f"{error}; {len(new)} rows have values that the training table does not have: fix them, drop them, or "
+            f"train with rows that have them{table.or_drop(name)}"
         )
     x = np.zeros((len(cells), len(categories)), dtype=np.float32)
     x[np.arange(len(cells)), [index[cell] for cell in cells]] = 1
@@ -298,31 +267,22 @@ def _one_hot(table: _Table, name: str, categories: tuple[str, ...]) -> NDArray[n
 
 
 def _numbers(table: _Table, name: str) -> NDArray[np.float64]:
-    """[N, 1]; every cell must be a finite number"""
+    """[N, 1] finite numbers."""
     values = table.columns[name]
     numbers = parse_numbers(values) if values.dtype.kind == "O" else values.astype(np.float64)
     if numbers is None:
         row = next(row for row, cell in enumerate(values) if parse_numbers([cell]) is None)
-        raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, numbers in the training table")
+        raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, but numbers in the training table")
     with np.errstate(over="ignore"):
         bad = ~np.isfinite(numbers.astype(np.float32))
     if bad.any():
         row = int(bad.argmax())
         cell = f"column {name!r} holds {values[row]}, allowed are finite numbers up to 3.4e38"
-        raise UserError(f"{table.at(row)}: {cell}; mend it or drop the row{table.or_drop(name)}")
+        raise UserError(f"{table.at(row)}: {cell}; fix it or drop the row{table.or_drop(name)}")
     return numbers[:, None]
 
 
-def _parts(table: _Table, n: int) -> dict[str, Tensor]:
-    """Rows by part; 'train' is always there."""
-    texts = [text.lower() for text in _labels(table.columns["split"])] if "split" in table.columns else ["train"] * n
-    check_allowed(texts, ("train", "test", "meta"), table.at, "value of 'split'")
-    if "train" not in texts:
-        raise UserError(f"{table.path}: no row has the split 'train'")
-    return {part: torch.tensor([row for row in range(n) if texts[row] == part]) for part in set(texts)}
-
-
-def _no_column(name: str, table: _Table, what_to_do: str) -> UserError:
+def _no_column(name: str, table: _Table, advice: str) -> UserError:
     near = nearest(name, table.names)
     hint = f" (did you mean {near!r}?)" if near else ""
-    return UserError(f"{table.path} has no column {name!r}{hint}; columns: {shorten_list(table.names)}; {what_to_do}")
+    return UserError(f"{table.path} has no column {name!r}{hint}; columns: {shorten_list(table.names)}; {advice}")

@@ -1,4 +1,4 @@
-"""What can go wrong with any file that a user names."""
+"""Reading text files that a user names, with errors that say what to fix."""
 
 import csv
 import io
@@ -15,25 +15,25 @@ from warpi.utils.field_checks import join_names
 
 @contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Inside, a file that may not be opened, cannot be read or is not the text it should be is the user's to mend."""
+    """Context manager: turn I/O and decoding errors for a user's file into a `UserError`."""
     try:
         yield
     except OSError as e:
         reason = e.strerror or str(e).partition("\n")[0]
-        raise UserError(f"cannot read {what}: {reason}; check the path and who may read it") from e
+        raise UserError(f"cannot read {what}: {reason}; check the path and its permissions") from e
     except UnicodeDecodeError as e:
         raise UserError(f"{what} is not UTF-8 text ({e.reason} at byte {e.start}); save it as UTF-8") from e
 
 
 def data_root(root: Path | None, data: str, how_to_get: str) -> Path:
-    """The folder of a data set's files: the one given, else the one that the environment names in WARPI_DATA."""
+    """The folder of a data set: `root` if given, else the environment variable WARPI_DATA."""
     if root is None and not os.environ.get("WARPI_DATA"):
         raise UserError(f"{data} needs its files: {how_to_get}")
     return root or Path(os.environ["WARPI_DATA"])
 
 
 def check_suffix(path: Path, allowed: Sequence[str]) -> str:
-    """The ending of a file that is there, in small letters."""
+    """The lower-case suffix of an existing file."""
     if path.suffix.lower() not in allowed:
         raise UserError(f"{path}: ends in {path.suffix!r}, allowed are {', '.join(allowed)}")
     with reading(path):
@@ -43,17 +43,18 @@ def check_suffix(path: Path, allowed: Sequence[str]) -> str:
 
 
 class Cells(NamedTuple):
-    """A table that is text."""
+    """The cells of a .csv or .tsv file."""
 
     names: list[str]  # of the columns
-    rows: list[list[str]]  # as many cells each
-    lines: list[int]  # the line each row ends on
+    rows: list[list[str]]  # each with as many cells
+    lines: list[int]  # the line on which each row ends
 
 
 def read_cells(path: Path, delimiter: str | None = None) -> Cells:
-    """A .csv or .tsv file whose first line names the columns.
+    """Read a .csv or .tsv file whose first line names the columns.
 
-    Without a delimiter, it is what that line has most of, and rows of blank cells are left out as blank lines are.
+    Without a delimiter, the more frequent of comma and tab in the first line is used, and rows of blank cells are
+    skipped like blank lines.
     """
     with reading(path):
         data = path.read_bytes()
@@ -62,12 +63,15 @@ def read_cells(path: Path, delimiter: str | None = None) -> Cells:
     except UnicodeDecodeError as e:
         line = data[: e.start].count(b"\n") + 1
         raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
-    lenient, delimiter = delimiter is None, delimiter or detect_separator(text.lstrip("\r\n").partition("\n")[0])
+    skip_blank = delimiter is None
+    if delimiter is None:
+        delimiter = detect_separator(text.lstrip("\r\n").partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
-    rows, lines = list[list[str]](), list[int]()
+    rows: list[list[str]] = []
+    lines: list[int] = []
     try:
         for row in reader:
-            if not row or (lenient and not any(map(str.strip, row))):
+            if not row or (skip_blank and not any(map(str.strip, row))):
                 continue
             rows.append([cell.strip() for cell in row])
             lines.append(reader.line_num)
@@ -75,28 +79,28 @@ def read_cells(path: Path, delimiter: str | None = None) -> Cells:
             if len(row) != len(rows[0]):
                 raise UserError(
                     f"{path}: line {reader.line_num} has {len(row)} cells, the first has {len(rows[0])}; the first "
-                    "names the columns: put nothing before it, and quote cells that hold the separator"
+                    "must name the columns, and cells that contain the separator need quotes"
                 )
     except csv.Error as e:
         raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
     if len(rows) < 2:
-        raise UserError(f"{path}: a first line with the names of the columns and at least one row are needed")
+        raise UserError(f"{path}: needs a first line with the names of the columns, and at least one row")
     return Cells(rows[0], rows[1:], lines[1:])
 
 
 def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:
-    """Refuse a first line that would be cells with another separator, such as spreadsheets write in some countries."""
+    """Reject a first line that uses another separator, as spreadsheets write it in some countries."""
     if len(names) == 1 and (other := next((mark for mark in ";\t,|" if mark != delimiter and mark in names[0]), "")):
         raise UserError(f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells")
 
 
 def detect_separator(line: str) -> str:
-    """What stands between the cells of a line."""
+    """The separator of a line: tab or comma."""
     return "\t" if line.count("\t") > line.count(",") else ","
 
 
 def check_column_names(path: Path, names: Iterable[object]) -> list[str]:
-    """Of all columns; one without a name is called as pandas calls it."""
+    """The names of all columns, which must be unique. One without a name is called `Unnamed: 0`, as in pandas."""
     texts = [str(name).strip() or f"Unnamed: {j}" for j, name in enumerate(names)]
     for j, name in enumerate(texts):
         if name in texts[:j]:
@@ -105,11 +109,11 @@ def check_column_names(path: Path, names: Iterable[object]) -> list[str]:
 
 
 def shorten_list(names: Iterable[object]) -> str:
-    """A list of names that may be long, for a message."""
-    listed = [str(name) for name in names]
-    return ", ".join(listed[:20]) + (f", ... ({len(listed)} in all)" if len(listed) > 20 else "")
+    """Up to 20 names, and how many there are, for a message."""
+    texts = [str(name) for name in names]
+    return ", ".join(texts[:20]) + (f", ... ({len(texts)} in all)" if len(texts) > 20 else "")
 
 
 def drop_flag(*names: str) -> str:
-    """The flag that leaves columns of a table out."""
+    """The flag that drops columns of a table."""
     return f"--drop {shlex.quote(join_names(names))}" if len(names) <= 20 else "--drop COLUMN,..."

@@ -1,14 +1,11 @@
-"""estimator."""
+"""`NoisyLabelClassifier`, the scikit-learn interface."""
 
-from importlib import import_module
-from typing import Any
+from warpi.utils.lazy import lazy_names
 
-_HOME: dict[str, str] = {}
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in _HOME:
-        return getattr(import_module(f"warpi.estimator.{_HOME[name]}"), name)
-    return getattr(import_module("warpi.estimator.classifier"), name)
+__getattr__ = lazy_names(
+    "warpi.estimator",
+    {
+        "warpi.estimator.classifier": ("NoisyLabelClassifier",),
+        "warpi.estimator.pseudo_trusted": ("NoTrustedExamples",),
+    },
+)

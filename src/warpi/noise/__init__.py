@@ -1,14 +1,8 @@
-"""noise."""
+"""Label noise: its kinds, how it is written, and files of noisy labels."""
 
-from importlib import import_module
-from typing import Any
+from warpi.utils.lazy import lazy_names
 
-_HOME: dict[str, str] = {}
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in _HOME:
-        return getattr(import_module(f"warpi.noise.{_HOME[name]}"), name)
-    return getattr(import_module("warpi.noise.noise"), name)
+__getattr__ = lazy_names(
+    "warpi.noise",
+    {"warpi.noise.kinds": ("NoisyLabels",), "warpi.noise.noise_file": ("read_noise_file", "write_noise_file")},
+)

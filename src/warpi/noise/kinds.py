@@ -1,8 +1,8 @@
-"""Kinds of label noise. The same word means different things in different papers: each docstring says what is done.
+"""Kinds of label noise. The same word means different things in different papers, so each docstring is exact.
 
-Every function takes labels y [N], the number of classes K, a rate r in 0..1 (or T in place of both) and a generator,
-changes nothing in place and corrupts each row independently of the others (open_set takes an exact share of the rows).
-Chance comes from a CPU generator wherever label hashes are to agree between machines.
+Every function takes labels y [N], the number of classes K, a rate r in 0..1 (or T instead of both) and a generator,
+changes nothing in place and corrupts each row independently of the others (open_set replaces an exact share of the
+rows). Use a CPU generator if label hashes must agree between machines.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,22 +19,22 @@ CIFAR10_CONFUSIONS = {"truck": "automobile", "bird": "airplane", "deer": "horse"
 
 
 class NoisyLabels(NamedTuple):
-    """What noise made of N labels.
+    """N labels after noise.
 
-    T[i, j] is the probability that a label of class i is turned into j; rows sum to 1. For `instance` noise it is the
-    mean over the rows of class i of their own probabilities. For `given` labels it is the table counted against the
-    true labels, None where these are not known for all rows. A class without rows has a row of the identity there.
+    T[i, j] is the probability that a label of class i becomes j; rows sum to 1. For `instance` noise, row i is the mean
+    of the probabilities of all examples of class i. For `given` labels, T is counted against the true labels, and None
+    if these are not known for all rows. A class without examples has a row of the identity there.
     """
 
     y: Tensor  # [N] int64
     T: Tensor | None  # [K, K] float64
-    replaced: Tensor | None = None  # [N] int64, open_set: row of the other set whose input comes here, -1: kept
+    replaced: Tensor | None = None  # [N] int64, open_set: row of the other set whose input replaces this one, -1: kept
 
 
 def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
-    """T = (1 - r) I + r/K 11': with probability r a label is drawn anew from all classes, the true one included.
+    """T = (1 - r) I + r/K 11': with probability r, a label is redrawn from all classes, including the true one.
 
-    Real share of wrong labels: r (1 - 1/K). GLC, L2RW, MW-Net and WarPI call this "uniform"; DivideMix's "sym" is the
+    The share of wrong labels is r (1 - 1/K). GLC, L2RW, MW-Net and WarPI call this "uniform"; DivideMix's "sym" is the
     same on average.
     """
     check_rate("uniform", n_classes, rate)
@@ -42,9 +42,9 @@ def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> Noi
 
 
 def symmetric(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
-    """T_ii = 1 - r, T_ij = r / (K - 1): with probability r a label becomes one of the other classes.
+    """T_ii = 1 - r, T_ij = r / (K - 1): with probability r, a label becomes one of the other classes.
 
-    Excludes the true class, so the real share of wrong labels is r. Co-teaching, JoCoR and PLC call this "symmetric".
+    Excludes the true class, so the share of wrong labels is r. Co-teaching, JoCoR and PLC call this "symmetric".
     """
     check_rate("symmetric", n_classes, rate, least=2)
     off = rate / (n_classes - 1)
@@ -52,28 +52,28 @@ def symmetric(y: Tensor, n_classes: int, rate: float, generator: Generator) -> N
 
 
 def flip(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed: int = 1) -> NoisyLabels:
-    """With probability r class i becomes j(i), one other class; several classes may share a j.
+    """With probability r, class i becomes j(i), one other class; several classes may share a j.
 
-    Excludes the true class, real share r. The map is that of the code of GLC, MW-Net and WarPI: numpy's legacy
-    generator with seed 1 and, class by class, one choice among the others in ascending order; for K = 10 it is
-    6 9 6 0 0 1 8 6 2 4. The "asymmetric" noise of WarPI's paper.
+    Excludes the true class, so the share of wrong labels is r. The map is that of the code of GLC, MW-Net and WarPI:
+    numpy's legacy generator with seed 1 makes, class by class, one choice among the others in ascending order; for
+    K = 10 the map is 6 9 6 0 0 1 8 6 2 4. WarPI's paper calls this "asymmetric".
     """
     check_rate("flip", n_classes, rate, least=2)
     return _corrupt(y, _to_targets(_class_map(n_classes, 1, map_seed), rate), generator)
 
 
 def flip2(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed: int = 1) -> NoisyLabels:
-    """With probability r/2 each, class i becomes one of two other classes, which the map names.
+    """With probability r/2 each, class i becomes one of two other classes.
 
-    Excludes the true class, real share r. The map is drawn as for `flip`, two classes at once without replacement.
-    The flip noise of MW-Net; easier than `flip` at the same rate.
+    Excludes the true class, so the share of wrong labels is r. The map is drawn as for `flip`, but two classes at once
+    without replacement. This is MW-Net's "flip" noise; it is easier than `flip` at the same rate.
     """
     check_rate("flip2", n_classes, rate, least=3)
     return _corrupt(y, _to_targets(_class_map(n_classes, 2, map_seed), rate), generator)
 
 
 def pair(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
-    """With probability r class i becomes i + 1 mod K. Excludes the true class, real share r. Co-teaching."""
+    """With probability r, class i becomes i + 1 mod K, so the share of wrong labels is r. Co-teaching."""
     check_rate("pair", n_classes, rate, least=2)
     return _corrupt(y, _to_targets((torch.arange(n_classes) + 1)[:, None] % n_classes, rate), generator)
 
@@ -86,12 +86,12 @@ def asymmetric(
     classes: Sequence[str] = (),
     superclass: Tensor | None = None,
 ) -> NoisyLabels:
-    """With probability r a class becomes one that looks like it. Excludes the true class.
+    """With probability r, a class becomes one that looks like it. Excludes the true class.
 
-    CIFAR-10 (known by its class names): truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog, the other
-    five stay, so the real share is r/2 when classes are balanced. With `superclass` [K], as in CIFAR-100: the next
-    class of the same superclass, in order of class number, circular; real share r, but a class alone in its
-    superclass stays. Forward (Patrini et al.), DivideMix, ELR.
+    CIFAR-10 (recognized by its class names): truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog; the
+    other five stay, so the share of wrong labels is r/2 for balanced classes. With `superclass` [K], as in CIFAR-100:
+    the next class of the same superclass, in circular order of class number. Then the share is r, but a class that is
+    alone in its superclass stays. Forward (Patrini et al.), DivideMix, ELR.
     """
     check_rate("asymmetric", n_classes, rate)
     target = torch.arange(n_classes)
@@ -112,10 +112,10 @@ def asymmetric(
 def hierarchical(
     y: Tensor, n_classes: int, rate: float, generator: Generator, superclass: Tensor | None = None
 ) -> NoisyLabels:
-    """With probability r a label becomes one of the other classes of its superclass, all alike.
+    """With probability r, a label becomes one of the other classes of its superclass, with equal probability.
 
     Excludes the true class, as the code of GLC and MW-Net does: T_ij = r / (n - 1) for the n classes of a superclass.
-    Real share r, but a class alone in its superclass stays.
+    The share of wrong labels is r, but a class that is alone in its superclass stays.
     """
     check_rate("hierarchical", n_classes, rate)
     if superclass is None:
@@ -128,9 +128,9 @@ def hierarchical(
 
 
 def matrix(y: Tensor, T: Tensor, generator: Generator) -> NoisyLabels:
-    """Class i becomes j with probability T_ij, T [K, K] of the user's own, whose rows sum to 1.
+    """Class i becomes j with probability T_ij, for a custom T [K, K] whose rows sum to 1.
 
-    Real share: 1 - T_ii, in the mean over the rows.
+    The share of wrong labels is the mean of 1 - T_ii over the examples.
     """
     return _corrupt(y, T, generator)
 
@@ -147,28 +147,31 @@ def instance(
 ) -> NoisyLabels:
     """Instance-dependent noise of PTD (Xia et al. 2020, Algorithm 2); `flat` maps rows [n] to their inputs [n, D].
 
-    q_i ~ N(r, 0.1^2) truncated to [0, 1]; one W_c ~ N(0, 1) [D, K] a class; row i becomes j != y_i with probability
-    q_i softmax_j(x_i W_{y_i}) over the other classes. Excludes the true class; the real share is the mean of q: r for
-    r between 0.2 and 0.8, but 0.13 for r = 0.1 and 0.92 for r = 1. Differs: r = 0 leaves the labels as they are.
+    q_i ~ N(r, 0.1^2) truncated to [0, 1]; one W_c ~ N(0, 1) [D, K] per class; row i becomes j != y_i with probability
+    q_i softmax_j(x_i W_{y_i}) over the other classes. Excludes the true class; the share of wrong labels is the mean of
+    q: r for r between 0.2 and 0.8, but 0.13 for r = 0.1 and 0.92 for r = 1. Differs from the paper: r = 0 changes
+    nothing.
 
-    The scale of x decides how sharp the softmax is, and papers differ without saying so:
-    "raw" as stored, pixels 0..255 (PTD, VRI, InstanceGM): nearly one target a row;
-    "unit" divided by `top`, the largest possible value (255 for images), or where None by the largest magnitude found;
-    "standard" each feature to mean 0 and deviation 1 over all rows: spreads over many targets.
+    The scale of x determines how sharp the softmax is, and papers differ in it without mention:
+    "raw": as stored, pixels 0..255 (PTD, VRI, InstanceGM), which gives nearly one target per row;
+    "unit": divided by `top`, the largest possible value (255 for images), or if that is None by the largest magnitude;
+    "standard": each feature standardized over all rows, which gives many targets per row.
     """
     check_rate("instance", n_classes, rate, least=2)
     if scale not in SCALES:
         raise unknown("scale of instance noise", scale, SCALES)
-    q, u = truncated_normal(len(y), rate, generator).to(y.device), _uniforms(len(y), generator).to(y.device)
+    q = truncated_normal(len(y), rate, generator).to(y.device)
+    u = _uniforms(len(y), generator).to(y.device)
 
     def read(rows: Tensor) -> Tensor:
-        return flat(rows).to(y.device, torch.float64)  # double: label hashes must not hang on the order of a sum
+        return flat(rows).to(y.device, torch.float64)  # double: label hashes must not depend on the order of a sum
 
     everything = torch.arange(len(y))
     n_features = read(everything[:1]).shape[1]
     size = chunk or max(1, 2**22 // n_features)  # 32 MB at a time
     shift, width = _scaling(map(read, torch.split(everything, size)), scale, top)
-    noisy, T = y.clone(), _eye(n_classes).to(y.device)
+    noisy = y.clone()
+    T = _eye(n_classes).to(y.device)
     for c in range(n_classes):
         W = torch.randn(n_features, n_classes, generator=generator, device=generator.device, dtype=torch.float64)
         W = W.to(y.device)
@@ -184,7 +187,7 @@ def instance(
 
 
 def instance_probabilities(x: Tensor, c: int, q: Tensor, W: Tensor) -> Tensor:
-    """What rows x [n, D] of class c become, given their flip rates q [n] and the class's W [D, K].  [n, K]"""
+    """Label probabilities of rows x [n, D] of class c with flip rates q [n] and the W [D, K] of the class.  [n, K]"""
     a = x @ W
     if not bool(a.isfinite().all()):
         raise UserError("instance noise needs finite inputs, got NaN or infinity; clean the inputs first")
@@ -195,30 +198,32 @@ def instance_probabilities(x: Tensor, c: int, q: Tensor, W: Tensor) -> Tensor:
 
 
 def truncated_normal(n: int, mean: float, generator: Generator, std: float = 0.1) -> Tensor:
-    """n draws of N(mean, std^2) truncated to [0, 1] by the inverse of its distribution; mean 0 gives zeros.  [n]"""
+    """n draws from N(mean, std^2) truncated to [0, 1], by inverting its distribution; mean 0 gives zeros.  [n]"""
     low, high = torch.special.ndtr((torch.tensor([0.0, 1.0], dtype=torch.float64) - mean) / std).tolist()
     q = mean + std * torch.special.ndtri(low + (high - low) * _uniforms(n, generator))
     return q.clamp(0, 1) if mean > 0 else torch.zeros_like(q)
 
 
 def open_set(y: Tensor, n_classes: int, rate: float, generator: Generator, n_other: int) -> NoisyLabels:
-    """round(r N) rows drawn at random get the inputs of as many different random rows of another data set of `n_other`.
+    """Replace the inputs of round(r N) random rows by those of different random rows of another set of `n_other` rows.
 
-    Labels stay and T = I; the real share of rows whose label cannot be right is r (the other set must hold none of
-    the classes). The count is exact, as in the papers that mix CIFAR with SVHN or ImageNet32.
+    Labels stay and T = I. The share of rows whose label cannot be right is r, if the other set has none of the classes.
+    The count is exact, as in papers that mix CIFAR with SVHN or ImageNet32.
     """
     check_rate("open_set", n_classes, rate)
     count = round(rate * len(y))
     if count > n_other:
         raise UserError(f"open_set noise at rate {rate} needs {count} other inputs, the other set has {n_other}")
-    here, there = (torch.randperm(n, generator=generator, device=generator.device)[:count] for n in (len(y), n_other))
+    rows, other_rows = (
+        torch.randperm(n, generator=generator, device=generator.device)[:count] for n in (len(y), n_other)
+    )
     replaced = torch.full_like(y, -1)
-    replaced[here.to(y.device)] = there.to(y.device)
+    replaced[rows.to(y.device)] = other_rows.to(y.device)
     return NoisyLabels(y.clone(), _eye(n_classes).to(y.device), replaced)
 
 
 def given(y: Tensor, n_classes: int, clean: Tensor | None) -> NoisyLabels:
-    """Labels as they are. T is counted against the true labels where these are known (>= 0) for all rows, else None."""
+    """Unchanged labels. T is counted against the true labels if these are known (>= 0) for all rows, else None."""
     if clean is None or bool((clean < 0).any()):
         return NoisyLabels(y.clone(), None)
     counts = torch.bincount(clean * n_classes + y, minlength=n_classes**2).view(n_classes, n_classes).double()
@@ -228,7 +233,7 @@ def given(y: Tensor, n_classes: int, clean: Tensor | None) -> NoisyLabels:
 
 def check_rate(kind: str, n_classes: int, rate: float, least: int = 1) -> None:
     if not 0 <= rate <= 1:
-        raise UserError(f"noise {kind!r}: the rate must lie in 0..1, got {rate}")
+        raise UserError(f"noise {kind!r}: the rate must be in 0..1, got {rate}")
     if n_classes < least:
         raise UserError(f"noise {kind!r} needs at least {least} classes, the data has {n_classes}")
 
@@ -238,15 +243,16 @@ def _eye(n_classes: int) -> Tensor:
 
 
 def _class_map(n_classes: int, n_targets: int, seed: int) -> Tensor:
-    """The other classes that each class becomes, by the procedure of the published code.  [K, n_targets]"""
-    legacy, classes = np.random.RandomState(seed), np.arange(n_classes)
-    # `replace=False` permutes all candidates, even for one target: the published map of `flip` comes without it.
+    """The classes that each class becomes, drawn as in the published code.  [K, n_targets]"""
+    legacy = np.random.RandomState(seed)
+    classes = np.arange(n_classes)
+    # `replace=False` permutes all candidates even for one target; the published map of `flip` is drawn without it.
     draws = [legacy.choice(np.delete(classes, i), n_targets, replace=n_targets == 1) for i in classes]
     return torch.tensor(np.array(draws))
 
 
 def _to_targets(targets: Tensor, rate: float) -> Tensor:
-    """T that gives each class's targets [K, m] an equal part of the rate; a class that is its own target stays."""
+    """T that divides the rate equally among the targets [K, m] of each class; a class that is its own target stays."""
     T = (1 - rate) * _eye(len(targets))
     return T.scatter_add(1, targets, torch.full(targets.shape, rate / targets.shape[1], dtype=torch.float64))
 
@@ -258,26 +264,30 @@ def _uniforms(n: int, generator: Generator) -> Tensor:
 def _corrupt(y: Tensor, T: Tensor, generator: Generator) -> NoisyLabels:
     """Draw row n from T[y_n]."""
     T = T.to(y.device)
-    cdf, u = T.cumsum(1), _uniforms(len(y), generator).to(y.device)
+    cdf = T.cumsum(1)
+    u = _uniforms(len(y), generator).to(y.device)
     chunks = zip(torch.split(y, 2**16), torch.split(u, 2**16), strict=True)  # keeps [rows, K] small
     return NoisyLabels(torch.cat([_sample(cdf[labels], draws) for labels, draws in chunks]), T)
 
 
 def _sample(cdf: Tensor, u: Tensor) -> Tensor:
-    """The class in which u [n] falls: the first with cdf [n, K] > u, so that never one of probability 0.  [n]"""
+    """The first class with cdf [n, K] > u [n], which never has probability 0.  [n]"""
     return torch.searchsorted(cdf / cdf[:, -1:], u[:, None], right=True)[:, 0]  # the last is exactly 1 > u
 
 
 def _scaling(inputs: Iterable[Tensor], scale: str, top: float | None) -> tuple[Tensor | float, Tensor | float]:
-    """(shift, width) so that (x - shift) / width is x on the scale asked for."""
+    """(shift, width) such that (x - shift) / width is x on the requested scale."""
     if scale == "raw":
         return 0.0, 1.0
     if scale == "unit":
         width = top if top is not None else max(float(x.abs().max()) for x in inputs)
         return 0.0, width or 1.0
-    n, origin, total, squares = 0, torch.tensor(0.0), torch.tensor(0.0), torch.tensor(0.0)
+    n = 0
+    origin = total = squares = torch.tensor(0.0)
     for x in inputs:
-        origin = x.mean(0) if n == 0 else origin  # sums around it do not cancel
-        n, total, squares = n + len(x), total + (x - origin).sum(0), squares + (x - origin).square().sum(0)
+        origin = x.mean(0) if n == 0 else origin  # avoids cancellation
+        n += len(x)
+        total = total + (x - origin).sum(0)
+        squares = squares + (x - origin).square().sum(0)
     std = (squares / n - (total / n) ** 2).clamp(min=0).sqrt()
     return origin + total / n, torch.where(std > 1e-12, std, 1.0)

@@ -1,4 +1,4 @@
-"""A transition matrix of the user's own, from a file: T[i, j] is the probability that class i is labelled as j."""
+"""Read a custom transition matrix from a file: T[i, j] is the probability that class i is labeled as j."""
 
 import json
 from collections.abc import Sequence
@@ -15,39 +15,40 @@ from warpi.datasets.text_files import check_suffix, read_cells, reading
 from warpi.errors import UserError, unknown
 
 SUFFIXES = (".npy", ".csv", ".json")
-ROUNDING = 1e-6  # by which the sum of a row may be off; what a noise manifest allows, too
-_FORM = "write a list of rows of numbers, or 'classes' with names and 'T' with such a list"
+ROUNDING = 1e-6  # tolerance for the sum of a row, as in a noise file
+_FORM = "write a list of rows of numbers, or an object with 'classes' (names) and 'T' (such a list)"
 
 
-class _Held(NamedTuple):
-    """What a file holds, in its own order."""
+class _MatrixFile(NamedTuple):
+    """The content of a file, in its own order."""
 
     T: NDArray[Any]
-    true: list[str] | None = None  # names of the rows; None: they are the data's classes in their order
+    true: list[str] | None = None  # names of the rows; None: the classes of the data in their order
     given: list[str] | None = None  # names of the columns
 
 
 def read_matrix(file: Path | str, classes: Sequence[str]) -> Tensor:
-    """T as the file has it, rows and columns in the order of `classes`: nothing is normalised.  [K, K] float64
+    """Read T, with rows and columns in the order of `classes`. It is not normalized.  [K, K] float64
 
-    .npy: the array. .csv: numbers alone, or below a first row and beside a first column of class names, in any order.
+    .npy: the array. .csv: only numbers, or with a first row and a first column of class names, in any order.
     .json: a list of lists, or {"classes": [...], "T": [[...]]} as `warpi audit --json` and `warpi corrupt` write it.
     """
-    path, K = Path(file), len(classes)
-    held = {".npy": _npy, ".csv": _csv, ".json": _json}[check_suffix(path, SUFFIXES)](path)
-    rows, columns = (_order(path, names, classes) for names in (held.true, held.given))
-    if held.T.shape != (K, K):
+    path = Path(file)
+    K = len(classes)
+    matrix = {".npy": _npy, ".csv": _csv, ".json": _json}[check_suffix(path, SUFFIXES)](path)
+    rows, columns = (_order(path, names, classes) for names in (matrix.true, matrix.given))
+    if matrix.T.shape != (K, K):
         raise UserError(
-            f"{path}: T is {_size(held.T)}, the data has {K} classes; give {K} x {K} probabilities, a row a true class "
-            "and a column a given one (names of classes, in a .csv, are a first row and a first column)"
+            f"{path}: T is {_size(matrix.T)}, the data has {K} classes; give {K} x {K} probabilities, one row per true "
+            "class and one column per given class (a .csv may have class names as its first row and first column)"
         )
-    T = torch.from_numpy(held.T.astype(np.float64))
-    _check(path, T, held.true or classes, held.given or classes)
+    T = torch.from_numpy(matrix.T.astype(np.float64))
+    _check(path, T, matrix.true or classes, matrix.given or classes)
     return T[rows][:, columns]
 
 
 def _order(path: Path, names: list[str] | None, classes: Sequence[str]) -> list[int]:
-    """Where in the file each class of the data is.  [K]"""
+    """The position in the file of each class of the data.  [K]"""
     if names is None:
         return list(range(len(classes)))
     for name in names:
@@ -57,24 +58,24 @@ def _order(path: Path, names: list[str] | None, classes: Sequence[str]) -> list[
             raise UserError(f"{path}: the class {name!r} is named twice; name each class of the data once")
     for name in classes:
         if name not in names:
-            raise UserError(f"{path}: the class {name!r} of the data is lacking; give a row and a column of each class")
+            raise UserError(f"{path}: the class {name!r} of the data is missing; give one row and one column per class")
     return [names.index(name) for name in classes]
 
 
 def _check(path: Path, T: Tensor, true: Sequence[str], given: Sequence[str]) -> None:
-    """Refuse what is no probability, and rows that do not sum to 1."""
+    """Raise an error for entries that are not probabilities, and rows that do not sum to 1."""
     for i, j in (~((T >= 0) & (T <= 1 + ROUNDING))).nonzero().tolist():
         raise UserError(
             f"{path}: row {i + 1} ({true[i]!r}), column {j + 1} ({given[j]!r}) is {float(T[i, j]):.9g}; a probability "
-            "is a number from 0 to 1"
+            "must be between 0 and 1"
         )
     for i in (~_are_one(T.sum(1))).nonzero()[:, 0].tolist():
-        mend = "divide each row by its sum, or write more digits"
+        advice = "divide each row by its sum, or write more digits"
         if bool(_are_one(T.sum(0)).all()):
-            mend = "the columns do: transpose the matrix"
+            advice = "the columns do: transpose the matrix"
         raise UserError(
             f"{path}: row {i + 1} ({true[i]!r}) sums to {float(T[i].sum()):.9g}, must sum to 1 (within {ROUNDING:g}), "
-            f"as a row is a true class and a column a given one; {mend}"
+            f"because a row is a true class and a column a given one; {advice}"
         )
 
 
@@ -82,30 +83,31 @@ def _are_one(sums: Tensor) -> Tensor:
     return (sums - 1).abs() < ROUNDING
 
 
-def _npy(path: Path) -> _Held:
+def _npy(path: Path) -> _MatrixFile:
     with reading(path), path.open("rb") as file:
         if file.read(2) == b"PK":  # a .npz, which could be of any size
             raise UserError(f"{path}: holds several arrays, must hold one array [K, K]; save it with numpy.save")
-    held = load_arrays(path)
-    if isinstance(held, dict) or held.dtype.kind not in "biuf" or held.ndim != 2:
-        got = "several arrays" if isinstance(held, dict) else f"{held.dtype} {list(held.shape)}"
-        raise UserError(f"{path}: holds {got}, must hold one array [K, K] of numbers; save it with numpy.save")
-    return _Held(held)
+    array = load_arrays(path)
+    if isinstance(array, dict) or array.dtype.kind not in "biuf" or array.ndim != 2:
+        content = "several arrays" if isinstance(array, dict) else f"{array.dtype} {list(array.shape)}"
+        raise UserError(f"{path}: holds {content}, must hold one array [K, K] of numbers; save it with numpy.save")
+    return _MatrixFile(array)
 
 
-def _csv(path: Path) -> _Held:
+def _csv(path: Path) -> _MatrixFile:
     cells = read_cells(path)
     if len(cells.names) == 1:
-        raise UserError(f"{path}: has one cell a line; put commas between the numbers, as in 0.75,0.25")
+        raise UserError(f"{path}: has one cell per line; put commas between the numbers, as in 0.75,0.25")
     if all(_number(cell) is not None for cell in cells.names):
-        return _Held(_numbers(path, [cells.names, *cells.rows]))
-    true, given = [row[0] for row in cells.rows], cells.names[1:]
+        return _MatrixFile(_numbers(path, [cells.names, *cells.rows]))
+    true = [row[0] for row in cells.rows]
+    given = cells.names[1:]
     if len(true) != len(given):
         raise UserError(
-            f"{path}: has {len(true)} rows and {len(given)} columns beside a first row and a first column of names; "
-            "give as many of both, and names at both sides or none"
+            f"{path}: has {len(true)} rows and {len(given)} columns besides the first row and first column of names; "
+            "give as many rows as columns, and names for both or for neither"
         )
-    return _Held(_numbers(path, [row[1:] for row in cells.rows]), true, given)
+    return _MatrixFile(_numbers(path, [row[1:] for row in cells.rows]), true, given)
 
 
 def _numbers(path: Path, rows: list[list[str]]) -> NDArray[Any]:
@@ -113,8 +115,8 @@ def _numbers(path: Path, rows: list[list[str]]) -> NDArray[Any]:
         for j, cell in enumerate(row, 1):
             if _number(cell) is None:
                 raise UserError(
-                    f"{path}: row {i} of the matrix, column {j} is {cell!r}, must be a number; write e.g. 0.25 (names "
-                    "of classes are a first row and a first column)"
+                    f"{path}: row {i} of the matrix, column {j} is {cell!r}, must be a number; write e.g. 0.25 (class "
+                    "names belong in the first row and the first column)"
                 )
     return np.array(rows, dtype=object).astype(np.float64)
 
@@ -126,7 +128,7 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _json(path: Path) -> _Held:
+def _json(path: Path) -> _MatrixFile:
     with reading(path):
         text = path.read_bytes()
     try:
@@ -134,20 +136,21 @@ def _json(path: Path) -> _Held:
     except (ValueError, RecursionError) as error:  # not JSON, or not even text
         raise UserError(f"{path} is not JSON ({error}); {_FORM}") from error
     if not isinstance(content, dict):
-        return _Held(_listed(path, content))
+        return _MatrixFile(_to_array(path, content))
     if content.get("T") is None:
         raise UserError(f"{path}: has no 'T', the transition matrix; {_FORM}")
-    names, T = content.get("classes"), _listed(path, content["T"])
+    names = content.get("classes")
+    T = _to_array(path, content["T"])
     if names is None:
-        return _Held(T)
+        return _MatrixFile(T)
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names) or len(names) != len(T):
-        raise UserError(f"{path}: 'classes' must be one name a row of T, got {names!r:.60} for {_size(T)}; {_FORM}")
+        raise UserError(f"{path}: 'classes' must be one name per row of T, got {names!r:.60} for {_size(T)}; {_FORM}")
     names = [str(name) for name in names]
-    return _Held(T, names, names)
+    return _MatrixFile(T, names, names)
 
 
-def _listed(path: Path, rows: Any) -> NDArray[Any]:
-    """Lists of JSON as an array."""
+def _to_array(path: Path, rows: Any) -> NDArray[Any]:
+    """Nested JSON lists as an array."""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise UserError(f"{path}: T is {rows!r:.60}, must be a list of lists; {_FORM}")
     for i, row in enumerate(rows, 1):

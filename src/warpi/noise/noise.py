@@ -1,4 +1,4 @@
-"""Label noise as one writes it, `KIND[:ARG][,option=value...]`, to the labels it makes of a data set's."""
+"""Parse label noise, written as `KIND[:ARG][,option=value...]`, and apply it to a data set."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from warpi.noise.noise_file import read_noise_file, read_noise_name
 
 @dataclass(frozen=True)
 class NoiseEntry:
-    """A kind of noise as `warpi list noises` shows it. An option whose default is None must be given."""
+    """One line of `warpi list noises`. An option whose default is None is required."""
 
     summary: str
     options: Mapping[str, int | str | None] = field(default_factory=dict)
@@ -28,30 +28,30 @@ class NoiseEntry:
 NOISES: dict[str, NoiseEntry] = {
     "uniform": NoiseEntry("any class at random, the true one included (WarPI, MW-Net, L2RW, GLC)"),
     "symmetric": NoiseEntry("any other class at random (Co-teaching, JoCoR, PLC)"),
-    "flip": NoiseEntry("one other class a class, drawn once (WarPI)", {"map_seed": 1}),
-    "flip2": NoiseEntry("two other classes a class, half the rate each (MW-Net)", {"map_seed": 1}),
+    "flip": NoiseEntry("one other class per class, drawn once (WarPI)", {"map_seed": 1}),
+    "flip2": NoiseEntry("two other classes per class, half the rate each (MW-Net)", {"map_seed": 1}),
     "pair": NoiseEntry("the next class (Co-teaching)"),
-    "asymmetric": NoiseEntry("a class that looks alike: CIFAR-10, or data with superclasses (Forward, DivideMix, ELR)"),
+    "asymmetric": NoiseEntry("a similar class: CIFAR-10, or data with superclasses (Forward, DivideMix, ELR)"),
     "hierarchical": NoiseEntry("any other class of the same superclass (GLC)"),
     "instance": NoiseEntry("depends on the input (PTD); scale: raw, unit or standard", {"scale": "raw"}),
-    "open_set": NoiseEntry("inputs of another data set under labels of this one", {"from": None}),
-    "matrix": NoiseEntry("by your own transition matrix: matrix:FILE, .npy, .csv or .json (rows: true class)"),
-    "given": NoiseEntry("labels as they are, or given:NAME (a label set), or given:FILE.json (a manifest)"),
+    "open_set": NoiseEntry("inputs of another data set with labels of this one", {"from": None}),
+    "matrix": NoiseEntry("by a custom transition matrix: matrix:FILE, .npy, .csv or .json (rows: true class)"),
+    "given": NoiseEntry("unchanged labels, or given:NAME (a label set), or given:FILE.json (a noise file)"),
 }
-# The kinds that ask for nothing but labels and their own options.
-_ALIKE: dict[str, Callable[..., NoisyLabels]] = {
+# The kinds that need only labels and their own options.
+_SIMPLE: dict[str, Callable[..., NoisyLabels]] = {
     kind.__name__: kind for kind in (kinds.uniform, kinds.symmetric, kinds.flip, kinds.flip2, kinds.pair)
 }
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Which noise, as one writes it: `KIND[:ARG][,option=value...]`. `Noise.parse` makes one and checks it."""
+    """Label noise, written as `KIND[:ARG][,option=value...]`. `Noise.parse` makes and checks one."""
 
     kind: str
-    rate: float | None = None  # all kinds but those with a source
-    source: str | None = None  # `given`: a label set, a manifest *.json, or None, the data's own labels; `matrix`: T
-    options: tuple[tuple[str, int | str], ...] = ()  # sorted, without those at their defaults
+    rate: float | None = None  # None for `given` and `matrix`
+    source: str | None = None  # `given`: a label set, a noise file *.json, or None for unchanged labels; `matrix`: T
+    options: tuple[tuple[str, int | str], ...] = ()  # sorted, without options at their defaults
 
     @classmethod
     def parse(cls, text: str) -> "Noise":
@@ -59,7 +59,7 @@ class Noise:
         kind, colon, source = (part.strip() for part in text.partition(":"))
         if kind == "given":
             if colon and not source:
-                raise UserError("noise 'given:' needs a label set or a manifest after the colon; or write: given")
+                raise UserError("noise 'given:' needs a label set or a noise file after the colon; or write: given")
             return cls(kind, source=source or None)
         if kind == "matrix":
             if Path(source).suffix.lower() not in SUFFIXES:
@@ -72,7 +72,7 @@ class Noise:
         kind, _, rate = (part.strip() for part in head.partition(":"))
         if kind not in NOISES:
             raise unknown("noise", kind, NOISES)
-        options = _parse_options(kind, settings)  # first: `given` takes none, and has no rate either
+        options = _parse_options(kind, settings)  # before the rate, for a better error message
         return cls(kind, _parse_rate(kind, rate), options=options)
 
     def __str__(self) -> str:
@@ -82,21 +82,21 @@ class Noise:
 
     @property
     def file(self) -> str | None:
-        """The file that the labels come from or are drawn by; None: there is none."""
-        is_manifest = self.source is not None and self.source.endswith(".json")
-        return self.source if self.kind == "matrix" or is_manifest else None
+        """The noise file or matrix file, or None."""
+        is_noise_file = self.source is not None and self.source.endswith(".json")
+        return self.source if self.kind == "matrix" or is_noise_file else None
 
     @property
     def other_name(self) -> str | None:
-        """The data set whose inputs open-set noise puts in, to be loaded by the caller; None: no other is needed."""
+        """The data set from which open-set noise takes inputs, which the caller must load; None if it is not needed."""
         if self.kind == "given" and self.file:
-            made_with = read_noise_name(self.file)
-            return Noise.parse(made_with).other_name if made_with.startswith("open_set") else None
+            noise = read_noise_name(self.file)
+            return Noise.parse(noise).other_name if noise.startswith("open_set") else None
         name = dict(self.options).get("from")
         return None if name is None else str(name)
 
     def apply(self, dataset: Dataset, generator: Generator, other: Dataset | None = None) -> NoisyLabels:
-        """Corrupt the labels of all N rows; `other` is the data set called `other_name`."""
+        """Corrupt the labels of all N rows. `other` is the data set `other_name`."""
         if self.kind == "given":
             return self._given(dataset, other)
         if self.kind == "matrix":
@@ -112,10 +112,10 @@ class Noise:
                 return kinds.instance(*draw, dataset.examples.flat, top=_largest_possible(dataset.examples), **settings)
             case "open_set":
                 return kinds.open_set(*draw, _n_other(dataset, other))
-        return _ALIKE[self.kind](*draw, **settings)
+        return _SIMPLE[self.kind](*draw, **settings)
 
     def check(self, dataset: Dataset, other: Dataset | None = None) -> None:
-        """Refuse a file, or given labels, not there or not for this data set: nothing is drawn for that."""
+        """Raise an error if a file or label set is missing or not for this data set, without drawing noise."""
         if self.kind == "given":
             self._given(dataset, other)
         elif self.kind == "matrix":
@@ -126,16 +126,16 @@ class Noise:
             return kinds.given(dataset.y, dataset.n_classes, dataset.clean)
         if self.file is None:
             if not dataset.label_sets:
-                beside = "put the files of CIFAR-N beside its own, or " if dataset.name.startswith("cifar") else ""
+                advice = "put the files of CIFAR-N beside its own, or " if dataset.name.startswith("cifar") else ""
                 raise UserError(
-                    f"data set {dataset.name!r} has no label sets; {beside}give a manifest *.json or plain 'given'"
+                    f"data set {dataset.name!r} has no label sets; {advice}give a noise file *.json or plain 'given'"
                 )
             if self.source not in dataset.label_sets:
                 raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
             return kinds.given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)
         labels = read_noise_file(self.source, dataset)
         if labels.replaced is not None and int(labels.replaced.max()) >= (n := _n_other(dataset, other)):
-            raise UserError(f"noise manifest {self.source}: row {int(labels.replaced.max())} of {n} in the other set")
+            raise UserError(f"noise file {self.source}: row {int(labels.replaced.max())} of {n} in the other set")
         return labels
 
 
@@ -150,35 +150,35 @@ def _parse_rate(kind: str, text: str) -> float:
 
 def _parse_options(kind: str, settings: Iterable[str]) -> tuple[tuple[str, int | str], ...]:
     defaults = NOISES[kind].options
-    found: dict[str, int | str] = {}
+    options: dict[str, int | str] = {}
     for setting in settings:
         name, _, text = (part.strip() for part in setting.partition("="))
         if not defaults:
             raise UserError(f"noise {kind!r} takes no options, got {setting!r}")
         if name not in defaults:
             raise unknown(f"option of noise {kind!r}", name, defaults)
-        if name in found or not text:
+        if name in options or not text:
             raise UserError(f"noise {kind!r}: give option {name!r} once and with a value, as {name}=VALUE")
         if name == "scale" and text not in kinds.SCALES:
             raise unknown("scale of instance noise", text, kinds.SCALES)
         if name == "map_seed" and not (text.isascii() and text.isdigit() and int(text) < 2**32):
-            raise UserError(f"noise {kind!r}: map_seed is {text!r}, must be a whole number in 0..2**32-1")
-        found[name] = int(text) if name == "map_seed" else text
+            raise UserError(f"noise {kind!r}: map_seed is {text!r}, must be an integer in 0..2**32-1")
+        options[name] = int(text) if name == "map_seed" else text
     for name, default in defaults.items():
-        if default is None and name not in found:
+        if default is None and name not in options:
             raise UserError(f"noise {kind!r} needs the option {name!r}; write e.g. {kind}:0.2,{name}=cifar100")
-    return tuple(sorted((name, value) for name, value in found.items() if value != defaults[name]))
+    return tuple(sorted((name, value) for name, value in options.items() if value != defaults[name]))
 
 
 def _n_other(dataset: Dataset, other: Dataset | None) -> int:
     if other is None:
-        raise UserError("open_set noise needs the other data set; name it, e.g. open_set:0.2,from=cifar100")
+        raise UserError("open_set noise needs another data set; name it, e.g. open_set:0.2,from=cifar100")
     if other.name == dataset.name:
-        raise UserError(f"open_set noise takes inputs of another data set, got {other.name!r} for both")
+        raise UserError(f"open_set noise needs inputs of another data set, got {other.name!r} for both")
     return len(other.examples)
 
 
 def _largest_possible(examples: Examples) -> float | None:
-    """255 for images stored as bytes or in files; None where features have no bound."""
-    stored = examples.x.dtype == torch.uint8 if isinstance(examples, TensorExamples) else len(examples.shape) == 3
-    return 255.0 if stored else None
+    """255 for images stored as bytes or in files; None for features, which have no bound."""
+    are_bytes = examples.x.dtype == torch.uint8 if isinstance(examples, TensorExamples) else len(examples.shape) == 3
+    return 255.0 if are_bytes else None

@@ -1,0 +1,104 @@
+"""The columns of tables and manifests that describe labels: the class, the true class, trusted rows, the split."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpi.datasets.column_checks import MARK_NAMES, check_label, warn_once
+from warpi.datasets.labels import blank_missing, check_allowed, encode_labels, parse_marks, sort_classes
+from warpi.errors import UserError
+
+LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # besides the label itself
+PARTS = ("train", "test", "trusted")
+OLD_NAMES = {"verified": "trusted", "meta": "trusted", "x_meta": "x_trusted", "y_meta": "y_trusted"}
+"""Deprecated names of columns, parts and arrays, which still work."""
+
+
+def warn_old_name(where: object, name: str) -> None:
+    warn_once(f"{where}: the name {name!r} is deprecated; use {OLD_NAMES[name]!r}")
+
+
+def find_trusted_column(columns: Collection[str], where: object) -> str | None:
+    """The column that marks the rows a person has checked: `trusted`, or `verified`, its old name.
+
+    Warns about other columns that may be meant to do so.
+    """
+    if {"trusted", "verified"} <= {*columns}:
+        raise UserError(f"{where}: 'trusted' and 'verified' have the same meaning; remove or rename one of them")
+    for name in sorted(MARK_NAMES.intersection(columns)):
+        warn_once(f"{where}: {name!r} is not used; if it marks rows that a person has checked, rename it to 'trusted'")
+    if "verified" in columns:
+        warn_old_name(where, "verified")
+        return "verified"
+    return "trusted" if "trusted" in columns else None
+
+
+class LabelColumns(NamedTuple):
+    """The labels of the rows of a table or manifest, and what each row is used for."""
+
+    classes: tuple[str, ...]
+    y: Tensor  # [N] given labels
+    clean: Tensor  # [N] true labels, -1 unknown
+    trusted: Tensor | None  # [N] bool, rows that a person has checked; None: there is no such column
+    rows: dict[str, list[int]]  # of each part; 'train' is not empty
+
+    def labels(self, part: str) -> Tensor:
+        """The given labels of training rows; of other parts the true labels, if known."""
+        labels = self.y if part == "train" else torch.where(self.clean >= 0, self.clean, self.y)
+        return labels[self.rows[part]]
+
+    def facts(self) -> dict[str, Any]:
+        """The arguments of `Dataset.from_parts` that describe the labels."""
+        train, test = self.rows["train"], self.rows.get("test")
+        return {
+            "clean": self.clean[train],
+            "trusted": None if self.trusted is None else self.trusted[train],
+            "test_is_clean": test is not None and bool((self.clean[test] >= 0).all()),
+        }
+
+
+def read_label_columns(
+    columns: Mapping[str, Sequence[str]],
+    label: str,
+    path: Path,
+    at: Callable[[int], str],
+    *,
+    classes: tuple[str, ...] | None = None,
+    blank_split: str = "",
+) -> LabelColumns:
+    """Interpret the columns `label`, `clean_label`, `trusted` and `split`, given as normalized texts.
+
+    The classes are those of both label columns unless `classes` gives them. `blank_split` replaces a blank split.
+    """
+    given = list(columns[label])
+    if "" in given:
+        row, n = given.index(""), given.count("")
+        raise UserError(f"{at(row)}: column {label!r} is empty, in {n} rows in all; label these rows or drop them")
+    check_label(given, label, path, named=classes is not None)
+    true = blank_missing(columns.get("clean_label", [""] * len(given)), given)
+    classes = classes or sort_classes({*given, *true} - {""})
+    marks = find_trusted_column(columns.keys() - {label}, path)
+    return LabelColumns(
+        classes,
+        encode_labels(given, classes, at),
+        encode_labels(true, classes, at),
+        parse_marks(columns[marks], at, marks) if marks else None,
+        _split_rows([text or blank_split for text in columns.get("split", ["train"] * len(given))], path, at),
+    )
+
+
+def _split_rows(parts: Sequence[str], path: Path, at: Callable[[int], str]) -> dict[str, list[int]]:
+    """The rows of each part that the column `split` names."""
+    parts = [part.lower() for part in parts]
+    check_allowed(parts, (*PARTS, "meta"), at, "value of 'split'")
+    if "meta" in parts:
+        warn_old_name(f"{path}, column 'split'", "meta")
+    rows: dict[str, list[int]] = {}
+    for row, part in enumerate(parts):
+        rows.setdefault(OLD_NAMES.get(part, part), []).append(row)
+    if "train" not in rows:
+        raise UserError(f"{path}: no row is for training; the column 'split' must be 'train' in some rows")
+    return rows

@@ -1,0 +1,137 @@
+"""Clothing1M and Food-101N, image data sets with labels from the web, in their published layouts."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from warpi.data.dataset import Dataset
+from warpi.data.image_files import PHOTO
+from warpi.datasets.image_folders import ImageList, make_image_dataset
+from warpi.datasets.text_files import data_root, reading
+from warpi.errors import UserError, unknown
+
+logger = logging.getLogger("warpi.datasets")
+
+CLOTHING1M = (
+    *("T-shirt", "Shirt", "Knitwear", "Chiffon", "Sweater", "Hoodie", "Windbreaker"),
+    *("Jacket", "Down coat", "Suit", "Shawl", "Dress", "Vest", "Underwear"),
+)
+
+
+def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
+    """Clothing1M: a million images of 14 classes with labels taken from the surrounding text.
+
+    Training rows are those of noisy_train_key_list.txt with the labels of noisy_label_kv.txt; the true label of a row
+    is known if clean_label_kv.txt has its key. Trusted examples are in clean_val_key_list.txt, the test set in
+    clean_test_key_list.txt. `root` holds these files, or a folder clothing1m that does.
+
+    Reference: Xiao et al., Learning from massive noisy labeled data for image classification, CVPR 2015.
+    """
+    root = _find_root(root, "clothing1m", "clothing1m", "noisy_train_key_list.txt")
+    noisy = _read_labels(root / "noisy_label_kv.txt")
+    checked = _read_labels(root / "clean_label_kv.txt")
+
+    def list_images(keys: list[str], labels: dict[str, int], name: str) -> ImageList:
+        for key in keys:
+            if key not in labels:
+                raise UserError(f"{root / name} has no label for {key!r}, which is listed as an image")
+        return ImageList(root, keys, [labels[key] for key in keys])
+
+    trusted = list_images(_read_keys(root / "clean_val_key_list.txt"), checked, "clean_label_kv.txt")
+    test = list_images(_read_keys(root / "clean_test_key_list.txt"), checked, "clean_label_kv.txt")
+    keys = _remove_held_out(_read_keys(root / "noisy_train_key_list.txt"), trusted.paths, test.paths)
+    lists = {"train": list_images(keys, noisy, "noisy_label_kv.txt"), "trusted": trusted, "test": test}
+    return make_image_dataset(
+        "clothing1m",
+        CLOTHING1M,
+        PHOTO if size is None else size,
+        in_memory,
+        lists,
+        clean=torch.tensor([checked.get(key, -1) for key in keys]),
+        test_is_clean=True,
+    )
+
+
+def _read_labels(path: Path) -> dict[str, int]:
+    labels = {}
+    for line, text in _read_lines(path):
+        key, label = text.rsplit(maxsplit=1) if " " in text else ("", text)
+        if not key or not label.isdecimal() or int(label) >= len(CLOTHING1M):
+            raise UserError(f"{path} line {line}: got {text!r}, expected an image and a class 0..{len(CLOTHING1M) - 1}")
+        labels[key] = int(label)
+    return labels
+
+
+def _read_keys(path: Path) -> list[str]:
+    return list(dict.fromkeys(text for _, text in _read_lines(path)))
+
+
+def food101n(
+    root: Path | None, *, whole: bool = False, size: int | None = None, in_memory: bool | None = None
+) -> Dataset:
+    """Food-101N: images of 101 dishes from the web, and the test set of Food-101.
+
+    `root` is or holds Food-101N_release, with food-101 in it or beside it. Training rows are, as published, the images
+    of verified_train.tsv with the class of the query that returned them; whether that class was verified is ignored.
+    With `whole`, they are all of imagelist.tsv except the images of verified_val.tsv. Trusted examples are the images
+    of verified_val.tsv whose class is right.
+
+    Reference: Lee et al., CleanNet: transfer learning for scalable image classifier training with label noise,
+    CVPR 2018; Bossard et al., Food-101, ECCV 2014.
+    """
+    root = _find_root(root, "food101n", "Food-101N_release", "meta/classes.txt")
+    classes = tuple(text for _, text in _read_lines(root / "meta" / "classes.txt"))
+    number = {name: k for k, name in enumerate(classes)}
+
+    def read_list(path: Path) -> Iterator[tuple[str, list[str], int]]:
+        """class/image, the cells after it, and the number of the class."""
+        for line, text in _read_lines(path):
+            key, *cells = text.split("\t")
+            if (name := key.partition("/")[0]) not in number:
+                raise UserError(f"{path} line {line}: {unknown('class', name, classes)}")
+            yield key, cells, number[name]
+
+    verified = {key: (cells, k) for key, cells, k in read_list(root / "meta" / "verified_val.tsv")}
+    trusted = {key: k for key, (cells, k) in verified.items() if cells[-1:] == ["1"]}
+    source = root / "meta" / ("imagelist.tsv" if whole else "verified_train.tsv")
+    noisy = {key: k for key, _, k in read_list(source)}
+    keys = [key for key in noisy if key not in verified] if whole else _remove_held_out(list(noisy), list(verified))
+    folders = (root / "food-101", root.resolve().parent / "food-101")
+    food101 = next((folder for folder in folders if folder.is_dir()), folders[0])
+    test = {f"{key}.jpg": k for key, _, k in read_list(food101 / "meta" / "test.txt")}
+    lists = {
+        "train": ImageList(root / "images", keys, [noisy[key] for key in keys]),
+        "trusted": ImageList(root / "images", list(trusted), list(trusted.values())),
+        "test": ImageList(food101 / "images", list(test), list(test.values())),
+    }
+    return make_image_dataset(
+        "food101n", classes, PHOTO if size is None else size, in_memory, lists, test_is_clean=True
+    )
+
+
+def _find_root(root: Path | None, data: str, folder: str, first: str) -> Path:
+    """The folder that holds the file `first`: `root`, or the folder of that name in it."""
+    root = data_root(root, data, f"name the folder that holds {first} with --root FOLDER or in WARPI_DATA")
+    with reading(root):
+        return root / folder if (root / folder / first).is_file() else root
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number and text of the lines that are not blank, without the header of Food-101N."""
+    with reading(path):
+        if not path.is_file():
+            raise UserError(f"no file {path}; unpack the data set as it is published, or give another folder")
+        with path.open(encoding="utf-8-sig") as file:
+            lines = ((k, line.strip()) for k, line in enumerate(file, 1))
+            yield from ((k, line) for k, line in lines if line and not line.startswith("class_name"))
+
+
+def _remove_held_out(keys: list[str], *held_out: Sequence[str]) -> list[str]:
+    """The keys that are not held out, so that no image is used for both training and testing."""
+    excluded = {key for part in held_out for key in part}
+    kept = [key for key in keys if key not in excluded]
+    if len(kept) < len(keys):
+        logger.warning("%d images removed from training, because they are also held out", len(keys) - len(kept))
+    return kept
