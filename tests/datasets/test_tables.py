@@ -346,7 +346,7 @@ def test_trusted_rows_have_a_column(table: Callable[..., Path], caplog: pytest.L
     assert dropped.trusted is None
     with pytest.raises(UserError, match="'trusted' and 'verified' have the same meaning"):
         read_table(table("a,label,trusted,verified\n1,p,1,1\n2,q,0,0\n", "both.csv"))
-    with pytest.raises(UserError, match="unknown value of 'trusted' .*: 'blue'; .*rename other columns"):
+    with pytest.raises(UserError, match=r"unknown value of 'trusted' .*: 'blue'; .*rename other columns"):
         read_table(table("a,label,trusted\n1,p,blue\n2,q,no\n", "feature.csv"))
     with pytest.raises(UserError, match="column 'Trusted' looks like 'trusted', which has a meaning; rename it"):
         read_table(table("a,label,Trusted\n1,p,1\n2,q,0\n", "capital.csv"))
