@@ -15,6 +15,7 @@ from warpi.nets.resnet import conv, he_init, image_channels
 
 _EDGE = 0.19  # standard deviation of the difference of two neighboring pixels, relative to that of their mean
 _COLOR = (1.0, 0.22, 0.12)  # of brightness and of the color differences in natural photos, relative to brightness
+_FEATURE_SCALE = 1 / 8  # so that the last layer stays stable at large learning rates
 
 
 class FastNet(nn.Module):
@@ -32,7 +33,7 @@ class FastNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The penultimate layer.  [B, C, H, W] -> [B, D]"""
         h: Tensor = self.blocks(F.gelu(F.conv2d(x, self.filters)))
-        return h.amax((2, 3))
+        return h.amax((2, 3)) * _FEATURE_SCALE
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.fc(self.features(x))
