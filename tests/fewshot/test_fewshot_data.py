@@ -23,7 +23,7 @@ from warpi.fewshot.data import (
     class_lists,
     load_fewshot,
 )
-from warpi.fewshot.episodes import ImageTasks, Kind, SineTasks, bent, make_tasks
+from warpi.fewshot.episodes import ImageTasks, Kind, SineTasks, make_tasks, random_affine
 from warpi.utils.seeding import generator
 
 
@@ -135,19 +135,19 @@ def test_augmented_images_are_floats_of_the_same_size() -> None:
 def test_drawings_of_a_class_are_bent_alike_and_then_each_by_itself() -> None:
     one = torch.randint(256, (1, 12, 12), dtype=torch.uint8, generator=generator(0, "x"))
     x = one.expand(40, 2, 3, 1, 12, 12)  # the same drawing all over
-    still = bent(x, generator(0, "t"), kind=0, own=0, move=0)
+    still = random_affine(x, generator(0, "t"), per_class=0, per_image=0, shift=0)
     mirrored = ((still[:, :, 0] - one / 255).abs() > 0.01).flatten(2).any(2)  # [T, W]
     assert 20 < mirrored.sum() < 60
     torch.testing.assert_close(still[mirrored][0, 0].flip(-1), still[~mirrored][0, 0])
     torch.testing.assert_close(still[~mirrored][0, 0], one / 255)
-    alike = bent(x, generator(0, "t"), own=0, move=0)
+    alike = random_affine(x, generator(0, "t"), per_image=0, shift=0)
     assert torch.equal(alike[:, :, 0], alike[:, :, 2])
     assert not torch.equal(alike[:, 0], alike[:, 1])
-    each = bent(x, generator(0, "t"))
+    each = random_affine(x, generator(0, "t"))
     assert each.shape == x.shape
     assert 0 <= each.min() < each.max() <= 1
     assert all(not torch.equal(each[t, w, 0], each[t, w, 1]) for t in range(40) for w in range(2))
-    assert not bent(torch.zeros_like(x), generator(0, "t")).any()
+    assert not random_affine(torch.zeros_like(x), generator(0, "t")).any()
 
 
 def test_only_training_drawings_are_bent() -> None:
@@ -165,7 +165,7 @@ def test_only_training_drawings_are_bent() -> None:
     [
         (Kind(7, 1, 1), "between 2 and 6"),
         (Kind(1, 1, 1), "between 2 and 6"),
-        (Kind(2, 3, 2), "3 shots and 2 queries of a class that has 4"),
+        (Kind(2, 3, 2), "3 shots and 2 queries need more images than the smallest class has"),
         (Kind(2, 0, 2), "at least 1"),
     ],
 )
@@ -250,7 +250,7 @@ def test_omniglot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_fewshot("omniglot")
     for file in (tmp_path / "omniglot/images_evaluation/Tengwar/character02").iterdir():
         file.unlink()
-    with pytest.raises(UserError, match="holds no images"):
+    with pytest.raises(UserError, match="contains no images"):
         load_fewshot("omniglot")
     with pytest.raises(UserError, match=r"has no omniglot/images_background.*WARPI_DATA"):
         load_fewshot("omniglot", tmp_path / "omniglot" / "images_background")
@@ -332,7 +332,7 @@ def test_mini_imagenet_that_is_not_there_or_broken(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("WARPI_DATA", raising=False)
     with pytest.raises(UserError, match=r"train.csv.*--root FOLDER"):
         load_fewshot("mini_imagenet")
-    with pytest.raises(UserError, match="no files of miniImageNet"):
+    with pytest.raises(UserError, match="no miniImageNet files"):
         load_fewshot("mini_imagenet", tmp_path)
     file = tmp_path / "mini-imagenet-cache-train.pkl"
     file.write_bytes(pickle.dumps({"image_data": np.zeros((1, 84, 84, 3), np.uint8), "class_dict": {"n01": [0]}}))
@@ -391,10 +391,10 @@ def test_a_pickle_of_mini_imagenet_with_other_content_is_named(tmp_path: Path, r
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "names no image"),
-        (b"filename,label\n", "names no image"),
-        (b"file,label\nn03.png,n03\n", "columns filename and label are needed, got file, label"),
-        (b"filename,label\nn03.png\n", "columns filename and label are needed"),
+        (b"", "lists no images"),
+        (b"filename,label\n", "lists no images"),
+        (b"file,label\nn03.png,n03\n", "needs columns filename and label, got file, label"),
+        (b"filename,label\nn03.png\n", "needs columns filename and label"),
         (b"filename,label\nno.png,n03\n", "names 'no.png', which is not in"),
         (b"filename,label\n\0,n03\n", "which is not in"),
         (b"filename,label\n%b,n03\n" % (b"a" * 5000), "File name too long"),
@@ -468,6 +468,6 @@ def test_an_image_of_too_many_pixels_is_named(tmp_path: Path) -> None:
 def test_names_and_roots() -> None:
     with pytest.raises(UserError, match="did you mean 'omniglot'"):
         load_fewshot("omnigolt")
-    with pytest.raises(UserError, match="made, not read"):
+    with pytest.raises(UserError, match="generated, not read"):
         load_fewshot("sines", "somewhere")
     assert load_fewshot("sines").regression

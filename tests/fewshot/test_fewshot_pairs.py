@@ -128,7 +128,7 @@ def test_scores_by_task_are_given_on_demand(tmp_path: Path) -> None:
     assert row["scores"] == pytest.approx(scores_one_by_one(tmp_path / "r", Kind(0, 3, 50), 12), rel=1e-4)
     assert row["mean"] == pytest.approx(sum(row["scores"]) / 12)
     assert "scores" not in judged(run, 12)
-    with pytest.raises(UserError, match="scores of 12 tasks and of 1 cannot be compared"):
+    with pytest.raises(UserError, match="scores of 12 and 1 tasks cannot be compared"):
         paired(row["scores"], row["scores"][:1])
 
 

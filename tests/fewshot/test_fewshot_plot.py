@@ -94,7 +94,7 @@ def test_curves_of_one_learner_trained_in_several_ways_have_columns_of_their_own
     runs = [fit(tmp_path / f"{s}-{n}", **settings, shots=s, iterations=n) for s, n in ((3, 1), (3, 2), (5, 2))]
     labels = [[c.label for c in line] for line in examples(runs, 1)]
     assert labels == [["rff, iterations=1", "rff, iterations=2"], ["rff, iterations=2"]]
-    with pytest.raises(UserError, match="two of the runs are rff, 3 shots"):
+    with pytest.raises(UserError, match="two runs are rff with 3 shots"):
         plot_curves(examples([runs[0], runs[0]], 1), "png")
 
 
@@ -137,9 +137,9 @@ def test_bars_are_named_by_line(figures: list[Figure]) -> None:
     rows = [r for seed in range(3) for r in both(mean=50 + seed, seed=seed)]
     plot_bases([*rows, *both(label="maml"), *both(label="some"), row(label="some", seed=1)], "svg")
     assert legend(figures[0]) == [
-        "rff (3 seeds, ± one deviation)",
+        "rff (3 seeds, ± 1 SD)",
         "maml (1 seed, 95 % interval)",
-        "some (1 to 2 seeds, ± one deviation, 95 % interval of one)",
+        "some (1 to 2 seeds, ± 1 SD, or 95 % interval for one seed)",
     ]
     assert "seeds" not in figures[0].axes[0].get_title(loc="left")
 
@@ -147,14 +147,14 @@ def test_bars_are_named_by_line(figures: list[Figure]) -> None:
 def test_a_score_counts_once(figures: list[Figure]) -> None:
     plot_bases(both() + both(), "svg")
     assert legend(figures[0]) == ["rff (1 seed, 95 % interval)"]
-    with pytest.raises(UserError, match=r"two different scores of rff, seed 0, cifar_fs 5-way 1-shot"):
+    with pytest.raises(UserError, match=r"two different scores for rff, seed 0, cifar_fs 5-way 1-shot"):
         plot_bases([*both(), row(mean=3)], "svg")
 
 
 def test_what_has_no_axis_in_common_is_not_drawn() -> None:
     with pytest.raises(UserError, match=r"\(accuracy: cifar_fs; mse: sines\); draw them one by one"):
         plot_bases([*both(), *both(metric="mse", data="sines", ways=0)], "png")
-    with pytest.raises(UserError, match="sines is regression, which has no ways"):
+    with pytest.raises(UserError, match="sines is regression and has no ways"):
         plot_versatility(both(metric="mse", data="sines", ways=0), "png")
 
 

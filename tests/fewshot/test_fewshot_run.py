@@ -18,7 +18,7 @@ from warpi.fewshot import plot
 from warpi.fewshot.compare import judged, versatility
 from warpi.fewshot.data import Classes, FewShotData, load_fewshot
 from warpi.fewshot.episodes import Kind, make_tasks
-from warpi.fewshot.evaluate import Scores, evaluate, judge
+from warpi.fewshot.evaluate import Scores, evaluate, score_tasks
 from warpi.fewshot.learner import Episode, Output, Problem
 from warpi.fewshot.learners.registry import LEARNERS
 from warpi.fewshot.plot import plot_bases, plot_versatility
@@ -276,7 +276,7 @@ def test_an_answer_that_is_no_number_is_not_taken_for_a_class() -> None:
     value = torch.zeros(2, 3, 4)
     value[:, :, 0] = 1
     value[1, 2, 0] = torch.nan  # argmax would say class 0, which is right
-    scores = judge(Output(value), Episode(y, y, y, y, 4))
+    scores = score_tasks(Output(value), Episode(y, y, y, y, 4))
     assert scores[0] == 100
     assert scores[1].isnan()
 

@@ -12,13 +12,19 @@ from warpi.fewshot.learners.kernels import (
     fourier_features,
     gaussian_kernel,
     mean_distance,
-    spectral_kernel,
     spectral_kernels,
     squared_distances,
 )
 from warpi.fewshot.learners.ridge import fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian, GaussianHead
 from warpi.utils.seeding import generator, seeded
+
+
+def spectral_kernel(x: Tensor, y: Tensor, q: DiagGaussian) -> Tensor:
+    """The limit of infinitely many bases: x [..., N, d], y [..., M, d], q [..., d] -> [..., N, M]."""
+    std, mean = q.std[..., None, :], q.mean[..., None, :]
+    angle = (x * mean).sum(-1)[..., :, None] - (y * mean).sum(-1)[..., None, :]
+    return torch.exp(-0.5 * squared_distances(x * std, y * std)) * torch.cos(angle)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -23,7 +23,7 @@ class Settings(Parent):
     kind: Literal["one", "two"] = setting("one", "which kind")
     fast: bool = setting(False, "train quickly")
     bold: bool = setting(True, "be bold")
-    name: str | Callable[[], str] = setting("x", "a name, or a function")  # noqa: RUF009
+    name: str | Callable[[], str] = setting("x", "a name, or a function")
     number: int = 1
     rate: float = setting(0.1, "the default depends on kind")
     names: tuple[str, ...] = setting((), "names (default: none)")

@@ -262,10 +262,10 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from warpi.fewshot.episodes import task_name
-    from warpi.fewshot.plot import apart
+    from warpi.fewshot.plot import distinguish
 
     tasks = ("label", "data", "ways", "shots")
-    name = apart(rows, lambda r: str(r["label"]), lambda r: tuple(r[k] for k in tasks), also=("bases", "seed"))
+    name = distinguish(rows, lambda r: str(r["label"]), lambda r: tuple(r[k] for k in tasks), also=("bases", "seed"))
     lines: list[tuple[str, ...]] = [("learner", "data", "task", "", "mean", "median", "less first")]
     for row in rows:
         unit, digits = (" %", 2) if row["metric"] == "accuracy" else ("", 4)

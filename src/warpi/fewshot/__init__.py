@@ -1,14 +1,41 @@
-"""fewshot."""
+"""Few-shot learning: learners, tasks, training and evaluation."""
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOME = {"fit": "run", "load": "run", "judged": "compare", "paired": "evaluate"}
+from warpi.utils.lazy import lazy_names
 
+if TYPE_CHECKING:
+    from warpi.fewshot.compare import judged as judged
+    from warpi.fewshot.evaluate import paired as paired
+    from warpi.fewshot.learner import Adapted as Adapted
+    from warpi.fewshot.learner import Episode as Episode
+    from warpi.fewshot.learner import Learner as Learner
+    from warpi.fewshot.learner import Output as Output
+    from warpi.fewshot.learner import Problem as Problem
+    from warpi.fewshot.learners.kernel_ridge import KernelRidge as KernelRidge
+    from warpi.fewshot.learners.maml import MAML as MAML
+    from warpi.fewshot.learners.metavrf import MetaVRF as MetaVRF
+    from warpi.fewshot.learners.nearest_mean import Nearest as Nearest
+    from warpi.fewshot.learners.protonet import ProtoNet as ProtoNet
+    from warpi.fewshot.learners.r2d2 import R2D2 as R2D2
+    from warpi.fewshot.learners.registry import LEARNERS as LEARNERS
+    from warpi.fewshot.learners.registry import make_learner as make_learner
+    from warpi.fewshot.run import fit as fit
+    from warpi.fewshot.run import load as load
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in _HOME:
-        return getattr(import_module(f"warpi.fewshot.{_HOME[name]}"), name)
-    return getattr(import_module("warpi.fewshot.learners.registry"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "warpi.fewshot.compare": ("judged",),
+        "warpi.fewshot.evaluate": ("paired",),
+        "warpi.fewshot.learner": ("Adapted", "Episode", "Learner", "Output", "Problem"),
+        "warpi.fewshot.learners.kernel_ridge": ("KernelRidge",),
+        "warpi.fewshot.learners.maml": ("MAML",),
+        "warpi.fewshot.learners.metavrf": ("MetaVRF",),
+        "warpi.fewshot.learners.nearest_mean": ("Nearest",),
+        "warpi.fewshot.learners.protonet": ("ProtoNet",),
+        "warpi.fewshot.learners.r2d2": ("R2D2",),
+        "warpi.fewshot.learners.registry": ("LEARNERS", "make_learner"),
+        "warpi.fewshot.run": ("fit", "load"),
+    },
+)

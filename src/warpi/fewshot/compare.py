@@ -1,4 +1,4 @@
-"""Rows and curves of runs: each learner on the same new tasks, of the kind it was trained on or of others."""
+"""Rows and curves of several runs, each evaluated on the same new tasks."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ import torch
 from warpi.errors import UserError
 from warpi.fewshot.data import Classes
 from warpi.fewshot.episodes import Kind, make_tasks
-from warpi.fewshot.evaluate import evaluate, judge, predictions
+from warpi.fewshot.evaluate import evaluate, predictions, score_tasks
 from warpi.fewshot.learner import Learner
-from warpi.fewshot.plot import Curve, apart
+from warpi.fewshot.plot import Curve, distinguish
 from warpi.fewshot.run import Run
 from warpi.fewshot.train import validation_kind
 
@@ -29,12 +29,13 @@ def judged(
     facts: Mapping[str, Any] | None = None,
     by_task: bool = False,
 ) -> dict[str, Any]:
-    """A row about a run: its learner on n tasks of a part of its data, of the kind it was trained on or of another.
+    """Evaluate a run on n tasks of a part of its data; returns one row of a table.
 
-    `seed` names the tasks: all learners judged on tasks of one seed and kind are judged on the same ones. `facts` are
-    added to the row, and with `by_task` the `scores` of the single tasks, which `evaluate.paired` compares.
+    The tasks are of the kind the run was trained on unless another is given. All learners evaluated with one `seed`
+    and kind get the same tasks. `facts` are added to the row; so are the `scores` of single tasks with `by_task`.
     """
-    spec, trained = run.spec, validation_kind(run.data, run.spec.kind)
+    spec = run.spec
+    trained = validation_kind(run.data, spec.kind)
     kind = Kind(*(a if b is None else b for a, b in zip(trained, (ways, shots, queries), strict=True)))
     device = run.learner.generator.device
     tasks = make_tasks(run.data.part(part), kind, device, training=False, augment=False, part=part)
@@ -42,8 +43,8 @@ def judged(
     speeds = [record["episodes_per_s"] for record in run.history if record["episodes_per_s"]]
     numbers = scores._asdict()
     each = numbers.pop("each")
-    found = {
-        **_about(run),
+    row = {
+        **_describe(run),
         "part": part,
         "episodes_seed": seed,
         "changed": dict(spec.changed),
@@ -56,12 +57,13 @@ def judged(
         "transductive": run.learner.transductive,
         **numbers,
     }
-    return found | {"scores": each} if by_task else found
+    return row | {"scores": each} if by_task else row
 
 
-def _about(run: Run) -> dict[str, Any]:
-    """What was trained, and how."""
-    spec, own = run.spec, ("seed", "train_ways")  # which have a place of their own
+def _describe(run: Run) -> dict[str, Any]:
+    """The settings of a run, for a row."""
+    spec = run.spec
+    separate = ("seed", "train_ways")  # have keys of their own in the row
     return {
         "learner": spec.learner,
         "label": spec.label(),
@@ -72,26 +74,26 @@ def _about(run: Run) -> dict[str, Any]:
         "iterations": spec.training.iterations,
         "seed": spec.training.seed,
         "bases": bases(run.learner),
-        "training": {name: value for name, value in asdict(spec.training).items() if name not in own},
+        "training": {name: value for name, value in asdict(spec.training).items() if name not in separate},
     }
 
 
 def bases(learner: Learner) -> int | None:
-    """The number of random features, of a learner that has them."""
+    """The number of random features; None if the learner has none."""
     eps = dict(learner.net.named_buffers()).get("eps")
     return None if eps is None or getattr(learner, "exact", False) else len(eps)
 
 
 def versatility(run: Run, n: int, ways: Sequence[int], shots: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
-    """Rows about a run on tasks of other ways, and of other shots, than it was trained on."""
+    """Rows of a run on tasks with other ways, and with other shots, than in training."""
     return [judged(run, n, ways=w, shots=s, queries=q, seed=seed) for w, s, q in other_kinds(run, ways, shots)]
 
 
 def other_kinds(run: Run, ways: Sequence[int], shots: Sequence[int]) -> list[Kind]:
-    """The tasks of `versatility`: those that the data and the learner allow."""
+    """The kinds of tasks that the data and the learner allow, of other ways and other shots."""
     source, spec = run.data.test, run.spec
     if not isinstance(source, Classes):
-        raise UserError(f"{spec.data} is regression, which has no ways; plot --kind curves, or --kind bases")
+        raise UserError(f"{spec.data} is regression and has no ways; use plot --kind curves or --kind bases")
     if not run.learner.any_ways:
         ways = ()
     kinds = [(w, spec.shots) for w in sorted({*ways, spec.ways}) if w <= len(source)]
@@ -100,13 +102,13 @@ def other_kinds(run: Run, ways: Sequence[int], shots: Sequence[int]) -> list[Kin
 
 
 def examples(runs: Sequence[Run], n: int, seed: int = 0) -> list[list[Curve]]:
-    """Learners of regression on the same example tasks: n lists for each number of shots, a Curve a run."""
+    """Regression learners on the same example tasks: n lists for each number of shots, with one Curve per run."""
     if not runs or not all(run.data.regression for run in runs):
         raise UserError("example curves are for runs on sines; train some with `warpi fewshot fit --data sines`")
-    about = [_about(run) | {"train_shots": None} for run in runs]  # shots are rows, not columns
-    full = apart(about, lambda r: str(r["label"]), also=("bases", "seed"))
+    about = [_describe(run) | {"train_shots": None} for run in runs]  # shots are rows, not columns
+    full = distinguish(about, lambda r: str(r["label"]), also=("bases", "seed"))
     names = {run.path: full(row) for run, row in zip(runs, about, strict=True)}
-    found = []
+    all_lines = []
     for shots in sorted({run.spec.shots for run in runs}):
         lines: list[list[Curve]] = [[] for _ in range(n)]
         for run in (run for run in runs if run.spec.shots == shots):
@@ -115,8 +117,8 @@ def examples(runs: Sequence[Run], n: int, seed: int = 0) -> list[list[Curve]]:
                 parts = (episode.support_x, episode.support_y, episode.query_x, episode.query_y, out.value)
                 xs, ys, x, y, mean = (t[..., 0].tolist() for t in parts)
                 std = out.std[..., 0].tolist() if out.std is not None else [None] * n
-                mse = judge(out, episode).tolist()
+                mse = score_tasks(out, episode).tolist()
                 for i, line in enumerate(lines):
                     line.append(Curve(names[run.path], shots, (xs[i], ys[i]), x[i], y[i], mean[i], std[i], mse[i]))
-        found += lines
-    return found
+        all_lines += lines
+    return all_lines

@@ -1,4 +1,4 @@
-"""What few-shot tasks are drawn from: sinusoids, Omniglot, CIFAR-FS, miniImageNet, each in train / val / test."""
+"""Data sets for few-shot tasks: sinusoids, Omniglot, CIFAR-FS and miniImageNet, each with train, val and test parts."""
 
 import csv
 import hashlib
@@ -28,65 +28,68 @@ from warpi.datasets.text_files import data_root, reading, shorten_list
 from warpi.errors import UserError, missing_package, unknown
 
 PARTS = ("train", "val", "test")
-_OMNIGLOT_SIDE, _MINI_SIDE = 28, 84
+_OMNIGLOT_SIDE = 28
+_MINI_SIDE = 84
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 Values = Tensor | NDArray[Any] | Sequence[Any]
-"""What a user may give for a tensor: that, an array, or a list of numbers."""
+"""Types that are accepted instead of a tensor."""
 
 
 def as_tensor(values: Values, what: str) -> Tensor:
+    """Convert values to a tensor; errors call them `what`."""
     try:
         return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, order="C"))
     except (TypeError, ValueError, RuntimeError) as e:
-        raise UserError(f"{what} must be a tensor, an array or a list of numbers, all rows alike: {e}") from e
+        raise UserError(f"{what} must be a tensor, an array or a list with rows of equal length: {e}") from e
 
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Images (or vectors) of K classes, those of a class one after the other."""
+    """Images (or vectors) of K classes, sorted by class."""
 
     x: Tensor  # [N, C, H, W] uint8, or floats in [0, 1]; or [N, D] float32
-    first: Tensor  # [K] row of the first image of a class
-    count: Tensor  # [K] its number of images
+    first: Tensor  # [K] row of the first image of each class
+    count: Tensor  # [K] number of images of each class
     names: tuple[str, ...]
-    least: int  # images of the smallest class
-    most: int  # and of the largest: as numbers, since reading a tensor on a GPU would make a step wait
-    rotations: int = 1  # 4: every class also turned by 90, 180 and 270 degrees, as a class of its own
+    least: int  # size of the smallest class
+    most: int  # size of the largest class; a number, since reading a tensor on a GPU would block the step
+    rotations: int = 1  # 4: every class rotated by 90, 180 and 270 degrees counts as three more classes
 
     @classmethod
     def of(cls, images: Mapping[str, Values], rotations: int = 1) -> Self:
-        """From the images [n, C, H, W], or vectors [n, D], of each class: tensors or arrays."""
+        """Build from the images [n, C, H, W], or vectors [n, D], of each class."""
         parts = {name: _inputs(x, name) for name, x in images.items()}
         if not parts:
-            raise UserError("there are no classes; give the images of each by its name: Classes.of({'cat': images})")
+            raise UserError("no classes were given; write Classes.of({'cat': images, ...})")
         forms = {name: (tuple(x.shape[1:]), x.dtype) for name, x in parts.items()}
         (first, form), *others = forms.items()
         if other := next((name for name, its in others if its != form), None):
-            raise UserError(f"{first!r} has inputs {form}, and {other!r} has {forms[other]}; make them alike")
+            raise UserError(f"{first!r} has inputs {form}, and {other!r} has {forms[other]}; they must be equal")
         if rotations > 1 and (len(form[0]) != 3 or form[0][1] != form[0][2]):
-            raise UserError(f"only square images can be turned, got inputs of shape {form[0]}; leave out rotations")
+            raise UserError(f"only square images can be rotated, got inputs of shape {form[0]}; leave out rotations")
         sizes = [len(x) for x in parts.values()]
-        x, count = torch.cat(list(parts.values())), torch.tensor(sizes)
+        x = torch.cat(list(parts.values()))
+        count = torch.tensor(sizes)
         return cls(x, count.cumsum(0) - count, count, tuple(parts), min(sizes), max(sizes), rotations)
 
     def __len__(self) -> int:
-        """How many classes a task can choose from."""
+        """Number of classes that a task can choose from."""
         return len(self.names) * self.rotations
 
     def to(self, device: torch.device | str) -> Self:
         return replace(self, x=self.x.to(device), first=self.first.to(device), count=self.count.to(device))
 
     def digest(self) -> str:
-        """A hash by which a run knows its data again."""
+        """A hash of the data, with which a run checks that its data has not changed."""
         content = hashlib.sha256(f"{tuple(self.x.shape)} {self.count.tolist()} {self.names} {self.rotations}".encode())
         content.update(self.x.cpu().contiguous().numpy().data)
         return content.hexdigest()
 
 
 def _inputs(values: Values, name: str) -> Tensor:
-    """The images or vectors of a class: bytes, or float32."""
+    """Check the images or vectors of a class; returns uint8 or float32."""
     x = as_tensor(values, f"the inputs of class {name!r}")
     if x.dim() not in (2, 4) or not x.numel():
         raise UserError(f"class {name!r} must have images [n, C, H, W] or vectors [n, D], got shape {tuple(x.shape)}")
@@ -97,7 +100,7 @@ def _inputs(values: Values, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Sines:
-    """y = A sin(w x + b) with A, w, b and x drawn uniformly (Zhen et al. 2020, section 5.1; there w varies too)."""
+    """Functions y = A sin(w x + b), with A, w, b and x drawn uniformly (Zhen et al. 2020, section 5.1)."""
 
     amplitude: tuple[float, float] = (0.1, 5.0)
     frequency: tuple[float, float] = (0.8, 1.2)
@@ -116,7 +119,7 @@ class Sines:
         return low + (high - low) * torch.rand(tasks, n, 1, generator=generator, device=generator.device)
 
     def grid(self, n: int = 50) -> Tensor:
-        """n equally spaced inputs from the left end on, the right end left out.  [n, 1]"""
+        """n equally spaced inputs, including the left end and excluding the right end.  [n, 1]"""
         low, high = self.interval
         return low + (high - low) / n * torch.arange(n)[:, None]
 
@@ -128,7 +131,7 @@ class Sines:
 
 
 class FewShotData(NamedTuple):
-    """Where tasks come from: classes that no two parts share, or functions."""
+    """The source of tasks: three parts with different classes, or functions."""
 
     name: str
     train: Classes | Sines
@@ -137,7 +140,7 @@ class FewShotData(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one input."""
+        """Shape of one input."""
         return tuple(self.train.x.shape[1:]) if isinstance(self.train, Classes) else (1,)
 
     @property
@@ -149,16 +152,18 @@ class FewShotData(NamedTuple):
         return part
 
     def check(self) -> None:
-        """Parts share no class, and all inputs are alike."""
+        """Raise if two parts share a class or have inputs of different shapes."""
         parts = {name: part for name in PARTS if isinstance(part := self.part(name), Classes)}
         if parts and len(parts) < len(PARTS):
-            raise UserError(f"only {', '.join(parts)} of {', '.join(PARTS)} are Classes; all parts must be of one kind")
+            raise UserError(
+                f"only {', '.join(parts)} of {', '.join(PARTS)} are Classes; all parts must be of the same type"
+            )
         for a, b in combinations(parts, 2):
             if shared := sorted({*parts[a].names} & {*parts[b].names}):
                 names = shorten_list(shared)
-                raise UserError(f"classes that are in {a} and in {b}: {names}; give each class to one part only")
+                raise UserError(f"{a} and {b} share classes: {names}; put each class into one part only")
             if (one := parts[a].x.shape[1:]) != (other := parts[b].x.shape[1:]):
-                raise UserError(f"inputs of {a} are {tuple(one)}, those of {b} {tuple(other)}; make them alike")
+                raise UserError(f"inputs of {a} are {tuple(one)}, those of {b} are {tuple(other)}; they must be equal")
 
     def to(self, device: torch.device | str) -> "FewShotData":
         parts = (self.part(name) for name in PARTS)
@@ -168,13 +173,15 @@ class FewShotData(NamedTuple):
         return " ".join(p.digest() if isinstance(p, Classes) else repr(p) for p in self[1:])
 
 
-class Entry(NamedTuple):
+class FewShotEntry(NamedTuple):
+    """A reader and a one-line description of a data set."""
+
     read: Callable[[Path | None], FewShotData]
     summary: str
 
 
 def load_fewshot(name: str, root: Path | str | None = None) -> FewShotData:
-    """Read a data set of FEWSHOT. `root` holds its files; None: the environment's WARPI_DATA."""
+    """Read a data set of FEWSHOT. `root` is the folder of its files (default: the environment variable WARPI_DATA)."""
     if name not in FEWSHOT:
         raise unknown("few-shot data set", name, FEWSHOT)
     return FEWSHOT[name].read(Path(root) if root is not None else None)
@@ -182,24 +189,24 @@ def load_fewshot(name: str, root: Path | str | None = None) -> FewShotData:
 
 @cache
 def class_lists(name: str) -> Any:
-    """Which classes are in which part, as published."""
+    """The published class lists of the three parts."""
     return json.loads((resources.files("warpi.fewshot") / "fewshot_splits.json").read_text())[name]
 
 
 def sines(root: Path | None = None) -> FewShotData:
-    """The sinusoids of the paper: nothing is read."""
+    """The sinusoids of the MetaVRF paper. No files are read."""
     if root is not None:
-        raise UserError(f"sines are made, not read: leave out --root {root}")
+        raise UserError(f"sines are generated, not read; leave out --root {root}")
     return FewShotData("sines", Sines(), Sines(), Sines())
 
 
 def omniglot(root: Path | None = None) -> FewShotData:
-    """1,623 characters of 20 drawings, 28 x 28, ink 255 on 0; Vinyals' 1,028 / 172 / 423 of them; 4 rotations.
+    """1,623 characters with 20 drawings each, 28 x 28, ink 255 on 0, in Vinyals' 1,028 / 172 / 423 split; 4 rotations.
 
-    `root` holds omniglot (or is that folder) with images_background and images_evaluation as published.
+    `root` contains the folder omniglot (or is it), with images_background and images_evaluation as published.
     """
     how = (
-        "unpack images_background.zip and images_evaluation.zip into a folder omniglot, and name the folder it is in "
+        "unpack images_background.zip and images_evaluation.zip into a folder omniglot, and give its parent folder "
         "with --root FOLDER or in the environment variable WARPI_DATA"
     )
     root = data_root(root, "omniglot", how)
@@ -209,10 +216,9 @@ def omniglot(root: Path | None = None) -> FewShotData:
 
     def read(part: Mapping[str, Sequence[int]]) -> Classes:
         names = [f"{a}/character{i:02d}" for a, (low, high) in part.items() for i in range(low, high + 1)]
-        if absent := [name for name in names if not (folder / name).is_dir()]:
-            raise UserError(
-                f"{folder} has no folder {absent[0]!r} ({len(absent)} are missing); unpack it again, in full"
-            )
+        missing = [name for name in names if not (folder / name).is_dir()]
+        if missing:
+            raise UserError(f"{folder} has no folder {missing[0]!r} ({len(missing)} are missing); unpack it again")
         files = [_images_in(folder / name) for name in names]
         flat = iter(_parallel(_drawing, [file for group in files for file in group]))
         stacks = {n: np.stack([next(flat) for _ in group]) for n, group in zip(names, files, strict=True)}
@@ -222,20 +228,22 @@ def omniglot(root: Path | None = None) -> FewShotData:
 
 
 def cifar_fs(root: Path | None = None) -> FewShotData:
-    """100 classes of 600 images, 32 x 32: 64 / 16 / 20 classes of CIFAR-100, its train and test images together.
+    """CIFAR-100 in 64 / 16 / 20 classes of 600 images, 32 x 32, train and test images together.
 
-    `root` as for `cifar100`.
+    `root` is as for `cifar100`.
     """
     whole = cifar100(root)
     assert whole.test is not None and isinstance(whole.examples, TensorExamples)  # noqa: PT018
     assert isinstance(whole.test.examples, TensorExamples)
-    x, y = torch.cat([whole.examples.x, whole.test.examples.x]), torch.cat([whole.y, whole.test.y])
+    x = torch.cat([whole.examples.x, whole.test.examples.x])
+    y = torch.cat([whole.y, whole.test.y])
 
     def part(name: str) -> Classes:
         wanted: list[str] = class_lists("cifar_fs")[name]
-        if absent := [n for n in wanted if n not in whole.classes or not (y == whole.classes.index(n)).any()]:
+        missing = [n for n in wanted if n not in whole.classes or not (y == whole.classes.index(n)).any()]
+        if missing:
             raise UserError(
-                f"CIFAR-100 as it lies here has no images of {shorten_list(absent)}; fetch the official files again"
+                f"these CIFAR-100 files have no images of {shorten_list(missing)}; download the official files again"
             )
         return Classes.of({n: x[y == whole.classes.index(n)] for n in wanted})
 
@@ -245,56 +253,61 @@ def cifar_fs(root: Path | None = None) -> FewShotData:
 def mini_imagenet(root: Path | None = None) -> FewShotData:
     """100 classes of 600 photographs, 84 x 84, in Ravi and Larochelle's 64 / 16 / 20 classes.
 
-    `root` holds one of: train, val and test with a folder a class; images with train.csv, val.csv and test.csv
-    (filename,label); a folder a class; mini-imagenet-cache-PART.pkl; miniImageNet_category_split_PART.pickle.
-    The first two say themselves which class is in which part.
+    `root` contains one of: train, val and test with one folder per class; images with train.csv, val.csv and test.csv
+    (filename,label); one folder per class; mini-imagenet-cache-PART.pkl; miniImageNet_category_split_PART.pickle.
+    The first two define which class is in which part.
     """
     root = data_root(root, "mini_imagenet", _MINI)
     for folder in (root / "mini_imagenet", root / "miniimagenet", root / "mini-imagenet", root):
-        for look in (_mini_pickles, _mini_folders, _mini_csv, _mini_flat):
+        for read in (_mini_pickles, _mini_folders, _mini_csv, _mini_flat):
             with reading(folder):
-                found = look(folder)
-            if found is not None:
-                data = FewShotData("mini_imagenet", *(Classes.of(found[part]) for part in PARTS))
-                return _disjoint(data, folder)
-    raise UserError(f"{root} has no files of miniImageNet: {_MINI}")
+                images = read(folder)
+            if images is not None:
+                data = FewShotData("mini_imagenet", *(Classes.of(images[part]) for part in PARTS))
+                _check_disjoint(data, folder)
+                return data
+    raise UserError(f"{root} has no miniImageNet files: {_MINI}")
 
 
 _MINI = (
-    "put train, val and test with a folder of images a class there, or images with train.csv, val.csv and test.csv, or "
-    "mini-imagenet-cache-{train,val,test}.pkl, or miniImageNet_category_split_{train_phase_train,val,test}.pickle, and "
-    "name the folder with --root FOLDER or in the environment variable WARPI_DATA"
+    "put there train, val and test with one folder of images per class, or images with train.csv, val.csv and "
+    "test.csv, or mini-imagenet-cache-{train,val,test}.pkl, or "
+    "miniImageNet_category_split_{train_phase_train,val,test}.pickle, and give the folder with --root FOLDER or in the "
+    "environment variable WARPI_DATA"
 )
 _Images = dict[str, Tensor]
 
 
 def _mini_pickles(folder: Path) -> dict[str, _Images] | None:
-    """The two kinds of pickles in use: rows of each class listed, or a label for each row."""
+    """Read either kind of published pickle: one lists the rows of each class, the other the label of each row."""
     cache_files = {part: folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS}
     names = {"train": "train_phase_train", "val": "val", "test": "test"}
     split_files = {part: folder / f"miniImageNet_category_split_{name}.pickle" for part, name in names.items()}
     for files in (cache_files, split_files):
         if any(file.is_file() for file in files.values()):
-            if absent := [file.name for file in files.values() if not file.is_file()]:
-                raise UserError(f"{folder} has no {absent[0]}; all three parts are needed")
+            missing = [file.name for file in files.values() if not file.is_file()]
+            if missing:
+                raise UserError(f"{folder} has no {missing[0]}; all three parts are needed")
             return {part: _mini_pickle(file) for part, file in files.items()}
     return None
 
 
 def _mini_pickle(path: Path) -> _Images:
-    record = found if isinstance(found := safe_load(path), dict) else {}
+    content = safe_load(path)
+    record = content if isinstance(content, dict) else {}
     x = record.get("image_data", record.get("data"))
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape[1:] != (_MINI_SIDE, _MINI_SIDE, 3):
-        raise UserError(f"{path}: no uint8 images [N, 84, 84, 3] under 'image_data' or 'data'; fetch it again")
-    rows, numbers = dict[str, NDArray[Any]](), {*range(len(x))}
-    with suppress(ValueError):  # of lists that are no array
+        raise UserError(f"{path}: no uint8 images [N, 84, 84, 3] under 'image_data' or 'data'; download it again")
+    rows: dict[str, NDArray[Any]] = {}
+    numbers = {*range(len(x))}
+    with suppress(ValueError):  # lists of unequal length
         if isinstance(listed := record.get("class_dict"), dict):
             rows = {str(name): np.asarray(group) for name, group in listed.items()}
         elif (labels := np.asarray(record.get("labels"))).shape == (len(x),) and labels.dtype.kind in "iuSU":
             rows = {str(label): np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())}
     fits = lambda group: group.ndim == 1 and group.size and group.dtype.kind in "iu" and {*group.tolist()} <= numbers
     if not rows or not all(map(fits, rows.values())):
-        raise UserError(f"{path}: neither 'class_dict' nor 'labels' says of which class the {len(x)} images are")
+        raise UserError(f"{path}: neither 'class_dict' nor 'labels' gives the classes of the {len(x)} images")
     images = torch.from_numpy(x).permute(0, 3, 1, 2)
     return {name: images[group.tolist()] for name, group in rows.items()}
 
@@ -312,39 +325,42 @@ def _mini_csv(folder: Path) -> dict[str, _Images] | None:
 
 
 def _listed(table: Path, folder: Path) -> dict[str, list[Path]]:
-    """The images of each class."""
+    """The image files of each class in a csv table."""
     files: dict[str, list[Path]] = {}
     try:
         with reading(table), table.open(newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
                 if not row.get("filename") or not row.get("label"):
-                    raise UserError(f"{table}: columns filename and label are needed, got {shorten_list(row)}")
+                    raise UserError(f"{table}: needs columns filename and label, got {shorten_list(row)}")
                 if not (path := folder / row["filename"]).is_file():
-                    raise UserError(f"{table} names {row['filename']!r}, which is not in {folder}; fetch it again")
+                    raise UserError(f"{table} names {row['filename']!r}, which is not in {folder}; download it again")
                 files.setdefault(row["label"], []).append(path)
     except csv.Error as e:
-        raise UserError(f"{table} is no table with columns filename and label ({e}); fetch it again") from e
+        raise UserError(f"{table} is not a table with columns filename and label ({e}); download it again") from e
     if not files:
-        raise UserError(f"{table} names no image; a line filename,label for each is needed")
+        raise UserError(f"{table} lists no images; it needs one line filename,label per image")
     return files
 
 
 def _mini_flat(folder: Path) -> dict[str, _Images] | None:
-    """A folder a class; the published lists say in which part it is."""
+    """Read one folder per class; the published lists define the parts."""
     lists = class_lists("mini_imagenet")
     if not any((folder / name).is_dir() for part in PARTS for name in lists[part]):
         return None
     for part in PARTS:
-        if absent := [name for name in lists[part] if not (folder / name).is_dir()]:
+        missing = [name for name in lists[part] if not (folder / name).is_dir()]
+        if missing:
             raise UserError(
-                f"{folder} has no folders {shorten_list(absent)} of the part {part}; all 100 classes are needed"
+                f"{folder} has no folders {shorten_list(missing)} of the part {part}; all 100 classes are needed"
             )
     return {part: _photographs({name: _images_in(folder / name) for name in lists[part]}) for part in PARTS}
 
 
-def _disjoint(data: FewShotData, folder: Path) -> FewShotData:
-    """Parts must not share a class, else a test is none. Pickles may number the classes of each part from 0 on: such
-    classes are told apart by their first images."""
+def _check_disjoint(data: FewShotData, folder: Path) -> None:
+    """Raise if two parts share a class.
+
+    Pickles may number the classes of each part from 0; such classes are compared by their first images.
+    """
     parts = [part for part in data[1:] if isinstance(part, Classes)]
     numbered = any(name.isdigit() for part in parts for name in part.names)
     firsts = [
@@ -354,22 +370,21 @@ def _disjoint(data: FewShotData, folder: Path) -> FewShotData:
     for a, b in ((0, 1), (0, 2), (1, 2)):
         if shared := [known[a][key] for key in known[a].keys() & known[b].keys()]:
             raise UserError(f"{folder}: {PARTS[a]} and {PARTS[b]} share the classes {shorten_list(sorted(shared))}")
-    return data
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    found = sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
-    if not found:
-        raise UserError(f"{folder} holds no folders; one folder of images a class is needed")
-    return found
+    folders = sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not folders:
+        raise UserError(f"{folder} contains no folders; it needs one folder of images per class")
+    return folders
 
 
 def _images_in(folder: Path) -> list[Path]:
     with reading(folder):
-        found = sorted(f for f in folder.iterdir() if f.suffix.lower() in _SUFFIXES and not f.name.startswith("."))
-    if not found:
-        raise UserError(f"{folder} holds no images ({', '.join(_SUFFIXES)})")
-    return found
+        files = sorted(f for f in folder.iterdir() if f.suffix.lower() in _SUFFIXES and not f.name.startswith("."))
+    if not files:
+        raise UserError(f"{folder} contains no images ({', '.join(_SUFFIXES)})")
+    return files
 
 
 def _photographs(files: Mapping[str, Sequence[Path]]) -> _Images:
@@ -381,7 +396,7 @@ def _photographs(files: Mapping[str, Sequence[Path]]) -> _Images:
 
 
 def _photograph(path: Path) -> NDArray[np.uint8]:
-    """[84, 84, 3], its sides squeezed to the square as others do."""
+    """Read a photograph as [84, 84, 3], stretched to a square as in other implementations."""
     from PIL import Image
 
     square = (_MINI_SIDE, _MINI_SIDE)
@@ -389,7 +404,7 @@ def _photograph(path: Path) -> NDArray[np.uint8]:
 
 
 def _drawing(path: Path) -> NDArray[np.uint8]:
-    """[28, 28], ink 255."""
+    """Read a drawing as [28, 28], with ink 255."""
     from PIL import Image
 
     with Image.open(path, formats=("PNG", "JPEG")) as image:
@@ -408,15 +423,15 @@ def _parallel(read: Callable[[Path], NDArray[np.uint8]], paths: Sequence[Path]) 
         try:
             return read(path)
         except broken as e:
-            raise UserError(f"cannot read the image {path}: {e}; fetch it again") from e
+            raise UserError(f"cannot read the image {path}: {e}; download it again") from e
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(one, paths, chunksize=256))
 
 
-FEWSHOT: dict[str, Entry] = {
-    "sines": Entry(sines, "regression: sinusoids of varying amplitude, frequency and phase"),
-    "omniglot": Entry(omniglot, "1,623 handwritten characters and their rotations, Vinyals' split"),
-    "cifar_fs": Entry(cifar_fs, "CIFAR-100 as 64 / 16 / 20 classes"),
-    "mini_imagenet": Entry(mini_imagenet, "100 classes of ImageNet at 84 x 84, Ravi and Larochelle's split"),
+FEWSHOT: dict[str, FewShotEntry] = {
+    "sines": FewShotEntry(sines, "regression: sinusoids of varying amplitude, frequency and phase"),
+    "omniglot": FewShotEntry(omniglot, "1,623 handwritten characters and their rotations, Vinyals' split"),
+    "cifar_fs": FewShotEntry(cifar_fs, "CIFAR-100 as 64 / 16 / 20 classes"),
+    "mini_imagenet": FewShotEntry(mini_imagenet, "100 classes of ImageNet at 84 x 84, Ravi and Larochelle's split"),
 }

@@ -1,4 +1,4 @@
-"""Episodes from data that lies on the device: which examples are drawn is integers, and reading them is a gather."""
+"""Sample episodes on the device: draw integer indices, then gather the examples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,29 +16,29 @@ from warpi.fewshot.learner import Episode
 from warpi.fewshot.learners.embedding import pixels
 from warpi.utils.seeding import generator
 
-_BLOCK = 10  # tasks drawn from one seed: a test set does not depend on how many tasks are judged at a time
+_BLOCK = 10  # tasks drawn from one seed, so that a test set does not depend on the evaluation batch size
 
 
 class Kind(NamedTuple):
-    """What a task looks like."""
+    """The size of a task."""
 
     ways: int  # classes; 0: regression
-    shots: int  # examples to adapt to, of each class (regression: of the task)
-    queries: int  # others to be judged by, likewise; regression is judged on a grid outside training
+    shots: int  # support examples per class (in regression: per task)
+    queries: int  # query examples per class or task; outside training, regression is evaluated on a grid
 
 
 def task_name(ways: int, shots: int) -> str:
-    """What tasks are called: 5-way 1-shot; of regression 5-shot."""
+    """A name such as 5-way 1-shot, or 5-shot for regression."""
     return f"{ways}-way {shots}-shot" if ways else f"{shots}-shot"
 
 
 Plan = tuple[Tensor, ...]
-"""What T tasks consist of, T first in each tensor: everything about them that was left to chance."""
+"""Everything that is drawn at random for T tasks; the first dimension of each tensor is T."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tasks(ABC):
-    """All tasks of one kind. The device of the generator draws, the device of the data reads: no step waits."""
+    """All tasks of one kind. The generator's device draws the random numbers, the data's device reads the examples."""
 
     kind: Kind
 
@@ -47,17 +47,19 @@ class Tasks(ABC):
             raise UserError(f"shots and queries must be at least 1, got {self.kind.shots} and {self.kind.queries}")
 
     @abstractmethod
-    def plan(self, n: int, generator: Generator) -> Plan: ...
+    def plan(self, n: int, generator: Generator) -> Plan:
+        """Draw everything that is random about n tasks."""
 
     @abstractmethod
-    def read(self, plan: Plan) -> Episode: ...
+    def read(self, plan: Plan) -> Episode:
+        """Read the examples of planned tasks."""
 
     def draw(self, n: int, generator: Generator) -> Episode:
-        """n tasks for training."""
+        """Draw n tasks for training."""
         return self.read(self.plan(n, generator))
 
     def fixed(self, n: int, seed: int, name: str, at_once: int) -> Iterator[Episode]:
-        """The first n tasks of those that `seed` and `name` stand for: the same on every machine and device."""
+        """The first n tasks identified by `seed` and `name`: the same on every machine and device."""
         names = (name, *self.kind)
         blocks = [self.plan(_BLOCK, generator(seed, "episodes", *names, i)) for i in range(-(-n // _BLOCK))]
         plan = [torch.cat(parts)[:n] for parts in zip(*blocks, strict=True)]
@@ -67,28 +69,33 @@ class Tasks(ABC):
 
 @dataclass(frozen=True, eq=False)
 class ImageTasks(Tasks):
-    """Tasks of W distinct classes with S + Q distinct images of each."""
+    """Tasks with W distinct classes and S + Q distinct images of each."""
 
     source: Classes
     vary: Callable[[Tensor, Generator], Tensor] | None = None  # augmentation of training images
-    part: str = ""  # of the data, as messages name it
+    part: str = ""  # name of the part of the data, for messages
 
     def __post_init__(self) -> None:
-        (ways, shots, queries), has = self.kind, self.source.least
+        ways, shots, queries = self.kind
+        smallest = self.source.least
         if not 2 <= ways <= len(self.source):
             what = f"{self.part} classes" if self.part else "classes here"
             raise UserError(f"ways must be between 2 and {len(self.source)}, the number of {what}; got {ways}")
         super().__post_init__()
-        if shots + queries > has:
-            raise UserError(f"{shots} shots and {queries} queries of a class that has {has} images; lower --queries")
+        if shots + queries > smallest:
+            raise UserError(
+                f"{shots} shots and {queries} queries need more images than the smallest class has ({smallest}); lower "
+                "--queries"
+            )
 
     def plan(self, n: int, generator: Generator) -> Plan:
-        """Classes [T, W], and places of images within their class [T, W, S + Q]."""
+        """Classes [T, W], and indices of images within their class [T, W, S + Q]."""
         ways, shots, queries = self.kind
-        where, count = generator.device, self.source.count.to(generator.device)
-        classes = torch.rand(n, len(self.source), generator=generator, device=where).topk(ways).indices
-        keys = torch.rand(n, ways, self.source.most, generator=generator, device=where)
-        beyond = torch.arange(self.source.most, device=where) >= count[classes % len(count)][..., None]
+        device = generator.device
+        count = self.source.count.to(device)
+        classes = torch.rand(n, len(self.source), generator=generator, device=device).topk(ways).indices
+        keys = torch.rand(n, ways, self.source.most, generator=generator, device=device)
+        beyond = torch.arange(self.source.most, device=device) >= count[classes % len(count)][..., None]
         return classes, keys.masked_fill(beyond, -1).topk(shots + queries).indices
 
     def read(self, plan: Plan) -> Episode:
@@ -100,7 +107,8 @@ class ImageTasks(Tasks):
 
     def _images(self, plan: Plan) -> Tensor:
         """[T, W, S + Q, C, H, W]"""
-        source, k = self.source, len(self.source.names)
+        source = self.source
+        k = len(source.names)
         classes, places = (part.to(source.x.device) for part in plan)
         x = source.x[source.first[classes % k][..., None] + places]
         if source.rotations > 1:
@@ -117,18 +125,21 @@ class ImageTasks(Tasks):
         return Episode(xs, ys, xq, yq, ways)
 
 
-def cropped(x: Tensor, generator: Generator) -> Tensor:
-    """Photographs [T, W, N, C, H, W] moved by up to an eighth of their side and mirrored, each by itself."""
+def random_crop(x: Tensor, generator: Generator) -> Tensor:
+    """Shift each photograph [T, W, N, C, H, W] by up to an eighth of its side, and mirror half of them."""
     side = x.shape[-1]
     moved = Crop(side, pad=side // 8).train(x.flatten(0, 2), generator).view(x.shape)
     return moved / 255 if x.dtype == torch.uint8 else moved
 
 
-def bent(x: Tensor, generator: Generator, kind: float = 0.25, own: float = 0.15, move: float = 0.05) -> Tensor:
-    """Drawings [T, W, N, C, H, W] on an empty ground under random linear maps I + U(-a, a).
+def random_affine(
+    x: Tensor, generator: Generator, per_class: float = 0.25, per_image: float = 0.15, shift: float = 0.05
+) -> Tensor:
+    """Apply random linear maps I + U(-a, a) to drawings [T, W, N, C, H, W] on an empty background.
 
-    One is the same for all images of a class (a = `kind`, every other one mirrored), which makes another class of it,
-    as a turn by 90 degrees does; another is each image's own (a = `own`), moved by up to `move` of its side.
+    One map is shared by all images of a class (a = `per_class`, half of the classes mirrored) and turns it into a new
+    class, as a rotation by 90 degrees does. Another one is drawn per image (a = `per_image`), with a shift of up to
+    `shift` of its side.
     """
     T, W, N = x.shape[:3]
 
@@ -137,9 +148,9 @@ def bent(x: Tensor, generator: Generator, kind: float = 0.25, own: float = 0.15,
 
     one = torch.eye(2, device=x.device)
     side = torch.where(uniform(1, T, W, 1, 1, 1) < 0, -1.0, 1.0)
-    mirror = torch.cat([side, torch.ones_like(side)], -1)  # [T, W, 1, 1, 2] of the first of two columns
-    maps = (one + uniform(kind, T, W, 1, 2, 2)) * mirror @ (one + uniform(own, T, W, N, 2, 2))
-    maps = torch.cat([maps, uniform(2 * move, T, W, N, 2, 1)], -1).flatten(0, 2)  # [T W N, 2, 3]
+    mirror = torch.cat([side, torch.ones_like(side)], -1)  # [T, W, 1, 1, 2]: flips the first column
+    maps = (one + uniform(per_class, T, W, 1, 2, 2)) * mirror @ (one + uniform(per_image, T, W, N, 2, 2))
+    maps = torch.cat([maps, uniform(2 * shift, T, W, N, 2, 1)], -1).flatten(0, 2)  # [T W N, 2, 3]
     images = pixels(x.flatten(0, 2))
     grid = F.affine_grid(maps, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False).view(x.shape)
@@ -147,7 +158,7 @@ def bent(x: Tensor, generator: Generator, kind: float = 0.25, own: float = 0.15,
 
 @dataclass(frozen=True, eq=False)
 class SineTasks(Tasks):
-    """Sinusoids: training queries are drawn, others lie on a grid."""
+    """Sinusoids. Training queries are drawn at random, others lie on a grid."""
 
     source: Sines
     grid: bool = True
@@ -155,7 +166,7 @@ class SineTasks(Tasks):
 
     def __post_init__(self) -> None:
         if self.kind.ways:
-            raise UserError(f"sines are regression, which has no classes: leave out --ways {self.kind.ways}")
+            raise UserError(f"sines are regression and have no classes; leave out --ways {self.kind.ways}")
         super().__post_init__()
 
     def plan(self, n: int, generator: Generator) -> Plan:
@@ -174,7 +185,7 @@ class SineTasks(Tasks):
 def make_tasks(
     source: Classes | Sines, kind: Kind, device: torch.device | str, training: bool, augment: bool, part: str = ""
 ) -> Tasks:
-    """Tasks of a part of a data set, which lies on the device; messages call it `part`."""
+    """Tasks from one part of a data set that is on the device; error messages call it `part`."""
     if isinstance(source, Sines):
         if augment:
             raise UserError("only images can be augmented; leave out --augment")
@@ -182,5 +193,8 @@ def make_tasks(
     if augment and (source.x.dim() != 4 or source.x.shape[-2] != source.x.shape[-1]):
         shape = tuple(source.x.shape[1:])
         raise UserError(f"only square images can be augmented, and these inputs are {shape}; leave out --augment")
-    drawings = source.rotations > 1  # where a turned image is another class, a mirrored one is too
-    return ImageTasks(kind, source, (bent if drawings else cropped) if augment and training else None, part)
+    vary = None
+    if augment and training:
+        drawings = source.rotations > 1  # if a rotated image is another class, so is a mirrored one
+        vary = random_affine if drawings else random_crop
+    return ImageTasks(kind, source, vary, part)

@@ -1,4 +1,4 @@
-"""How well a learner does on new tasks: mean, its 95 % interval and median over many, judged many at a time."""
+"""Evaluate a learner on new tasks: mean, 95 % interval and median over tasks, in batches of tasks."""
 
 import math
 import time
@@ -14,40 +14,40 @@ from warpi.fewshot.episodes import Kind, Tasks
 from warpi.fewshot.learner import Episode, Learner, Output
 from warpi.utils.seeding import generator
 
-_MEMORY = {"cpu": 2**27, "cuda": 2**31}  # bytes of the largest layer of the tasks that are judged together
+_MEMORY = {"cpu": 2**27, "cuda": 2**31}  # bytes for the largest layer of one batch of tasks
 
 
 class Scores(NamedTuple):
-    """Over tasks. Accuracy in per cent; of regression, the mean squared error of a task."""
+    """Scores over tasks: accuracy in percent, or the mean squared error for regression."""
 
     mean: float
-    ci95: float | None  # half of the 95 % interval of the mean: 1.96 s / sqrt(N); None of one task
+    ci95: float | None  # half-width of the 95 % interval of the mean, 1.96 s / sqrt(N); None for one task
     median: float
     tasks: int
-    episodes_per_s: float  # tasks adapted to and judged in a second
-    each: Sequence[float] = ()  # [N] by task
+    episodes_per_s: float  # adaptation and evaluation included
+    each: Sequence[float] = ()  # [N] one score per task
 
     @classmethod
     def of(cls, values: Tensor, seconds: float) -> "Scores":
-        """values [N], one a task."""
+        """Summarize values [N], one per task."""
         values = values.double()
         ci95 = 1.96 * values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
-        # Between the two values in the middle, as others do; torch.median takes the lower.
+        # The mean of the two middle values; torch.median takes the lower one.
         median = values.quantile(0.5).item()
         speed = len(values) / seconds if seconds else 0.0
         return cls(values.mean().item(), ci95, median, len(values), speed, values.tolist())
 
 
-def at_once(kind: Kind, learner: Learner) -> int:
-    """How many tasks are judged together."""
+def batch_of_tasks(kind: Kind, learner: Learner) -> int:
+    """Number of tasks that are evaluated together."""
     shape = learner.problem.shape
-    layer = 4 * 64 * shape[-1] * shape[-2] if len(shape) == 3 else 4 * 1024  # bytes an input takes
+    layer = 4 * 64 * shape[-1] * shape[-2] if len(shape) == 3 else 4 * 1024  # bytes per input
     inputs = (kind.shots + kind.queries) * max(kind.ways, 1)
     return max(1, _MEMORY["cuda" if learner.generator.device.type == "cuda" else "cpu"] // (layer * inputs))
 
 
-def judge(out: Output, episode: Episode) -> Tensor:
-    """[T] accuracy in per cent, or the mean squared error, of each task; NaN where no answer came."""
+def score_tasks(out: Output, episode: Episode) -> Tensor:
+    """Accuracy in percent, or mean squared error, of each task; NaN if a prediction is NaN.  [T]"""
     if episode.ways:
         right = (out.value.argmax(-1) == episode.query_y).double().mean(1)
         return 100 * right.masked_fill(out.value.isnan().any(-1).any(-1), torch.nan)
@@ -57,9 +57,9 @@ def judge(out: Output, episode: Episode) -> Tensor:
 def predictions(
     learner: Learner, tasks: Tasks, n: int, seed: int, name: str, bf16: bool = False, batch: int | None = None
 ) -> Iterator[tuple[Episode, Output]]:
-    """The learner on the n tasks that `seed` and `name` stand for, some at a time."""
+    """Predict the n tasks identified by `seed` and `name`, in batches."""
     device = learner.generator.device
-    for e in tasks.fixed(n, seed, name, batch or at_once(tasks.kind, learner)):
+    for e in tasks.fixed(n, seed, name, batch or batch_of_tasks(tasks.kind, learner)):
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             out = learner.predict(e.support_x, e.support_y, e.query_x, e.ways)
         yield e, out
@@ -76,22 +76,22 @@ def evaluate(
     batch: int | None = None,
     timed: bool = False,
 ) -> Scores:
-    """Scores over n tasks; with `timed` the first batch is judged once before the clock starts."""
+    """Scores over n tasks. With `timed`, the first batch is evaluated once before the clock starts."""
     if timed:
-        first = min(n, batch or at_once(tasks.kind, learner))
-        with _own_chance(learner, seed, name, tasks.kind):
+        first = min(n, batch or batch_of_tasks(tasks.kind, learner))
+        with _separate_generator(learner, seed, name, tasks.kind):
             for _ in predictions(learner, tasks, first, seed, name, bf16, batch):
                 _wait(learner)
     began = time.perf_counter()
-    with _own_chance(learner, seed, name, tasks.kind):
-        judged = [judge(out, episode) for episode, out in predictions(learner, tasks, n, seed, name, bf16, batch)]
-    values = torch.cat(judged).cpu()
+    with _separate_generator(learner, seed, name, tasks.kind):
+        scores = [score_tasks(out, episode) for episode, out in predictions(learner, tasks, n, seed, name, bf16, batch)]
+    values = torch.cat(scores).cpu()
     return Scores.of(values, time.perf_counter() - began)
 
 
 @contextmanager
-def _own_chance(learner: Learner, seed: int, name: str, kind: Kind) -> Iterator[None]:
-    """Scores do not depend on what the learner drew before, and training does not on how often it was judged."""
+def _separate_generator(learner: Learner, seed: int, name: str, kind: Kind) -> Iterator[None]:
+    """Use another generator inside, so that training and evaluation do not change each other's random numbers."""
     before = learner.generator
     learner.generator = generator(seed, "judged", name, *kind, device=before.device)
     try:
@@ -101,12 +101,12 @@ def _own_chance(learner: Learner, seed: int, name: str, kind: Kind) -> Iterator[
 
 
 def paired(scores: Sequence[float], first: Sequence[float]) -> dict[str, float | None]:
-    """The mean over tasks of scores [N] less those of another learner on the same tasks, and half its 95 % interval.
+    """Mean difference of the scores [N] of two learners on the same tasks, and the half-width of its 95 % interval.
 
-    A task that is hard is hard for both, so that this interval is narrower than those of the two means, as a rule.
+    Hard tasks are hard for both learners, so this interval is usually narrower than those of the two means.
     """
     if len(scores) != len(first):
-        raise UserError(f"scores of {len(scores)} tasks and of {len(first)} cannot be compared; judge both on the same")
+        raise UserError(f"scores of {len(scores)} and {len(first)} tasks cannot be compared; use the same tasks")
     a, b = (torch.tensor(values, dtype=torch.float64) for values in (scores, first))
     gap = Scores.of(a - b, 0.0)
     return {"difference": gap.mean, "difference_ci95": gap.ci95}

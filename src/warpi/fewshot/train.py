@@ -237,7 +237,7 @@ class Step:
     def close(self) -> None:
         """The learner as it was: it may see tasks of any size now."""
         for psi in self.fused:
-            psi.part()
+            psi.unfuse()
 
     def _like(self, psi: Psi) -> list[Tensor]:
         """Inputs of the size of the support and of the queries."""

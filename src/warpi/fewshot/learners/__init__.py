@@ -1,1 +1,1 @@
-"""learners."""
+"""Few-shot learners, one module per algorithm, and what they share."""

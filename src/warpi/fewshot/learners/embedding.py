@@ -1,10 +1,10 @@
-"""Inputs of T tasks to features, each task normalised by itself.
+"""Features of the inputs of T tasks, each task normalized separately.
 
-Where the statistics of a normalisation come from decides whether a prediction is transductive:
+The source of the normalization statistics decides whether predictions are transductive:
 
-    transductive   those of the set itself, support or query: what a query gets depends on its neighbours
-    support        those of the task's support, for its queries too
-    running        those of all tasks of a training step; their running means afterwards
+    transductive   the set itself, support or query: the features of a query depend on the other queries
+    support        the support set of the task, for its queries, too
+    running        all tasks of a training step, and their running means in evaluation
 """
 
 import logging
@@ -20,21 +20,23 @@ from torch import Tensor, nn
 
 from warpi.fewshot.learner import Learner, Problem
 from warpi.nets.conv4 import convolution, n_blocks, pooling, positions
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("warpi.fewshot")
 Norm = Literal["transductive", "support", "running"]
 Stats = list[Tensor]
-"""What the support leaves behind for its queries: two tensors for each normalisation, from the input upwards."""
+"""Statistics of a support set for its queries: two tensors per normalization layer, in order."""
+NORM_HELP = "source of the normalization statistics"
+FEATURES_HELP = "width of the network (default: 64 channels, for vectors 40)"
 
 
 @dataclass
 class Embedding(Learner):
-    """A learner on features psi(x), and what may be said about them."""
+    """A learner on features psi(x)."""
 
-    norm: Norm = "running"  # where the statistics of normalisations come from
-    features: int | None = None  # width of psi; default: 64 channels, for vectors 40
-    dropout: float = 0.0  # in psi of images
+    norm: Norm = setting("running", NORM_HELP)
+    features: int | None = setting(None, FEATURES_HELP)
+    dropout: float = setting(0.0, "dropout rate in psi of images")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,10 +45,10 @@ class Embedding(Learner):
 
 
 class Psi(nn.Module):
-    """psi(x): blocks of convolution, normalisation, ReLU, dropout, pooling; or two linear layers for vectors.
+    """psi(x): blocks of convolution, normalization, ReLU, dropout and pooling, or two linear layers for vectors.
 
-    With `minmax`, features of a set are moved and scaled to [0, 1], all numbers of the set together; with `skip`,
-    a vector's features begin with the vector itself.
+    With `minmax`, the features of a set are scaled to [0, 1], with one scale for the whole set. With `skip`, the
+    features of a vector start with the vector itself.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class Psi(nn.Module):
     ) -> None:
         super().__init__()
         width = width or (64 if problem.domain == "image" else 40)
-        self.norm, self.minmax = norm, minmax
+        self.norm = norm
+        self.minmax = minmax
         self.body: Convolutions | Layers
         if problem.domain == "image":
             self.body = Convolutions(problem.shape, width, norm, dropout)
@@ -74,31 +77,32 @@ class Psi(nn.Module):
         return self.norm == "transductive" and (self.minmax or isinstance(self.body, Convolutions))
 
     def forward(self, x: Tensor, given: Stats | None = None) -> tuple[Tensor, Stats]:
-        """Inputs [T, N, ...] -> features [T, N, D], and the set's statistics; `given` are those of the support."""
+        """Features [T, N, D] of inputs [T, N, ...] and statistics of the set; `given` are those of the support set."""
         given = None if self.norm == "transductive" else given
         f, stats = self.body(pixels(x), given)
-        f = whole(f)
+        f = to_float32(f)
         if self.minmax:
             low, high = given[-2:] if given else (f.amin((1, 2), keepdim=True), f.amax((1, 2), keepdim=True))
-            f, stats = (f - low) / (high - low).clamp_min(1e-6), [*stats, low, high]
+            f = (f - low) / (high - low).clamp_min(1e-6)
+            stats = [*stats, low, high]
         return f, stats
 
     def fuse(self, support: Tensor, query: Tensor) -> None:
-        """Let torch.compile make fewer kernels of the convolutions in training, if it can for sets like these.
+        """Fuse the convolutions with torch.compile for training on sets of these sizes, if it can.
 
-        Sets of other sizes would be compiled anew: `part` with it before they come. All of it is tried here, since the
-        way back is compiled when it is first gone; the trial leaves gradients, running statistics and generators as
-        they were.
+        Sets of other sizes would be compiled again, so call `unfuse` before using them. A forward and a backward pass
+        are compiled here; gradients, running statistics and generators are restored afterwards.
         """
-        body, device = self.body, support.device
+        body = self.body
+        device = support.device
         if not isinstance(body, Convolutions) or not body.channels_last:
             return
         before = {name: value.clone() for name, value in body.named_buffers()}
-        chance = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-        state = chance.get_state()
+        rng = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+        state = rng.get_state()
         body.fused = torch.compile(Convolutions.by_set, fullgraph=True, dynamic=False)
         try:
-            with warnings.catch_warnings():  # of a compiler: the user can do nothing about them
+            with warnings.catch_warnings():  # compiler warnings that the user cannot act on
                 warnings.simplefilter("ignore")
                 f, stats = self(support)
                 (f.sum() + self(query, stats)[0].sum()).backward()
@@ -106,17 +110,17 @@ class Psi(nn.Module):
             body.fused = None
             if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)) or not isinstance(error, Exception):
                 raise
-            why = " ".join(str(error).split())[:160]  # whatever a compiler may raise
-            _log.warning("torch.compile failed (%s): kernels are not fused, which is slower", why)
+            why = " ".join(str(error).split())[:160]  # a compiler may raise anything
+            _log.warning("torch.compile failed (%s); kernels are not fused, which is slower", why)
         finally:
-            chance.set_state(state)
+            rng.set_state(state)
             for name, value in body.named_buffers():
                 value.copy_(before[name])
             for p in body.parameters():
                 p.grad = None
 
-    def part(self) -> None:
-        """Operator by operator again."""
+    def unfuse(self) -> None:
+        """Return to running operator by operator."""
         if isinstance(self.body, Convolutions):
             self.body.fused = None
 
@@ -126,8 +130,10 @@ class Layers(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], width: int, skip: bool) -> None:
         super().__init__()
-        self.inputs, self.skip = int(torch.Size(shape).numel()), skip
-        first, second = nn.Linear(self.inputs, width), nn.Linear(width, width)
+        self.inputs = int(torch.Size(shape).numel())
+        self.skip = skip
+        first = nn.Linear(self.inputs, width)
+        second = nn.Linear(width, width)
         self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
         for layer in (first, second):
             nn.init.xavier_normal_(layer.weight)
@@ -140,7 +146,7 @@ class Layers(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """All images of all tasks in one convolution; statistics a task."""
+    """Convolutions over the images of all tasks together, with separate statistics per task."""
 
     channels_last = True  # not possible under vmap
     fused: Callable[["Convolutions", Tensor, Stats | None], tuple[Tensor, Stats]] | None = None  # `by_set`, compiled
@@ -150,33 +156,34 @@ class Convolutions(nn.Module):
         sizes = [shape[0]] + [channels] * n_blocks(max(shape[1:]))
         pool = pooling(max(shape[1:]))
         self.blocks = nn.ModuleList(Block(a, b, pool, norm, dropout) for a, b in pairwise(sizes))
-        self.alone = norm == "transductive"  # no set needs the statistics of another
+        self.alone = norm == "transductive"  # no set uses the statistics of another
 
     def forward(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
         if self.training and self.fused is not None:
-            with torch._dynamo.config.patch(recompile_limit=256):  # one for all learners of a process
-                return self.fused(self, x.contiguous(), given)  # other strides would be compiled anew
+            with torch._dynamo.config.patch(recompile_limit=256):  # shared by all learners of a process
+                return self.fused(self, x.contiguous(), given)  # other strides would be compiled again
         if self.alone and len(x) > 1:
             return self.by_task(x), []
         return self.by_set(x, given)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles get: compiled code stays where it was made."""
+        """State for copies and pickles, without compiled code."""
         return {**self.__dict__, "fused": None}
 
     def by_set(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
-        """Images in the order (task, image): what compiled code does fastest."""
-        (T, N), h = x.shape[:2], x.flatten(0, 1)  # [T N, C, H, W]
+        """Process images in the order (task, image), which is fastest for compiled code."""
+        T, N = x.shape[:2]
+        h = x.flatten(0, 1)  # [T N, C, H, W]
         stats: Stats = []
-        if self.channels_last:  # how GPUs like it
+        if self.channels_last:  # faster on GPUs
             h = h.contiguous(memory_format=torch.channels_last)
         for i, block in enumerate(self.blocks):
-            h, own = block(h, T, given[2 * i : 2 * i + 2] if given else None)
-            stats += own
+            h, block_stats = block(h, T, given[2 * i : 2 * i + 2] if given else None)
+            stats += block_stats
         return h.reshape(T, N, -1), stats
 
     def by_task(self, x: Tensor) -> Tensor:
-        """Images in the order (image, task), without statistics to give away: fastest operator by operator."""
+        """Process images in the order (image, task), without returning statistics: fastest without a compiler."""
         T, N = x.shape[:2]
         h = x.transpose(0, 1).flatten(0, 1)  # [N T, C, H, W]
         for block in self.blocks:
@@ -186,13 +193,17 @@ class Convolutions(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolution, normalisation with a learned shift (no scale: the next layer has one), ReLU, dropout, pooling."""
+    """Convolution, normalization with a learned shift (the next layer has a scale), ReLU, dropout, pooling."""
 
     def __init__(self, channels_in: int, channels: int, pool: nn.Module, norm: Norm, dropout: float) -> None:
         super().__init__()
-        self.convolution, self.pool, self.dropout = convolution(channels_in, channels), pool, dropout
+        self.convolution = convolution(channels_in, channels)
+        self.pool = pool
+        self.dropout = dropout
         self.shift = nn.Parameter(torch.zeros(channels))
-        self.running, self.momentum, self.eps = norm == "running", 0.1, 1e-5
+        self.running = norm == "running"
+        self.momentum = 0.1
+        self.eps = 1e-5
         self.mean: Tensor
         self.var: Tensor
         if self.running:
@@ -203,14 +214,14 @@ class Block(nn.Module):
         h = self.convolution(h)
         stats = self.statistics(h, T) if given is None else given
         if self.training and self.dropout:
-            return self.pool(F.dropout(F.relu(self.normalised(h, stats)), self.dropout)), stats
-        # the same, and less to do: neither normalisation nor ReLU turns an order around
-        return F.relu(self.normalised(self.pool(h), stats)), stats
+            return self.pool(F.dropout(F.relu(self.normalize(h, stats)), self.dropout)), stats
+        # Pooling first gives the same result with less work: normalization and ReLU are monotonic.
+        return F.relu(self.normalize(self.pool(h), stats)), stats
 
     def by_task(self, h: Tensor, T: int) -> Tensor:
-        """The same for images [N T, C, H, W], each task with its own statistics, which are not kept.
+        """The same for images [N T, C, H, W] with separate statistics per task, which are not returned.
 
-        A channel of a task is then a channel of [N, T C, H, W], and normalising those is one kernel there and one back.
+        Viewed as [N, T C, H, W], one BatchNorm kernel normalizes all tasks.
         """
         h = self.convolution(h)
         parts = h.reshape(-1, T * h.shape[1], *h.shape[2:])
@@ -222,10 +233,10 @@ class Block(nn.Module):
         return F.relu(self.pool(h) + shift)
 
     def statistics(self, h: Tensor, T: int) -> Stats:
-        """Mean and variance of channels of T tasks [T N, C, H, W], each task's own: [T or 1, C]."""
+        """Mean and variance per task and channel of [T N, C, H, W].  [T or 1, C]"""
         if self.running and not self.training:
             return [self.mean[None], self.var[None]]
-        parts = whole(h).view(1 if self.running else T, -1, *h.shape[1:])  # [T, N, C, H, W]
+        parts = to_float32(h).view(1 if self.running else T, -1, *h.shape[1:])  # [T, N, C, H, W]
         var, mean = torch.var_mean(parts, (1, 3, 4), correction=0)
         if self.running:
             with torch.no_grad():
@@ -233,26 +244,27 @@ class Block(nn.Module):
                 self.var.lerp_(var[0], self.momentum)
         return [mean, var]
 
-    def normalised(self, h: Tensor, stats: Stats) -> Tensor:
+    def normalize(self, h: Tensor, stats: Stats) -> Tensor:
         mean, var = stats
         scale = torch.rsqrt(var + self.eps)
         shift = self.shift - mean * scale  # [T, C]
-        parts, form = h.view(len(mean), -1, *h.shape[1:]), (len(mean), 1, -1, 1, 1)
-        return (parts * scale.view(form).to(h.dtype) + shift.view(form).to(h.dtype)).flatten(0, 1)
+        parts = h.view(len(mean), -1, *h.shape[1:])
+        shape = (len(mean), 1, -1, 1, 1)
+        return (parts * scale.view(shape).to(h.dtype) + shift.view(shape).to(h.dtype)).flatten(0, 1)
 
 
-def whole(x: Tensor) -> Tensor:
-    """In float32 where autocast has left less."""
+def to_float32(x: Tensor) -> Tensor:
+    """Convert to at least float32, after autocast."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def pixels(x: Tensor) -> Tensor:
-    """Bytes to [0, 1]; numbers as they are."""
+    """Convert bytes to [0, 1]; other types stay unchanged."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
 def flat(x: Tensor) -> Tensor:
-    """Inputs [T, N, ...] as vectors [T, N, D]."""
+    """Flatten inputs [T, N, ...] to vectors [T, N, D]."""
     return pixels(x).flatten(2)
 
 
@@ -263,14 +275,14 @@ def class_means(features: Tensor, y: Tensor, ways: int) -> Tensor:
 
 
 def calibration(problem: Problem) -> tuple[nn.Parameter, nn.Parameter]:
-    """gamma and beta of predictions gamma y + beta of a ridge, learned from their first values on.
+    """Learned gamma and beta that turn ridge predictions y into logits gamma y + beta.
 
-    Unit vectors fitted by a ridge lie between 0 and 1: as logits they say next to nothing, and little is learned
-    until gamma has grown. So it begins at 10.
+    Ridge predictions of unit vectors lie between 0 and 1. As logits they are nearly uniform, and training is slow until
+    gamma has grown, so gamma starts at 10 in classification.
     """
     return nn.Parameter(torch.tensor(1.0 if problem.regression else 10.0)), nn.Parameter(torch.zeros(()))
 
 
 def targets(y: Tensor, ways: int, like: Tensor) -> Tensor:
-    """What a ridge fits: unit vectors [T, S, W] of class numbers, or numbers [T, S, K]; of the type of `like`."""
+    """Ridge targets: unit vectors [T, S, W] of class numbers, or numbers [T, S, K], with the type of `like`."""
     return (F.one_hot(y, ways) if ways else y).to(like.dtype)

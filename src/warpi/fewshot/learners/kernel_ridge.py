@@ -1,4 +1,4 @@
-"""Kernel ridge regression with a kernel that is the same for all tasks, on learned features."""
+"""Kernel ridge regression on learned features, with one kernel for all tasks."""
 
 import math
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
-from warpi.fewshot.learners.embedding import Norm, Psi, calibration, targets
+from warpi.fewshot.learners.embedding import FEATURES_HELP, NORM_HELP, Norm, Psi, calibration, targets
 from warpi.fewshot.learners.kernels import fourier_features, gaussian_kernel, mean_distance
 from warpi.fewshot.learners.ridge import fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 @dataclass
@@ -24,13 +24,13 @@ class KernelRidge(Learner):
     """
 
     year: ClassVar[int | None] = 2007
-    kernel: Literal["rff", "rbf"] = "rff"
-    bases: int | None = None  # D of rff; default: 2048, in regression 128
-    norm: Norm = "transductive"  # where the statistics of normalisations come from
-    minmax: bool = True  # features of a set scaled to [0, 1]
-    features: int | None = None  # width of psi; default: 64 channels, for vectors 40
-    dropout: float = 0.0  # in psi of images
-    floor: float = 0.01  # of the ridge lambda, which is learned above it
+    kernel: Literal["rff", "rbf"] = setting("rff", "random Fourier features, or a Gaussian kernel")
+    bases: int | None = setting(None, "number of random features D of rff (default: 2048, in regression 128)")
+    norm: Norm = setting("transductive", NORM_HELP)
+    minmax: bool = setting(True, "scale the features of a set to [0, 1]")
+    features: int | None = setting(None, FEATURES_HELP)
+    dropout: float = setting(0.0, "dropout rate in psi of images")
+    floor: float = setting(0.01, "lower limit of the learned ridge penalty lambda")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class KernelRidge(Learner):
             bandwidth = mean_distance(f).clamp_min(1e-6)  # [T]
 
             def rows(g: Tensor) -> Tensor:
-                """What the ridge sees of features: kernel rows [T, N, S], or random features [T, N, D]."""
+                """Inputs of the ridge regression: kernel rows [T, N, S], or random features [T, N, D]."""
                 if self.kernel == "rbf":
                     return gaussian_kernel(g, f, bandwidth)
                 q = DiagGaussian(torch.zeros_like(f[0, 0]), (2 * net.log_s).expand(f.shape[-1]))
@@ -66,7 +66,7 @@ class KernelRidge(Learner):
 
 
 class Networks(nn.Module):
-    """psi, the noise of the bases, and the numbers of the kernel and the ridge."""
+    """psi, the noise of the bases, and the parameters of the kernel and the ridge regression."""
 
     def __init__(self, learner: KernelRidge, problem: Problem) -> None:
         super().__init__()

@@ -18,24 +18,17 @@ from warpi.functional.gaussian import DiagGaussian
 def fourier_features(x: Tensor, q: DiagGaussian, eps: Tensor, phase: Tensor) -> Tensor:
     """z(x) of D bases w = mu + s * eps: x [..., N, d], q [..., d], eps [..., D, d], phase [..., D] -> [..., N, D].
 
-    w.x = mu.x + (s * x).eps, so that one product with the noise serves all tasks and no basis is ever written down.
+    w.x = mu.x + (s * x).eps, so one product with the noise serves all tasks, and the bases are never materialized.
     """
     shift = (x * q.mean[..., None, :]).sum(-1, keepdim=True)  # [..., N, 1]
     angle = (x * q.std[..., None, :]) @ eps.mT + shift + phase[..., None, :]
     return math.sqrt(2 / phase.shape[-1]) * torch.cos(angle)
 
 
-def spectral_kernel(x: Tensor, y: Tensor, q: DiagGaussian) -> Tensor:
-    """The limit of infinitely many bases: x [..., N, d], y [..., M, d], q [..., d] -> [..., N, M]."""
-    std, mean = q.std[..., None, :], q.mean[..., None, :]
-    angle = (x * mean).sum(-1)[..., :, None] - (y * mean).sum(-1)[..., None, :]
-    return torch.exp(-0.5 * squared_distances(x * std, y * std)) * torch.cos(angle)
-
-
 def spectral_kernels(x: Tensor, y: Tensor, q: DiagGaussian) -> Tensor:
-    """`spectral_kernel` of M Gaussians at once: x [T, N, d], y [T, S, d], q [T, M, d] -> [T, M, N, S].
+    """The limit of infinitely many bases, for M Gaussians: x [T, N, d], y [T, S, d], q [T, M, d] -> [T, M, N, S].
 
-    Only y is scaled M times (it should be the smaller set); all else are matrix products.
+    Only y, which should be the smaller set, is scaled M times; the rest are matrix products.
     """
     var = torch.exp(q.log_var)
     scaled = (y[:, None] * var[:, :, None]).flatten(1, 2)  # [T, M S, d]
@@ -43,8 +36,8 @@ def spectral_kernels(x: Tensor, y: Tensor, q: DiagGaussian) -> Tensor:
     norms, angles = (
         [v @ w.mT for v in (a, b)] for a, b, w in ((x**2, y**2, var), (x, y, q.mean))
     )  # [T, N, M], [T, S, M]
-    apart, turn = (a.mT[..., :, None] + sign * b.mT[..., None, :] for (a, b), sign in ((norms, 1), (angles, -1)))
-    return torch.exp(-0.5 * (apart - 2 * cross).clamp_min(0)) * torch.cos(turn)
+    distance, angle = (a.mT[..., :, None] + sign * b.mT[..., None, :] for (a, b), sign in ((norms, 1), (angles, -1)))
+    return torch.exp(-0.5 * (distance - 2 * cross).clamp_min(0)) * torch.cos(angle)
 
 
 def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: Tensor) -> Tensor:
@@ -53,21 +46,21 @@ def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: Tensor) -> Tensor:
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """|x_i - y_j|^2 by one product; not below zero by rounding.  [..., N, M]"""
+    """|x_i - y_j|^2 by one matrix product, clamped at zero against rounding.  [..., N, M]"""
     norms = (x**2).sum(-1)[..., :, None] + (y**2).sum(-1)[..., None, :]
     return (norms - 2 * x @ y.mT).clamp_min(0)
 
 
 def mean_distance(x: Tensor) -> Tensor:
-    """The mean distance of two different vectors of a set [..., N, d] -> [...]; 1 where there is only one."""
+    """Mean distance between different vectors of a set [..., N, d] -> [...]; 1 for a single vector."""
     n = x.shape[-2]
     if n < 2:
         return x.new_ones(x.shape[:-2])
-    apart = squared_distances(x, x) * (1 - torch.eye(n, device=x.device, dtype=x.dtype))
-    return apart.clamp_min(1e-12).sqrt().sum((-1, -2)) / (n * (n - 1))  # a root has no slope at zero
+    squared = squared_distances(x, x) * (1 - torch.eye(n, device=x.device, dtype=x.dtype))
+    return squared.clamp_min(1e-12).sqrt().sum((-1, -2)) / (n * (n - 1))  # sqrt is not differentiable at zero
 
 
 def alignment(K: Tensor, Y: Tensor) -> Tensor:
-    """How much a kernel [..., N, N] looks like that of the labels Y [..., N, C]: a cosine, in [-1, 1].  [...]"""
+    """Cosine similarity in [-1, 1] of a kernel [..., N, N] and the kernel of the labels Y [..., N, C].  [...]"""
     target = 0.99 * (Y @ Y.mT + 0.01)
     return torch.cosine_similarity(K.flatten(-2), target.flatten(-2), dim=-1)

@@ -1,4 +1,4 @@
-"""MAML: an initialisation from which a few gradient steps on the support go a long way."""
+"""MAML: an initialization from which a few gradient steps on the support set reach a good solution."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -8,27 +8,27 @@ from torch.func import functional_call, grad, vmap
 
 from warpi.errors import UserError
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem, fit_loss
-from warpi.fewshot.learners.embedding import Convolutions, Psi
-from warpi.utils.field_checks import at_least
+from warpi.fewshot.learners.embedding import FEATURES_HELP, NORM_HELP, Convolutions, Psi
+from warpi.utils.field_checks import at_least, setting
 
 
 @dataclass
 class MAML(Learner):
     """theta_k+1 = theta_k - alpha d/dtheta L(theta_k; support), theta_0 learned through the steps, second order.
 
-    All tasks take their steps at once (`vmap` over tasks, each with weights of its own).
+    All tasks take their steps in parallel (`vmap` over tasks, with separate weights).
 
     Reference: Finn et al., Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks, ICML 2017.
     """
 
     year: ClassVar[int | None] = 2017
     any_ways: ClassVar[bool] = False
-    inner_lr: float = 0.01  # alpha
-    steps: int | None = None  # in training; default: 5, in regression 1
-    test_steps: int = 10
-    first_order: bool = False  # the gradient of the steps is taken as constant
-    norm: Literal["transductive", "support"] = "transductive"  # where the statistics of normalisations come from
-    features: int | None = None  # width of the network; default: 64 channels, for vectors 40
+    inner_lr: float = setting(0.01, "learning rate alpha of the steps on the support set")
+    steps: int | None = setting(None, "number of steps in training (default: 5, in regression 1)")
+    test_steps: int = setting(10, "number of steps in evaluation")
+    first_order: bool = setting(False, "treat the gradients of the steps as constants")
+    norm: Literal["transductive", "support"] = setting("transductive", NORM_HELP)
+    features: int | None = setting(None, FEATURES_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +39,7 @@ class MAML(Learner):
 
     def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
         if ways != self.problem.ways:
-            raise UserError(f"MAML was trained for {self.problem.ways} ways and has as many outputs; got {ways} ways")
+            raise UserError(f"MAML has one output per class: it was trained for {self.problem.ways} ways, got {ways}")
         training = self.net.training
         steps = (self.steps or (5 if ways else 1)) if training else self.test_steps
         start: dict[str, Tensor] = dict(self.net.named_parameters())
@@ -58,11 +58,11 @@ class MAML(Learner):
 
         adapted = vmap(descend)(support_x, support_y)  # each [T, ...]
 
-        def answer(theta: dict[str, Tensor], seen: Tensor, x: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.net, theta, (x[None], seen[None]))[0]
+        def predict(theta: dict[str, Tensor], support: Tensor, x: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.net, theta, (x[None], support[None]))[0]
             return out
 
-        return lambda query_x: Output(vmap(answer)(adapted, support_x, query_x))  # [T, Q, W]
+        return lambda query_x: Output(vmap(predict)(adapted, support_x, query_x))  # [T, Q, W]
 
 
 class Network(nn.Module):
@@ -78,7 +78,7 @@ class Network(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, x: Tensor, support: Tensor | None = None) -> Tensor:
-        """Logits or numbers of inputs [T, N, ...]; with the statistics of `support` where these are wanted."""
+        """Logits or numbers for inputs [T, N, ...], normalized by the statistics of `support` if `norm` asks for it."""
         stats = None
         if support is not None and self.psi.norm == "support":
             stats = self.psi(support)[1]

@@ -1,4 +1,4 @@
-"""MetaVRF: a kernel for each task, from random Fourier features whose distribution is inferred from the support."""
+"""MetaVRF: one kernel per task, from random Fourier features whose distribution is inferred from the support set."""
 
 import math
 from dataclasses import dataclass
@@ -9,31 +9,41 @@ import torch
 from torch import Tensor, nn
 
 from warpi.fewshot.learner import Conditioned, Episode, Learner, Output, Problem, fit_loss, score
-from warpi.fewshot.learners.embedding import Norm, Psi, Stats, calibration, class_means, targets
+from warpi.fewshot.learners.embedding import (
+    FEATURES_HELP,
+    NORM_HELP,
+    Norm,
+    Psi,
+    Stats,
+    calibration,
+    class_means,
+    targets,
+)
 from warpi.fewshot.learners.kernels import alignment, fourier_features, spectral_kernels
 from warpi.fewshot.learners.ridge import Fit, fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian, GaussianHead
 from warpi.training.method import Log
-from warpi.utils.field_checks import at_least, within
+from warpi.utils.field_checks import at_least, setting, within
 
 
 class Context(nn.Module):
-    """An LSTM over tasks, whose state goes on from one meta-batch to the next.
+    """An LSTM over tasks, whose state carries over from one meta-batch to the next.
 
-    In training the T tasks of a meta-batch are one sequence, and its last forward state is the first state of the
-    next (of both directions). A new task is a sequence of its own that begins at the stored state.
+    In training, the T tasks of a meta-batch are one sequence, and its last forward state is the initial state of the
+    next one, in both directions. In evaluation, each task is a separate sequence that starts at the stored state.
     """
 
     def __init__(self, size: int, both: bool) -> None:
         super().__init__()
         self.lstm = nn.LSTM(size, size, bidirectional=both)
-        self.size, self.directions = size, 1 + both
+        self.size = size
+        self.directions = 1 + both
         for name, p in self.lstm.named_parameters():
             if "weight" in name:
                 nn.init.xavier_uniform_(p)
             else:
                 nn.init.zeros_(p)
-                if "bias_ih" in name:  # gates lie in the order input, forget, cell, output
+                if "bias_ih" in name:  # gate order: input, forget, cell, output
                     nn.init.ones_(p[size : 2 * size])
         self.state: Tensor
         self.register_buffer("state", torch.zeros(2, size))  # output and cell
@@ -41,7 +51,7 @@ class Context(nn.Module):
     def forward(self, summary: Tensor, sequence: bool) -> Tensor:
         """Summaries of T tasks [T, D] -> [T, D or 2 D]."""
         T = len(summary)
-        # a copy: what the backward pass needs must not be written over below
+        # A copy: the backward pass needs it, and the state is overwritten below.
         h, c = (
             self.state.clone()[:, None, None].expand(2, self.directions, 1 if sequence else T, self.size).contiguous()
         )
@@ -55,7 +65,7 @@ class Context(nn.Module):
 
 
 class Networks(nn.Module):
-    """psi, the inference network q(w | S), the prior network p(w | x, S), and the numbers of the ridge."""
+    """psi, the inference network q(w | S), the prior network p(w | x, S), and the parameters of the ridge."""
 
     def __init__(self, learner: "MetaVRF", problem: Problem) -> None:
         super().__init__()
@@ -68,13 +78,15 @@ class Networks(nn.Module):
         if learner.labels:
             self.encoder = nn.Sequential(nn.Linear(d + problem.outputs * problem.regression, d), nn.ELU())
             self.encoder.extend([nn.Linear(d, d), nn.ELU(), nn.Linear(d, d)])
-        self.posterior, self.prior = GaussianHead(h, d, M * d), GaussianHead(d, d, d)
-        if M > 1:  # proposals that differ, and kernels that are not too narrow to begin with
+        self.posterior = GaussianHead(h, d, M * d)
+        self.prior = GaussianHead(d, d, d)
+        if M > 1:  # different proposals, and kernels that are not too narrow at first
             spread = 1.0 if problem.domain == "vector" else d**-0.5
             nn.init.normal_(self.posterior.mean.get_parameter("4.bias"), std=spread)
             nn.init.constant_(self.posterior.log_var.get_parameter("4.bias"), -3.0)
         if M > 1 and learner.weigh == "evidence":
-            self.log_weight, self.sharpness = nn.Parameter(torch.zeros(M)), nn.Parameter(torch.ones(()))
+            self.log_weight = nn.Parameter(torch.zeros(M))
+            self.sharpness = nn.Parameter(torch.ones(()))
         self.ridge = nn.Parameter(torch.full((M,), 0.1))  # lambda
         self.scale, self.shift = calibration(problem)  # gamma, beta
         D = learner.number(problem)
@@ -85,17 +97,17 @@ class Networks(nn.Module):
 
 
 class Inferred(NamedTuple):
-    """T tasks after their support."""
+    """Everything inferred from the support sets of T tasks."""
 
     features: Tensor  # [T, S, d]
     stats: Stats
     keys: Tensor  # [T, W, d] class means; regression: the features themselves
     q: DiagGaussian  # [T, M, d]
-    noise: tuple[Tensor, Tensor] | None  # of the bases; None: exact kernel
-    points: Tensor  # the support as the ridge sees it: features z [T, M, S, D], or psi [T, S, d]
+    noise: tuple[Tensor, Tensor] | None  # eps and phase of the bases; None: exact kernel
+    points: Tensor  # inputs of the ridge regression: features z [T, M, S, D], or psi [T, S, d]
     fit: Fit
-    weight: Tensor  # [T, M] of the proposals
-    process: Tensor  # [2, T, M] variances of the signal, a^2, and of its noise, a^2 lambda, that suit the labels best
+    weight: Tensor  # [T, M] weights of the proposals
+    process: Tensor  # [2, T, M] most likely variances of the signal, a^2, and of its noise, a^2 lambda
 
 
 @dataclass
@@ -108,31 +120,35 @@ class MetaVRF(Learner):
         loss = -log p(y | x, S, w) + tau KL[q(w | S) || p(w | x, S)]                                   Eq. (11)-(15)
         p(w | x, S) = N from phi'(a),  a = sum_j softmax_j(-|psi(x) - m_j|_1 / sqrt(d)) m_j               Suppl. B
 
-    with class means m_j (in regression: the support's features). Beyond the paper: `exact` takes infinitely many
-    bases, `labels` lets q see the targets, `proposals` > 1 infers several kernels and weighs each by how likely it
-    makes the support's labels (the evidence of its Gaussian process).
+    with class means m_j (in regression: the features of the support set). Extensions: `exact` uses infinitely many
+    bases, `labels` gives q the targets, and `proposals` > 1 infers several kernels and weights each by the likelihood
+    of the support labels under it (the evidence of its Gaussian process).
 
-    Differs from the paper where the published code does, each as a field; see docs/fewshot.md.
+    Differs from the paper where the published code does; each difference is a field. See docs/fewshot.md.
     Reference: Zhen et al., Learning to Learn Kernels with Variational Random Features, ICML 2020.
     """
 
     year: ClassVar[int | None] = 2020
-    context: Literal["none", "lstm", "bilstm"] = "none"  # over tasks
-    bases: int | None = None  # D; default: 780, in regression 128
-    exact: bool = False  # the kernel of infinitely many bases, without sampling
-    noise: Literal["fixed", "fresh"] = "fixed"  # of the bases: drawn once for ever, or for each task anew
-    norm: Norm = "transductive"  # where the statistics of normalisations come from
-    minmax: bool = True  # features of a set scaled to [0, 1]
-    features: int | None = None  # width of psi; default: 64 channels, for vectors 40
-    dropout: float | None = None  # default: 0.5 for images of colour, 0.1 of one channel, 0 for vectors
-    skip: bool = False  # psi of a vector begins with the vector itself
-    floor: float = 0.01  # of the ridge lambda, which is learned above it
-    kl: Literal["true", "released"] = "true"  # the published code's formula is not a KL divergence
-    kl_weight: float | None = None  # tau; default: 0.01, in regression 1e-4
-    alignment: float = 0.0  # zeta: reward for a kernel that looks like the labels' (published code: 1 for 1 shot)
-    labels: bool = False  # the posterior sees the targets; in classification, each class mean by itself
-    proposals: int = 1  # kernels a task
-    weigh: Literal["evidence", "alike"] = "evidence"  # proposals: by how likely they make the support's labels, or not
+    context: Literal["none", "lstm", "bilstm"] = setting("none", "network over the sequence of tasks")
+    bases: int | None = setting(None, "number of random features D (default: 780, in regression 128)")
+    exact: bool = setting(False, "use the kernel of infinitely many bases, without sampling")
+    noise: Literal["fixed", "fresh"] = setting("fixed", "draw the noise of the bases once, or again for each task")
+    norm: Norm = setting("transductive", NORM_HELP)
+    minmax: bool = setting(True, "scale the features of a set to [0, 1]")
+    features: int | None = setting(None, FEATURES_HELP)
+    dropout: float | None = setting(
+        None, "dropout rate in psi (default: 0.5 for color images, 0.1 for gray images, 0 for vectors)"
+    )
+    skip: bool = setting(False, "append psi of a vector to the vector itself")
+    floor: float = setting(0.01, "lower limit of the learned ridge penalty lambda")
+    kl: Literal["true", "released"] = setting("true", "use the KL divergence, or the formula of the published code")
+    kl_weight: float | None = setting(None, "weight tau of the KL term (default: 0.01, in regression 1e-4)")
+    alignment: float = setting(0.0, "weight zeta of the kernel alignment reward (published code: 1 for 1-shot tasks)")
+    labels: bool = setting(False, "let the posterior see the targets; in classification, each class mean separately")
+    proposals: int = setting(1, "number of kernels per task")
+    weigh: Literal["evidence", "alike"] = setting(
+        "evidence", "weight proposals by the likelihood of the support labels, or equally"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,18 +156,22 @@ class MetaVRF(Learner):
         within(self, dropout=(0.0, 0.99))
 
     def drop(self, problem: Problem) -> float:
+        """The dropout rate."""
         if self.dropout is not None:
             return self.dropout
-        return 0.0 if problem.domain == "vector" else 0.1 if problem.shape[0] == 1 else 0.5
+        if problem.domain == "vector":
+            return 0.0
+        return 0.1 if problem.shape[0] == 1 else 0.5
 
     def number(self, problem: Problem) -> int:
+        """The number of bases D."""
         return self.bases or (128 if problem.regression else 780)
 
     def build(self, problem: Problem) -> nn.Module:
         return Networks(self, problem)
 
     def infer(self, x: Tensor, y: Tensor, ways: int, sequence: bool) -> Inferred:
-        """Everything that follows from the support. `sequence`: the tasks are one sequence of the context."""
+        """Infer everything from the support sets. With `sequence`, the tasks are one sequence of the context."""
         net: Networks = self.net
         f, stats = net.psi(x)  # [T, S, d]
         Y = targets(y, ways, f)
@@ -163,8 +183,9 @@ class MetaVRF(Learner):
             noise = None if self.exact else self._noise(f)
             points = f if noise is None else fourier_features(f[:, None], q, *noise)
             lam = (net.ridge.abs() + self.floor).expand(len(f), -1)
-            fit, S, K = self._solve(points, Y[:, None].expand(-1, self.proposals, -1, -1), lam, q), *Y.shape[1:]
-            size = (Y**2).mean((1, 2))[:, None].clamp_min(1e-12)  # evidence does not depend on the unit of the labels
+            fit = self._solve(points, Y[:, None].expand(-1, self.proposals, -1, -1), lam, q)
+            S, K = Y.shape[1:]
+            size = (Y**2).mean((1, 2))[:, None].clamp_min(1e-12)  # the evidence must not depend on the unit of Y
             signal = fit.quad.to(f.dtype) / (S * K)  # [T, M]
             if self.proposals == 1 or self.weigh == "alike":
                 weight = torch.full_like(signal, 1 / self.proposals)
@@ -174,21 +195,22 @@ class MetaVRF(Learner):
         return Inferred(f, stats, keys, q, noise, points, fit, weight, torch.stack([signal, signal * lam]))
 
     def respond(self, task: Inferred, f: Tensor) -> Output:
-        """Logits, or means with their standard deviation, at features of queries [T, Q, d]."""
+        """Logits, or means with their standard deviation, for query features [T, Q, d]."""
         net: Networks = self.net
-        mix, kind = task.weight[..., None, None], task.fit.weights.dtype  # mix [T, M, 1, 1]
+        mix = task.weight[..., None, None]  # [T, M, 1, 1]
+        dtype = task.fit.weights.dtype
         with torch.autocast(f.device.type, enabled=False):
             if task.noise is None:
-                rows = spectral_kernels(f, task.points, task.q).to(kind)  # [T, M, Q, S]
+                rows = spectral_kernels(f, task.points, task.q).to(dtype)  # [T, M, Q, S]
             else:
-                rows = fourier_features(f[:, None], task.q, *task.noise).to(kind)  # [T, M, Q, D]
+                rows = fourier_features(f[:, None], task.q, *task.noise).to(dtype)  # [T, M, Q, D]
             each = net.scale * task.fit.mean(rows).to(f.dtype) + net.shift  # [T, M, Q, K]  Eq. (5)
             value = (mix * each).sum(1)
             if not self.problem.regression or net.training:
                 return Output(value)
             signal, noise = net.scale**2 * task.process[..., None]
-            own = signal * task.fit.variance(rows).to(f.dtype) + noise  # [T, M, Q]
-            variance = (mix * (own[..., None] + (each - value[:, None]) ** 2)).sum(1)  # of the mixture
+            within = signal * task.fit.variance(rows).to(f.dtype) + noise  # [T, M, Q]
+            variance = (mix * (within[..., None] + (each - value[:, None]) ** 2)).sum(1)  # of the mixture
         return Output(value, variance.sqrt())
 
     def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
@@ -215,16 +237,17 @@ class MetaVRF(Learner):
         return default if self.kl_weight is None else self.kl_weight
 
     def _seen(self, keys: Tensor, Y: Tensor, ways: int) -> Tensor:
-        """What the encoder of `labels` takes in: class means, or features with their targets in units of the task's."""
+        """Inputs of the label encoder: class means, or features with their targets, scaled per task."""
         if ways:
             return keys
         size = (Y**2).mean((1, 2), keepdim=True).sqrt().clamp_min(1e-6)
         return torch.cat([keys, Y / size], -1)
 
     def _noise(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """eps and phases: the same for all tasks, or [T, 1, D, d] and [T, 1, D] anew.
+        """eps and phase of the bases: the same for all tasks, or newly drawn as [T, 1, D, d] and [T, 1, D].
 
-        Task after task, so that what a task is given does not depend on how many are judged at once."""
+        They are drawn task by task, so that the values of a task do not depend on the batch size.
+        """
         eps, phase = self.net.eps, self.net.phase
         if self.noise == "fixed":
             return eps, phase
@@ -235,27 +258,31 @@ class MetaVRF(Learner):
         return fresh, 2 * math.pi * turn
 
     def _solve(self, points: Tensor, Y: Tensor, lam: Tensor, q: DiagGaussian) -> Fit:
-        """The ridge, in double precision where its matrix may be close to singular."""
-        kind = torch.float64 if self.floor < 1e-3 else points.dtype
+        """Solve the ridge regression, in double precision if its matrix may be close to singular."""
+        dtype = torch.float64 if self.floor < 1e-3 else points.dtype
         if not self.exact:
-            return fit_features(points.to(kind), Y.to(kind), lam.to(kind))
-        return fit_kernel(spectral_kernels(points, points, q).to(kind), Y.to(kind), lam.to(kind))
+            return fit_features(points.to(dtype), Y.to(dtype), lam.to(dtype))
+        return fit_kernel(spectral_kernels(points, points, q).to(dtype), Y.to(dtype), lam.to(dtype))
 
     def _gram(self, task: Inferred) -> Tensor:
-        """The support's kernel.  [T, M, S, S]"""
+        """Kernel matrix of the support set.  [T, M, S, S]"""
         if task.noise is None:
             return spectral_kernels(task.points, task.points, task.q)
         return task.points @ task.points.mT
 
     def _divergence(self, task: Inferred, prior: DiagGaussian) -> Tensor:
-        """KL of each proposal from the prior of each query: the mean over queries, or as published their sum.  [T]"""
-        q, p, factor = task.q, DiagGaussian(*(t[:, None] for t in prior)), 1  # [T, M, d], [T, 1, Q, d]
-        if self.kl == "released":  # standard deviations to the fourth power of those that are sampled
-            q, p, factor = q._replace(log_var=4 * q.log_var), p._replace(log_var=4 * p.log_var), p.mean.shape[2]
+        """KL of each proposal from the prior of each query: the mean over queries, or the sum as published.  [T]"""
+        q = task.q  # [T, M, d]
+        p = DiagGaussian(*(t[:, None] for t in prior))  # [T, 1, Q, d]
+        factor = 1
+        if self.kl == "released":  # uses the fourth power of the standard deviations
+            q = q._replace(log_var=4 * q.log_var)
+            p = p._replace(log_var=4 * p.log_var)
+            factor = p.mean.shape[2]
         return factor * (task.weight * q.mean_kl(p)).sum(1)
 
 
 def attend(query: Tensor, keys: Tensor) -> Tensor:
-    """Laplace attention, keys as values: [T, Q, d], [T, W, d] -> [T, Q, d]."""
+    """Laplace attention with the keys as values: [T, Q, d], [T, W, d] -> [T, Q, d]."""
     distance = torch.cdist(query, keys, p=1) / math.sqrt(query.shape[-1])  # [T, Q, W]
     return torch.softmax(-distance, -1) @ keys

@@ -1,4 +1,4 @@
-"""The nearest class mean of the raw inputs: what no learning gives."""
+"""The nearest class mean of the raw inputs: a baseline without learning."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from warpi.fewshot.learners.embedding import class_means, flat
 
 @dataclass
 class Nearest(Learner):
-    """p(y = c | x) = softmax_c(-|x - m_c|^2) with m_c the mean of class c's support. Nothing is learned."""
+    """p(y = c | x) = softmax_c(-|x - m_c|^2) with m_c the mean of the support examples of class c."""
 
     solves: ClassVar[tuple[str, ...]] = ("classification",)
 

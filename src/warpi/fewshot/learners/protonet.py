@@ -13,7 +13,7 @@ from warpi.fewshot.learners.kernels import squared_distances
 
 @dataclass
 class ProtoNet(Embedding):
-    """p(y = c | x) = softmax_c(-|psi(x) - m_c|^2) with m_c the mean of psi over class c's support.
+    """p(y = c | x) = softmax_c(-|psi(x) - m_c|^2) with m_c the mean of psi over the support examples of c.
 
     Reference: Snell et al., Prototypical Networks for Few-shot Learning, NeurIPS 2017.
     """
@@ -31,7 +31,7 @@ class ProtoNet(Embedding):
 
         def predict(query_x: Tensor) -> Output:
             g = self.net(query_x, stats)[0]
-            with torch.autocast(g.device.type, enabled=False):  # bf16 would leave little of a difference of squares
+            with torch.autocast(g.device.type, enabled=False):  # differences of squares lose too much in bf16
                 return Output(-squared_distances(g, means))
 
         return predict

@@ -1,4 +1,4 @@
-"""R2-D2: a linear ridge regression on learned features, in closed form."""
+"""R2-D2: linear ridge regression on learned features, in closed form."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,7 @@ from warpi.fewshot.learners.ridge import fit_features
 class R2D2(Embedding):
     """Y_hat = alpha X' W + beta,  W = X^T (X X^T + lambda I)^-1 Y,  X = [psi(support), 1].
 
-    alpha, beta and lambda = exp(l) are learned; targets are unit vectors of classes, or the numbers of a regression.
+    alpha, beta and lambda = exp(l) are learned. Targets are unit vectors of classes, or regression targets.
 
     Differs from the paper: its network is wider (96, 192, 384, 512 channels); here all learners share one.
     Reference: Bertinetto et al., Meta-learning with differentiable closed-form solvers, ICLR 2019.
@@ -41,6 +41,8 @@ class R2D2(Embedding):
 
 
 class Networks(nn.Module):
+    """psi and the parameters of the ridge regression."""
+
     def __init__(self, learner: R2D2, problem: Problem) -> None:
         super().__init__()
         self.psi = Psi(problem, learner.norm, learner.features, learner.dropout)
@@ -49,5 +51,5 @@ class Networks(nn.Module):
 
 
 def with_one(f: Tensor) -> Tensor:
-    """Features with a column of ones, for the offset."""
+    """Append a column of ones for the offset."""
     return torch.cat([f, torch.ones_like(f[..., :1])], -1)
