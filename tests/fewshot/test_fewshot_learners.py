@@ -241,7 +241,7 @@ def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match="must have 1 numbers"):
         regression.adapt(torch.zeros(4, 1), torch.zeros(4, 2))
     assert regression.adapt(torch.zeros(4, 1), torch.zeros(4)).predict(torch.zeros(7, 1)).shape == (7, 1)
-    with pytest.raises(UserError, match="no finite numbers: look for NaN"):
+    with pytest.raises(UserError, match="are not finite; look for NaN"):
         regression.adapt(torch.zeros(4, 1), torch.tensor([0, 0, 0, torch.nan])).predict(torch.zeros(7, 1))
 
 

@@ -140,7 +140,7 @@ def test_classes_of_arrays() -> None:
     for given, message in (
         ({}, "no classes were given"),
         ({"a": numbers(2, 1, 8, 8), "b": numbers(2, 1, 9, 9)}, r"'a' has inputs .*8, 8.* and 'b' has .*9, 9"),
-        ({"a": numbers(2, 4), "b": torch.ones(2, 4, dtype=torch.uint8)}, "make them alike"),
+        ({"a": numbers(2, 4), "b": torch.ones(2, 4, dtype=torch.uint8)}, "they must be equal"),
         ({"a": numbers(0, 4)}, r"class 'a' must have images .* got shape \(0, 4\)"),
         ({"a": torch.ones(2, 1, 8, 8, dtype=torch.int64)}, "images must be bytes"),
     ):
@@ -178,7 +178,7 @@ def test_what_cannot_be_trained_on_is_refused_at_once() -> None:
     refused("train and test share classes: a0", FewShotData("own", vectors("a"), vectors("b"), vectors("a")))
     refused(r"inputs of own are \(4,\)", parts(vectors), learner=started(shape=(5,)))
     refused(r"regression \(ways=0\)", FewShotData("own", Sines(), Sines(), Sines()), learner=started(shape=(1,)))
-    refused("all parts must be of one kind", FewShotData("own", vectors("a"), Sines(), vectors("c")))
+    refused("all parts must be of the same type", FewShotData("own", vectors("a"), Sines(), vectors("c")))
     refused(
         "between 2 and 2, the number of validation classes; got 3",
         FewShotData("own", vectors("a"), vectors("b", 2), vectors("c")),

@@ -23,7 +23,7 @@ Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 class Recipe:
     """Network, length, batches, optimizer and learning rate. Each field is a flag of `warpi fit`."""
 
-    net: Net = setting(  # noqa: RUF009
+    net: Net = setting(
         "mlp", "network, one of `warpi list nets`; in Python also an nn.Module or a function that builds one"
     )
     weights: str | None = setting(None, 'pretrained weights: a .safetensors or .pth file, or "torchvision"')
