@@ -1,6 +1,8 @@
-"""What each method alone does: the contract that all share is in test_contract.py."""
+"""The baselines, WarPI, Meta-Weight-Net and the registry. Properties of all methods are in test_contract.py."""
 
+import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,19 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from warpi.data.batch import Batch
-from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.functional.losses import cross_entropy
 from warpi.methods.mwnet import MWNet
 from warpi.methods.plain import CleanOnly, FineTune
-from warpi.methods.registry import METHODS, make_method
+from warpi.methods.registry import CORE, METHODS, make_method
 from warpi.methods.warpi import OUTPUTS, WarPI
+from warpi.runs.run import fit
 from warpi.training.engine import Diverged, Record, train
 from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
-from warpi.training.task import Task, Truth, make_task
+from warpi.training.task import Task, Truth
 
 RECIPE = Recipe(epochs=2, batch_size=32, meta_batch_size=16, lr=0.05, seed=7)
 TaskAndTruth = tuple[Task, Truth]
@@ -40,7 +41,7 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def poisoned(task: Task) -> Task:
-    """The same task with noisy rows that ruin whoever looks at them."""
+    """The same task with NaN inputs and shifted labels in the noisy rows."""
     examples = task.train.examples
     assert isinstance(examples, TensorExamples)
     x = examples.x.clone()
@@ -50,19 +51,19 @@ def poisoned(task: Task) -> Task:
     return replace(task, train=Split(examples, task.train.rows, (task.train.y + 3) % 10), meta=meta, val=None)
 
 
-# --- plain ----------------------------------------------------------------------------------------------------------
+# --- baselines ------------------------------------------------------------------------------------------------------
 
 
-def test_clean_only_never_looks_at_noisy_rows(tiny: TaskAndTruth) -> None:
+def test_clean_only_ignores_noisy_rows(tiny: TaskAndTruth) -> None:
     a, b = CleanOnly(), CleanOnly()
     trained(a, tiny[0])
     trained(b, poisoned(tiny[0]))
     assert equal(weights(a.net), weights(b.net))
-    with pytest.raises(Diverged):  # the poison works
+    with pytest.raises(Diverged):  # methods that read the noisy rows fail
         trained(make_method("ce"), poisoned(tiny[0]))
 
 
-def test_ce_never_looks_at_trusted_rows(tiny: TaskAndTruth) -> None:
+def test_ce_ignores_trusted_rows(tiny: TaskAndTruth) -> None:
     a, b = make_method("ce"), make_method("ce")
     trained(a, tiny[0])
     trained(b, replace(tiny[0], meta=None))
@@ -70,25 +71,25 @@ def test_ce_never_looks_at_trusted_rows(tiny: TaskAndTruth) -> None:
 
 
 def sources(method: FineTune | CleanOnly, task: Task, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For each epoch, where its batches come from and how many there are."""
+    """Where the batches of each epoch come from: "noisy" or "trusted"."""
     method.start(task, recipe)
     assert task.meta is not None
     trusted = {tuple(x.tolist()) for x in next(task.meta.batches(1000)).x}
-    found = []
+    origins = []
 
     def step(batch: Batch) -> Log:
         inside = {tuple(x.tolist()) in trusted for x in batch.x}
         assert len(inside) == 1
-        found.append("trusted" if inside.pop() else "noisy")
+        origins.append("trusted" if inside.pop() else "noisy")
         return {"loss": 0.0}
 
     monkeypatch.setattr(method, "step", step)
     epochs = []
     for t in range(recipe.epochs):
-        found.clear()
+        origins.clear()
         assert len(list(method.epoch(t))) == len(method.loader)
-        assert len(set(found)) == 1
-        epochs.append(found[0])
+        assert len(set(origins)) == 1
+        epochs.append(origins[0])
     return epochs
 
 
@@ -96,18 +97,18 @@ def sources(method: FineTune | CleanOnly, task: Task, recipe: Recipe, monkeypatc
     ("epochs", "share", "trusted"),
     [(12, 1 / 12, 1), (24, 1 / 12, 2), (4, 0.5, 2), (3, 0.0, 1), (5, 1.0, 5), (1, 0.1, 1)],
 )
-def test_fine_tune_switches(
+def test_fine_tune_switches_to_trusted_rows(
     tiny: TaskAndTruth, epochs: int, share: float, trusted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = ["noisy"] * (epochs - trusted) + ["trusted"] * trusted
-    assert sources(FineTune(share=share), tiny[0], replace(RECIPE, epochs=epochs), monkeypatch) == wanted
+    expected = ["noisy"] * (epochs - trusted) + ["trusted"] * trusted
+    assert sources(FineTune(share=share), tiny[0], replace(RECIPE, epochs=epochs), monkeypatch) == expected
 
 
-def test_clean_only_takes_as_many_steps_as_the_others(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_only_takes_as_many_steps_as_other_methods(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sources(CleanOnly(), tiny[0], RECIPE, monkeypatch) == ["trusted", "trusted"]
 
 
-def test_fine_tune_begins_as_cross_entropy_and_ends_on_trusted_rows(tiny: TaskAndTruth) -> None:
+def test_fine_tune_starts_as_cross_entropy(tiny: TaskAndTruth) -> None:
     task, recipe = tiny[0], replace(RECIPE, epochs=3, schedule="constant")
     method, ce = FineTune(share=1 / 3), make_method("ce")
     method.start(task, recipe)
@@ -117,8 +118,8 @@ def test_fine_tune_begins_as_cross_entropy_and_ends_on_trusted_rows(tiny: TaskAn
     assert equal(weights(method.net), weights(ce.net))
 
 
-def test_images_are_augmented_anew_in_every_batch(pictures: TaskAndTruth) -> None:
-    """All images made the same, so that two batches differ by their augmentation alone."""
+def test_images_are_augmented_differently_in_every_batch(pictures: TaskAndTruth) -> None:
+    """All images are equal here, so that batches differ by their augmentation only."""
     task = pictures[0]
     examples = task.train.examples
     assert isinstance(examples, TensorExamples)
@@ -132,20 +133,20 @@ def test_images_are_augmented_anew_in_every_batch(pictures: TaskAndTruth) -> Non
     assert len({tuple(x.flatten().tolist()) for x in batches[0]}) > 10
 
 
-# --- the meta methods -----------------------------------------------------------------------------------------------
+# --- WarPI and Meta-Weight-Net --------------------------------------------------------------------------------------
 
 
-def test_meta_networks_are_those_of_the_papers(tiny: TaskAndTruth) -> None:
+def test_meta_networks_have_the_sizes_of_the_papers(tiny: TaskAndTruth) -> None:
     mwnet, warpi = MWNet(), WarPI()
     for method in (mwnet, warpi):
         method.start(tiny[0], RECIPE)
     assert sum(p.numel() for p in mwnet.V.parameters()) == 100 + 100 + 100 + 1  # 1-100-1
     k, h = 10, 100
     assert sum(p.numel() for p in warpi.V.parameters()) == k * k + (2 * k + 1) * h + (h + 1) * h + 2 * (h + 1) * k
-    assert len(warpi.optimizer.param_groups[0]["params"]) == len(list(warpi.net.parameters()))  # V is not in there
+    assert len(warpi.optimizer.param_groups[0]["params"]) == len(list(warpi.net.parameters()))  # without V
 
 
-def test_rectifying_vectors(tiny: TaskAndTruth) -> None:
+def test_samples_of_the_rectifying_vector(tiny: TaskAndTruth) -> None:
     z, y = torch.randn(6, 10, generator=torch.Generator().manual_seed(0)).requires_grad_(), torch.arange(6)
     for samples, n in ((10, 10), (3, 3), (0, 1)):
         method = WarPI(samples=samples)
@@ -153,14 +154,14 @@ def test_rectifying_vectors(tiny: TaskAndTruth) -> None:
         first = method.rectify(z, y)
         assert first.shape == (n, 6, 10)
         assert bool(((first > 0) & (first < 1)).all())
-        assert torch.equal(first, method.rectify(z, y)) == (samples == 0)  # Detc. draws nothing
-        v_of_z = torch.autograd.grad(first.sum(), z, allow_unused=True)
-        assert v_of_z == (None,)  # V's input is detached
+        assert torch.equal(first, method.rectify(z, y)) == (samples == 0)  # without samples, v is deterministic
+        gradient = torch.autograd.grad(first.sum(), z, allow_unused=True)
+        assert gradient == (None,)  # the input of V is detached
 
 
-def test_outputs() -> None:
+def test_output_functions_of_warpi() -> None:
     s = torch.linspace(-6, 6, 101, dtype=torch.float64)
-    assert OUTPUTS["unbounded"](torch.tensor(0.0)) == 1  # an untrained V leaves the logits alone
+    assert OUTPUTS["unbounded"](torch.tensor(0.0)) == 1  # s = 0 leaves the logits unchanged
     for name, low, high in (("sigmoid", 0, 1), ("tanh", -2, 2)):
         v = OUTPUTS[name](s)
         assert bool(((v > low) & (v < high)).all())
@@ -170,10 +171,11 @@ def test_outputs() -> None:
     assert set(OUTPUTS) == {"sigmoid", "tanh", "unbounded"}
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("label_input", ["embedding", "one_hot"])
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_options_of_warpi(tiny: TaskAndTruth, output: Any, label_input: Any, activation: Any) -> None:
+@pytest.mark.parametrize(
+    ("output", "label_input", "activation"),
+    [("sigmoid", "embedding", "relu"), ("tanh", "one_hot", "tanh"), ("unbounded", "one_hot", "relu")],
+)
+def test_warpi_trains_with_every_option(tiny: TaskAndTruth, output: Any, label_input: Any, activation: Any) -> None:
     method = WarPI(samples=2, output=output, label_input=label_input, activation=activation)
     before = None
     for record in trained(method, *tiny):
@@ -191,21 +193,21 @@ def test_one_hot_labels_enter_as_unit_vectors(tiny: TaskAndTruth) -> None:
 
 
 @pytest.mark.parametrize("samples", [0, 2])
-def test_the_mean_of_v_may_begin_alike(tiny: TaskAndTruth, samples: int) -> None:
-    """For every class, logits and label; what is drawn around it, and what is learned from there, is not touched."""
+def test_mean_init_zero_gives_every_example_the_same_mean(tiny: TaskAndTruth, samples: int) -> None:
+    """The variance is initialized as usual, and training still moves the mean."""
     z, y = 3 * torch.randn(40, 10, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10
     plain, zero = (WarPI(samples=samples, output="tanh", mean_init=init) for init in (None, "zero"))
     for method in (plain, zero):
         method.start(tiny[0], RECIPE)
     assert not zero.V(z, y).mean.any()
     assert plain.V(z, y).mean.std() > 0.1
-    assert torch.equal(zero.V(z, y).std, plain.V(z, y).std), "all else begins as without it"
+    assert torch.equal(zero.V(z, y).std, plain.V(z, y).std), "only the mean is initialized differently"
     trained(zero, *tiny)
     assert zero.V(z, y).mean.std(0).min() > 0
 
 
 def test_virtual_learning_rate(tiny: TaskAndTruth) -> None:
-    """alpha of Eq. (11): by default the classifier's own; with alpha = 0 phi cannot matter and does not move."""
+    """alpha of Eq. (11) is the classifier's learning rate by default; with alpha = 0, phi has no gradient."""
     runs = {alpha: WarPI(samples=2, virtual_lr=alpha) for alpha in (None, RECIPE.lr, 0.001, 0.0)}
     untrained = WarPI(samples=2)
     untrained.start(tiny[0], RECIPE)
@@ -217,7 +219,7 @@ def test_virtual_learning_rate(tiny: TaskAndTruth) -> None:
     assert equal(weights(runs[0.0].V), weights(untrained.V))
 
 
-def test_the_virtual_step_follows_the_schedule(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_step_follows_the_learning_rate_schedule(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
 
     def spy(noisy: Any, loss: Any, x: Any, meta_loss: Any, phi: Any, lr: float) -> Tensor:  # noqa: ARG001
@@ -231,10 +233,23 @@ def test_the_virtual_step_follows_the_schedule(tiny: TaskAndTruth, monkeypatch: 
         assert sorted(set(seen), reverse=True) == pytest.approx([0.05, 0.005, 0.0005])
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
+# --- the registry ---------------------------------------------------------------------------------------------------
 
 
-def test_mistakes_in_names() -> None:
+@pytest.mark.parametrize("name", ["warpi", "dividemix"])
+def test_fit_leaves_the_global_generators_unchanged(name: str, tmp_path: Path) -> None:
+    before = random.getstate(), torch.get_rng_state().tolist()
+    done = fit(tmp_path / "run", method=name, device="cpu", noise="pair:0.4", limit=150, meta=20, epochs=1)
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+    assert (done.path / "done").exists()
+
+
+def test_core_methods_are_registered() -> None:
+    assert len(CORE) == len(set(CORE)) == 12
+    assert set(CORE) <= METHODS.keys()
+
+
+def test_misspelled_names_are_reported() -> None:
     for make, words in (
         (lambda: make_method("warpie"), "did you mean 'warpi'"),
         (lambda: make_method("warpi", sampels=3), "did you mean 'samples'"),
@@ -252,42 +267,11 @@ def test_mistakes_in_names() -> None:
             make()
 
 
-def test_the_table_is_not_changed_by_use(tiny: TaskAndTruth) -> None:
+def test_training_does_not_change_the_registry(tiny: TaskAndTruth) -> None:
     before = repr(METHODS)
     trained(make_method("warpi", samples=1), tiny[0])
     assert repr(METHODS) == before
     assert make_method("warpi_detc", meta_lr=1.0) == WarPI(samples=0, meta_lr=1.0)
-
-
-# --- what is learned ------------------------------------------------------------------------------------------------
-
-
-def accuracy(method: Method, task: TaskAndTruth, seed: int) -> float:
-    recipe = Recipe(epochs=20, lr=0.05, seed=seed)
-    return trained(method, *task, recipe=recipe)[-1]["test_acc"]
-
-
-def test_warpi_is_not_fooled_by_pair_noise(digits: Dataset) -> None:
-    """50 trusted examples make the noisy ones useful: better than either alone."""
-    found: dict[str, float] = {}
-    for seed in (0, 1):
-        task = make_task(digits, "pair:0.4", meta=50, seed=seed)
-        for name, options in (("ce", {}), ("clean_only", {}), ("warpi", {"output": "tanh"})):
-            found[name] = found.get(name, 0) + accuracy(make_method(name, **options), task, seed) / 2
-    assert found["warpi"] > found["ce"] + 20
-    assert found["warpi"] > found["clean_only"] + 4
-
-
-def test_mwnet_gives_wrong_labels_less_weight(digits: Dataset) -> None:
-    task, truth = make_task(digits, "symmetric:0.5", meta=50, seed=1)
-    method = MWNet()
-    assert accuracy(method, (task, truth), 1) > accuracy(make_method("ce"), (task, truth), 1) + 10
-    assert truth.clean is not None
-    method.net.eval()
-    batch, wrong = next(task.train.batches(len(task.train))), truth.clean != task.train.y
-    with torch.no_grad():
-        w = method.V(cross_entropy(method.net(batch.x), batch.y)[:, None])[:, 0]
-    assert w[wrong].mean() < 0.5 * w[~wrong].mean()
 
 
 @pytest.mark.parametrize(
@@ -304,13 +288,13 @@ def test_numbers_out_of_range(options: dict[str, Any], message: str) -> None:
         make_method("warpi", **options)
 
 
-def test_every_training_of_a_method_has_the_whole_schedule(tiny: TaskAndTruth) -> None:
+def test_each_phase_has_the_full_learning_rate_schedule(tiny: TaskAndTruth) -> None:
     recipe = Recipe(epochs=12, batch_size=32, lr=0.1, milestones=(0.5,))
     method = make_method("forward", warmup=1 / 3)
     method.start(tiny[0], recipe)
     rates = [record["lr"] for record in train(method, *tiny) if record is not None]
     assert rates == pytest.approx([0.1] * 2 + [0.01] * 2 + [0.1] * 4 + [0.01] * 4)
     assert [recipe.lr_at(t) for t in range(12)] == pytest.approx([0.1] * 6 + [0.01] * 6)
-    assert recipe.lr_at(3, [0, 3, 99]) == 0.1  # one that the run does not reach is none
+    assert recipe.lr_at(3, [0, 3, 99]) == 0.1  # a start after the last epoch is ignored
     cosine = replace(recipe, schedule="cosine")
     assert [cosine.lr_at(t, [0, 6]) for t in range(6)] == [cosine.lr_at(t, [0, 6]) for t in range(6, 12)]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from warpi.data.dataset import Dataset
 from warpi.errors import UserError
 from warpi.functional.losses import cross_entropy, one_hot
 from warpi.functional.transition import (
@@ -31,72 +30,69 @@ from warpi.functional.transition import (
 from warpi.methods.dmi import DMINS
 from warpi.methods.glc import GLC
 from warpi.methods.lccn import LCCN
-from warpi.methods.loss_correction import LossCorrection
 from warpi.methods.masking import Masking, soft_structure
 from warpi.methods.ptd import PTD
 from warpi.methods.registry import METHODS, make_method
 from warpi.methods.s_model import SModel
 from warpi.methods.t_revision import TRevision
-from warpi.training.engine import train
 from warpi.training.method import Method
 from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
-from warpi.training.task import Task, Truth, make_task
+from warpi.training.task import Task, Truth
 from warpi.training.warmup import reset_optimizer_state, restart, warmup_epochs
 
 TaskAndTruth = tuple[Task, Truth]
 RECIPE = Recipe(epochs=2, batch_size=32, meta_batch_size=16, lr=0.05, seed=7)
 NAMES = [name for name, method in METHODS.items() if method.family == "transition"]
-SMALL = {"dmi": {"warmup": 0.2}} | {name: {"warmup": 0.1} for name in ("lccn", "masking", "s_model")}  # for tables
 RESTARTED = ("forward", "backward", "glc", "t_revision", "ptd", "dmi_ns")
 
 
-def chance(seed: int = 0) -> torch.Generator:
+def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def logits(n: int = 7, K: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
-    z = torch.randn(n, K, generator=chance(seed), dtype=torch.float64)
-    return z, torch.randint(K, (n,), generator=chance(seed + 1))
+    z = torch.randn(n, K, generator=rng(seed), dtype=torch.float64)
+    return z, torch.randint(K, (n,), generator=rng(seed + 1))
 
 
 def noise(K: int = 4, seed: int = 0) -> Tensor:
     """A transition matrix that keeps most labels."""
-    T = torch.rand(K, K, generator=chance(seed), dtype=torch.float64) + 2 * torch.eye(K, dtype=torch.float64)
+    T = torch.rand(K, K, generator=rng(seed), dtype=torch.float64) + 2 * torch.eye(K, dtype=torch.float64)
     return T / T.sum(1, keepdim=True)
 
 
 # --- estimates ------------------------------------------------------------------------------------------------------
 
 
-def test_exact_posteriors_give_the_matrix_back() -> None:
-    """Where some examples are of one class for sure, their noisy posteriors are the rows of T."""
+def test_estimates_recover_the_matrix_from_exact_posteriors() -> None:
+    """The noisy posteriors of examples with a certain class are the rows of T."""
     T, K = noise(), 4
     clean = torch.cat([torch.full((20, K), 1 / K).double(), torch.eye(K).double()])
     torch.testing.assert_close(from_anchors(clean @ T), T)
     y = torch.arange(K).repeat(5)
     torch.testing.assert_close(from_trusted(one_hot(y, K).double() @ T, y), T)
-    p = one_hot(torch.arange(K).repeat_interleave(1000), K).double()  # beliefs that are right
-    given = torch.cat([torch.multinomial(row, 1000, replacement=True, generator=chance(3)) for row in T])
+    p = one_hot(torch.arange(K).repeat_interleave(1000), K).double()  # perfect predictions
+    given = torch.cat([torch.multinomial(row, 1000, replacement=True, generator=rng(3)) for row in T])
     counted = from_given(p, given)
-    assert float((counted - T).abs().max()) < 0.06  # four deviations of 1,000 draws
+    assert float((counted - T).abs().max()) < 0.06  # four standard deviations of 1,000 samples
 
 
-def test_anchors_by_sorting() -> None:
-    p = torch.rand(50, 3, generator=chance(), dtype=torch.float64)
+def test_anchors_agree_with_sorting() -> None:
+    p = torch.rand(50, 3, generator=rng(), dtype=torch.float64)
     p[:, 2] /= 20  # a rare class
-    found = anchors(p, [1.0, 0.97, 0.9])
+    rows_of = anchors(p, [1.0, 0.97, 0.9])
     for k in range(3):
         order = sorted(range(50), key=lambda n: -float(p[n, k]))
         rows = min(50, 15 * sum(float(p[n, k]) for n in range(50)))
-        assert found[:, k].tolist() == [order[math.ceil(out * rows)] for out in (0.0, 0.03, 0.1)]
+        assert rows_of[:, k].tolist() == [order[math.ceil(out * rows)] for out in (0.0, 0.03, 0.1)]
     assert rows < 30
     assert torch.equal(anchors(p, [1.0])[0], p.argmax(0))
-    assert anchors(p[:1], [0.5]).tolist() == [[0, 0, 0]]  # no more rows than there are
+    assert anchors(p[:1], [0.5]).tolist() == [[0, 0, 0]]  # fewer rows than the quantile asks for
 
 
-def test_anchors_of_many_classes_are_of_their_class() -> None:
-    """3 % of all rows are more than a class of fifty has."""
+def test_anchors_with_many_classes_have_the_right_class() -> None:
+    """With fifty classes, 3 % of all rows are more than one class has."""
     K = 50
     T = 0.6 * torch.eye(K).double() + 0.4 / K
     clean = torch.eye(K).double().repeat_interleave(20, 0).lerp(torch.full((20 * K, K), 1 / K).double(), 0.02)
@@ -104,7 +100,7 @@ def test_anchors_of_many_classes_are_of_their_class() -> None:
         assert float((from_anchors(clean @ T, quantile) - T).abs().max()) < 0.02
 
 
-def test_confusions_by_loops() -> None:
+def test_confusion_matrices_agree_with_loops() -> None:
     z, y = logits(30)
     p = z.softmax(1)
     trusted, given = torch.zeros(4, 4).double(), torch.zeros(4, 4).double()
@@ -117,14 +113,14 @@ def test_confusions_by_loops() -> None:
     torch.testing.assert_close(from_given(p, y), given)
 
 
-def test_rows_are_distributions() -> None:
+def test_rows_of_estimates_are_distributions() -> None:
     T = normalize_rows(torch.tensor([[2.0, -1.0, 2.0], [0.0, 0.0, 0.0], [-3.0, -1.0, -2.0]]))
     assert T.tolist() == [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     missing = from_trusted(torch.full((3, 4), 0.25), torch.tensor([0, 0, 2]))
-    assert missing[1].tolist() == [0, 1, 0, 0]  # a class without trusted examples counts as free of noise
+    assert missing[1].tolist() == [0, 1, 0, 0]  # a class without trusted examples is treated as free of noise
 
 
-def test_a_matrix_that_cannot_be_inverted_is_mixed_with_the_identity() -> None:
+def test_ill_conditioned_matrix_is_mixed_with_the_identity() -> None:
     T = noise()
     assert torch.equal(well_conditioned(T), T)
     singular = torch.full((4, 4), 0.25)
@@ -136,14 +132,14 @@ def test_a_matrix_that_cannot_be_inverted_is_mixed_with_the_identity() -> None:
 # --- losses ---------------------------------------------------------------------------------------------------------
 
 
-def test_without_noise_every_correction_is_cross_entropy() -> None:
+def test_corrected_losses_with_the_identity_are_cross_entropy() -> None:
     z, y = logits()
     eye, ce = torch.eye(4).double(), cross_entropy(z, y)
     torch.testing.assert_close(forward_loss(z, y, eye), ce)
     torch.testing.assert_close(backward_loss(z, y, eye), ce)
     torch.testing.assert_close(reweighted_loss(z, y, eye.T[y]), ce)
     torch.testing.assert_close(importance(z, y, eye.T[y]), torch.ones(7).double())
-    far = torch.tensor([[60.0, -60.0]])  # also where a probability is 0 in float32, and with a gradient
+    far = torch.tensor([[60.0, -60.0]])  # one probability is 0 in float32
     far.requires_grad_()
     loss = forward_loss(far, torch.tensor([1]), torch.eye(2))
     (u,) = torch.autograd.grad(loss.sum(), far)
@@ -151,7 +147,7 @@ def test_without_noise_every_correction_is_cross_entropy() -> None:
     assert bool(u.isfinite().all())
 
 
-def test_corrections_by_loops() -> None:
+def test_corrected_losses_agree_with_loops() -> None:
     z, y = logits()
     T, p = noise(), z.softmax(1)
     T_inverse = torch.linalg.inv(T)
@@ -166,8 +162,8 @@ def test_corrections_by_loops() -> None:
         assert reweighted_loss(z, y, T.T[y])[n].item() == pytest.approx(-beta * math.log(float(p[n, j])))
 
 
-def test_backward_is_unbiased() -> None:
-    """Over the noisy labels of each true class, the expectation is the loss of that class."""
+def test_backward_loss_is_unbiased() -> None:
+    """Its expectation over the noisy labels of a true class is the loss of that class."""
     z, _ = logits()
     T = noise()
     T_inverse = torch.linalg.inv(T)
@@ -176,7 +172,7 @@ def test_backward_is_unbiased() -> None:
     torch.testing.assert_close(T @ every, clean)
 
 
-def test_forward_has_its_minimum_at_the_clean_posterior() -> None:
+def test_forward_loss_is_minimal_at_the_clean_posterior() -> None:
     clean, T = torch.tensor([0.7, 0.2, 0.1, 0.0]).double(), noise()
     noisy = clean @ T
     z = torch.zeros(1, 4).double().requires_grad_()
@@ -192,26 +188,26 @@ def test_forward_has_its_minimum_at_the_clean_posterior() -> None:
     torch.testing.assert_close(z.detach().softmax(1)[0], clean, atol=2e-3, rtol=0)
 
 
-def test_importance_reaches_the_matrix_and_not_the_classifier() -> None:
+def test_gradient_of_importance_reaches_the_matrix_only() -> None:
     z, y = logits()
     z.requires_grad_()
     columns = noise().T[y].requires_grad_()
     assert not importance(z, y, columns.detach()).requires_grad
     (u,) = torch.autograd.grad(reweighted_loss(z, y, columns).sum(), columns)
-    assert bool((u < 0).all())  # a transition that explains the label better makes it weigh less
+    assert bool((u < 0).all())  # a more likely transition lowers the weight of the label
 
 
-def test_determinant_is_that_of_a_loop() -> None:
+def test_determinant_loss_agrees_with_a_loop() -> None:
     z, y = logits(40)
     U = torch.zeros(4, 4).double()
     for n in range(40):
         U[y[n]] += z.softmax(1)[n]
-    wanted = -math.log(abs(float(torch.linalg.det(U))) + 0.5) / 4
-    assert determinant_loss(z, y, 0.5).item() == pytest.approx(wanted, rel=1e-5)
+    expected = -math.log(abs(float(torch.linalg.det(U))) + 0.5) / 4
+    assert determinant_loss(z, y, 0.5).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_label_noise_adds_a_constant_to_the_determinant_loss() -> None:
-    """Noise that turns labels at the same rates whatever is predicted: every example ten times, in proportion to T."""
+    """Each example occurs ten times, with noisy labels in proportion to T, so the noise is independent of x."""
     counts = torch.tensor([[6, 2, 1, 1], [1, 7, 1, 1], [2, 2, 5, 1], [1, 3, 0, 6]])
     gaps = []
     for seed in (0, 5):
@@ -226,7 +222,7 @@ def test_label_noise_adds_a_constant_to_the_determinant_loss() -> None:
 
 
 @pytest.mark.parametrize("present", [[0, 1, 2, 3], [0, 2], [3]])
-def test_determinant_leaves_out_what_a_batch_does_not_name(present: list[int]) -> None:
+def test_determinant_loss_skips_classes_without_labels(present: list[int]) -> None:
     z, _ = logits(12)
     y = torch.tensor(present).repeat(12)[:12]
     z.requires_grad_()
@@ -234,19 +230,19 @@ def test_determinant_leaves_out_what_a_batch_does_not_name(present: list[int]) -
     (u,) = torch.autograd.grad(loss, z)
     assert bool(u.isfinite().all())
     assert float(u.abs().max()) > 0
-    if present == [3]:  # all that is left is the mean probability of the one class
-        wanted = -math.log(12 * float(z.detach().softmax(1)[:, 3].mean()) + 1e-3) / 4
-        assert loss.item() == pytest.approx(wanted, rel=1e-5)
+    if present == [3]:  # only the mean probability of that class remains
+        expected = -math.log(12 * float(z.detach().softmax(1)[:, 3].mean()) + 1e-3) / 4
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_determinant_of_many_classes() -> None:
+def test_determinant_loss_with_many_classes_is_finite() -> None:
     z, y = logits(64, 500)
     z.requires_grad_()
     (u,) = torch.autograd.grad(determinant_loss(z, y), z)
     assert bool(u.isfinite().all())
 
 
-def test_capped_gradients() -> None:
+def test_cap_gradient() -> None:
     z, y = logits(8)
     z.requires_grad_()
     limit = math.sqrt(2 / 8)
@@ -255,7 +251,7 @@ def test_capped_gradients() -> None:
         (plain,) = torch.autograd.grad(scale * cross_entropy(z, y).mean(), z)
         torch.testing.assert_close(u, plain if norm is None else plain / plain.norm() * norm)
     sure = torch.full((8, 4), -50.0).double()
-    sure[:, 0] = 50.0  # and cross-entropy never has more
+    sure[:, 0] = 50.0  # the largest gradient that cross-entropy can have
     sure.requires_grad_()
     (u,) = torch.autograd.grad(cross_entropy(sure, torch.ones(8).long()).mean(), sure)
     assert u.norm().item() == pytest.approx(limit)
@@ -264,39 +260,39 @@ def test_capped_gradients() -> None:
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-def test_nmf_finds_the_parts() -> None:
+def test_nmf_recovers_the_parts() -> None:
     W = torch.eye(3).double()[torch.arange(60) % 3]
-    W[30:] = torch.rand(30, 3, generator=chance(), dtype=torch.float64)
-    H = torch.block_diag(*torch.rand(3, 1, 4, generator=chance(1), dtype=torch.float64) + 0.5)  # parts do not overlap
-    h = nmf(W @ H, 3, 400, chance(2))
+    W[30:] = torch.rand(30, 3, generator=rng(), dtype=torch.float64)
+    H = torch.block_diag(*torch.rand(3, 1, 4, generator=rng(1), dtype=torch.float64) + 0.5)  # parts without overlap
+    h = nmf(W @ H, 3, 400, rng(2))
     torch.testing.assert_close(h.sum(1), torch.ones(60).double())
     assert bool((h >= 0).all())
     best = h[:3].argmax(1)
     assert sorted(best.tolist()) == [0, 1, 2]
-    assert bool((h[:30].gather(1, best.repeat(10)[:, None]) > 0.95).all())  # pure rows are of one part
-    assert nmf(torch.zeros(4, 5), 2, 3, chance()).sum(1).tolist() == pytest.approx([1.0] * 4)
+    assert bool((h[:30].gather(1, best.repeat(10)[:, None]) > 0.95).all())  # pure rows belong to one part
+    assert nmf(torch.zeros(4, 5), 2, 3, rng()).sum(1).tolist() == pytest.approx([1.0] * 4)
 
 
-def test_parts_explain_the_anchors() -> None:
+def test_fit_parts_recovers_the_matrices() -> None:
     r, K, n = 3, 4, 30
     P = torch.stack([noise(K, seed) for seed in range(r)])
-    h = torch.rand(n, K, r, generator=chance(), dtype=torch.float64) ** 4
+    h = torch.rand(n, K, r, generator=rng(), dtype=torch.float64) ** 4
     h = h / h.sum(-1, keepdim=True)
     q = torch.zeros(n, K, K).double()
     for a in range(n):
         for k in range(K):
             q[a, k] = sum(h[a, k, j] * P[j, k] for j in range(r))
-    found = fit_parts(h, q, 600, 0.02)
-    torch.testing.assert_close(found.sum(-1), torch.ones(r, K).double())
-    assert float((found - P).abs().max()) < 0.3 * float((P - P.mean(0)).abs().max())  # not all parts alike
+    fitted = fit_parts(h, q, 600, 0.02)
+    torch.testing.assert_close(fitted.sum(-1), torch.ones(r, K).double())
+    assert float((fitted - P).abs().max()) < 0.3 * float((P - P.mean(0)).abs().max())  # the parts differ
 
 
-def test_parts_are_not_driven_to_explain_little() -> None:
-    """Anchors that differ by chance, and have hardly anything of a second part: it would have to explain them."""
+def test_fit_parts_stops_before_fitting_noise() -> None:
+    """The anchors differ by noise only and contain almost none of the second part, which could overfit them."""
     n, K = 20, 4
-    q = (noise(K) + 0.02 * torch.randn(n, K, K, generator=chance(), dtype=torch.float64)).clamp_min(0)
+    q = (noise(K) + 0.02 * torch.randn(n, K, K, generator=rng(), dtype=torch.float64)).clamp_min(0)
     q = q / q.sum(-1, keepdim=True)
-    little = 0.04 * torch.rand(n, K, 1, generator=chance(1), dtype=torch.float64)
+    little = 0.04 * torch.rand(n, K, 1, generator=rng(1), dtype=torch.float64)
     h = torch.cat([1 - little, little], -1)  # [n, K, 2]
     moved = [float((fit_parts(h, q, 300, 0.02, enough)[1] - q.mean(0)).abs().max()) for enough in (1e-3, 0.0)]
     assert moved[0] < 1e-6
@@ -320,13 +316,13 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(map(torch.equal, a, b))
 
 
-def test_borders() -> None:
+def test_warmup_epochs() -> None:
     assert [warmup_epochs(0.2, epochs) for epochs in (1, 2, 10, 30)] == [1, 1, 2, 6]
 
 
 @pytest.mark.parametrize("name", ["dmi", "lccn", "masking", "s_model"])
-def test_what_goes_on_from_a_network_waits_until_it_has_learned(name: str) -> None:
-    """At the high learning rate, early, predictions are too poor to learn from; with defaults for images."""
+def test_methods_that_continue_from_a_network_wait_for_the_learning_rate_to_decay(name: str) -> None:
+    """Early predictions, at the high learning rate, are too poor to learn from. Uses the defaults for images."""
     recipe = replace(RECIPE, epochs=20)
     begins = warmup_epochs(METHODS[name].warmup, recipe.epochs)  # type: ignore[attr-defined]
     assert recipe.lr_at(begins) < recipe.lr
@@ -334,15 +330,15 @@ def test_what_goes_on_from_a_network_waits_until_it_has_learned(name: str) -> No
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_restart_is_a_start(optimizer: str, tiny: TaskAndTruth) -> None:
+def test_restart_equals_a_fresh_start(optimizer: str, tiny: TaskAndTruth) -> None:
     recipe = replace(RECIPE, optimizer=optimizer, lr=0.01)
     fresh, used = started("ce", tiny[0], recipe), started("ce", tiny[0], recipe)
     list(used.epoch(0))
     assert not same(weights(used), weights(fresh))
-    where = [p.data_ptr() for p in used.net.parameters()]
+    addresses = [p.data_ptr() for p in used.net.parameters()]
     restart(used)
     assert same(weights(used), weights(fresh))
-    assert [p.data_ptr() for p in used.net.parameters()] == where  # as captured steps need it
+    assert [p.data_ptr() for p in used.net.parameters()] == addresses  # captured steps need it
     used.loader.count = 0
     list(used.epoch(0))
     list(fresh.epoch(0))
@@ -350,30 +346,30 @@ def test_a_restart_is_a_start(optimizer: str, tiny: TaskAndTruth) -> None:
 
 
 @pytest.mark.parametrize("name", ["t_revision", "ptd"])
-def test_the_second_phase_begins_anew_or_goes_on(name: str, tiny: TaskAndTruth) -> None:
+def test_second_phase_restarts_or_continues(name: str, tiny: TaskAndTruth) -> None:
     first = weights(started(name, tiny[0]))
     for anew in (True, False):
         method = started(name, tiny[0], replace(RECIPE, epochs=4, lr=0.0, weight_decay=0.0), warmup=0.25, anew=anew)
         with torch.no_grad():
             for p in method.net.parameters():
-                p.add_(1)  # what it has learned
+                p.add_(1)  # pretend that it has learned
         list(method.epoch(0))
         learned = weights(method)
         list(method.epoch(1))
         moved = [
             t for t, buffer in zip(weights(method), method.net.state_dict(), strict=True) if "running" not in buffer
         ]
-        wanted = [
+        expected = [
             t
             for t, buffer in zip(first if anew else learned, method.net.state_dict(), strict=True)
             if "running" not in buffer
         ]
-        assert same([t for t in moved if t.is_floating_point()], [t for t in wanted if t.is_floating_point()])
+        assert same([t for t in moved if t.is_floating_point()], [t for t in expected if t.is_floating_point()])
 
 
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_before_the_correction_it_is_cross_entropy(name: str, tiny: TaskAndTruth) -> None:
-    """Of labels that the network holds for impossible, too: the corrected loss is cut off there."""
+def test_loss_correction_starts_as_cross_entropy(name: str, tiny: TaskAndTruth) -> None:
+    """Also for labels with probability 0, for which the corrected loss is bounded."""
     methods = [started(n, tiny[0], replace(RECIPE, epochs=10)) for n in (name, "ce")]
     for method in methods:
         with torch.no_grad():
@@ -383,7 +379,7 @@ def test_before_the_correction_it_is_cross_entropy(name: str, tiny: TaskAndTruth
         torch.testing.assert_close(a, b)
 
 
-def test_forgotten_moments_do_not_move_weights(tiny: TaskAndTruth) -> None:
+def test_reset_optimizer_state_clears_momentum(tiny: TaskAndTruth) -> None:
     method = started("ce", tiny[0], replace(RECIPE, weight_decay=0.0))
     list(method.epoch(0))
     before = weights(method)
@@ -395,8 +391,8 @@ def test_forgotten_moments_do_not_move_weights(tiny: TaskAndTruth) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_phase_is_cross_entropy(name: str, tiny: TaskAndTruth) -> None:
-    """And the second begins from the initial weights where the method says so."""
+def test_first_phase_is_cross_entropy(name: str, tiny: TaskAndTruth) -> None:
+    """The second phase starts from the initial weights for the methods in RESTARTED."""
     ce, method = started("ce", tiny[0]), started(name, tiny[0])
     list(ce.epoch(0))
     list(method.epoch(0))
@@ -418,37 +414,12 @@ def test_the_first_phase_is_cross_entropy(name: str, tiny: TaskAndTruth) -> None
 # --- methods --------------------------------------------------------------------------------------------------------
 
 
-def run(method: Method, task: Task, truth: Truth, epochs: int = 12) -> float:
-    method.start(task, Recipe(epochs=epochs, seed=0))
-    return [record for record in train(method, task, truth) if record is not None][-1]["test_acc"]
-
-
-@pytest.fixture(scope="module")
-def half(digits: Dataset) -> dict[str, TaskAndTruth]:
-    return {kind: make_task(digits, kind, meta=50, seed=0) for kind in ("pair:0.4", "uniform:0.6", "instance:0.4")}
-
-
-@pytest.fixture(scope="module")
-def base(half: dict[str, TaskAndTruth]) -> dict[str, float]:
-    return {kind: run(make_method("ce"), *task) for kind, task in half.items()}
-
-
 def flat(T: Tensor | None) -> tuple[float, ...]:
     assert T is not None
     return tuple(T.flatten().tolist())
 
 
-def test_forward_with_the_true_matrix(half: dict[str, TaskAndTruth], base: dict[str, float]) -> None:
-    task, truth = half["pair:0.4"]
-    method = LossCorrection(matrix=flat(truth.T))
-    assert run(method, task, truth) > 93  # 97.8 measured
-    assert base["pair:0.4"] < 75
-    torch.testing.assert_close(method.T.flatten().tolist(), list(flat(truth.T)))
-    backward = LossCorrection(direction="backward", matrix=flat(truth.T))
-    assert run(backward, task, truth) > base["pair:0.4"] - 3
-
-
-def test_a_given_matrix_of_ones_is_cross_entropy(tiny: TaskAndTruth) -> None:
+def test_identity_matrix_gives_cross_entropy(tiny: TaskAndTruth) -> None:
     ce = started("ce", tiny[0])
     list(ce.epoch(0))
     for name in ("forward", "backward"):
@@ -458,43 +429,8 @@ def test_a_given_matrix_of_ones_is_cross_entropy(tiny: TaskAndTruth) -> None:
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "gain"),  # the gain measured over three seeds was at least twice as large
-    [
-        ("forward", "instance:0.4", 0),
-        ("glc", "pair:0.4", 12),
-        ("glc", "uniform:0.6", 5),
-        ("s_model", "uniform:0.6", 5),
-        ("t_revision", "instance:0.4", 0),
-        ("dmi", "uniform:0.6", 6),
-        ("dmi_ns", "pair:0.4", 10),
-        ("lccn", "instance:0.4", 3),
-    ],
-)
-def test_beats_cross_entropy(
-    name: str, kind: str, gain: float, half: dict[str, TaskAndTruth], base: dict[str, float]
-) -> None:
-    assert run(make_method(name, **SMALL.get(name, {})), *half[kind]) > base[kind] + gain
-
-
-@pytest.mark.parametrize(("name", "kind"), [("ptd", "instance:0.4"), ("masking", "uniform:0.6")])
-def test_beats_cross_entropy_with_more_epochs(name: str, kind: str, half: dict[str, TaskAndTruth]) -> None:
-    assert run(make_method(name, **SMALL.get(name, {})), *half[kind], epochs=30) > run(
-        make_method("ce"), *half[kind], epochs=30
-    )
-
-
-def test_glc_measures_the_noise(half: dict[str, TaskAndTruth]) -> None:
-    task, truth = half["pair:0.4"]
-    method = GLC()
-    run(method, task, truth, epochs=10)
-    assert truth.T is not None
-    assert float((method.C - truth.T).abs().mean()) < 0.06
-    torch.testing.assert_close(method.C.sum(1), torch.ones(10))
-
-
-def test_glc_by_hand(tiny: TaskAndTruth) -> None:
-    """Its loss is the mean over all examples in expectation: noisy ones through C, trusted ones as they are."""
+def test_loss_of_glc_agrees_with_a_loop(tiny: TaskAndTruth) -> None:
+    """The noisy batch is corrected by C, the trusted one is not; they are weighted N : M."""
     method, (task, truth) = GLC(), tiny
     method.start(task, RECIPE)
     assert task.meta is not None
@@ -507,41 +443,43 @@ def test_glc_by_hand(tiny: TaskAndTruth) -> None:
     noisy = [-math.log(float(p[n] @ T[:, y])) for n, y in enumerate(batch.y.tolist())]
     trusted = [-math.log(float(p[len(noisy) + n, y])) for n, y in enumerate(gold.y.tolist())]
     N, M = len(task.train), len(task.meta)
-    wanted = (N * sum(noisy) / len(noisy) + M * sum(trusted) / len(trusted)) / (N + M)
-    assert float(method.step(batch)["loss"]) == pytest.approx(wanted, rel=1e-5)
+    expected = (N * sum(noisy) / len(noisy) + M * sum(trusted) / len(trusted)) / (N + M)
+    assert float(method.step(batch)["loss"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_s_model_begins_at_the_confusion_and_learns(tiny: TaskAndTruth) -> None:
+def test_s_model_starts_at_the_confusion_matrix_and_learns(tiny: TaskAndTruth) -> None:
     method, task = SModel(), tiny[0]
     method.start(task, RECIPE)
     list(method.epoch(0))
     _, z = predict_rows(method.net, task.train)
-    wanted = from_given(z.softmax(1), task.train.y)
+    expected = from_given(z.softmax(1), task.train.y)
     steps = method.epoch(1)
     assert float(method.b.detach().abs().max()) == 0
     next(iter(steps))
-    torch.testing.assert_close(method.b.detach().softmax(1), wanted, atol=0.02, rtol=0)
+    torch.testing.assert_close(method.b.detach().softmax(1), expected, atol=0.02, rtol=0)
     before = method.b.detach().clone()
     list(steps)
     assert not torch.equal(method.b.detach(), before)
 
 
 @pytest.mark.parametrize("name", ["t_revision", "ptd"])
-def test_delta_is_learned_in_the_last_phase_alone(name: str, tiny: TaskAndTruth) -> None:
+def test_delta_is_learned_in_the_last_phase_only(name: str, tiny: TaskAndTruth) -> None:
     method = started(name, tiny[0], replace(RECIPE, epochs=3), warmup=0.3, revise=0.6, revision_lr=1e-3)
     assert isinstance(method, TRevision | PTD)
     for t, phase in enumerate((0, 1, 2)):
         list(method.epoch(t))
         assert method.phase == phase
         assert bool((method.delta != 0).any()) == (phase == 2)
-    assert float(method.delta.detach().abs().max()) < 1e-3 * len(method.loader) * 1.1  # Adam's steps are no longer
+    assert (
+        float(method.delta.detach().abs().max()) < 1e-3 * len(method.loader) * 1.1
+    )  # a step of Adam is at most the learning rate
 
 
-def test_ptd_has_a_matrix_for_every_example(tiny: TaskAndTruth) -> None:
+def test_ptd_has_one_matrix_per_example(tiny: TaskAndTruth) -> None:
     method, task = PTD(parts=4, enough=0.0), tiny[0]
     method.start(task, RECIPE)
     batch = next(task.train.batches(9))
-    torch.testing.assert_close(method.columns(batch).detach(), one_hot(batch.y, 10))  # at first, without noise
+    torch.testing.assert_close(method.columns(batch).detach(), one_hot(batch.y, 10))  # initially without noise
     for t in (0, 1):
         list(method.epoch(t))
     T = torch.einsum("nr,rkj->nkj", method.h, method.P)
@@ -557,19 +495,19 @@ def test_lccn_counts_its_latent_labels(tiny: TaskAndTruth) -> None:
     list(method.epoch(0))
     assert float(method.counts.abs().sum()) == 0
     for _ in method.epoch(1):
-        wanted = torch.zeros(10, 10)
+        expected = torch.zeros(10, 10)
         for z, y in zip(method.latent.tolist(), task.train.y.tolist(), strict=True):
-            wanted[z, y] += 1
-        assert torch.equal(method.counts, wanted)
+            expected[z, y] += 1
+        assert torch.equal(method.counts, expected)
     assert bool((method.latent != task.train.y).any())
 
 
-def test_lccn_draws_from_the_posterior(tiny: TaskAndTruth) -> None:
-    """With counts that leave no doubt, the latent label is the one that the network and they agree on."""
+def test_lccn_samples_the_only_possible_label(tiny: TaskAndTruth) -> None:
+    """If the counts allow one latent label only, it is sampled."""
     method, task = LCCN(alpha=1e-6), tiny[0]
     method.start(task, RECIPE)
     method.phase = 2
-    method.latent.copy_((task.train.y - 1) % 10)  # all labels came from the class before
+    method.latent.copy_((task.train.y - 1) % 10)  # every label comes from the previous class
     for _ in range(3):
         method._count(method.latent, task.train.y, 1.0)
     for batch in method.loader.epoch(0):
@@ -578,30 +516,30 @@ def test_lccn_draws_from_the_posterior(tiny: TaskAndTruth) -> None:
 
 
 @pytest.mark.parametrize("phase", [1, 2])
-def test_lccn_draws_in_proportion(phase: int, tiny: TaskAndTruth) -> None:
-    """z ~ p_z phi_{z y}: over many draws of the same batch, whose counts are made to stay as they are."""
+def test_lccn_samples_from_the_posterior(phase: int, tiny: TaskAndTruth) -> None:
+    """z ~ p_z phi_{z y}, over many samples for the same batch; large counts keep phi constant."""
     method, task = LCCN(), tiny[0]
     method.start(task, replace(RECIPE, lr=0.0))
     method.phase = phase
-    half = torch.eye(10) + torch.eye(10).roll(1, 1)  # half of a class gets the next label
-    method.counts += 1e6 * (half if phase == 2 else torch.eye(10).roll(-1, 1))  # at first it is T that decides
+    half = torch.eye(10) + torch.eye(10).roll(1, 1)  # half of each class gets the next label
+    method.counts += 1e6 * (half if phase == 2 else torch.eye(10).roll(-1, 1))  # in phase 1, T decides
     method.T.copy_((half if phase == 1 else torch.eye(10)) / 2)
     batch = method.loader.draw()
     p = copy.deepcopy(method.net)(batch.x).detach().softmax(1)
     rows, y = torch.arange(len(batch.y)), batch.y
-    wanted = p[rows, y] / (p[rows, y] + p[rows, (y - 1) % 10])  # the label is right, or that of the class before
+    expected = p[rows, y] / (p[rows, y] + p[rows, (y - 1) % 10])  # the true class is the label or the previous class
     kept = torch.zeros(len(y))
-    for _ in range(400):
+    for _ in range(200):
         method.step(batch)
         z = method.latent[batch.rows]
         assert bool(((z == y) | (z == (y - 1) % 10)).float().mean() > 0.99)
-        kept += (z == y) / 400
-    assert float((kept - wanted).abs().max()) < 0.125  # five deviations
+        kept += (z == y) / 200
+    assert float((kept - expected).abs().max()) < 0.18  # five standard deviations
     assert float(kept.std()) > 0.05
 
 
-def test_lccn_begins_with_the_confusion_of_its_network(tiny: TaskAndTruth) -> None:
-    """Cross-entropy, then draws with a T that stays as it is, then with counts: 1, 1 and 2 of 4 epochs."""
+def test_lccn_starts_with_the_confusion_matrix_of_its_network(tiny: TaskAndTruth) -> None:
+    """Cross-entropy, then sampling with a fixed T, then with counts: 1, 1 and 2 of 4 epochs."""
     method, (task, _) = LCCN(warmup=0.25), tiny
     method.start(task, replace(RECIPE, epochs=4))
     list(method.epoch(0))
@@ -612,14 +550,14 @@ def test_lccn_begins_with_the_confusion_of_its_network(tiny: TaskAndTruth) -> No
         phases.append(method.phase)
         matrices.append(method.T.clone())
     assert phases == [0, 1, 2, 2]
-    wanted = torch.zeros(10, 10)
+    expected = torch.zeros(10, 10)
     for p, y in zip(z.softmax(1), task.train.y[rows].tolist(), strict=True):
-        wanted[:, y] += p
-    torch.testing.assert_close(matrices[0], wanted / wanted.sum(1, keepdim=True), atol=1e-5, rtol=0)
+        expected[:, y] += p
+    torch.testing.assert_close(matrices[0], expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=0)
     assert torch.equal(matrices[0], matrices[2])
 
 
-def test_dmi_ns_teaches_with_predictions(tiny: TaskAndTruth) -> None:
+def test_student_of_dmi_ns_learns_the_predictions_of_the_teacher(tiny: TaskAndTruth) -> None:
     method, task = DMINS(), tiny[0]
     method.start(task, replace(RECIPE, epochs=4))
     for t in (0, 1):
@@ -629,35 +567,35 @@ def test_dmi_ns_teaches_with_predictions(tiny: TaskAndTruth) -> None:
     _, z = predict_rows(method.net, task.train)
     list(method.epoch(2))
     assert torch.equal(method.labels, z.argmax(1))
-    assert not method.by_determinant  # the student begins with cross-entropy too
+    assert not method.by_determinant  # the student also starts with cross-entropy
     list(method.epoch(3))
     assert method.by_determinant
 
 
-def test_masking_begins_at_the_estimate(tiny: TaskAndTruth) -> None:
+def test_masking_starts_at_the_estimate(tiny: TaskAndTruth) -> None:
     method, task = Masking(), tiny[0]
     method.start(task, RECIPE)
     list(method.epoch(0))
     _, z = predict_rows(method.net, task.train)
-    wanted = from_given(z.softmax(1), task.train.y)
+    expected = from_given(z.softmax(1), task.train.y)
     next(iter(method.epoch(1)))
-    assert torch.equal(method.structure, (wanted > 0.05).float())
+    assert torch.equal(method.structure, (expected > 0.05).float())
     T = method.generate(200).detach()
     torch.testing.assert_close(T.sum(2), torch.ones(200, 10))
-    assert float((T.mean(0) - wanted).abs().max()) < 0.1
-    assert float(T.std(0).max()) > 0  # it is a distribution
+    assert float((T.mean(0) - expected).abs().max()) < 0.1
+    assert float(T.std(0).max()) > 0  # samples differ
     assert all(float(p.detach().abs().max()) <= 0.01 for p in method.D.parameters())
 
 
 def playing(task: Task, **options: Any) -> Masking:
-    """Masking with an identity as its mask, whose classifier stands still."""
+    """Masking with the identity as its mask and a fixed classifier, in its second phase."""
     method = Masking(mask=flat(torch.eye(10)), **options)
     method.start(task, replace(RECIPE, lr=0.0))
     method.playing = True
     return method
 
 
-def test_masking_has_a_critic_that_prefers_the_mask(tiny: TaskAndTruth) -> None:
+def test_critic_of_masking_prefers_the_mask(tiny: TaskAndTruth) -> None:
     assert soft_structure(torch.tensor([0.0, 0.05, 1.0])).tolist() == pytest.approx([0, 0.5, 1], abs=1e-4)
     method = playing(tiny[0], game_lr=1e-3)
     for _ in range(10):
@@ -666,7 +604,7 @@ def test_masking_has_a_critic_that_prefers_the_mask(tiny: TaskAndTruth) -> None:
         assert method.D(method.structure[None]).item() > method.D(soft_structure(method.generate(50))).max().item()
 
 
-def test_masking_has_a_generator_that_obeys_the_critic(tiny: TaskAndTruth) -> None:
+def test_generator_of_masking_follows_the_critic(tiny: TaskAndTruth) -> None:
     outside = []
     for harshness in (0.0, 1000.0):
         method = playing(tiny[0], game_lr=1e-3, critics=0)
@@ -698,11 +636,11 @@ def test_numbers_out_of_range(name: str, options: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("forward", {"matrix": (0.5, 0.5)}, "matrix has 2 numbers, 10 classes need 100"),
-        ("backward", {"matrix": (0.2,) * 100}, "a row of matrix is no distribution"),
-        ("masking", {"mask": (1.0, 0.0)}, "mask has 2 numbers, 10 classes need 100"),
+        ("forward", {"matrix": (0.5, 0.5)}, "matrix has 2 numbers, but 10 classes need 100"),
+        ("backward", {"matrix": (0.2,) * 100}, "each row of matrix must be a distribution"),
+        ("masking", {"mask": (1.0, 0.0)}, "mask has 2 numbers, but 10 classes need 100"),
     ],
 )
-def test_matrices_that_do_not_fit(name: str, options: dict[str, Any], message: str, tiny: TaskAndTruth) -> None:
+def test_invalid_matrices_are_refused(name: str, options: dict[str, Any], message: str, tiny: TaskAndTruth) -> None:
     with pytest.raises(UserError, match=message):
         started(name, tiny[0], **options)
