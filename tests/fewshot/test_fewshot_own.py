@@ -146,7 +146,7 @@ def test_classes_of_arrays() -> None:
     ):
         with pytest.raises(UserError, match=message):
             Classes.of(given)
-    with pytest.raises(UserError, match="only square images can be turned"):
+    with pytest.raises(UserError, match="only square images can be rotated"):
         Classes.of({"a": numbers(2, 1, 8, 9)}, rotations=4)
 
 
