@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,19 @@ def test_the_globs_match_files() -> None:
     assert len(METHOD_FILES) > 30
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> list[tuple[str, int]]:
     """Every warpi module that a file imports at any depth, or names in a string, with its line."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return list(_find_imports(path))
+
+
+def _find_imports(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name.startswith("warpi."))
         elif isinstance(node, ast.ImportFrom):
@@ -166,7 +177,7 @@ def test_the_top_level_has_three_files_and_packages_are_small() -> None:
 
 def test_every_module_has_a_docstring_and_the_architecture_page_names_every_package() -> None:
     for name, path in MODULES.items():
-        assert ast.get_docstring(ast.parse(path.read_text())), f"{name} has no docstring"
+        assert ast.get_docstring(parse(path)), f"{name} has no docstring"
     for package in {name.split(".")[1] for name in MODULES if name.count(".") > 1}:
         assert f"`{package}/`" in PAGE, f"docs/architecture.md does not describe {package}/"
 
@@ -198,7 +209,7 @@ def test_package_inits_define_no_logic() -> None:
     assert len(inits) >= 18
     allowed = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If)
     for path in inits:
-        for node in ast.parse(path.read_text()).body:
+        for node in parse(path).body:
             assert isinstance(node, allowed), f"{path}:{node.lineno} defines {type(node).__name__}"
 
 

@@ -22,14 +22,12 @@ from warpi.nets.registry import NETS
 from warpi.noise.noise import NOISES
 from warpi.runs.spec import DataSpec
 from warpi.training.recipe import Recipe
-from warpi.utils.flags import Parser
+from warpi.utils.flags import Parser, add_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_LINES: dict[str, list[list[str]]] = {
     **{name: [[name]] for name in COMMANDS},
-    "fit": [["fit", "--method", name] for name in METHODS],
     "fewshot": [["fewshot", name] for name in ("fit", "evaluate", "plot")],
-    "fewshot fit": [["fewshot", "fit", "--learner", name] for name in LEARNERS],
 }
 
 
@@ -76,6 +74,15 @@ def test_every_flag_has_a_help_text(command: str, parser_of: Callable[..., Parse
     assert parsers
     assert {flag for parser in parsers for flag in poor_help(parser)} == set()
     assert all(len(parser._actions) > 1 and parser.description for parser in parsers)
+
+
+def test_every_setting_of_a_method_or_learner_has_a_help_text() -> None:
+    lines = []
+    for name, source in [*METHODS.items(), *LEARNERS.items()]:
+        parser = Parser(prog="test")
+        add_fields(parser, name, source)
+        lines += [f"{name} {line}" for line in poor_help(parser)]
+    assert lines == []
 
 
 def test_a_missing_help_text_is_noticed() -> None:
