@@ -496,7 +496,7 @@ def test_files_that_were_changed_are_refused(small: tuple[Arrays, Arrays, Arrays
     for other, why in (
         (content[:-1], "not a whole classifier"),
         (pickle.dumps(model), "not a whole classifier"),
-        (pack({}, "warpi-checkpoint/1"), "no classifier of this version"),
+        (pack({}, "warpi-checkpoint/1"), "not a classifier of this version"),
     ):
         path.write_bytes(other)
         with pytest.raises(UserError, match=why):

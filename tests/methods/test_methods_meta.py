@@ -28,7 +28,7 @@ from warpi.methods.vri import VRI
 from warpi.nets.mlp import MLP
 from warpi.nets.resnet import resnet20
 from warpi.training.bilevel import bilevel_step
-from warpi.training.engine import TrainingState, settle
+from warpi.training.engine import TrainingState
 from warpi.training.method import Method, evaluating
 from warpi.training.outputs import feature_size, last_layer, penultimate
 from warpi.training.recipe import Recipe
@@ -440,7 +440,7 @@ def test_ranks_average_batch_norm_statistics_of_the_teacher(
     monkeypatch.setattr("warpi.utils.distributed.average", lambda tensors: seen.extend(tensors))
     method = MLNT()
     method.start(tiny[0], RECIPE)
-    settle(method, TrainingState())
+    average_over_ranks(method, TrainingState())
     expected = [b for net in (method.net, method.teacher) for b in net.buffers() if b.is_floating_point()]
     assert len(expected) == 4
     assert {id(b) for b in expected} == {id(b) for b in seen}

@@ -557,7 +557,7 @@ class TestResume:
         damaged = bytearray(file.read_bytes())
         damaged[-20] ^= 4
         file.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"checksum mismatch; delete it to go on from checkpoint.safetensors.prev"):
+        with pytest.raises(UserError, match=r"checksum mismatch; delete it to resume from checkpoint.safetensors.prev"):
             fit(tmp_path, resume=True)
         file.unlink()
         fit(tmp_path, resume=True)
@@ -1004,7 +1004,7 @@ class Sized(nn.Module):
 
 
 def test_logits_are_no_probabilities(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Raw.predict gave rows that are no probabilities; end it with .softmax"):
+    with pytest.raises(UserError, match=r"Raw.predict returned rows that are not probabilities; end it with .softmax"):
         fit(tmp_path / "run", **{**QUICK, "method": Raw()})
     with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*remove the Softmax"):
         fit(tmp_path / "soft", **{**QUICK, "method": "ce", "net": nn.Sequential(Sized(), nn.Softmax(1))})
@@ -1019,14 +1019,14 @@ def test_logits_are_no_probabilities(tmp_path: Path) -> None:
         ({"method": Needy(0.3)}, r"the method Needy cannot be made without arguments \(.*'q'\); make it a @dataclass"),
         (
             {"method": Silent()},
-            r'Silent.step gave None, a dict of numbers is needed; end it with return \{"loss": loss',
+            r'Silent.step returned None, not a dict of numbers; end it with return \{"loss": loss',
         ),
-        ({"method": Loud()}, "Loud.step gave 'test_acc', which is what the engine writes itself; choose another name"),
-        ({"method": Quiet()}, "Quiet takes a meta step and does not say so; give the class `needs_meta"),
-        ({"method": Wide()}, r"Wide.step gave a tensor of shape \(\d+,\) as 'loss', one number is needed"),
+        ({"method": Loud()}, "Loud.step logs 'test_acc', which the engine logs itself; choose another name"),
+        ({"method": Quiet()}, "Quiet takes a meta step but does not declare it; add `needs_meta"),
+        ({"method": Wide()}, r"Wide.step logs a tensor of shape \(\d+,\) as 'loss', not one number"),
         (
             {"method": "ce", "net": Sized},
-            r"the network cannot be made: .*\(\(64,\), 10\) \(.*the module itself, such as",
+            r"the network cannot be built: .*\(\(64,\), 10\) \(.*the module itself, such as",
         ),
     ],
 )

@@ -90,4 +90,4 @@ def test_a_checkpoint_of_something_else(
     checkpoint.save(copy / "checkpoint.safetensors", {**state, "method": {**state["method"], part: junk}})
     for command in ("audit", "fit"):
         assert said(command, copy) == 2
-        assert f"the checkpoint does not fit in {part!r}" in capsys.readouterr().err
+        assert f"the checkpoint does not match in {part!r}" in capsys.readouterr().err

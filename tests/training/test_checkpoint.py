@@ -299,7 +299,7 @@ class TestDamage:
         damaged = bytearray(file.read_bytes())
         damaged[-3] ^= 1
         file.write_bytes(damaged)
-        with pytest.raises(UserError, match="damaged: checksum mismatch; delete it to begin anew"):
+        with pytest.raises(UserError, match="damaged: checksum mismatch; delete it to start again"):
             checkpoint.load(file)
 
     def test_cut_off_anywhere(self, file: Path) -> None:
@@ -319,7 +319,7 @@ class TestDamage:
 
     def test_a_foreign_file(self, file: Path) -> None:
         safetensors.torch.save_file({"w": torch.ones(2)}, file)
-        with pytest.raises(UserError, match="no checkpoint of this version: got None, allowed 'warpi-checkpoint/1'"):
+        with pytest.raises(UserError, match="not a checkpoint of this version: got None, allowed 'warpi-checkpoint/1'"):
             checkpoint.load(file)
         safetensors.torch.save_file({"w": torch.ones(2)}, file, {"format": checkpoint.FORMAT})
         with pytest.raises(UserError, match="checksum"):
@@ -360,7 +360,7 @@ class TestPrevious:
         checkpoint.save(file, {"n": 3})
         assert checkpoint.load(previous(file)) == {"n": 2}
         file.write_bytes(b"")
-        with pytest.raises(UserError, match=r"delete it to go on from checkpoint\.safetensors\.previous"):
+        with pytest.raises(UserError, match=r"delete it to resume from checkpoint\.safetensors\.previous"):
             checkpoint.load(file)
         file.unlink()
         assert checkpoint.exists(file)
@@ -388,7 +388,7 @@ class TestPrevious:
 
     def test_the_advice_does_not_name_the_damaged_file_as_the_way_out(self, file: Path) -> None:
         previous(file).write_bytes(b"damaged")
-        with pytest.raises(UserError, match=r"\.previous is not a whole checkpoint .*; delete it to begin anew"):
+        with pytest.raises(UserError, match=r"\.previous is not a complete checkpoint .*; delete it to start again"):
             checkpoint.load(file)
 
     def test_nothing_there(self, file: Path) -> None:

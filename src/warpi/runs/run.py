@@ -42,10 +42,10 @@ from warpi.training.engine import (
     Diverged,
     Record,
     TrainingState,
+    average_over_ranks,
     check_batches,
     check_logs,
     check_weights,
-    settle,
     train,
 )
 from warpi.training.method import Method, evaluating
@@ -175,7 +175,7 @@ def fitting(
 
         def save(record: Record | None, stopping: bool) -> None:
             ends = record is None or stopping or at.epoch == spec.recipe.epochs
-            settle(learner, at)
+            average_over_ranks(learner, at)
             with distributed.raise_on_all_ranks():
                 check_logs(learner, at)
                 check_weights(learner, at)

@@ -1,16 +1,16 @@
-"""The exact one-step meta gradient, without differentiating anything twice through the network.
+"""The exact one-step meta gradient, without differentiating through the network twice.
 
-A meta-learner phi shapes the loss L(z; phi) on the logits z = F(x; theta) of a noisy batch, and is judged by how the
-classifier does on trusted examples after one step:
+Meta-parameters phi shape the loss L(z; phi) on the logits z = F(x; theta) of a noisy batch. They are judged by the loss
+of the classifier on trusted examples after one step:
 
     theta_hat(phi) = theta - alpha J^T u(phi)        u = dL/dz, J = dz/dtheta                       the virtual step
     g              = d L_meta(theta_hat) / d theta_hat                                an ordinary gradient, clean batch
     dL_meta/dphi   = -alpha d/dphi <u(phi), J g>     J g held fixed
 
-J g is one forward-mode product (a JVP) of the noisy batch. phi enters through u only, so this is the whole gradient,
-not an approximation; it holds with BatchNorm in train mode, and with dropout. Only the [B, K] logits are differentiated
-twice. Memory stays near that of ordinary training, and J^T u, g and the gradient of phi are ordinary gradients, which
-data-parallel ranks average. The real step can go back through the same pass a second time.
+J g is one Jacobian-vector product (forward mode) of the noisy batch. phi enters through u only, so this is the exact
+gradient, also with BatchNorm in training mode and with dropout. Only the [B, K] logits are differentiated twice. The
+memory is close to that of ordinary training. J^T u, g and the gradient of phi are ordinary gradients, which
+data-parallel ranks average. The real step reuses the same forward pass.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.utils import distributed
 
 LogitLoss = Callable[[Tensor], Tensor]
-"""Logits [B, K] to a scalar loss; where it depends on meta-parameters, their input is detached from the logits."""
+"""Maps logits [B, K] to a scalar loss. A meta-network inside must get detached logits as input."""
 
 
 def bilevel_step(
@@ -41,14 +41,16 @@ def bilevel_step(
     trusted: Batch | None = None,
     own_loss: Callable[[], Tensor] | None = None,
 ) -> Log:
-    """One step of a meta method: phi down its meta gradient, then theta down the loss that the new phi shapes.
+    """One step of a meta method: update phi along its meta gradient, then theta along the gradient of the new loss.
 
-    `loss` maps the logits of the noisy batch to a loss, `meta_loss` logits and labels of the trusted one, which is
-    `trusted` or the next of the loader. What phi should minimise besides is its `own_loss`. The recipe may ask for a
-    meta step now and then only, or for the real step in the place of the virtual one.
+    `loss` maps the logits of the noisy batch to a loss. `meta_loss` maps logits and labels of the trusted batch to a
+    loss; this batch is `trusted` or the next one of the loader. `own_loss` is an additional loss of phi. `alpha` is the
+    learning rate of the virtual step, by default that of the classifier. Depending on the recipe, some steps have no
+    meta step, or the real step also serves as the virtual step.
     """
     _check_trusted(method)
-    phi, real_first = [p for p in phi if p.requires_grad], method.recipe.meta_order == "real"  # layers may be frozen
+    phi = [p for p in phi if p.requires_grad]  # layers may be frozen
+    real_first = method.recipe.meta_order == "real"
     alpha = method.lr if alpha is None or real_first else alpha
     noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step)
     if not method.is_meta_step:
@@ -56,7 +58,7 @@ def bilevel_step(
         descend(value, method.optimizer)
         return {"loss": value.detach()}
     meta = method.meta_loader.draw() if trusted is None else trusted
-    method.optimizer.zero_grad()  # memory of the last step
+    method.optimizer.zero_grad()  # free the gradients of the last step
 
     def judge(z: Tensor) -> Tensor:
         return meta_loss(z, meta.y)
@@ -81,29 +83,27 @@ def bilevel_step(
 
 
 def _check_trusted(method: Method) -> None:
-    """A method that does not say it would be listed among those that need no trusted data."""
+    """Raise if the class does not declare that it needs trusted data: lists of methods would be wrong."""
     if not method.needs_meta:
         name = type(method).__name__
-        raise UserError(
-            f"{name} takes a meta step and does not say so; give the class `needs_meta = True` (a ClassVar)"
-        )
+        raise UserError(f"{name} takes a meta step but does not declare it; add `needs_meta = True` (a ClassVar) to it")
 
 
 def batch_gradient(
     method: Method, noisy: Forward, loss: LogitLoss, phi: Tensor, alpha: float | Tensor, *, shared: bool
 ) -> tuple[Tensor, Tensor]:
-    """d L_meta / d phi and L_meta for a phi that is made anew for every batch.
+    """d L_meta / d phi and L_meta for a phi that is created for each batch.
 
-    It belongs to the examples of the batch, of which every rank has its own, or is `shared` by all of them.
+    phi either is `shared` by all ranks or belongs to the examples of this rank.
     """
     _check_trusted(method)
     if method.recipe.meta_every > 1 or method.recipe.meta_order == "real":
         raise UserError(
-            f"{type(method).__name__} learns its weights anew for every batch, before its step; "
-            "leave --meta-every 1 and --meta-order virtual"
+            f"{type(method).__name__} learns new weights for every batch, before its step; "
+            "use --meta-every 1 and --meta-order virtual"
         )
     meta = method.meta_loader.draw()
-    method.optimizer.zero_grad()  # memory of the last step
+    method.optimizer.zero_grad()  # free the gradients of the last step
 
     def judge(z: Tensor) -> Tensor:
         return cross_entropy(z, meta.y).mean()
@@ -123,9 +123,9 @@ def meta_gradient(
     *,
     shared: bool = True,
 ) -> Tensor:
-    """Add d L_meta(theta_hat(phi)) / d phi to the .grad of every tensor of phi; return L_meta(theta_hat).
+    """Add d L_meta(theta_hat(phi)) / d phi to the .grad of every tensor in phi; return L_meta(theta_hat).
 
-    Ranks have a phi in common, of whose gradients they take the mean, unless it is not `shared`.
+    If phi is `shared`, its gradients are averaged over the ranks.
     """
     done = noisy.done
     z = noisy.z.detach().requires_grad_()
@@ -136,7 +136,7 @@ def meta_gradient(
     names = moved_names(done.net)
     moved = torch._foreach_sub([done.theta[name] for name in names], torch._foreach_mul(step, lr))
     theta_hat = {**done.theta, **dict(zip(names, moved, strict=True))}
-    del step, moved  # memory is short now: the activations of two batches are held
+    del step, moved  # memory peaks now: the activations of two batches are stored
 
     at_hat, g = _gradient_at(done, theta_hat, x_meta, meta_loss)
     _add_gradient(phi, u, -lr * done.jvp(g), shared=shared)
@@ -144,12 +144,12 @@ def meta_gradient(
 
 
 def _gradient_at(done: Pass, theta: dict[str, Tensor], x: Tensor, loss: LogitLoss) -> tuple[Tensor, dict[str, Tensor]]:
-    """A loss at theta, and its gradient with respect to what the virtual step moves."""
-    there = forward_at(done.net, {name: theta[name] for name in done.theta}, x)
-    z = there.z.detach().requires_grad_()
+    """A loss at theta, and its gradient with respect to the parameters that the virtual step moves."""
+    at_theta = forward_at(done.net, {name: theta[name] for name in done.theta}, x)
+    z = at_theta.z.detach().requires_grad_()
     value = loss(z)
     (u,) = torch.autograd.grad(value, z)
-    g = there.vjp(u, moved_only=True)
+    g = at_theta.vjp(u, moved_only=True)
     distributed.average(g)
     return value.detach(), dict(zip(moved_names(done.net), g, strict=True))
 
@@ -165,7 +165,7 @@ def _add_gradient(phi: Sequence[Tensor], u: Tensor, weight: Tensor | None = None
 
 
 def step_along(method: Method, grads: Sequence[Tensor]) -> None:
-    """The real step along a gradient that is known already."""
+    """Take the real step along a gradient that is already known."""
     distributed.average(grads)
     method.optimizer.zero_grad()
     for p, d in zip((p for p in method.net.parameters() if p.requires_grad), grads, strict=True):

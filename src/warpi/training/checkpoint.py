@@ -1,7 +1,7 @@
-"""State on disk: one file, written atomically, checked by a hash, and nothing in it is ever unpickled.
+"""Checkpoints: one file, written atomically and checked by a hash. Nothing in it is unpickled.
 
-Tensors lie in the safetensors format; everything else is JSON in its header. The header also holds a SHA-256 over
-both, since neither torch nor safetensors notices a flipped bit.
+Tensors are stored in the safetensors format, everything else as JSON in its header. The header also holds a SHA-256 of
+both, because neither torch nor safetensors detects a flipped bit.
 """
 
 import hashlib
@@ -22,38 +22,39 @@ from warpi.training.task import Task
 from warpi.utils.files import write_atomically
 
 FORMAT = "warpi-checkpoint/1"
-log = logging.getLogger("warpi.checkpoint")
-_INPUTS = (Task, Recipe)  # made anew from the spec, never stored
+log = logging.getLogger("warpi.training")
+_INPUTS = (Task, Recipe)  # rebuilt from the specification, never stored
 
 
 def state_of(obj: object) -> dict[str, Any]:
-    """Everything an object holds that is not a hyper-parameter (a dataclass field of a method) or an input."""
-    given = {f.name for f in fields(obj)} if is_dataclass(obj) else set()
-    own = {k: v for k, v in vars(obj).items() if k not in given and not isinstance(v, _INPUTS)}
-    return {k: v for k, v in own.items() if not callable(getattr(type(obj), k, None))}  # a step that is captured
+    """All attributes of an object except hyper-parameters (dataclass fields) and inputs."""
+    parameters = {f.name for f in fields(obj)} if is_dataclass(obj) else set()
+    state = {k: v for k, v in vars(obj).items() if k not in parameters and not isinstance(v, _INPUTS)}
+    return {k: v for k, v in state.items() if not callable(getattr(type(obj), k, None))}  # a graphed step
 
 
 def restore(obj: object, stored: dict[str, Any]) -> None:
-    """Put stored state back into a started object; what other objects may hold (networks, weights) in place."""
+    """Load stored state into a started object. Networks and weights, which others may refer to, change in place."""
     state = state_of(obj)
-    if others := state.keys() ^ stored.keys():
-        raise _misfit(", ".join(sorted(others)), "a part of the one and not of the other")
+    different = state.keys() ^ stored.keys()
+    if different:
+        raise _mismatch(", ".join(sorted(different)), "only one of the two has this part")
     for name, value in state.items():
         try:
             setattr(obj, name, restore_into(value, stored[name]))
         except UserError:
             raise
         except MALFORMED_ERRORS as e:
-            raise _misfit(name, " ".join(str(e).split("\n")[:2])) from e
+            raise _mismatch(name, " ".join(str(e).split("\n")[:2])) from e
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint in place of the last one, which is kept beside it as `NAME.previous`."""
+    """Write a checkpoint. The last one is kept next to it as `NAME.previous`."""
     write_atomically(path, pack(state, FORMAT), keep=_previous(path))
 
 
 def pack(state: dict[str, Any], form: str) -> bytes:
-    """A state as the content of a file of that format."""
+    """Encode a state as the content of a file with that format."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_encode(state, tensors))
     header = {"format": form, "state": tree, "sha256": _digest(tree, tensors)}
@@ -62,41 +63,42 @@ def pack(state: dict[str, Any], form: str) -> bytes:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is anything to go on from."""
+    """Whether there is a checkpoint to resume from."""
     return path.exists() or _previous(path).exists()
 
 
 def digest(state: dict[str, Any]) -> str:
-    """A hash of everything in a state."""
+    """A hash of an entire state."""
     tensors: dict[str, Tensor] = {}
     return _digest(json.dumps(_encode(state, tensors)), tensors)
 
 
 def newest(path: Path) -> Path:
-    """The file to go on from: the last checkpoint, or the one before where a crash came between two renames."""
+    """The file to resume from: the last checkpoint, or the previous one after a crash between two renames."""
     previous = _previous(path)
     return previous if not path.exists() and previous.exists() else path
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint, or say what is wrong with it. Tensors that were on a GPU come back on `device`."""
-    previous, path = _previous(path), newest(path)
-    other = path != previous and previous.exists()
-    advice = f"delete it to go on from {previous.name}" if other else "delete it to begin anew"
+    """Read a checkpoint. Tensors that were on a GPU are loaded to `device`. Raises if the file is damaged."""
+    previous = _previous(path)
+    path = newest(path)
+    has_other = path != previous and previous.exists()
+    advice = f"delete it to resume from {previous.name}" if has_other else "delete it to start again"
     return unpack(path, FORMAT, advice, device)
 
 
 def unpack(path: Path, form: str, advice: str, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The state in a file of that format, or an error that ends in the advice."""
+    """Read the state from a file with that format. Error messages end with the advice."""
     what = form.partition("/")[0].removeprefix("warpi-")
     try:
         with safetensors.safe_open(path, "pt") as f:
             header = f.metadata() or {}
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as e:
-        raise UserError(f"{path} is not a whole {what} ({e}); {advice}") from e
+        raise UserError(f"{path} is not a complete {what} ({e}); {advice}") from e
     if header.get("format") != form:
-        raise UserError(f"{path} is no {what} of this version: got {header.get('format')!r}, allowed {form!r}")
+        raise UserError(f"{path} is not a {what} of this version: got {header.get('format')!r}, allowed {form!r}")
     tree = header.get("state", "")
     if header.get("sha256") != _digest(tree, tensors):
         raise UserError(f"{path} is damaged: checksum mismatch; {advice}")
@@ -119,7 +121,7 @@ def _digest(tree: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """A tree of JSON values; tensors go into `tensors` and leave their name behind."""
+    """Encode a value as a tree of JSON values. Tensors are put into `tensors` and replaced by their names."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -157,48 +159,47 @@ def _decode(tree: Any, tensors: dict[str, Tensor], device: torch.device | str = 
 
 
 def restore_into(value: Any, stored: Any) -> Any:
-    """`stored` in the place of `value`: into it where it is an object with state, else instead of it."""
+    """Load `stored` into `value` if that is an object with state. Returns the object or value to use."""
     if isinstance(value, Generator):
         if stored.numel() == value.get_state().numel():
             value.set_state(stored)
-        else:  # a GPU's generator has another kind of state than a CPU's
-            log.warning("the run goes on on another kind of device: its chance begins anew")
+        else:  # generators of GPUs and CPUs have different states
+            log.warning("the run resumes on another kind of device: its random numbers start again from the seed")
         return value
     if isinstance(value, Tensor) and isinstance(stored, Tensor):
         if not value.requires_grad:
-            return stored.to(value.device)  # not into it: it may be a tensor of the task
+            return stored.to(value.device)  # not in place: it may be a tensor of the task
         with torch.no_grad():
-            return value.copy_(stored)  # an optimizer holds it
+            return value.copy_(stored)  # an optimizer refers to it
     if isinstance(value, torch.optim.Optimizer):
-        return _restored_optimizer(value, stored)
+        return _restore_optimizer(value, stored)
     if callable(getattr(value, "load_state_dict", None)):
         value.load_state_dict(stored)
         return value
-    fixed = isinstance(value, list | tuple) and (
-        hasattr(value, "_make") or any(hasattr(v, "state_dict") for v in value)
-    )
-    if isinstance(value, list | tuple) and isinstance(stored, list | tuple) and (fixed or len(value) == len(stored)):
-        make: Any = getattr(value, "_make", type(value))  # a named tuple takes its parts one by one
-        return make([restore_into(v, s) for v, s in zip(value, stored, strict=True)])
+    if isinstance(value, list | tuple) and isinstance(stored, list | tuple):
+        has_fixed_length = hasattr(value, "_make") or any(hasattr(v, "state_dict") for v in value)
+        if has_fixed_length or len(value) == len(stored):
+            make: Any = getattr(value, "_make", type(value))  # a named tuple takes its parts as arguments
+            return make([restore_into(v, s) for v, s in zip(value, stored, strict=True)])
     if isinstance(value, dict) and isinstance(stored, dict) and value.keys() == stored.keys():
         return {k: restore_into(v, stored[k]) for k, v in value.items()}
     if value is not None and stored is not None and _kind(value) != _kind(stored):
-        raise ValueError(f"{stored!r:.60} stands for a {type(value).__name__}")
+        raise ValueError(f"{stored!r:.60} is stored for a {type(value).__name__}")
     return stored
 
 
 def _kind(value: object) -> str:
-    """Of numbers one is as good as another, and of lists."""
+    """The type of a value. All numbers have one type, as do lists and tuples."""
     kinds = {"number": int | float, "list": list | tuple}
     return next((name for name, kind in kinds.items() if isinstance(value, kind)), type(value).__name__)
 
 
-def _restored_optimizer(value: torch.optim.Optimizer, stored: dict[str, Any]) -> torch.optim.Optimizer:
-    """How a step is done belongs to the device, not to the run; and moments lie in memory as their weights do."""
+def _restore_optimizer(value: torch.optim.Optimizer, stored: dict[str, Any]) -> torch.optim.Optimizer:
+    """Load the state of an optimizer. Its implementation and memory formats follow the current device."""
     kinds = ("fused", "foreach", "capturable")
     groups = [
-        {**group, **{k: own[k] for k in kinds if k in own}}
-        for group, own in zip(stored["param_groups"], value.param_groups, strict=True)
+        {**group, **{k: current[k] for k in kinds if k in current}}
+        for group, current in zip(stored["param_groups"], value.param_groups, strict=True)
     ]
     rates = [group["lr"] for group in value.param_groups]
     value.load_state_dict({**stored, "param_groups": groups})
@@ -211,7 +212,7 @@ def _restored_optimizer(value: torch.optim.Optimizer, stored: dict[str, Any]) ->
     return value
 
 
-def _misfit(name: str, why: str) -> UserError:
+def _mismatch(name: str, why: str) -> UserError:
     return UserError(
-        f"the checkpoint does not fit in {name!r}: {why}; go on with the network, device and version it was made with"
+        f"the checkpoint does not match in {name!r}: {why}; use the network, device and version it was made with"
     )

@@ -1,4 +1,4 @@
-"""The one training loop."""
+"""The training loop, shared by all methods."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -17,22 +17,22 @@ from warpi.training.task import Task, Truth
 from warpi.utils import distributed
 
 Record = dict[str, float]
-"""What is known after an epoch: mean of the logs, scores, learning rate, seconds. One line of results.jsonl."""
+"""Results of an epoch: means of the logs, scores, learning rate, seconds. One line of results.jsonl."""
 
 
 class Diverged(UserError):
-    """A log, a weight or a prediction is no longer a finite number."""
+    """A log, a weight or a prediction is not finite."""
 
 
 @dataclass
 class TrainingState:
-    """How far a run has come, apart from the method's own state. All a checkpoint needs besides that."""
+    """The position of a run. Together with the state of the method, it is all that a checkpoint needs."""
 
     epoch: int = 0
     step: int = 0  # steps done in this epoch
     seconds: float = 0.0  # time spent in this epoch
-    sums: dict[str, Tensor] = field(default_factory=dict)  # of the logs of this epoch, on the device
-    counts: dict[str, int] = field(default_factory=dict)  # of their terms: not every step need log everything
+    sums: dict[str, Tensor] = field(default_factory=dict)  # sums of the logs of this epoch, on the device
+    counts: dict[str, int] = field(default_factory=dict)  # number of terms; a step may log only some names
 
     def add(self, log: Log) -> None:
         for name, value in log.items():
@@ -44,14 +44,21 @@ class TrainingState:
             self.counts[name] = self.counts.get(name, 0) + 1
         self.step += 1
 
+    def start_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.step = 0
+        self.seconds = 0.0
+        self.sums = {}
+        self.counts = {}
+
 
 def train(
     method: Method, task: Task, truth: Truth | None = None, at: TrainingState | None = None
 ) -> Iterator[Record | None]:
-    """Run a started method to the end of its recipe. Yields None after a step and a Record after an epoch.
+    """Run a started method to the end of its recipe. Yields None after each step and a Record after each epoch.
 
-    Whoever iterates may store `method` and `at` between two items and go on from them later: the run will be the
-    same, bit for bit, on the same kind of CPU.
+    The caller may store `method` and `at` between two items. Training resumed from them gives bitwise the same
+    results on the same kind of CPU.
     """
     with graph_steps(method):
         yield from _epochs(method, task, truth, at or TrainingState())
@@ -70,22 +77,22 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
             if recipe.lr_warmup:
                 lr = _set_lr(method, recipe.lr_at(t, method.beginnings, min(at.step + 1, steps) / steps))
             at.seconds = time.perf_counter() - began
-            if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number makes a GPU wait
+            if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number waits for the GPU
                 check_logs(method, at)
             yield None
-        settle(method, at)
+        average_over_ranks(method, at)
         check_logs(method, at)
         check_weights(method, at)
         record: Record = {"epoch": t + 1, "lr": lr}
         record |= {name: total.item() / at.counts[name] for name, total in at.sums.items()}
         record |= score(method, task, truth, at)
         record["seconds"] = time.perf_counter() - began
-        at.epoch, at.step, at.seconds, at.sums, at.counts = t + 1, 0, 0.0, {}, {}
+        at.start_epoch(t + 1)
         yield record
 
 
 def _set_lr(method: Method, lr: float) -> float:
-    """Give all optimizers of a method this learning rate, in place where a captured step reads it."""
+    """Set the learning rate of all optimizers of a method, in place if a graphed step reads it."""
     for optimizer in method.optimizers:
         for group in optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
@@ -96,14 +103,14 @@ def _set_lr(method: Method, lr: float) -> float:
 
 
 def score(method: Method, task: Task, truth: Truth | None, at: TrainingState | None = None) -> Record:
-    """Scores of the method as it is now, in evaluation mode."""
+    """Validation and test scores of the method, in evaluation mode."""
 
     def predict(x: Tensor) -> Tensor:
         p = method.predict(x)
         _check_finite({"a prediction": p}, method, at or TrainingState())
         if not bool(((p >= -1e-4).all(1) & ((p.sum(1) - 1).abs() < 0.01)).all()):
             name = type(method).__name__
-            raise UserError(f"{name}.predict gave rows that are no probabilities; end it with .softmax(dim=1)")
+            raise UserError(f"{name}.predict returned rows that are not probabilities; end it with .softmax(dim=1)")
         return p
 
     record: Record = {}
@@ -115,13 +122,13 @@ def score(method: Method, task: Task, truth: Truth | None, at: TrainingState | N
     return record
 
 
-def settle(method: Method, at: TrainingState) -> None:
-    """What each rank knows of its own share, averaged: logs, and BatchNorm's running statistics.
+def average_over_ranks(method: Method, at: TrainingState) -> None:
+    """Average the logs and BatchNorm's running statistics, which each rank has for its share only.
 
-    A mean of moving averages is the moving average of the means, so that this may be done at any time.
+    The mean of moving averages is the moving average of the means, so the result does not depend on when this is done.
     """
-    held = [net for v in vars(method).values() for net in (v if isinstance(v, list) else [v])]  # averaged ones too
-    nets = [net for net in held if isinstance(net, nn.Module)]
+    values = [v for value in vars(method).values() for v in (value if isinstance(value, list) else [value])]
+    nets = [value for value in values if isinstance(value, nn.Module)]
     norms = [m for net in nets for m in net.modules() if isinstance(m, _NormBase) and m.track_running_stats]
     statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
     distributed.average([*at.sums.values(), *statistics])
@@ -146,26 +153,26 @@ def check_batches(method: Method) -> None:
 
 
 def check_log(log: Log, method: Method) -> None:
-    """A step says what it did: a mistake in a method of the user's own is named where it is made."""
+    """Validate the log returned by `step`, so that mistakes in a custom method are reported at their source."""
     name = type(method).__name__
     if not isinstance(log, Mapping):
         got = "None" if log is None else type(log).__name__
-        raise UserError(f'{name}.step gave {got}, a dict of numbers is needed; end it with return {{"loss": loss}}')
+        raise UserError(f'{name}.step returned {got}, not a dict of numbers; end it with return {{"loss": loss}}')
     for key, value in log.items():
         if key in ("epoch", "lr", "seconds") or str(key).startswith(("val_", "test_")):
-            raise UserError(f"{name}.step gave {key!r}, which is what the engine writes itself; choose another name")
+            raise UserError(f"{name}.step logs {key!r}, which the engine logs itself; choose another name")
         if not isinstance(value, SupportsFloat) or (isinstance(value, Tensor) and value.numel() != 1):
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"{name}.step gave {got} as {key!r}, one number is needed; average it, or leave it out")
+            raise UserError(f"{name}.step logs {got} as {key!r}, not one number; average it, or leave it out")
 
 
 def check_logs(method: Method, at: TrainingState) -> None:
-    """Stop at the first log that is not a finite number: a sum never recovers from one."""
+    """Raise if a sum of logs is not finite. It would never recover."""
     _check_finite(at.sums, method, at)
 
 
 def check_weights(method: Method, at: TrainingState) -> None:
-    """A step can spoil the weights after a finite loss; such weights are neither scored nor stored."""
+    """Raise if a weight is not finite, which is possible after a finite loss. Such weights are not scored or stored."""
     for net in method.nets:
         _check_finite({f"a weight of {name}": p.detach() for name, p in net.named_parameters()}, method, at)
 

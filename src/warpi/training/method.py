@@ -23,35 +23,32 @@ from warpi.utils.seeding import derive, generator
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 Log = Mapping[str, Tensor | float]
-"""Names to scalars. Tensors may stay on the device; the engine reads them every few steps."""
+"""Maps names to scalars. Tensors may stay on the device; the engine reads them every few steps."""
 
 
 @dataclass
 class Method(ABC):
-    """One way to learn from noisy labels.
+    """A method for learning from noisy labels.
 
-    Fields are hyper-parameters with the paper's defaults. Everything made in `start` is state: networks, optimizers,
-    generators, loaders, tensors, numbers, and lists or dicts of them; checkpoints hold it without further ado. A
-    method owns its networks and its optimizer steps. It does not print, write, read the clock or name a device, and
-    it cannot see the truth. The engine owns time, learning rates, evaluation and checkpoints.
+    The fields are hyper-parameters with the paper's defaults. Everything created in `start` is state: networks,
+    optimizers, generators, loaders, tensors, numbers, and lists or dicts of them. Checkpoints store it automatically.
+    A method owns its networks and optimizer steps. It does not print, write files, read the clock or name a device,
+    and it cannot see the true labels. The engine owns time, learning rates, evaluation and checkpoints.
     """
 
     family: ClassVar[str] = "baseline"  # or loss, transition, meta, selection, refinement, semi-supervised
     year: ClassVar[int | None] = None  # of the paper
     n_nets: ClassVar[int] = 1
-    needs_different_nets: ClassVar[bool] = (
-        False  # its networks learn alike from the same batches: they must begin differently
-    )
+    needs_different_nets: ClassVar[bool] = False  # its networks see the same batches, so equal weights would stay equal
     n_views: ClassVar[int] = 1  # augmented views of each training example
-    n_trusted_views: ClassVar[int] = 1  # and of each trusted one
-    strong_views: ClassVar[tuple[int, ...]] = ()  # views that are augmented strongly, whatever the recipe says
+    n_trusted_views: ClassVar[int] = 1  # augmented views of each trusted example
+    strong_views: ClassVar[tuple[int, ...]] = ()  # views that are always augmented strongly
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
-    least_batch: ClassVar[int] = 1  # examples that a step needs of a noisy batch
-    least_meta_batch: ClassVar[int] = 1  # and of a trusted one
-    needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; marked in reports
+    least_batch: ClassVar[int] = 1  # smallest noisy batch that a step can use
+    least_meta_batch: ClassVar[int] = 1  # smallest trusted batch that a step can use
+    needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; reports mark it
     trusts_given_labels: ClassVar[bool] = False  # learns every given label as if it were right; `audit` warns
-    resumes_mid_epoch: ClassVar[bool] = True  # False where `epoch` keeps more between two steps than its loaders do
-
+    resumes_mid_epoch: ClassVar[bool] = True  # False if `epoch` keeps state between steps besides that of its loaders
     for_tables: ClassVar[dict[str, Any]] = {}  # hyper-parameters that suit tables better than the paper's
 
     def __post_init__(self) -> None:
@@ -63,18 +60,16 @@ class Method(ABC):
         return cls.for_tables if table else {}
 
     def start(self, task: Task, recipe: Recipe) -> None:
-        """Make all state. Redefine to add some; call this first."""
+        """Create all state. Override it to add state, and call this first."""
         self.check(task)
-        device, seed = task.train.examples.device, recipe.seed
-        self.task, self.recipe = task, recipe
-        self.beginnings = [0]  # epochs in which a training begins: each has the whole schedule of the learning rate
-        self.nets: list[nn.Module] = [
-            configure_passes(
-                to_channels_last(_made(recipe, task, i).to(device).train()),
-                recipe.pass_config(device, self.needs_meta),
-            )
-            for i in range(self.n_nets)
-        ]
+        self.task = task
+        self.recipe = recipe
+        device = task.train.examples.device
+        seed = recipe.seed
+        self.beginnings = [0]  # epochs in which the schedule of the learning rate starts again
+        nets = [to_channels_last(_build_net(recipe, task, i).to(device).train()) for i in range(self.n_nets)]
+        config = recipe.pass_config(device, self.needs_meta)
+        self.nets: list[nn.Module] = [configure_passes(net, config) for net in nets]
         if recipe.sync_batchnorm and distributed.ranks() > 1:
             self.nets = [synchronize_batchnorm(net) for net in self.nets]
         self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
@@ -90,30 +85,30 @@ class Method(ABC):
             self.meta_loader = Loader(trusted, recipe.meta_batch_size, trusted_seed, views=self.n_trusted_views)
 
     def check(self, task: Task) -> None:
-        """Say what this method lacks before anything is made."""
+        """Raise if the task lacks something that this method needs."""
         name = type(self).__name__
         if self.needs_meta and task.meta is None:
             raise UserError(
-                f"{name} needs trusted examples, and there are none; give a second file with --meta-data, mark rows in "
-                "a 'verified' column, or hold some out of a clean data set with --meta N; if nobody has checked any, "
-                "`warpi pick` says which to check, and methods like dmi_ns do without"
+                f"{name} needs trusted examples, and there are none; give a second file with --trusted, mark rows in a "
+                "column 'trusted', or hold some out of a clean data set with --meta N; if nobody has checked any, "
+                "`warpi pick` chooses rows to check, and methods like dmi_ns do not need any"
             )
         if self.needs_noise_rate and task.noise_rate is None:
             raise UserError(
-                f"{name} needs the noise rate, which is unknown for this data; set it by hand (`noise_rate` of "
-                "NoisyLabelClassifier; --help shows the flag), or take one that does without it (`warpi list methods`)"
+                f"{name} needs the noise rate, which is unknown for this data; set it (`noise_rate` of "
+                "NoisyLabelClassifier; --help shows the flag), or choose a method without it (`warpi list methods`)"
             )
 
     def check_nets_differ(self) -> None:
-        """At the beginning of a training: networks that would stay alike have nothing to tell each other."""
+        """Raise if networks that must differ start with the same weights. Call it before the first step."""
         if not self.needs_different_nets or any(isinstance(m, _DROPOUT) and m.p > 0 for m in self.net.modules()):
             return
         first, *others = ([*net.parameters()] for net in self.nets)
         if any(other and all(map(torch.equal, first, other)) for other in others):
             raise UserError(
-                f"{type(self).__name__} needs {self.n_nets} networks that begin differently, and a module of your own, "
-                "or weights of all layers from a file, makes them alike, and so they would stay; give a function that "
-                "makes a new one, such as net=lambda shape, n_classes: Net(), and no weights"
+                f"{type(self).__name__} needs {self.n_nets} networks with different initial weights, but copies of a "
+                "module, or weights of all layers from a file, are equal and would stay equal; give a function that "
+                "builds a new network, such as net=lambda shape, n_classes: Net(), and no weights"
             )
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -123,7 +118,7 @@ class Method(ABC):
 
     @abstractmethod
     def step(self, batch: Batch) -> Log:
-        """One update from one batch of noisy examples: the algorithm box of the paper."""
+        """Update from one batch of noisy examples: the algorithm box of the paper."""
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -152,9 +147,9 @@ class Method(ABC):
 
     @torch.no_grad()
     def update_averages(self, steps: int) -> None:
-        """Move the averaged networks toward the trained ones, after so many steps in all.
+        """Move the averaged networks toward the trained ones. `steps` is the number of steps so far.
 
-        They follow more closely in the first steps, when the weights are far from where they will be.
+        They follow more closely in the first steps, when the weights still change quickly.
         """
         if not self.average_decay:
             return
@@ -180,34 +175,35 @@ class Method(ABC):
 
     @property
     def lr(self) -> float | Tensor:
-        """The classifier's current learning rate: a tensor on a GPU, where a captured step reads it anew each time."""
+        """The classifier's current learning rate; on a GPU a tensor, which a graphed step reads at each launch."""
         lr: float | Tensor = self.optimizer.param_groups[0]["lr"]
         return lr
 
     @property
     def is_meta_step(self) -> bool:
-        """Whether the step on the batch that the loader gave last is one of those in which meta-parameters learn."""
+        """Whether meta-parameters are updated in the step on the last batch of the loader."""
         return (self.loader.count - 1) % self.recipe.meta_every == 0
 
 
-def _made(recipe: Recipe, task: Task, number: int) -> nn.Module:
-    """A network; where a function of the user's own cannot make it, what it is called with is said."""
+def _build_net(recipe: Recipe, task: Task, number: int) -> nn.Module:
+    """Build the network. If a user-supplied function fails, the error shows the arguments it was called with."""
     try:
         return recipe.make_net(task.shape, task.n_classes, number)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as e:
         if isinstance(e, UserError) or isinstance(recipe.net, str | nn.Module):
             raise
-        name, reason = getattr(recipe.net, "__name__", type(recipe.net).__name__), str(e).strip().splitlines()
+        name = getattr(recipe.net, "__name__", type(recipe.net).__name__)
+        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise UserError(
-            f"the network cannot be made: {name}(shape, n_classes) was called as {name}({task.shape}, "
-            f"{task.n_classes}) ({(reason or [type(e).__name__])[0]}); give the module itself, such as net=Net(), or a "
-            "function of these two that makes it"
+            f"the network cannot be built: {name}(shape, n_classes) was called as {name}({task.shape}, "
+            f"{task.n_classes}) ({reason}); give the module itself, such as net=Net(), or a function of these two "
+            "arguments that builds it"
         ) from e
 
 
 @contextmanager
 def evaluating(nets: Iterable[nn.Module]) -> Iterator[None]:
-    """Networks in evaluation mode inside, and as they were afterwards."""
+    """Context manager: put networks into evaluation mode, and restore their modes at the end."""
     modules = [(module, module.training) for net in nets for module in net.modules()]
     for module, _ in modules:
         module.training = False
@@ -219,9 +215,12 @@ def evaluating(nets: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """One step of an optimizer down the gradient of a loss."""
+    """Take one step of an optimizer along the gradient of a loss, averaged over the ranks.
+
+    Only the parameters of the optimizer get gradients, not a meta-network that contributed to the loss.
+    """
     optimizer.zero_grad()
-    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    loss.backward(inputs=own)  # type: ignore[no-untyped-call]  # not into a meta-network that shaped the loss
-    distributed.average(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    loss.backward(inputs=[p for p in parameters if p.requires_grad])  # type: ignore[no-untyped-call]
+    distributed.average(p.grad for p in parameters if p.grad is not None)
     optimizer.step()

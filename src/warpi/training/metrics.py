@@ -1,4 +1,4 @@
-"""How good the predictions are."""
+"""Scores of predictions: accuracy, negative log-likelihood and calibration."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,11 +15,11 @@ class Scores(NamedTuple):
     acc: float
     nll: float
     ece: float
-    per_class: tuple[float, ...]  # accuracy of each class; nan where the split has no example of it
+    per_class: tuple[float, ...]  # accuracy of each class; NaN if the split has no example of it
 
 
 def scores(p: Tensor, y: Tensor, bins: int = 15) -> Scores:
-    """Accuracy, negative log-likelihood, expected calibration error and accuracy by class.  p [N, K], y [N]
+    """Accuracy, negative log-likelihood, expected calibration error and accuracy per class.  p [N, K], y [N]
 
     ECE = sum_b n_b / N |accuracy_b - confidence_b| over equally wide bins of the highest probability.
     """

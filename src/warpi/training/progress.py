@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a bar with the time left on a terminal, and a line an epoch everywhere."""
+"""Progress of a training: a bar with the remaining time on a terminal, and one line per epoch everywhere."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -11,11 +11,12 @@ SHOWN = {"loss": "loss", "meta_loss": "meta", "val_acc": "val %", "test_acc": "t
 
 
 class Progress:
-    """A context in which steps are counted and epochs printed."""
+    """Context manager that counts steps and prints epochs."""
 
     def __init__(self, epochs: int, steps: int, done: int, quiet: bool, shown: Mapping[str, str] | None = None) -> None:
-        self.epochs, self.quiet = epochs, quiet
-        self.shown = SHOWN if shown is None else shown  # of a record, and what it is called
+        self.epochs = epochs
+        self.quiet = quiet
+        self.shown = SHOWN if shown is None else shown  # fields of a record and their labels
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
         self.console = Console(highlight=False)
         self.bar = Bar(

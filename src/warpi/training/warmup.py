@@ -1,4 +1,4 @@
-"""The phases of a method: where they meet, and a new beginning."""
+"""Phases of a training: how long a warm-up is, and how to start again after it."""
 
 import torch
 from torch import Tensor
@@ -7,32 +7,32 @@ from warpi.training.method import Method
 
 
 def warmup_epochs(share: float, epochs: int) -> int:
-    """The first epoch after a phase that takes that share of the epochs, and one at least."""
+    """Length of a phase that takes this share of the epochs, at least one epoch."""
     return max(1, round(share * epochs))
 
 
 def capped_warmup(wanted: float, epochs: int) -> float:
-    """So many epochs as a paper's warm-up takes, and at most half of a short run.
+    """Length of a paper's warm-up, but at most half of a short run.
 
-    What a warm-up needs is a network that has learned something, however long the training goes on afterwards.
+    The paper's number of epochs is kept in longer runs: a warm-up only needs a network that has learned something.
     """
     return min(wanted, epochs / 2)
 
 
 @torch.no_grad()
 def reset_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """No moments any more: those of one loss would carry the weights away when another begins.
+    """Set the moments of an optimizer to zero, because those of one loss would distort the first steps of another.
 
-    In place, as captured steps need it.
+    This happens in place, as graphed steps require.
     """
-    for memory in optimizer.state.values():
-        for value in memory.values():
+    for state in optimizer.state.values():
+        for value in state.values():
             if isinstance(value, Tensor):
                 value.zero_()
 
 
 def restart(method: Method, *, reinitialize: bool = True) -> None:
-    """The first network as it was at the start (as it is, unless anew), in place, and its optimizer without memory."""
+    """Reset the optimizer of the first network, and its weights to the initial ones if `reinitialize`, in place."""
     if reinitialize:
         fresh = method.recipe.make_net(method.task.shape, method.task.n_classes)
         method.net.load_state_dict(fresh.state_dict())
