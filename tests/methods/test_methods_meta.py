@@ -28,7 +28,7 @@ from warpi.methods.vri import VRI
 from warpi.nets.mlp import MLP
 from warpi.nets.resnet import resnet20
 from warpi.training.bilevel import bilevel_step
-from warpi.training.engine import TrainingState
+from warpi.training.engine import TrainingState, average_over_ranks
 from warpi.training.method import Method, evaluating
 from warpi.training.outputs import feature_size, last_layer, penultimate
 from warpi.training.recipe import Recipe

@@ -464,7 +464,7 @@ def test_a_checkpoint_that_was_changed_or_cut_off(runs: Path, tmp_path: Path) ->
     with pytest.raises(UserError, match="checksum mismatch"):
         warpi.predict(tmp_path / "run", runs / "new.npz")
     file.write_bytes(content[:-100])
-    with pytest.raises(UserError, match="not a whole checkpoint"):
+    with pytest.raises(UserError, match="not a complete checkpoint"):
         warpi.predict(tmp_path / "run", runs / "new.npz")
 
 

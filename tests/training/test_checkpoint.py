@@ -307,14 +307,14 @@ class TestDamage:
         whole = file.read_bytes()
         for length in [*range(20), *range(20, len(whole), 17), len(whole) - 1]:
             file.write_bytes(whole[:length])
-            with pytest.raises(UserError, match="not a whole checkpoint"):
+            with pytest.raises(UserError, match="not a complete checkpoint"):
                 checkpoint.load(file)
 
     def test_appended_to(self, file: Path) -> None:
         checkpoint.save(file, SMALL)
         with file.open("ab") as f:
             f.write(b"\0")
-        with pytest.raises(UserError, match="not a whole checkpoint"):
+        with pytest.raises(UserError, match="not a complete checkpoint"):
             checkpoint.load(file)
 
     def test_a_foreign_file(self, file: Path) -> None:
@@ -330,14 +330,14 @@ class TestDamage:
 
     def test_a_folder(self, file: Path) -> None:
         file.mkdir()
-        with pytest.raises(UserError, match="not a whole checkpoint"):
+        with pytest.raises(UserError, match="not a complete checkpoint"):
             checkpoint.load(file)
 
     def test_a_pickle_is_refused_and_nothing_in_it_runs(self, file: Path, tmp_path: Path) -> None:
         evil, ran = _Evil(tmp_path / "ran"), tmp_path / "ran"
         for write in (lambda: file.write_bytes(pickle.dumps(evil)), lambda: torch.save(evil, file)):
             write()
-            with pytest.raises(UserError, match="not a whole checkpoint"):
+            with pytest.raises(UserError, match="not a complete checkpoint"):
                 checkpoint.load(file)
         assert not ran.exists()
         pickle.loads(pickle.dumps(evil))
@@ -393,7 +393,7 @@ class TestPrevious:
 
     def test_nothing_there(self, file: Path) -> None:
         assert not checkpoint.exists(file)
-        with pytest.raises(UserError, match="not a whole checkpoint"):
+        with pytest.raises(UserError, match="not a complete checkpoint"):
             checkpoint.load(file)
 
     def test_a_half_written_file_is_not_a_checkpoint(self, file: Path) -> None:
