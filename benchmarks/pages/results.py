@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.common import ROOT
 from warpi.report.experiments import Row, RunRecord, find_runs, number, summarize
-from warpi.report.figures import figures
+from warpi.report.figures import draw_figures
 from warpi.runs.rerun import format_value
 from warpi.sweep.plan import Job, read_plan
 from warpi.sweep.queue import find_kept
@@ -419,7 +419,7 @@ def pictures(root: Path) -> str:
         folders = [path for path in folders if path in known]
         runs = find_runs(folders) if folders else []
         used |= {run.path: run for run in runs}
-        drawn, found = figures(runs, out, [kind]) if runs else ([], {})
+        drawn, found = draw_figures(runs, out, [kind]) if runs else ([], {})
         images = [f"![{path.stem}](figures/{path.name})" for path in drawn if path.suffix == ".png"]
         lines += [f"## {kind}", "", CAPTIONS[kind], "", *(images or ["Not yet: the runs are missing."]), ""]
         if kind in ("confusion", "rectifier", "calibration"):

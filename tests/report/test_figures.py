@@ -17,9 +17,9 @@ from warpi.methods.plain import CE
 from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.report import figures as draw
 from warpi.report.experiments import Experiment, find_runs, group
-from warpi.report.figure_data import EDGES, FILE, KINDS, error, read, write
+from warpi.report.figure_data import EDGES, FILE, KINDS, matrix_error, read_arrays, write_arrays
 from warpi.report.measure import _means, measure
-from warpi.report.plot_style import COLORS, drawing, look, looks
+from warpi.report.plot_style import COLORS, figure_style, line_style, line_styles
 from warpi.runs.reopen import reopen
 
 TINY = {"data": "digits", "limit": 400, "epochs": 3, "meta": 20, "batch_size": 32, "threads": 1}
@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_arrays_against_loops(runs: Path) -> None:
     """The deterministic control draws nothing, so that everything can be computed again an example at a time."""
-    run, a = reopen(runs / "detc4", "cpu"), read(runs / "detc4")
+    run, a = reopen(runs / "detc4", "cpu"), read_arrays(runs / "detc4")
     assert a is not None
     method, truth, k = run.method, run.truth.clean, run.task.n_classes
     assert isinstance(method, WarPI)
@@ -80,7 +80,7 @@ def test_arrays_against_loops(runs: Path) -> None:
 def test_calibration_is_that_of_the_results(runs: Path) -> None:
     for name in ("warpi4", "mwnet4"):
         (run,) = find_runs([runs / name])
-        a = read(run.path)
+        a = read_arrays(run.path)
         assert a is not None
         assert a["bin_count"].sum() == run.facts["n_test"]
         share = a["bin_count"] / a["bin_count"].sum()
@@ -115,38 +115,40 @@ def test_sigma_is_logged_where_there_is_one(runs: Path) -> None:
 
 def test_error_of_a_matrix() -> None:
     T = np.array([[0.6, 0.4, 0], [0, 1, 0], [0.2, 0, 0.8]])
-    assert error(T, T) == 0
-    assert error(np.eye(3)[[1, 2, 0]], np.eye(3)) == pytest.approx(100)
-    assert error(np.eye(3), T) == pytest.approx(100 * (0.4 + 0 + 0.2) / 3)
-    assert error(np.array([[0.6, 0.4, 0], [0, 1, 0], [np.nan] * 3]), T) == pytest.approx(100 / 3), "not known is wrong"
+    assert matrix_error(T, T) == 0
+    assert matrix_error(np.eye(3)[[1, 2, 0]], np.eye(3)) == pytest.approx(100)
+    assert matrix_error(np.eye(3), T) == pytest.approx(100 * (0.4 + 0 + 0.2) / 3)
+    assert matrix_error(np.array([[0.6, 0.4, 0], [0, 1, 0], [np.nan] * 3]), T) == pytest.approx(100 / 3), (
+        "not known is wrong"
+    )
 
 
 def test_arrays_are_read_without_pickle(tmp_path: Path) -> None:
-    assert read(tmp_path) is None
+    assert read_arrays(tmp_path) is None
     names = ["x", "y"]
     kinds, T = np.ones(len(KINDS), np.float32), np.eye(2, dtype=np.float32)
     losses = np.ones((len(KINDS), len(EDGES) - 1), np.float32)
     whole = {"classes": np.array(names), "n_kind": kinds, "loss_raw": losses, "loss_raw_mean": kinds, "T_classifier": T}
-    write(tmp_path, whole)
-    found = read(tmp_path)
+    write_arrays(tmp_path, whole)
+    found = read_arrays(tmp_path)
     assert found is not None
     assert found["classes"].tolist() == names
     for name in whole:
         for changed in ({name: np.zeros((0, 3))}, {name: np.array("x")}, {name: np.array([1j])}, {"bin_count": kinds}):
-            write(tmp_path, whole | changed)
+            write_arrays(tmp_path, whole | changed)
             with pytest.raises(UserError, match=r"figures\.npz \((\w+ is |there is no bin_)"):
-                read(tmp_path)
-        write(tmp_path, {k: v for k, v in whole.items() if k != name})
+                read_arrays(tmp_path)
+        write_arrays(tmp_path, {k: v for k, v in whole.items() if k != name})
         with pytest.raises(UserError, match=f"there is no {name}"):
-            read(tmp_path)
+            read_arrays(tmp_path)
     with pytest.raises(ValueError):
-        write(tmp_path, {"a": np.array([{}], dtype=object)})
+        write_arrays(tmp_path, {"a": np.array([{}], dtype=object)})
     np.savez(tmp_path / FILE, a=np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"cannot read .*figures\.npz"):
-        read(tmp_path)
+        read_arrays(tmp_path)
     (tmp_path / FILE).write_bytes(b"no archive")
     with pytest.raises(UserError, match=r"delete it"):
-        read(tmp_path)
+        read_arrays(tmp_path)
 
 
 def test_only_finished_runs_are_measured(runs: Path, tmp_path: Path) -> None:
@@ -195,15 +197,15 @@ def test_numbers_name_the_run_they_are_of(runs: Path, tmp_path: Path) -> None:
         stored = json.loads((folder / "spec.json").read_text())
         stored["spec"]["seed"] = seed
         (folder / "spec.json").write_text(json.dumps(stored))
-    (numbers,) = draw.figures(find_runs([tmp_path]), tmp_path / "out", ["samples"])[1].values()
+    (numbers,) = draw.draw_figures(find_runs([tmp_path]), tmp_path / "out", ["samples"])[1].values()
     assert numbers["seed"] == 7
 
 
 def test_noises_stand_beside_each_other(runs: Path) -> None:
-    (experiment,), a = experiments(runs / "warpi4"), read(runs / "warpi4")
+    (experiment,), a = experiments(runs / "warpi4"), read_arrays(runs / "warpi4")
     assert a is not None
     two = [draw.Measured(replace(experiment, noise=noise), a) for noise in ("flip:0.2", "flip:0.4")]
-    with drawing():
+    with figure_style():
         losses, confusion, rectifier = draw.losses(two), draw.confusion(two), draw.rectifier(two[0])
         assert losses is not None
         assert confusion is not None
@@ -211,7 +213,7 @@ def test_noises_stand_beside_each_other(runs: Path) -> None:
         assert [axes.get_title("left") for axes in losses.axes[:2]] == ["noise flip:0.2", "noise flip:0.4"]
         assert len(losses.axes) == 2 * 3
         assert len(confusion.axes) == 2 * (3 + 1), "three matrices and a scale a row"
-        said = f"error {error(a['T_rectified'], a['T_given']):.1f} %"
+        said = f"error {matrix_error(a['T_rectified'], a['T_given']):.1f} %"
         assert said in confusion.axes[1].get_title()
         assert len(rectifier.axes) == 2 * (3 + 1)
         a = {name: value for name, value in a.items() if "rectified" not in name and not name.startswith("v_")}
@@ -228,8 +230,8 @@ def test_mistakes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["figures", str(bare), "--out", str(tmp_path / "x")]) == 2
     err = capsys.readouterr().err
     assert "1 runs have neither weights nor figures.npz" in err
-    assert "these runs (of ce) allow no figure: losses takes a finished run whose weights" in err
-    assert "stability takes two or more methods with a meta loss" in err
+    assert "no figure can be drawn from these runs (of ce): losses needs a finished run whose weights" in err
+    assert "stability needs two or more methods with a meta loss" in err
     assert not (tmp_path / "x").exists()
 
 
@@ -238,13 +240,13 @@ def test_each_kind_asked_for_has_its_reason(runs: Path, tmp_path: Path, capsys: 
     args = ["figures", str(runs / "mwnet4"), "--out", str(tmp_path), "--only"]
     assert main([*args, "rectifier,samples"]) == 2
     err = capsys.readouterr().err
-    assert "rectifier takes v, which" in err
-    assert "samples takes runs of warpi" in err
+    assert "rectifier needs v, which" in err
+    assert "samples needs runs of warpi" in err
     assert "weights" not in err
     assert main([*args, "calibration,sigma"]) == 0
     said = capsys.readouterr()
     assert "calibration-" in said.out
-    assert said.err.startswith("warpi: not drawn: sigma takes σ")
+    assert said.err.startswith("warpi: not drawn: sigma needs σ")
     assert len(said.err.splitlines()) == 1
 
 
@@ -261,7 +263,7 @@ def test_a_run_that_cannot_be_measured_is_named(runs: Path, tmp_path: Path, caps
         assert main(["figures", str(mine), *wish]) == 2, "nothing is left"
         first, last = capsys.readouterr().err.splitlines()
         assert f"measure({str(mine)!r}, method=MyMethod())" in first
-        assert ("none of these runs could be measured" if wish == ["--arrays"] else "allow no figure") in last
+        assert ("none of these runs could be measured" if wish == ["--arrays"] else "no figure can be drawn") in last
     shutil.copytree(runs / "detc4", tmp_path / "runs" / "detc4")
     (tmp_path / "runs" / "detc4" / FILE).unlink()
     wish = ["--out", str(tmp_path / "out"), "--device", "cpu", "--only", "losses"]
@@ -323,7 +325,7 @@ def test_samples(tmp_path: Path) -> None:
         made(tmp_path / f"short{n}", "warpi", [10.0, 11.0], 2.0 + n / 100, samples=n, output="sigmoid", mean_init=None)
     made(tmp_path / "long20", "warpi", [70.0, 85.0, 84.0, 81.0], 3.0, samples=20, output="sigmoid")  # not timed
     made(tmp_path / "other", "warpi", [99.0, 99.0, 99.0, 99.0], 0.1, samples=10, output="tanh")
-    with drawing():
+    with figure_style():
         figure = draw.samples(experiments(tmp_path))
         assert figure is not None
         left, right = figure.axes
@@ -342,7 +344,7 @@ def test_stability_takes_several_methods_of_one_length(tmp_path: Path) -> None:
     made(tmp_path / "a" / "ce", "ce", [50.0, 40.0, 30.0])
     made(tmp_path / "a" / "longer", "warpi", [50.0] * 5)
     ((_, plot), (_, other)) = draw.FIGURES["stability"](experiments(tmp_path / "a"), [])
-    with drawing():
+    with figure_style():
         drawn = [figure for figure in (plot(), other()) if figure is not None]
     (figure,) = drawn
     left, right = figure.axes
@@ -360,7 +362,7 @@ def test_stability_shows_bands_and_methods_without_meta_loss(tmp_path: Path) -> 
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     lines = [{name: value for name, value in line.items() if name != "meta_loss"} for line in lines]
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with drawing():
+    with figure_style():
         figure = draw.stability(experiments(tmp_path))
         assert figure is not None
         left, right = figure.axes
@@ -375,7 +377,7 @@ def test_stability_shows_bands_and_methods_without_meta_loss(tmp_path: Path) -> 
 
 
 def test_sigma_has_room_and_whole_epochs(runs: Path) -> None:
-    with drawing():
+    with figure_style():
         figure = draw.sigma(experiments(runs / "warpi4"))
         assert figure is not None
         (axes,) = figure.axes
@@ -395,7 +397,7 @@ def test_sigma_names_every_number_of_samples_where_there_are_several(tmp_path: P
         lines = [json.loads(line) | {"sigma": 1.0} for line in (folder / "results.jsonl").read_text().splitlines()]
         (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for folder, names in ((tmp_path, ["warpi (samples=10)", "warpi (samples=1)"]), (tmp_path / "10", ["warpi"])):
-        with drawing():
+        with figure_style():
             figure = draw.sigma(experiments(folder))
         assert figure is not None
         labels = [str(curve.get_label()) for curve in figure.axes[0].get_lines() if len(curve.get_xdata())]  # type: ignore[arg-type]
@@ -403,14 +405,14 @@ def test_sigma_names_every_number_of_samples_where_there_are_several(tmp_path: P
 
 
 def test_a_method_has_its_colour_in_every_figure() -> None:
-    assert looks(["ce", "warpi"]) == looks(["warpi", "ce"])[::-1]
-    often = looks(["warpi", "mwnet", "ce", "warpi_detc", "gce"])
+    assert line_styles(["ce", "warpi"]) == line_styles(["warpi", "ce"])[::-1]
+    often = line_styles(["warpi", "mwnet", "ce", "warpi_detc", "gce"])
     assert len({colour for colour, _ in often}) == 5
-    many = looks(["warpi", "gce", "warpi", "mlc", "elr", "Mine", "gce"])
+    many = line_styles(["warpi", "gce", "warpi", "mlc", "elr", "Mine", "gce"])
     assert len(set(many)) == 7, "markers tell lines of one colour apart"
     assert many[0][0] == many[2][0] == often[0][0]
-    assert looks(["warpi"] * 9) == [look(i) for i in range(9)], "colours where there is one method alone"
-    assert looks(["warpi"])[0][0] == COLORS[0]
+    assert line_styles(["warpi"] * 9) == [line_style(i) for i in range(9)], "colours where there is one method alone"
+    assert line_styles(["warpi"])[0][0] == COLORS[0]
 
 
 def test_numbers_in_a_matrix_stand_out(runs: Path) -> None:
@@ -430,9 +432,9 @@ def test_numbers_in_a_matrix_stand_out(runs: Path) -> None:
         back, front = luminance(image.to_rgba(x[i, j])[:3]), luminance(text.get_color())
         dark, light = sorted((back, front))
         assert (light + 0.05) / (dark + 0.05) > 4.3
-    a = read(runs / "warpi4")
+    a = read_arrays(runs / "warpi4")
     assert a is not None
-    with drawing():
+    with figure_style():
         figure = draw.rectifier(draw.Measured(experiments(runs / "warpi4")[0], a))
     assert figure is not None
     assert [axes.get_ylabel() for axes in figure.axes[-2:]] == ["mean v", "mean σ"]

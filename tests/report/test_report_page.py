@@ -82,7 +82,7 @@ def test_whatever_is_shown_is_escaped_and_inside(tmp_path: Path) -> None:
     assert "x" * 401 not in page.words
     assert "> 99.9 %" in page.words
     for part in (
-        "Do not believe it: the classifier is right about 50 %",
+        "The audit is unreliable: the classifier predicts 50 %",
         "Losses",
         "rectified: mean 0.10 (right), mean 2.00 (wrong)",
         "Worst classes",
@@ -158,7 +158,7 @@ def test_many_experiments_are_compared_and_each_can_be_opened(tmp_path: Path) ->
     page = Page(to_html(summarize(runs), runs, found))
     assert page.seen.count("details") >= 4
     assert "digits, noise uniform:0.1, mlp" in page.words
-    assert "No epoch has ended yet." in page.words
+    assert "No epoch has finished yet." in page.words
     assert "has not ended" in page.words
 
 

@@ -324,7 +324,7 @@ def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.C
         f"curves/{others[0].name}": "it was run with epochs = 3, not with epochs = 200",
         f"curves/{others[1].name}": "it was run with momentum = 0.5, not with momentum = 0.9",
         f"curves/{others[2].name}": f"curves/{others[2].name}/sweep.json is not JSON (Extra data",
-        f"curves/{others[3].name}": "its results.jsonl does not hold every epoch",
+        f"curves/{others[3].name}": "its results.jsonl does not contain every epoch",
         f"curves/{others[4].name}": "sweep.json is missing",
         "curves/unknown_seed0": "no recipe whose runs are in 'curves' names it",
         f"mine/{right.name}": "no recipe whose runs are in 'mine' names it",
@@ -345,7 +345,7 @@ def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.C
     for job in (right, others[0]):  # one that an older version has kept
         shutil.copytree(runs / job.name, kept / "curves" / job.name)
     text = pages.pictures(tmp_path)
-    assert f"{kept / 'curves' / others[0].name} is no run that the recipe" in capsys.readouterr().err
+    assert f"{kept / 'curves' / others[0].name} is not a run that the recipe" in capsys.readouterr().err
     shutil.rmtree(kept / "curves" / others[0].name)
     assert pages.pictures(tmp_path) == text
     assert not capsys.readouterr().err

@@ -1,10 +1,10 @@
-"""`warpi figures`: arrays where the weights are, pictures where the arrays are."""
+"""`warpi figures`: compute arrays from the weights of runs, and draw figures from the arrays."""
 
 import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser
@@ -13,91 +13,107 @@ if TYPE_CHECKING:
     from warpi.report.experiments import RunRecord
 
 WEIGHTS = "checkpoint.safetensors"
-_V = "v, which the methods with a rectifier alone have (warpi, warpi_detc)"
-_TAKES = {
+_V = "v, which only methods with a rectifier have (warpi, warpi_detc)"
+_NEEDS = {
     "losses": _V,
     "confusion": f"{_V}, and the true labels",
     "rectifier": _V,
-    "samples": "runs of warpi with two or more --samples, and data, noise and net the same",
-    "stability": "two or more methods with a meta loss (warpi, mwnet, ...), and data, noise, net and epochs the same",
-    "sigma": "σ, which warpi alone has (with --samples > 0)",
+    "samples": "runs of warpi with two or more values of --samples and the same data, noise and net",
+    "stability": "two or more methods with a meta loss (warpi, mwnet, ...) and the same data, noise, net and epochs",
+    "sigma": "σ, which only warpi has (with --samples > 0)",
     "calibration": "a test set",
 }
 
 
 def figures(argv: list[str]) -> None:
-    parser = Parser(prog="warpi figures", description="The paper's figures, and what V has learned, from runs.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the pictures as PNG and SVG, and figures.json")
-    parser.add_argument("--only", metavar="A,B,...", help="some of: losses, confusion, samples, stability, rectifier, "
-                        "sigma, calibration")  # fmt: skip
-    parser.add_argument("--arrays", action="store_true", help="draw nothing, compute figures.npz beside the runs")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute them")
-    given = parser.read(argv)
-    if not given["arrays"] and given["out"] is None:
-        raise UserError("name a folder for the pictures with --out DIR, or compute their arrays alone with --arrays")
-    from warpi.report import figures as draw
-    from warpi.report.figure_data import FILE
+    given = _read_flags(argv)
+    from warpi.report.figures import FIGURES, FROM_ARRAYS, draw_figures
     from warpi.utils.files import write_with_folder
 
-    asked = [name.strip() for name in (given["only"] or "").split(",") if name.strip()]
-    for name in asked:
-        if name not in draw.FIGURES:
-            raise unknown("figure", name, draw.FIGURES)
-    only = asked or list(draw.FIGURES)
-    runs = _readable(given["runs"])
-    if given["arrays"] or set(only) & set(draw.FROM_ARRAYS):
-        bare = [run for run in runs if run.done and not (run.path / FILE).exists()]
-        weighty = [run for run in bare if (run.path / WEIGHTS).exists()]
-        _measure(weighty, given["device"])
-        if gone := [str(run.path) for run in bare if run not in weighty]:
-            _say(f"{len(gone)} runs have neither weights nor {FILE} ({', '.join(gone[:3])}): no "
-                 f"{', '.join(draw.FROM_ARRAYS)} of them")  # fmt: skip
-        if given["arrays"] and weighty and not any((run.path / FILE).exists() for run in runs):
-            raise UserError("none of these runs could be measured; the reasons are above")
+    requested = [name.strip() for name in (given["only"] or "").split(",") if name.strip()]
+    for name in requested:
+        if name not in FIGURES:
+            raise unknown("figure", name, FIGURES)
+    only = requested or list(FIGURES)
+    runs = _find_readable(given["runs"])
+    if given["arrays"] or set(only) & set(FROM_ARRAYS):
+        _compute_arrays(runs, given["device"], given["arrays"])
     if given["arrays"]:
         return
-    paths, numbers = draw.figures(runs, given["out"], only)
+    paths, numbers = draw_figures(runs, given["out"], only)
     drawn = {path.name.split("-")[0] for path in paths}
     reasons = _reasons([kind for kind in only if kind not in drawn], runs)
     if not paths:
         methods = ", ".join(sorted({run.spec["method"] for run in runs}))
-        raise UserError(f"these runs (of {methods}) allow no figure: {'; '.join(reasons)}")
-    for reason in reasons if asked else ():
-        _say(f"not drawn: {reason}")
-    write_with_folder(
-        given["out"] / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    )
+        raise UserError(f"no figure can be drawn from these runs (of {methods}): {'; '.join(reasons)}")
+    for reason in reasons if requested else ():
+        _warn(f"not drawn: {reason}")
+    text = json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False)
+    write_with_folder(given["out"] / "figures.json", text + "\n")
     for path in paths:
         if path.suffix == ".png":
             print(f"{path} (and .svg)")
 
 
-def _say(text: str) -> None:
+def _read_flags(argv: list[str]) -> dict[str, Any]:
+    parser = Parser(prog="warpi figures", description="Draw the figures of the paper, and what V has learned.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the figures as PNG and SVG, and figures.json")
+    parser.add_argument(
+        "--only",
+        metavar="A,B,...",
+        help="some of: losses, confusion, samples, stability, rectifier, sigma, calibration",
+    )
+    parser.add_argument("--arrays", action="store_true", help="only compute figures.npz in the run folders")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute the arrays")
+    given = parser.read(argv)
+    if not given["arrays"] and given["out"] is None:
+        raise UserError("give a folder for the figures with --out DIR, or only compute their arrays with --arrays")
+    return given
+
+
+def _warn(text: str) -> None:
     print(f"warpi: {' '.join(text.split())}", file=sys.stderr)
 
 
-def _readable(paths: Sequence[Path]) -> "list[RunRecord]":
-    """The runs; one that cannot be read is named and left out, and is an error where there are no others."""
+def _find_readable(paths: Sequence[Path]) -> "list[RunRecord]":
+    """The readable runs. Prints a warning for each other run; raises an error if no run is readable."""
     from warpi.report.experiments import find_runs
-    from warpi.report.figure_data import read
+    from warpi.report.figure_data import read_arrays
 
-    errors, readable = list[UserError](), []
+    errors: list[UserError] = []
+    readable = []
     for run in find_runs(paths, errors):
         try:
-            read(run.path)
+            read_arrays(run.path)
             readable.append(run)
-        except UserError as error:
-            errors.append(error)
+        except UserError as problem:
+            errors.append(problem)
     if not readable:
         raise UserError("; ".join(map(str, errors)))
-    for each in errors:
-        _say(f"left out: {each}")
+    for error in errors:
+        _warn(f"left out: {error}")
     return readable
 
 
+def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) -> None:
+    """Compute the missing arrays of finished runs. If it is required, at least one run must have arrays then."""
+    from warpi.report.figure_data import FILE
+    from warpi.report.figures import FROM_ARRAYS
+
+    bare = [run for run in runs if run.done and not (run.path / FILE).exists()]
+    with_weights = [run for run in bare if (run.path / WEIGHTS).exists()]
+    _measure(with_weights, device)
+    without = [str(run.path) for run in bare if run not in with_weights]
+    if without:
+        names = ", ".join(without[:3])
+        _warn(f"{len(without)} runs have neither weights nor {FILE} ({names}): no {', '.join(FROM_ARRAYS)} for them")
+    if required and with_weights and not any((run.path / FILE).exists() for run in runs):
+        raise UserError("none of these runs could be measured; the reasons are above")
+
+
 def _measure(runs: "Sequence[RunRecord]", device: str) -> None:
-    """Compute the arrays of runs; one that cannot be measured is named, and the others are."""
+    """Compute the arrays of runs. Prints a warning for each run that cannot be measured."""
     if not runs:
         return
     from warpi.report.measure import measure
@@ -109,30 +125,31 @@ def _measure(runs: "Sequence[RunRecord]", device: str) -> None:
                 measure(run.path, device)
                 print(f"{run.path} measured")
             except UserError as error:
-                _say(f"{run.path} is not measured: {_own(run) or error}")
+                _warn(f"{run.path} is not measured: {_custom_parts(run) or error}")
 
 
-def _own(run: "RunRecord") -> str:
-    """What to do where a run was made with a method or a net of the user's own; empty where it was not."""
+def _custom_parts(run: "RunRecord") -> str:
+    """Advice for a run that was made with a custom method or network; empty for other runs."""
     from warpi.methods.registry import METHODS
     from warpi.nets.registry import NETS
 
-    method, net = run.spec["method"], run.spec["recipe"].get("net")
-    parts = [*(["method"] if method not in METHODS else []), *(["net"] if net is not None and net not in NETS else [])]
+    net = run.spec["recipe"].get("net")
+    parts = ["method"] if run.spec["method"] not in METHODS else []
+    parts += ["net"] if net is not None and net not in NETS else []
     if not parts:
         return ""
-    again = ", ".join(f"{part}=My{part.capitalize()}()" for part in parts)
+    arguments = ", ".join(f"{part}=My{part.capitalize()}()" for part in parts)
     return (
-        f"it was made with a {' and a '.join(parts)} of your own; give its file, warpi --use FILE.py figures ..., or "
-        f"once, from Python: from warpi.report.measure import measure; measure({str(run.path)!r}, {again})"
+        f"it uses a custom {' and a custom '.join(parts)}; give its file with warpi --use FILE.py figures ..., "
+        f"or run in Python: from warpi.report.measure import measure; measure({str(run.path)!r}, {arguments})"
     )
 
 
 def _reasons(kinds: Iterable[str], runs: "Sequence[RunRecord]") -> list[str]:
-    """Why there is no figure of each of these kinds, in words."""
+    """For each of these kinds of figures, what it needs."""
     from warpi.report.figure_data import FILE
     from warpi.report.figures import FROM_ARRAYS
 
     measured = any((run.path / FILE).exists() for run in runs)
-    takes = _TAKES if measured else _TAKES | dict.fromkeys(FROM_ARRAYS, "a finished run whose weights can be measured")
-    return [f"{kind} takes {takes[kind]}" for kind in kinds]
+    needs = _NEEDS if measured else _NEEDS | dict.fromkeys(FROM_ARRAYS, "a finished run whose weights can be measured")
+    return [f"{kind} needs {needs[kind]}" for kind in kinds]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warpi.errors import UserError
 from warpi.fewshot.episodes import task_name
-from warpi.report.plot_style import COLORS, GREY, drawing
+from warpi.report.plot_style import COLORS, GREY, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -256,6 +256,6 @@ def _describe(rows: Sequence[Row], kinds: bool) -> str:
 def _picture(draw: Any, kind: str) -> bytes:
     metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[kind]
     content = io.BytesIO()
-    with drawing():
+    with figure_style():
         draw().savefig(content, format=kind, dpi=150, metadata=metadata)
     return content.getvalue()

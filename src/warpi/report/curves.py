@@ -1,4 +1,4 @@
-"""How the runs went: test accuracy and training loss against the epoch."""
+"""Learning curves of runs as PNG and SVG: test accuracy and training loss against the epoch."""
 
 import statistics
 import textwrap
@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from warpi.report.experiments import Experiment, RunRecord, group, number
-from warpi.report.plot_style import GREY, drawing, epoch_axis, looks, save, slug
+from warpi.report.plot_style import GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Look = tuple[str, str]  # colour and marker
-
 
 class Curve(NamedTuple):
-    """A quantity over the epochs that every run has, mean and deviation over the seeds (0 for one seed)."""
+    """A quantity at the epochs that all runs have: mean and standard deviation over the seeds (0 for one seed)."""
 
     epochs: list[int]
     mean: list[float]
@@ -26,96 +24,108 @@ class Curve(NamedTuple):
 
 
 def draw_curves(runs: Iterable[RunRecord], out: Path) -> list[Path]:
-    """One picture for each (data, noise, net) that has results, as PNG and as SVG. Same runs, same bytes."""
+    """Write one figure per (data, noise, net) that has results, as PNG and SVG. The same runs give the same bytes."""
     groups = [g for g in group(runs) if g.counted]
     methods = dict(sorted((g.label, str(g.first.spec["method"])) for g in groups))
-    looks_of = dict(zip(methods, looks(list(methods.values())), strict=True))
+    styles = dict(zip(methods, line_styles(list(methods.values())), strict=True))
     paths: list[Path] = []
-    for block, members in groupby(groups, lambda g: (g.data, g.noise, g.net)):
-        name = slug("curves", *block)
-        while out / f"{name}.png" in paths:  # two blocks may differ in signs alone
+    for block, members in groupby(groups, lambda g: g.block):
+        name = file_stem("curves", *block)
+        while out / f"{name}.png" in paths:  # the names of two blocks may differ in special characters only
             name += "-other"
-        with drawing():
-            paths += save(_draw(sorted(members, key=_last, reverse=True), looks_of), out / name)
+        with figure_style():
+            paths += save(_draw(sorted(members, key=_last_accuracy, reverse=True), styles), out / name)
     return paths
 
 
 def average_curve(runs: Sequence[RunRecord], key: str) -> Curve:
-    """Mean and sample deviation of `key` at each epoch at which all runs have it."""
+    """Mean and sample standard deviation of `key` at each epoch at which all runs have it."""
     tables = [{int(e["epoch"]): v for e in run.epochs if (v := number(e, key)) is not None} for run in runs]
     epochs = sorted(set.intersection(*(set(table) for table in tables)))
     values = [[table[t] for table in tables] for t in epochs]
-    return Curve(
-        epochs, [statistics.fmean(v) for v in values], [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
-    )
+    means = [statistics.fmean(v) for v in values]
+    return Curve(epochs, means, [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values])
 
 
-def _draw(groups: Sequence[Experiment], looks_of: Mapping[str, Look]) -> "Figure":
-    from matplotlib.figure import Figure  # the object itself: pyplot would keep it in a global list
+def _draw(groups: Sequence[Experiment], styles: Mapping[str, LineStyle]) -> "Figure":
+    from matplotlib.figure import Figure  # pyplot would keep it in a global list
     from matplotlib.lines import Line2D
 
     names = [textwrap.fill(g.label + ("" if g.finished else " (unfinished)"), 60) for g in groups]
-    columns = max(1, min(len(groups), 110 // (max(max(map(len, n.split("\n"))) for n in names) + 8)))
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    columns = max(1, min(len(groups), 110 // (longest + 8)))
     figure = Figure(figsize=(10, 4.2 + 0.22 * -(-len(groups) // columns)), layout="constrained")
     left, right = figure.subplots(1, 2)
-    lines = [(g, looks_of[g.label]) for g in groups]
-    accuracies = [v for g, look in lines for v in _plot(left, g, "test_acc", look)]
-    losses = [v for g, look in lines for v in _plot(right, g, "loss", look)]
-    meta_losses = [v for g, look in lines for v in _plot(right, g, "meta_loss", look, "--")]
+    lines = [(g, styles[g.label]) for g in groups]
+    accuracies = [plot_curve(left, g, "test_acc", style) for g, style in lines]
+    losses = [plot_curve(right, g, "loss", style) for g, style in lines]
+    meta_losses = [plot_curve(right, g, "meta_loss", style, "--") for g, style in lines]
     left.set_title("test accuracy", loc="left")
     left.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
-    if accuracies:
-        bottom, top = lowest([average_curve(g.counted, "test_acc") for g in groups]), max(accuracies)
+    if any(curve.epochs for curve in accuracies):
+        bottom = lowest(accuracies)
+        top = max(m for curve in accuracies for m in curve.mean)
         left.set_ylim(bottom=max(0.0, bottom - 0.08 * (top - bottom) - 0.5))
     right.set_title("training loss", loc="left")
-    shown = losses + meta_losses
+    shown = [m for curve in losses + meta_losses for m in curve.mean]
     if shown and min(shown) > 0 and max(shown) > 100 * min(shown):
-        right.set_yscale("log")  # losses of different methods may be so far apart that the small ones would vanish
-    for axes, values in ((left, accuracies), (right, shown)):
+        right.set_yscale("log")  # small losses would not be visible next to the large ones of other methods
+    for axes, curves in ((left, accuracies), (right, losses + meta_losses)):
         epoch_axis(axes)
-        if not values:
+        if not any(curve.epochs for curve in curves):
             axes.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=axes.transAxes, color=GREY)
             axes.set(xticks=[], yticks=[])
-    if meta_losses:
-        both = [Line2D([], [], color=GREY, linestyle="-"), Line2D([], [], color=GREY, linestyle="--")]
-        right.legend(both, ["training examples", "trusted examples (meta loss)"], loc="best")
+    if any(curve.epochs for curve in meta_losses):
+        handles = [Line2D([], [], color=GREY, linestyle="-"), Line2D([], [], color=GREY, linestyle="--")]
+        right.legend(handles, ["training examples", "trusted examples (meta loss)"], loc="best")
     figure.suptitle(title(groups), parse_math=False)
-    handles = [Line2D([], [], linewidth=2, color=c, marker=m) for _, (c, m) in lines]
+    handles = [Line2D([], [], linewidth=2, color=style.color, marker=style.marker) for _, style in lines]
     legend = figure.legend(handles, names, loc="outside lower center", ncols=columns)
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a dollar sign in a label is a dollar sign
+        text.set_parse_math(False)  # a dollar sign in a label is not math
     return figure
 
 
-def _plot(axes: "Axes", g: Experiment, key: str, look: Look, style: Literal["-", "--"] = "-") -> list[float]:
-    """The mean, a band of one deviation where there are several seeds, a dot where there is one epoch. The means."""
-    epochs, mean, std = average_curve(g.counted, key)
-    if epochs:
-        colour, marker = look
-        marker = marker or ("o" if len(epochs) == 1 else "")
-        every = max(1, len(epochs) // 8)
-        axes.plot(epochs, mean, color=colour, linestyle=style, linewidth=1.6, marker=marker, markevery=every)
-        if len(g.counted) > 1:
-            low, high = [m - s for m, s in zip(mean, std, strict=True)], [m + s for m, s in zip(mean, std, strict=True)]
-            axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
-    return mean
+def plot_curve(
+    axes: "Axes",
+    g: Experiment,
+    key: str,
+    style: LineStyle,
+    dashes: Literal["-", "--"] = "-",
+    label: str | None = None,
+    band: bool = True,
+) -> Curve:
+    """Plot the mean over the seeds, and for several seeds a band of one standard deviation. Returns the curve."""
+    curve = average_curve(g.counted, key)
+    n = len(curve.epochs)
+    marker = style.marker or ("o" if n == 1 else "")  # a line of one point would be invisible
+    every = max(1, n // 8)
+    look = {"color": style.color, "linestyle": dashes, "marker": marker, "markevery": every}
+    axes.plot(curve.epochs, curve.mean, linewidth=1.5, label=label, **look)  # type: ignore[arg-type]
+    if band and n and len(g.counted) > 1:
+        low = [m - s for m, s in zip(curve.mean, curve.std, strict=True)]
+        high = [m + s for m, s in zip(curve.mean, curve.std, strict=True)]
+        axes.fill_between(curve.epochs, low, high, color=style.color, alpha=0.15, linewidth=0)
+    return curve
 
 
-def lowest(lines: Sequence[Curve]) -> float:
-    """The lowest point after the first tenth of the epochs, whose steep rise would leave no room for the rest."""
-    start = max(e for curve in lines for e in curve.epochs) // 10
-    points = [(e, m - s, curve.epochs[-1]) for curve in lines for e, m, s in zip(*curve, strict=True)]
+def lowest(curves: Sequence[Curve]) -> float:
+    """The lowest point after the first tenth of the epochs, in which the curves rise steeply."""
+    known = [curve for curve in curves if curve.epochs]
+    start = max(e for curve in known for e in curve.epochs) // 10
+    points = [(e, m - s, curve.epochs[-1]) for curve in known for e, m, s in zip(*curve, strict=True)]
     return min(low for e, low, last in points if e > start or e == last)
 
 
-def _last(g: Experiment) -> float:
-    """What the legend is sorted by, so that it reads like the right end of the lines."""
+def _last_accuracy(g: Experiment) -> float:
+    """Sorts the legend in the order of the right ends of the lines."""
     return (average_curve(g.counted, "test_acc").mean or [float("-inf")])[-1]
 
 
 def title(groups: Sequence[Experiment]) -> str:
-    """Data, noise, network, how many seeds, and what the band is."""
+    """Data, noise, network, number of seeds, and the meaning of the band."""
     counts = sorted({len(g.counted) for g in groups})
-    seeds = f"{counts[0]} seed" + "s" * (counts[0] != 1) if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-    band = " (band: ± one standard deviation)" if counts[-1] > 1 else ""
-    return f"{groups[0].data}, noise {groups[0].noise}, {groups[0].net}, {seeds}{band}"
+    few, many = counts[0], counts[-1]
+    seeds = f"{few} seed{'s' * (few != 1)}" if few == many else f"{few} to {many} seeds"
+    band = " (band: ± one standard deviation)" if many > 1 else ""
+    return f"{groups[0].block_title}, {seeds}{band}"

@@ -1,4 +1,4 @@
-"""Read run folders, and put the runs of one experiment together."""
+"""Read run folders and group the runs that differ only in the seed."""
 
 import hashlib
 import json
@@ -15,37 +15,46 @@ from warpi.runs.facts import base_key, describe_differences, later_keys
 from warpi.runs.rerun import format_value
 from warpi.runs.schema import FORMAT, check_spec, read_json, read_record
 
-_MEND = "run it again, or leave this folder out"
+_ADVICE = "run it again, or leave this folder out"
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run folder as it was found."""
+    """The content of one run folder."""
 
     path: Path
     spec: dict[str, Any]
     facts: dict[str, Any]
     environment: dict[str, Any]
-    epochs: list[dict[str, Any]]  # the lines of results.jsonl in the order of their epochs
+    epochs: list[dict[str, Any]]  # the lines of results.jsonl, sorted by epoch
     done: bool
     version: str = "unknown"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Runs that are equal in all but the seed."""
+    """Runs that differ only in the seed."""
 
-    label: str  # the method, and what tells it from its neighbours
+    label: str  # the method, and the settings that distinguish it from other experiments of its table
     data: str
     noise: str
     net: str
-    runs: tuple[RunRecord, ...]  # by seed, finished or not, at least one
+    runs: tuple[RunRecord, ...]  # at least one, sorted by seed, finished or not
 
     @property
     def first(self) -> RunRecord:
-        """Any of the runs, for what they share."""
+        """The first run, for the settings that all runs share."""
         return self.runs[0]
+
+    @property
+    def block(self) -> tuple[str, str, str]:
+        """Data, noise and network: what the experiments of one table share."""
+        return self.data, self.noise, self.net
+
+    @property
+    def block_title(self) -> str:
+        return f"{self.data}, noise {self.noise}, {self.net}"
 
     @property
     def needs_meta(self) -> bool:
@@ -57,28 +66,28 @@ class Experiment:
 
     @property
     def counted(self) -> tuple[RunRecord, ...]:
-        """The runs that enter the numbers: the finished ones, or where there are none, those that have begun."""
+        """The runs that enter the averages: the finished ones, or if there are none, those with at least one epoch."""
         return tuple(run for run in self.runs if (run.done if self.finished else run.epochs))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A row's last accuracy less that of another row, a seed at a time (`report.paired`)."""
+    """The last accuracy of a row minus that of another row, averaged over seeds (`report.paired`)."""
 
-    label: str  # of the other row; the row itself is compared with itself
-    seeds: tuple[int, ...]  # compared: those that both rows have finished, on the same data
-    unlike: tuple[int, ...]  # left out: both have them, but not, or not provably, the same noise and test set
+    label: str  # of the other row, which is also compared with itself
+    seeds: tuple[int, ...]  # compared: both rows have finished them on the same data
+    unlike: tuple[int, ...]  # not compared: noise or test set differ, or are not known to be the same
     mean: float | None
-    ci95: float | None  # half of the interval of the mean
+    ci95: float | None  # half-width of the interval of the mean
 
 
 @dataclass(frozen=True)
 class Row:
-    """One experiment over its seeds. Accuracies are on the test set, in percent; None where there is nothing to say.
+    """One experiment, averaged over its seeds. Accuracies are in percent on the test set; None if unknown.
 
-    `last` is the final epoch, `val` the epoch of the highest validation accuracy (the latest of equals), and `best` the
-    epoch of the highest test accuracy: an ORACLE, for nobody may pick an epoch by the test set. Deviations are those of
-    a sample (ddof = 1). Values by seed are in the order of `seeds`.
+    `last` is the final epoch, `val` the epoch with the highest validation accuracy (the latest if several are equal),
+    and `best` the epoch with the highest test accuracy: an ORACLE, because no user may choose an epoch by the test set.
+    Standard deviations are those of a sample (ddof = 1). Values by seed are in the order of `seeds`.
     """
 
     method: str
@@ -88,11 +97,11 @@ class Row:
     net: str
     needs_meta: bool
     needs_noise_rate: bool
-    finished: bool  # False: the numbers come from runs that have not ended
+    finished: bool  # False: the numbers come from unfinished runs
     n_seeds: int
     seeds: tuple[int, ...]
     n_unfinished: int
-    epochs: int  # reached by every run that counts
+    epochs: int  # reached by every counted run
     planned_epochs: int | None
     last_mean: float | None
     last_std: float | None
@@ -107,29 +116,29 @@ class Row:
     test_labels: str
     machines: tuple[str, ...]
     versions: tuple[str, ...]
-    against: Difference | None = None  # where the row is compared with another
+    against: Difference | None = None  # set if the row is compared with another
 
 
 def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) -> list[RunRecord]:
-    """The runs in `paths`, each a run folder or a folder with run folders somewhere below it.
+    """Read the runs in `paths`: each is a run folder or a folder that contains run folders at any depth.
 
-    With `unreadable`, a run that cannot be read is left out and its error put there; without, it is raised.
+    If a run cannot be read, its error is appended to `unreadable`, or raised if that is None.
     """
-    folders: dict[Path, Path] = {}  # the same folder may be named twice
+    folders: dict[Path, Path] = {}  # by resolved path, since a folder may be given twice
     for path in map(Path, paths):
         try:
             if not path.is_dir():
-                what = "is a file" if path.exists() else "does not exist"
-                raise UserError(f"{path} {what}; give a run folder, or a folder that holds run folders")
-            found = [path] if (path / "spec.json").exists() else sorted(p.parent for p in path.rglob("spec.json"))
+                problem = "is a file" if path.exists() else "does not exist"
+                raise UserError(f"{path} {problem}; give a run folder, or a folder that contains run folders")
+            inside = [path] if (path / "spec.json").exists() else sorted(p.parent for p in path.rglob("spec.json"))
         except OSError as error:
             raise _unreadable(path, error) from error
-        if not found:
-            raise UserError(f"no runs in {path}: no spec.json in it or below; warpi fit makes run folders")
-        for folder in found:
+        if not inside:
+            raise UserError(f"no runs in {path}: it contains no spec.json at any depth; warpi fit makes run folders")
+        for folder in inside:
             folders.setdefault(folder.resolve(), folder)
     if not folders:
-        raise UserError("no runs given; give a run folder, or a folder that holds run folders")
+        raise UserError("no runs given; give a run folder, or a folder that contains run folders")
     runs = []
     for folder in folders.values():
         try:
@@ -142,38 +151,39 @@ def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) 
 
 
 def group(runs: Iterable[RunRecord]) -> list[Experiment]:
-    """Runs that differ in nothing but the seed (and where the data lies), those of a table beside each other.
+    """Group runs that differ only in the seed and in the location of the data; sorted by table.
 
-    Neither a path nor the name of a network says what is behind it, so that facts about both count too. Labels are
-    unique within a table (`_labels`). A folder that holds the same run once more is left out.
+    A path or the name of a network does not identify the data or the network, so their facts are compared, too. Labels
+    are unique within a table (`_labels`). Copies of a run are dropped.
     """
-    found, apart = dict[str, list[RunRecord]](), dict[tuple[str, str], list[RunRecord]]()
+    by_settings: dict[str, list[RunRecord]] = {}
     for run in runs:
-        known = [_fields(run.spec), base_key(run.facts)]
-        found.setdefault(json.dumps(known, sort_keys=True), []).append(run)
-    for one, mine in found.items():
-        for run, key in zip(mine, later_keys([run.facts for run in mine]), strict=True):
-            apart.setdefault((one, key), []).append(run)
-    members = list(apart.values())
+        key = json.dumps([_fields(run.spec), base_key(run.facts)], sort_keys=True)
+        by_settings.setdefault(key, []).append(run)
+    by_facts: dict[tuple[str, str], list[RunRecord]] = {}
+    for settings, some in by_settings.items():
+        for run, facts in zip(some, later_keys([run.facts for run in some]), strict=True):
+            by_facts.setdefault((settings, facts), []).append(run)
+    members = list(by_facts.values())
     experiments = [
-        Experiment(label, *_block(mine[0].spec), _once(mine))
-        for label, mine in zip(_labels(members), members, strict=True)
+        Experiment(label, *_block(some[0].spec), _drop_copies(some))
+        for label, some in zip(_labels(members), members, strict=True)
     ]
-    return sorted(experiments, key=lambda g: (g.data, g.noise, g.net, g.needs_meta, _in_order(g.label)))
+    return sorted(experiments, key=lambda g: (*g.block, g.needs_meta, _natural_order(g.label)))
 
 
-def _in_order(label: str) -> list[tuple[str, float]]:
-    """A key to sort by: 5 comes before 20."""
+def _natural_order(label: str) -> list[tuple[str, float]]:
+    """A sort key that puts 5 before 20."""
     return [(text, float(number or 0)) for text, number in re.findall(r"(\D*)(\d*\.?\d*)", label)]
 
 
 def summarize(runs: Iterable[RunRecord]) -> list[Row]:
-    """A row for each experiment. Unfinished runs count only where an experiment has no others."""
+    """One row per experiment. Unfinished runs count only if an experiment has no finished ones."""
     return [_row(g) for g in group(runs)]
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:
-    """A finite number of an epoch; None where it is absent or the run had diverged."""
+    """The value of `key` in the record of an epoch; None if it is absent or not finite."""
     value = record.get(key)
     return float(value) if value is not None and math.isfinite(value) else None
 
@@ -184,24 +194,35 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 def _read(folder: Path) -> RunRecord:
     file = folder / "spec.json"
     try:
-        content = read_json(file, _MEND)
+        content = read_json(file, _ADVICE)
     except OSError as error:
         raise _unreadable(file, error) from error
     form = content.get("format") if isinstance(content, dict) else None
     if form != FORMAT:
-        raise UserError(f"{file} has the format {form!r}, this version of warpi reads {FORMAT!r}; leave the folder out")
-    check_spec(content, file, _MEND, ("spec", "data", "method", "seed"))
+        raise UserError(
+            f"{file} has the format {form!r}, but this version of warpi reads {FORMAT!r}; leave the folder out"
+        )
+    check_spec(content, file, _ADVICE, ("spec", "data", "method", "seed"))
     spec = content["spec"] | {name: content["spec"].get(name) or {} for name in ("options", "changed", "recipe")}
-    done = (folder / "done").exists()  # before the results: the run may end at this moment
+    done = (folder / "done").exists()  # checked before the results are read: the run may end in between
     epochs, whole = _read_epochs(folder / "results.jsonl")
     done = done and whole and bool(epochs)  # a run without its last epoch cannot be finished
-    facts, environment = content.get("facts") or {}, content.get("environment") or {}
-    return RunRecord(folder, spec, facts, environment, epochs, done, str(content.get("version", "unknown")))
+    return RunRecord(
+        path=folder,
+        spec=spec,
+        facts=content.get("facts") or {},
+        environment=content.get("environment") or {},
+        epochs=epochs,
+        done=done,
+        version=str(content.get("version", "unknown")),
+    )
 
 
 def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The epochs, and whether the last line is whole: a crash may have cut it off. Of an epoch that was run twice
-    (after a crash) the later line holds."""
+    """The epochs, and whether the last line is complete: a crash may have cut it off.
+
+    If an epoch was run twice (after a crash), the later line counts.
+    """
     try:
         lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
     except FileNotFoundError:
@@ -212,30 +233,30 @@ def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
     epochs: dict[int, dict[str, Any]] = {}
     for i, line in filled:
         try:
-            record = read_record(line, file, i, "mend or remove the line, or run it again")
+            record = read_record(line, file, i, "fix or remove the line, or run it again")
         except UserError as error:
             if i == filled[-1][0] and error.__cause__:
                 return [epochs[t] for t in sorted(epochs)], False
             raise
         if (t := number(record, "epoch")) is None:
-            raise UserError(f"{file} line {i} has no epoch; mend or remove the line, or run it again")
+            raise UserError(f"{file} line {i} has no epoch; fix or remove the line, or run it again")
         if (acc := number(record, "test_acc")) is not None and not 0 <= acc <= 100:
-            raise UserError(f"{file} line {i}: 'test_acc' must be a percentage, got {acc}; mend or remove the line")
+            raise UserError(f"{file} line {i}: 'test_acc' must be a percentage, got {acc}; fix or remove the line")
         epochs[int(t)] = record
     return [epochs[t] for t in sorted(epochs)], True
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot read {path}: {error.strerror}; mend that, or leave this folder out")
+    return UserError(f"cannot read {path}: {error.strerror}; fix that, or leave this folder out")
 
 
 # -- grouping --------------------------------------------------------------------------------------------------------
 
 
 def _fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """All that makes an experiment, flat. A field that is absent and one that is null are the same.
+    """All settings of an experiment as a flat dict. Fields that are null count as absent.
 
-    Which options were said to differ from the defaults of the day is no part of it: the options are.
+    `changed` is ignored: it depends on the defaults of the version that made the run. `options` has all values.
     """
     parts = ("options", "recipe")
     flat = {name: value for name, value in spec.items() if name not in (*parts, "changed", "seed", "root")}
@@ -249,23 +270,27 @@ def _block(spec: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _labels(experiments: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """The method of each, with its changed options, and where others of its table would have the same label, with the
-    settings in which these differ; where there are none, with the facts."""
-    specs, labels = [_fields(runs[0].spec) for runs in experiments], list[str]()
+    """The method of each experiment with its changed options.
+
+    If several experiments of a table would get the same label, the settings in which they differ are added, and if
+    there are none, the facts.
+    """
+    specs = [_fields(runs[0].spec) for runs in experiments]
+    labels: list[str] = []
     shown = [{name: value for run in runs for name, value in run.spec["changed"].items()} for runs in experiments]
     words = [list[str]() for _ in experiments]
     while labels != (labels := [_label(*each) for each in zip(specs, shown, words, strict=True)]):
         same: dict[tuple[str, ...], list[int]] = {}
         for i, label in enumerate(labels):
             same.setdefault((*_block(experiments[i][0].spec), label), []).append(i)
-        for rivals in (mine for mine in same.values() if len(mine) > 1):
+        for rivals in (some for some in same.values() if len(some) > 1):
             names = sorted({name for i in rivals for name in specs[i]})
             differ = [name for name in names if len({json.dumps(specs[i].get(name)) for i in rivals}) > 1]
-            tails = [name.split(".")[-1] for name in differ]  # `lr` may be a field of the recipe and of the method
+            tails = [name.split(".")[-1] for name in differ]  # `lr` may be a setting of the recipe and of the method
             for i in rivals:
                 for name, tail in zip(differ, tails, strict=True):
-                    alone = tails.count(tail) == 1 and tail not in shown[i]
-                    shown[i][tail if alone else name] = specs[i].get(name)
+                    unique = tails.count(tail) == 1 and tail not in shown[i]
+                    shown[i][tail if unique else name] = specs[i].get(name)
             if not differ:
                 for i, facts in zip(
                     rivals, describe_differences([experiments[i][0].facts for i in rivals]), strict=True
@@ -280,7 +305,7 @@ def _label(spec: Mapping[str, Any], shown: Mapping[str, Any], facts: Iterable[st
 
 
 def _short(value: object) -> str:
-    """A value in a label: 2/3 with six digits; a matrix by how it begins, and by a digest that tells it from others."""
+    """A value in a label: numbers with six digits, long lists as their first values and a digest."""
     text = format_value(value)
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -291,15 +316,15 @@ def _short(value: object) -> str:
     return f"{format_value(value[:3])},… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _once(runs: Iterable[RunRecord]) -> tuple[RunRecord, ...]:
-    """One run a seed. Copies are dropped, also an unfinished one of a run that went on elsewhere."""
+def _drop_copies(runs: Iterable[RunRecord]) -> tuple[RunRecord, ...]:
+    """One run per seed. Copies are dropped, also an unfinished copy of a run that was resumed elsewhere."""
     kept: dict[int, RunRecord] = {}
     for run in runs:
         seed = run.spec["seed"]
         if seed in kept:
             long, short = sorted((kept[seed], run), key=lambda r: (r.done, len(r.epochs)), reverse=True)
-            ended_apart = short.done and len(short.epochs) != len(long.epochs)
-            if ended_apart or _results(short) != _results(long)[: len(short.epochs)]:
+            differ = short.done and len(short.epochs) != len(long.epochs)
+            if differ or _results(short) != _results(long)[: len(short.epochs)]:
                 raise UserError(
                     f"{kept[seed].path} and {run.path} have the same spec and seed but different results; "
                     "leave one of them out"
@@ -310,7 +335,7 @@ def _once(runs: Iterable[RunRecord]) -> tuple[RunRecord, ...]:
 
 
 def _results(run: RunRecord) -> list[str]:
-    """What was learned, without what it cost: the clock never says the same twice."""
+    """The results of all epochs without the times, which differ between copies."""
     return [json.dumps([epoch.get(key) for key in ("epoch", *_RESULTS)]) for epoch in run.epochs]
 
 
@@ -354,16 +379,18 @@ def _row(g: Experiment) -> Row:
 
 
 def best_epochs(run: RunRecord) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
-    """The last epoch, that of the highest validation accuracy (the latest of equals), and that of the highest test
-    accuracy, which no user could have picked."""
-    judged = [(v, t) for t, epoch in enumerate(run.epochs) if (v := number(epoch, "val_acc")) is not None]
+    """The last epoch, the one with the highest validation accuracy, and the one with the highest test accuracy.
+
+    If several validation accuracies are equal, the latest epoch counts. The third is an oracle.
+    """
+    validated = [(v, t) for t, epoch in enumerate(run.epochs) if (v := number(epoch, "val_acc")) is not None]
     tested = [(acc, -t) for t, epoch in enumerate(run.epochs) if (acc := number(epoch, "test_acc")) is not None]
-    by_validation = run.epochs[max(judged)[1]] if judged else None
+    by_validation = run.epochs[max(validated)[1]] if validated else None
     return run.epochs[-1], by_validation, run.epochs[-max(tested)[1]] if tested else None
 
 
 def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and sample deviation over the seeds; nothing where a seed has no value, for it would be another mean."""
+    """Mean and sample standard deviation over the seeds; None if a value is missing."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None, None

@@ -1,7 +1,7 @@
-"""The figures: runs and their arrays to pictures. Needs no torch.
+"""The figures of `warpi figures`, drawn from runs and their stored arrays. Torch is not needed.
 
-Each function takes experiments (runs that differ in the seed alone) and gives a picture, or None where the runs do not
-have what it shows.
+Each function takes experiments (runs that differ only in the seed) and returns a figure, or None if the runs do not
+contain what it shows.
 """
 
 import json
@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from warpi.report.curves import Curve, average_curve, lowest, title
+from warpi.report.curves import average_curve, lowest, plot_curve, title
 from warpi.report.experiments import Experiment, RunRecord, group, number
-from warpi.report.figure_data import EDGES, KINDS, Array, Arrays, error, read
-from warpi.report.plot_style import COLORS, GREY, drawing, epoch_axis, looks, save, slug
+from warpi.report.figure_data import EDGES, KINDS, Array, Arrays, matrix_error, read_arrays
+from warpi.report.plot_style import COLORS, GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RAW, RECTIFIED = COLORS[0], COLORS[1]
+_LOSS_COLORS = {"raw": COLORS[0], "rectified": COLORS[1]}
 _ROWS = (("all labels", None), ("right labels", 0), ("wrong labels", 1))
 
 
 class Measured(NamedTuple):
-    """An experiment, and the arrays of the first of its runs that has some."""
+    """An experiment, and the arrays of its first run that has some."""
 
     experiment: Experiment
     arrays: Arrays
-    seed: int | None = None  # of the run that they are of
+    seed: int | None = None  # of that run
 
     @property
     def title(self) -> str:
@@ -39,69 +39,67 @@ class Measured(NamedTuple):
         return f"{e.data}, {e.net}, {e.label}"
 
 
-def figures(runs: Iterable[RunRecord], out: Path, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, Any]]:
-    """Every figure that the runs allow, as PNG and SVG in `out`, and the numbers that belong to them.
+def draw_figures(runs: Iterable[RunRecord], out: Path, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, Any]]:
+    """Write every possible figure as PNG and SVG to `out`; return their paths and the numbers they show.
 
-    `only` names some of FIGURES.
+    `only` selects some of FIGURES.
     """
     experiments = [e for e in group(runs) if e.counted]
     measured = [m for e in experiments if (m := _measured(e)) is not None]
     paths: list[Path] = []
-    with drawing():
+    with figure_style():
         for kind in only or FIGURES:
             for words, draw in FIGURES[kind](experiments, measured):
                 if (figure := draw()) is not None:
-                    paths += save(figure, out / slug(kind, *words))
+                    paths += save(figure, out / file_stem(kind, *words))
     return paths, {f"{m.title}, {m.experiment.noise}": numbers(m) for m in measured}
 
 
 def numbers(m: Measured) -> dict[str, Any]:
-    """What the pictures of one experiment show, as numbers."""
-    a, found = m.arrays, dict[str, Any]()
+    """The numbers that the figures of one experiment show."""
+    a = m.arrays
+    shown: dict[str, Any] = {}
     if "T_given" in a:
         names = [name for name in ("T_rectified", "T_classifier") if name in a]
-        found["estimation_error_percent"] = {n.removeprefix("T_"): round(error(a[n], a["T_given"]), 3) for n in names}
+        errors = {name.removeprefix("T_"): round(matrix_error(a[name], a["T_given"]), 3) for name in names}
+        shown["estimation_error_percent"] = errors
     for name in sorted(a):
         if name.endswith("_mean"):
             kinds = {kind: round(float(v), 4) for kind, v in zip(KINDS, a[name], strict=True) if np.isfinite(v)}
-            found[name.removesuffix("_mean")] = kinds
+            shown[name.removesuffix("_mean")] = kinds
     if "bin_count" in a:
         share = a["bin_count"] / a["bin_count"].sum()
-        found["ece_percent"] = round(100 * float(np.nansum(share * np.abs(a["bin_accuracy"] - a["bin_confidence"]))), 3)
+        shown["ece_percent"] = round(100 * float(np.nansum(share * np.abs(a["bin_accuracy"] - a["bin_confidence"]))), 3)
     if "confusion_test" in a and "T" in a:
         wrong = ~np.eye(len(a["T"]), dtype=bool)
         counts = {"all": wrong, "as_the_noise_has_it": wrong & (a["T"] > 0)}
-        found["test_errors"] = {name: int(a["confusion_test"][cells].sum()) for name, cells in counts.items()}
-    return {"seed": m.seed, **found}
+        shown["test_errors"] = {name: int(a["confusion_test"][cells].sum()) for name, cells in counts.items()}
+    return {"seed": m.seed, **shown}
 
 
 # -- (a) losses ------------------------------------------------------------------------------------------------------
 
 
 def losses(some: Sequence[Measured]) -> "Figure | None":
-    """How many training examples have which loss, with the logits as they are and multiplied by v."""
+    """Histograms of the training losses, for the raw logits and for the logits times v."""
     some = [m for m in some if "loss_rectified" in m.arrays]
     if not some:
         return None
     shown = [row for row in _ROWS if row[1] is None or any(m.arrays["n_kind"][row[1]] for m in some)]
     figure, grid = _panels(some[0].title, len(shown), len(some), (4.6, 2.1))
-    top = max(float(m.arrays[f"loss_{which}"].sum(0).max()) for m in some for which in ("raw", "rectified"))
+    top = max(float(m.arrays[f"loss_{which}"].sum(0).max()) for m in some for which in _LOSS_COLORS)
     used = [np.flatnonzero(m.arrays["loss_raw"].sum(0) + m.arrays["loss_rectified"].sum(0))[-1] for m in some]
     for column, m in enumerate(some):
         for row, (name, kind) in enumerate(shown):
             axes = grid[row][column]
-            for which, colour in (("raw", RAW), ("rectified", RECTIFIED)):
-                counts, means = m.arrays[f"loss_{which}"], m.arrays[f"loss_{which}_mean"]
+            for which, color in _LOSS_COLORS.items():
+                counts = m.arrays[f"loss_{which}"]
+                means = m.arrays[f"loss_{which}_mean"]
                 n = m.arrays["n_kind"]
                 mean = np.nansum(means * n) / n.sum() if kind is None else means[kind]
-                axes.stairs(counts.sum(0) if kind is None else counts[kind], EDGES, fill=True, color=colour, alpha=0.35)
-                axes.stairs(
-                    counts.sum(0) if kind is None else counts[kind],
-                    EDGES,
-                    color=colour,
-                    linewidth=1.4,
-                    label=f"{which}, mean {mean:.2f}",
-                )
+                heights = counts.sum(0) if kind is None else counts[kind]
+                axes.stairs(heights, EDGES, fill=True, color=color, alpha=0.35)
+                axes.stairs(heights, EDGES, color=color, linewidth=1.4, label=f"{which}, mean {mean:.2f}")
             axes.set(yscale="log", ylim=(0.7, 2 * top), xlim=(0, EDGES[min(max(used) + 2, len(EDGES) - 1)]))
             axes.legend(loc="upper center", fontsize=8, title=name, title_fontsize=9)
             if row == 0:
@@ -117,7 +115,7 @@ def losses(some: Sequence[Measured]) -> "Figure | None":
 
 
 def confusion(some: Sequence[Measured]) -> "Figure | None":
-    """The transition matrix of the labels, and what the method makes of it."""
+    """The true transition matrix of the labels, and the estimates of the method."""
     some = [m for m in some if "T_given" in m.arrays and "T_rectified" in m.arrays]
     if not some:
         return None
@@ -132,7 +130,7 @@ def confusion(some: Sequence[Measured]) -> "Figure | None":
         for axes, name, head in zip(grid[row], ("T_given", "T_rectified", "T_classifier"), heads, strict=True):
             T = m.arrays[name]
             image = _matrix(axes, T, m.arrays["classes"], "Blues", 0, 1)
-            off = "" if name == "T_given" else f"\nerror {error(T, true):.1f} %"
+            off = "" if name == "T_given" else f"\nerror {matrix_error(T, true):.1f} %"
             axes.set_title(head + (f"\nnoise {m.experiment.noise}" if name == "T_given" else off), fontsize=9)
             axes.set_xlabel("rectified prediction" if name == "T_rectified" else "given label")
         for axes, text in zip(grid[row], ("true class", "true class", "predicted class"), strict=True):
@@ -145,25 +143,25 @@ def confusion(some: Sequence[Measured]) -> "Figure | None":
 
 
 def samples(rows: Sequence[Experiment]) -> "Figure | None":
-    """Accuracy, and seconds an epoch, against L.
+    """Accuracy and seconds per epoch against L.
 
-    The longest runs tell the accuracy. The shortest that several L have, if shorter, were made to tell the time; of
-    several with one L the fastest does, for others beside it can only slow a run down."""
-    families: dict[str, dict[int, list[Experiment]]] = {}  # by what else V is
+    The accuracy is that of the longest runs. The time is that of the shortest length that several L share, because
+    such runs are made to measure it. If an L has several of them, the fastest counts, since other load only slows a run.
+    """
+    families: dict[str, dict[int, list[Experiment]]] = {}  # by the other options of V
     for e in rows:
         options = {name: value for name, value in e.first.spec["options"].items() if value is not None}
         if e.first.spec["method"] == "warpi" and (n := options.pop("samples", 0)):
             families.setdefault(json.dumps(options, sort_keys=True), {}).setdefault(int(n), []).append(e)
-    found = max(families.values(), key=len, default={})
-    if len(found) < 2:
+    by_samples = dict(sorted(max(families.values(), key=len, default={}).items()))
+    if len(by_samples) < 2:
         return None
-    found = dict(sorted(found.items()))
-    lengths = [n for each in found.values() for n in {_length(e) for e in each}]
-    longest, brief = max(lengths), min((n for n in lengths if lengths.count(n) > 1), default=max(lengths))
-    scored = {n: [run for e in each if _length(e) == longest for run in e.counted] for n, each in found.items()}
-    brief_runs = {n: [run for e in each if _length(e) == brief for run in e.counted] for n, each in found.items()}
-    timed = {n: min(map(_seconds, runs)) for n, runs in brief_runs.items() if runs}
-    figure, ((left, right),) = _panels(f"{rows[0].data}, noise {rows[0].noise}, {rows[0].net}", 1, 2, (4.8, 3.4))
+    lengths = [n for each in by_samples.values() for n in {_length(e) for e in each}]
+    shortest = min((n for n in lengths if lengths.count(n) > 1), default=max(lengths))
+    scored = {n: _runs_of_length(each, max(lengths)) for n, each in by_samples.items()}
+    brief = {n: _runs_of_length(each, shortest) for n, each in by_samples.items()}
+    timed = {n: min(map(_seconds, runs)) for n, runs in brief.items() if runs}
+    figure, ((left, right),) = _panels(rows[0].block_title, 1, 2, (4.8, 3.4))
     for i, (name, pick) in enumerate((("last epoch", _last), ("best on test (oracle)", _best))):
         points = {n: [a for run in runs if (a := pick(run)) is not None] for n, runs in scored.items()}
         points = {n: values for n, values in points.items() if values}
@@ -174,11 +172,11 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
     left.set_title("test accuracy (%)", loc="left")
     left.legend()
     right.plot(list(timed), list(timed.values()), "s-", color=COLORS[2])
-    right.set_title("seconds an epoch", loc="left")
+    right.set_title("seconds per epoch", loc="left")
     right.set_ylim(0, 1.25 * max(timed.values()))
     for axes in (left, right):
         axes.set_xscale("log")
-        axes.set_xticks(list(found), [str(n) for n in found], minor=False)
+        axes.set_xticks(list(by_samples), [str(n) for n in by_samples], minor=False)
         axes.set_xticks([], minor=True)
         axes.set_xlabel("Monte-Carlo samples L")
     return figure
@@ -188,25 +186,22 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
 
 
 def stability(rows: Sequence[Experiment]) -> "Figure | None":
-    """Test accuracy over the epochs, and meta loss of the methods that have one: several of them, others beside."""
+    """Test accuracy over the epochs, and the meta loss of the methods that have one (at least two)."""
     meta = [e for e in rows if average_curve(e.counted, "meta_loss").epochs]
     if len({e.first.spec["method"] for e in meta}) < 2:
         return None
     shown = meta + [e for e in rows if e not in meta]
     figure, ((left, right),) = _panels(title(rows), 1, 2, (5.2, 3.6))
-    for e, look in zip(shown, _looks(shown), strict=True):
-        for axes, key in ((left, "test_acc"), (right, "meta_loss")):
-            curve, (colour, _) = average_curve(e.counted, key), look
-            _plot(axes, curve, look, e.label if axes is left else None)
-            if len(e.counted) > 1:
-                low, high = (np.asarray(curve.mean) + side * np.asarray(curve.std) for side in (-1, 1))
-                axes.fill_between(curve.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+    accuracies = []
+    for e, style in zip(shown, _styles(shown), strict=True):
+        accuracies.append(plot_curve(left, e, "test_acc", style, label=e.label))
+        plot_curve(right, e, "meta_loss", style)
     left.set_title("test accuracy (%)", loc="left")
-    accuracies = [curve for e in shown if (curve := average_curve(e.counted, "test_acc")).epochs]
-    if accuracies:
-        bottom, top = lowest(accuracies), max(m + s for curve in accuracies for m, s in zip(*curve[1:], strict=True))
-        room = 0.05 * (top - bottom) + 0.5
-        left.set_ylim(max(0, bottom - room), top + room)
+    if any(curve.epochs for curve in accuracies):
+        bottom = lowest(accuracies)
+        top = max(m + s for curve in accuracies for m, s in zip(curve.mean, curve.std, strict=True))
+        margin = 0.05 * (top - bottom) + 0.5
+        left.set_ylim(max(0, bottom - margin), top + margin)
     right.set_title("loss on the trusted examples after the virtual step", loc="left")
     _log_axis(right)
     for axes in (left, right):
@@ -219,7 +214,7 @@ def stability(rows: Sequence[Experiment]) -> "Figure | None":
 
 
 def rectifier(m: Measured) -> "Figure | None":
-    """Mean v and sigma by (given label, predicted class), at the coordinates of the two."""
+    """Mean v and sigma by given label and predicted class, at the coordinates of both and elsewhere."""
     a = m.arrays
     if "v_given" not in a:
         return None
@@ -230,12 +225,13 @@ def rectifier(m: Measured) -> "Figure | None":
         shown = [a[f"{which}_{where}"] for where in ("given", "predicted", "other")]
         finite = np.concatenate([x[np.isfinite(x)] for x in shown])
         low, high = float(finite.min()), float(finite.max())
-        colours = "viridis"
-        if which == "v" and low < 0:  # signed: white is where v changes its sign
+        colors = "viridis"
+        if which == "v" and low < 0:  # signed: white marks the change of sign
             high = max(-low, high)
-            low, colours = -high, "RdBu"
+            low = -high
+            colors = "RdBu"
         for axes, where, x in zip(grid[row], ("given label", "predicted class", "other classes"), shown, strict=True):
-            image = _matrix(axes, x, a["classes"], colours, low, high, logarithmic=which == "sigma")
+            image = _matrix(axes, x, a["classes"], colors, low, high, logarithmic=which == "sigma")
             axes.set(title=f"{name} at the {where}", xlabel="predicted class", ylabel="given label")
         figure.colorbar(image, ax=list(grid[row]), shrink=0.8, label=name)
     return figure
@@ -243,15 +239,16 @@ def rectifier(m: Measured) -> "Figure | None":
 
 def sigma(rows: Sequence[Experiment]) -> "Figure | None":
     """The mean standard deviation of v's posterior over the epochs: does it collapse?"""
-    found = [(e, average_curve(e.counted, "sigma"), average_curve(e.counted, "log_sigma")) for e in rows]
-    if not (curves := [each for each in found if each[1].epochs]):
+    shown = [e for e in rows if average_curve(e.counted, "sigma").epochs]
+    if not shown:
         return None
-    several = any("samples=" in e.label for e, *_ in curves)  # then the default number is told, too
+    several = any("samples=" in e.label for e in shown)  # then the default number is shown, too
     figure, ((axes,),) = _panels(f"{rows[0].data}, {rows[0].net}", 1, 1, (7.5, 4.0))
-    for (e, mean, logs), look in zip(curves, _looks([e for e, *_ in curves]), strict=True):
+    for e, style in zip(shown, _styles(shown), strict=True):
         many = f" (samples={e.first.spec['options'].get('samples')})" if several and "samples=" not in e.label else ""
-        _plot(axes, mean, look, f"{e.label}{many}, {e.noise}")
-        axes.plot(logs.epochs, np.exp(logs.mean), ":", color=look[0])
+        plot_curve(axes, e, "sigma", style, label=f"{e.label}{many}, {e.noise}", band=False)
+        logs = average_curve(e.counted, "log_sigma")
+        axes.plot(logs.epochs, np.exp(logs.mean), ":", color=style.color)
     axes.plot([], [], ":", color=GREY, label="dotted: geometric mean")
     axes.set_title("σ of the posterior of s (v is a function of s), mean over examples and classes", loc="left")
     _log_axis(axes)
@@ -261,21 +258,21 @@ def sigma(rows: Sequence[Experiment]) -> "Figure | None":
 
 
 def calibration(block: Sequence[Measured]) -> "Figure | None":
-    """How often a prediction is right, against how sure the method is of it."""
+    """Share of right predictions against their probability."""
     block = [m for m in block if "bin_count" in m.arrays]
     if not block:
         return None
-    e = block[0].experiment
-    figure, ((axes,),) = _panels(f"{e.data}, noise {e.noise}, {e.net}", 1, 1, (6.4, 4.6 + 0.1 * len(block)))
+    figure, ((axes,),) = _panels(block[0].experiment.block_title, 1, 1, (6.4, 4.6 + 0.1 * len(block)))
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    for m, (colour, marker) in zip(block, _looks([m.experiment for m in block]), strict=True):
-        a, enough = m.arrays, m.arrays["bin_count"] >= 0.01 * m.arrays["bin_count"].sum()  # fewer would be chance
+    for m, (color, marker) in zip(block, _styles([m.experiment for m in block]), strict=True):
+        a = m.arrays
+        enough = a["bin_count"] >= 0.01 * a["bin_count"].sum()  # smaller bins are noise
         label = f"{m.experiment.label}: ECE {numbers(m)['ece_percent']:.1f} %"
         axes.plot(
             a["bin_confidence"][enough],
             a["bin_accuracy"][enough],
             marker=marker.replace("o", "X") or "o",  # points are few: each has a marker
-            color=colour,
+            color=color,
             label=label,
             clip_on=False,
         )
@@ -288,13 +285,13 @@ def calibration(block: Sequence[Measured]) -> "Figure | None":
 # -- which figures there are -----------------------------------------------------------------------------------------
 
 Drawing = tuple[tuple[str, ...], Callable[[], "Figure | None"]]
-"""What tells a picture from others of its kind, and how to draw it."""
+"""The words that distinguish a figure from others of its kind, and the function that draws it."""
 
 
 def _by_method(draw: Callable[[Sequence[Measured]], "Figure | None"]) -> "Maker":
-    """A picture for each method (data, network), over its kinds of noise."""
+    """One figure per method, data and network, over all kinds of noise."""
     key: Callable[[Measured], tuple[str, ...]] = lambda m: (m.experiment.data, m.experiment.net, m.experiment.label)
-    return lambda _, measured: [(key(some[0]), partial(draw, some)) for some in _together(measured, key)]
+    return lambda _, measured: [(key(some[0]), partial(draw, some)) for some in _group_by(measured, key)]
 
 
 def _rectifiers(_: Sequence[Experiment], measured: Sequence[Measured]) -> list[Drawing]:
@@ -303,24 +300,24 @@ def _rectifiers(_: Sequence[Experiment], measured: Sequence[Measured]) -> list[D
 
 
 def _calibrations(_: Sequence[Experiment], measured: Sequence[Measured]) -> list[Drawing]:
-    key: Callable[[Measured], tuple[str, ...]] = lambda m: _block(m.experiment)
-    return [(key(some[0]), partial(calibration, some)) for some in _together(measured, key)]
+    key: Callable[[Measured], tuple[str, ...]] = lambda m: m.experiment.block
+    return [(key(some[0]), partial(calibration, some)) for some in _group_by(measured, key)]
 
 
 def _over(
     key: Callable[[Experiment], tuple[str, ...]], draw: Callable[[Sequence[Experiment]], "Figure | None"]
 ) -> "Maker":
-    """A picture for each key, in which an experiment is called by what tells it from the others that are in it."""
+    """One figure per key; each experiment is labeled by the settings that differ within the figure."""
     named: Callable[[Sequence[Experiment]], list[Experiment]] = lambda es: group(run for e in es for run in e.counted)
-    return lambda experiments, _: [(key(some[0]), partial(draw, named(some))) for some in _together(experiments, key)]
+    return lambda experiments, _: [(key(some[0]), partial(draw, named(some))) for some in _group_by(experiments, key)]
 
 
 Maker = Callable[[Sequence[Experiment], Sequence[Measured]], list[Drawing]]
 FIGURES: dict[str, Maker] = {
     "losses": _by_method(losses),
     "confusion": _by_method(confusion),
-    "samples": _over(lambda e: _block(e), samples),
-    "stability": _over(lambda e: (*_block(e), f"{_length(e)} epochs"), stability),
+    "samples": _over(lambda e: e.block, samples),
+    "stability": _over(lambda e: (*e.block, f"{_length(e)} epochs"), stability),
     "rectifier": _rectifiers,
     "sigma": _over(lambda e: (e.data, e.net, f"{_length(e)} epochs"), sigma),
     "calibration": _calibrations,
@@ -340,28 +337,20 @@ def _panels(title: str, rows: int, columns: int, size: tuple[float, float]) -> t
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _looks(rows: Sequence[Experiment]) -> list[tuple[str, str]]:
-    return looks([e.first.spec["method"] for e in rows])
-
-
-def _plot(axes: "Axes", curve: Curve, look: tuple[str, str], label: str | None) -> None:
-    """A line over the epochs; a dot where there is one epoch alone."""
-    n, (colour, marker) = len(curve.epochs), look
-    marker = marker or ("o" if n == 1 else "")
-    every = max(1, n // 8)
-    axes.plot(curve.epochs, curve.mean, color=colour, marker=marker, markevery=every, linewidth=1.5, label=label)
+def _styles(rows: Sequence[Experiment]) -> list[LineStyle]:
+    return line_styles([e.first.spec["method"] for e in rows])
 
 
 def _matrix(
-    axes: "Axes", x: Array, classes: Array, colours: str, low: float, high: float, logarithmic: bool = False
+    axes: "Axes", x: Array, classes: Array, colors: str, low: float, high: float, logarithmic: bool = False
 ) -> Any:
-    """A matrix as an image, with its numbers where there is room for them; grey where nothing is known."""
+    """A matrix as an image, with its numbers if there is space for them; unknown values are gray."""
     from matplotlib.colors import LogNorm, Normalize
 
     norm = LogNorm(max(low, 0.005), max(high, 0.05), clip=True) if logarithmic else Normalize(low, high)
     axes.grid(False)
     axes.set_facecolor("#d5d9df")
-    image = axes.imshow(np.ma.masked_invalid(x), cmap=colours, norm=norm)
+    image = axes.imshow(np.ma.masked_invalid(x), cmap=colors, norm=norm)
     if len(x) <= 12:
         names = [str(name)[:12] for name in classes]
         turned = 45 if max(map(len, names)) > 2 else 0
@@ -370,27 +359,23 @@ def _matrix(
         for i, j in zip(*np.nonzero(np.isfinite(x)), strict=True):
             if (value := float(x[i, j])) >= 0.005 or low < 0 or low > 0.005:
                 light = np.dot((0.2126, 0.7152, 0.0722), np.asarray(image.to_rgba(np.asarray([value])))[0, :3] ** 2.2)
-                dark = light < 0.18  # where white and black stand out equally
+                dark = light < 0.18  # the luminance at which white and black have equal contrast
                 text = axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=6, color="w" if dark else "k")
-                text.set_in_layout(False)  # it lies inside: measuring it takes time
+                text.set_in_layout(False)  # it is inside the axes, and measuring it takes time
     return image
 
 
 def _measured(e: Experiment) -> Measured | None:
-    found = ((run, arrays) for run in e.counted if (arrays := read(run.path)) is not None)
-    return next((Measured(e, arrays, run.spec["seed"]) for run, arrays in found), None)
+    stored = ((run, arrays) for run in e.counted if (arrays := read_arrays(run.path)) is not None)
+    return next((Measured(e, arrays, run.spec["seed"]) for run, arrays in stored), None)
 
 
-def _together(items: Iterable[Any], key: Any) -> list[list[Any]]:
-    """Items of one key beside each other, in the order in which keys are met."""
-    found: dict[Any, list[Any]] = {}
+def _group_by(items: Iterable[Any], key: Any) -> list[list[Any]]:
+    """Groups of items with the same key, in the order of the first items."""
+    groups: dict[Any, list[Any]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return list(found.values())
-
-
-def _block(e: Experiment) -> tuple[str, str, str]:
-    return e.data, e.noise, e.net
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
 
 
 def _log_axis(axes: "Axes") -> None:
@@ -403,11 +388,16 @@ def _log_axis(axes: "Axes") -> None:
 
 
 def _length(e: Experiment) -> int:
+    """Number of epochs."""
     return int(e.first.spec["recipe"].get("epochs") or 0)
 
 
+def _runs_of_length(experiments: Sequence[Experiment], epochs: int) -> list[RunRecord]:
+    return [run for e in experiments if _length(e) == epochs for run in e.counted]
+
+
 def _seconds(run: RunRecord) -> float:
-    """Of an epoch: the median, without the first, in which kernels are compiled."""
+    """The median time of an epoch. The first is left out, because kernels are compiled in it."""
     values = [s for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]
     return median(values[1:] or values)
 

@@ -1,4 +1,4 @@
-"""What the weights of a finished run have to say: losses, transition matrices, v and sigma, calibration."""
+"""Compute the arrays of figures from the weights of a finished run: losses, matrices, v and sigma, calibration."""
 
 from pathlib import Path
 from typing import Any
@@ -9,62 +9,64 @@ from torch import Tensor
 
 from warpi.functional.losses import cross_entropy
 from warpi.methods.warpi import WarPI
-from warpi.report.figure_data import BINS, EDGES, KINDS, Arrays, write
+from warpi.report.figure_data import BINS, EDGES, KINDS, Arrays, write_arrays
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
 from warpi.training.method import Method, evaluating
 from warpi.training.outputs import predict_rows
 
-_CHUNK = 1000  # rows whose samples of v are held at a time
+_CHUNK = 1000  # rows whose samples of v are in memory at the same time
 
 
-def measure(folder: Path | str, device: str = "auto", **own: Any) -> Arrays:
-    """Compute the arrays of a finished run, and put them beside it.
+def measure(folder: Path | str, device: str = "auto", **custom: Any) -> Arrays:
+    """Compute the arrays of a finished run and store them in its folder.
 
-    `own` are a method or a net of your own that the run was made with (`method=...`, `net=...`).
+    `custom` are a custom method or network that the run was made with (`method=...`, `net=...`).
     """
-    arrays = arrays_of(reopen(folder, device, own))
-    write(Path(folder), arrays)
+    arrays = compute_arrays(reopen(folder, device, custom))
+    write_arrays(Path(folder), arrays)
     return arrays
 
 
 @torch.no_grad()
-def arrays_of(run: Run) -> Arrays:
-    """Arrays of a trained method, in evaluation mode, on all training rows as they are, and on the test rows."""
+def compute_arrays(run: Run) -> Arrays:
+    """Arrays of a trained method in evaluation mode, on all training rows without augmentation and on the test rows."""
     method, task, truth = run.method, run.task, run.truth
-    k, rectifier = task.n_classes, isinstance(method, WarPI)
+    k = task.n_classes
+    rectifier = isinstance(method, WarPI)
     rows, seen = predict_rows(method.net, task.train, None if rectifier else method.predict)
     y = task.train.y[rows]
-    z = seen if rectifier else seen.clamp_min(1e-12).log()  # of other methods log-probabilities stand for logits
+    z = seen if rectifier else seen.clamp_min(1e-12).log()  # for other methods log-probabilities replace the logits
     clean = torch.full_like(y, -1) if truth.clean is None else truth.clean.to(y.device)[rows]
     kind = torch.where(clean < 0, 2, (clean != y).long())  # a row of KINDS
     predicted = z.argmax(dim=1)
     raw = cross_entropy(z, y)
-    found: dict[str, Tensor] = {
+    arrays: dict[str, Tensor] = {
         "n_kind": torch.bincount(kind, minlength=len(KINDS)),
         "loss_raw": _histogram(raw, kind),
         "loss_raw_mean": _means(raw[:, None], kind, len(KINDS))[:, 0],
-        "T_classifier": _means(_one_hot(y, k), predicted, k),  # no truth needed: given labels where it predicts i
-        "confusion_train": _crossed(y, predicted, k),
+        "T_classifier": _means(_one_hot(y, k), predicted, k),  # row i: given labels of the examples predicted as i
+        "confusion_train": _confusion(y, predicted, k),
     }
     if bool((clean >= 0).any()):
         known = clean >= 0
-        found["T_given"] = _means(_one_hot(y[known], k), clean[known], k)  # what was done to the labels
+        arrays["T_given"] = _means(_one_hot(y[known], k), clean[known], k)  # the noise of the labels
     if truth.T is not None:
-        found["T"] = truth.T
+        arrays["T"] = truth.T
     if isinstance(method, WarPI):
-        found |= _rectified(method, z, y, clean, kind, predicted)
+        arrays |= _rectified(method, z, y, clean, kind, predicted)
     if truth.test is not None:
-        found |= _calibration(method, run)
-    numbers: Arrays = {name: value.cpu().numpy().astype(np.float32) for name, value in found.items()}
+        arrays |= _calibration(method, run)
+    numbers: Arrays = {name: value.cpu().numpy().astype(np.float32) for name, value in arrays.items()}
     return {"classes": np.array(task.classes), **numbers}
 
 
 def _rectified(
     method: WarPI, z: Tensor, y: Tensor, clean: Tensor, kind: Tensor, predicted: Tensor
 ) -> dict[str, Tensor]:
-    """Losses and predictions after multiplication by v, and v and sigma by (given label, predicted class)."""
-    k, parts = z.shape[1], []
+    """Losses and predictions of the logits times v, and v and sigma by given label and predicted class."""
+    k = z.shape[1]
+    parts = []
     with evaluating([method.V]):
         for some in torch.split(torch.arange(len(y), device=y.device), _CHUNK):
             q = method.V(z[some], y[some])
@@ -72,46 +74,49 @@ def _rectified(
             changed = v * z[some]
             parts.append((cross_entropy(changed, y[some]).mean(0), changed.softmax(-1).mean(0), v.mean(0), q.std))
     loss, p, v, sigma = (torch.cat(each) for each in zip(*parts, strict=True))  # [N], [N, K], [N, K], [N, K]
-    found = {
+    arrays = {
         "loss_rectified": _histogram(loss, kind),
         "loss_rectified_mean": _means(loss[:, None], kind, len(KINDS))[:, 0],
     }
     if bool((clean >= 0).any()):
-        found["T_rectified"] = _means(_one_hot(p.argmax(1), k)[clean >= 0], clean[clean >= 0], k)
+        arrays["T_rectified"] = _means(_one_hot(p.argmax(1), k)[clean >= 0], clean[clean >= 0], k)
     cell = y * k + predicted
-    found["v_count"] = torch.bincount(cell, minlength=k * k).view(k, k)
+    arrays["v_count"] = torch.bincount(cell, minlength=k * k).view(k, k)
     others = torch.ones_like(z).scatter_(1, y[:, None], 0).scatter_(1, predicted[:, None], 0)
     for name, value in {"v": v, "sigma": sigma}.items():
         columns = [value.gather(1, y[:, None]), value.gather(1, predicted[:, None])]
-        columns.append((value * others).sum(1, keepdim=True) / others.sum(1, keepdim=True))  # nan: there are no others
+        columns.append(
+            (value * others).sum(1, keepdim=True) / others.sum(1, keepdim=True)
+        )  # nan if there are no other classes
         mean = _means(torch.cat(columns, dim=1), cell, k * k).view(k, k, 3)
         by_kind = _means(torch.cat(columns, dim=1), kind, len(KINDS))
-        for i, where in enumerate(("given", "predicted", "other")):  # at which coordinate
-            found[f"{name}_{where}"], found[f"{name}_{where}_mean"] = mean[..., i], by_kind[:, i]
-    if method.samples == 0:  # sigma was never asked for, and is as it was drawn at the start
-        found = {name: value for name, value in found.items() if not name.startswith("sigma")}
-    return found
+        for i, coordinate in enumerate(("given", "predicted", "other")):
+            arrays[f"{name}_{coordinate}"] = mean[..., i]
+            arrays[f"{name}_{coordinate}_mean"] = by_kind[:, i]
+    if method.samples == 0:  # sigma was not trained and has its initial value
+        arrays = {name: value for name, value in arrays.items() if not name.startswith("sigma")}
+    return arrays
 
 
 def _calibration(method: Method, run: Run) -> dict[str, Tensor]:
-    """Test rows by how sure the method is of them: how many, how sure, how often right."""
+    """Test rows in bins of their confidence: counts, mean confidence and accuracy; and the confusion matrix."""
     assert run.truth.test is not None
     rows, p = predict_rows(method.net, run.truth.test, method.predict)
-    confidence, guess = p.double().max(dim=1)
+    confidence, predicted = p.double().max(dim=1)
     y = run.truth.test.y[rows]
-    hit = (guess == y).double()
-    which = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
-    mean = _means(torch.stack([confidence, hit], dim=1), which, BINS)
+    right = (predicted == y).double()
+    bins = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
+    mean = _means(torch.stack([confidence, right], dim=1), bins, BINS)
     return {
-        "bin_count": torch.bincount(which, minlength=BINS),
+        "bin_count": torch.bincount(bins, minlength=BINS),
         "bin_confidence": mean[:, 0],
         "bin_accuracy": mean[:, 1],
-        "confusion_test": _crossed(y, guess, p.shape[1]),
+        "confusion_test": _confusion(y, predicted, p.shape[1]),
     }
 
 
-def _crossed(y: Tensor, predicted: Tensor, k: int) -> Tensor:
-    """How many examples have which label (row) and which prediction (column).  [K, K]"""
+def _confusion(y: Tensor, predicted: Tensor, k: int) -> Tensor:
+    """Number of examples by label (row) and prediction (column).  [K, K]"""
     return torch.bincount(y * k + predicted, minlength=k * k).view(k, k)
 
 
@@ -120,7 +125,7 @@ def _one_hot(y: Tensor, k: int) -> Tensor:
 
 
 def _means(values: Tensor, group: Tensor, n: int) -> Tensor:
-    """Mean of the rows of `values` [N, D] in each of n groups, without nan; nan where nothing is left.  [n, D]"""
+    """Mean of the rows of `values` [N, D] in each of n groups, ignoring nan; nan for empty groups.  [n, D]"""
     sums = torch.zeros(n, values.shape[1], dtype=torch.double, device=values.device)
     known = ~values.isnan()
     counts = torch.zeros_like(sums).index_add_(0, group, known.double())
@@ -128,7 +133,7 @@ def _means(values: Tensor, group: Tensor, n: int) -> Tensor:
 
 
 def _histogram(loss: Tensor, kind: Tensor) -> Tensor:
-    """How many losses lie in each bin, by kind of label.  [3, bins]"""
+    """Number of losses in each bin, by kind of label.  [3, bins]"""
     bins = len(EDGES) - 1
-    which = (loss / EDGES[-1] * bins).long().clamp(0, bins - 1)
-    return torch.bincount(kind * bins + which, minlength=len(KINDS) * bins).view(len(KINDS), bins)
+    index = (loss / EDGES[-1] * bins).long().clamp(0, bins - 1)
+    return torch.bincount(kind * bins + index, minlength=len(KINDS) * bins).view(len(KINDS), bins)

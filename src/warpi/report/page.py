@@ -19,25 +19,25 @@ from warpi.report.table import HEADS, blocks, legend
 from warpi.runs.rerun import command, format_value, own_files, own_names
 
 _TRAINING = ("epochs", "batch_size", "meta_batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule")
-_SIZES = {"n_train": "to train on", "n_meta": "trusted", "n_val": "for validation", "n_test": "to test on"}
+_SIZES = {"n_train": "for training", "n_meta": "trusted", "n_val": "for validation", "n_test": "for testing"}
 _DATA = {
     "root": "in",
     "label": "label column",
     "drop": "without the columns",
-    "image_size": "images of side",
+    "image_size": "image size",
     "limit": "limited to",
 }
-_TEST_LABELS = {"clean": "known to be right", "given": "as given: nobody knows whether they are right"}
+_TEST_LABELS = {"clean": "known to be right", "given": "as given: they may be wrong"}
 _HASHES = ("inputs", "files", "labels", "noise", "noise_file", "meta", "test_set", "other", "matrix_file", "weights")
-_KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "labels nobody has checked"}
+_KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "labels that nobody has checked"}
 _LOOKS = {"right": 0, "wrong": 1, "unknown": 6}
-_WORST = 10  # classes in the table of the worst
-_POOR = 0.7  # share of the trusted examples, as in `warpi audit`
+_WORST = 10  # number of classes in the table of the worst ones
+_POOR = 0.7  # an accuracy on the trusted examples below which `warpi audit` warns
 _CELLS = 12  # cells of a suspicious row that are shown at once
-_LETTERS = 400  # of each of these cells
+_LETTERS = 400  # number of letters shown of each cell
 _INTERVAL = (
-    "The interval is Wilson's, 95 %, over the test examples: where the accuracy of this very network would be found on "
-    "any number of such examples. It does not say what another seed would give."
+    "95 % Wilson intervals over the test examples: the accuracy of this trained network on many more examples of the "
+    "same kind. They do not include the variation between seeds."
 )
 
 
@@ -91,7 +91,7 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
     if detail is not None:
         if len(g.counted) > 1:
             seed = next(run.spec["seed"] for run in g.runs if run.path == detail.run)
-            parts["about"] = f"What follows is about seed {seed}: {detail.run}"
+            parts["about"] = f"The rest of this section is about seed {seed}: {detail.run}"
         truth = "true class" if g.first.facts.get("test_labels") == "clean" else "given label"
         parts["losses"] = _losses(detail)
         parts["confusions"] = _confusions(detail, truth)
@@ -113,15 +113,15 @@ def _tiles(g: Experiment, detail: Detail | None) -> list[tuple[str, str]]:
         mean = f"{statistics.fmean(last):.1f} ± {statistics.stdev(last):.1f} %"
         tiles.append((mean, f"test accuracy{against}; {len(last)} seeds"))
     if (wrong := facts.get("wrong_share")) is not None:
-        tiles.append((f"{100 * wrong:.1f} %", "of the training labels are wrong, by the known truth"))
+        tiles.append((f"{100 * wrong:.1f} %", "of the training labels are wrong (known truth)"))
     if detail is not None and detail.audit is not None:
         rate, low, high = (100 * value for value in detail.audit.noise_rate)
         tiles.append((f"{detail.audit.n_issues:,}", f"suspicious labels of {detail.audit.n:,}"))
-        tiles.append((f"{rate:.1f} %", f"of the labels are wrong, by the audit: {low:.1f} to {high:.1f}"))
+        tiles.append((f"{rate:.1f} %", f"of the labels are wrong (audit: {low:.1f} to {high:.1f})"))
     if (n := facts.get("n_train")) is not None:
-        tiles.append((f"{n:,}", f"training examples, {facts.get('n_meta') or 0:,} trusted ones"))
+        tiles.append((f"{n:,}", f"training examples, and {facts.get('n_meta') or 0:,} trusted ones"))
     if seconds := [s for run in g.counted for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]:
-        each = " a run" if len(g.counted) > 1 else ""
+        each = " per run" if len(g.counted) > 1 else ""
         tiles.append((_time(sum(seconds) / len(g.counted)), f"of training and testing{each}"))
     return tiles
 
@@ -131,7 +131,9 @@ def _facts(g: Experiment) -> dict[str, str]:
     run, spec, facts, place = g.first, g.first.spec, g.first.facts, g.first.environment
     recipe = spec["recipe"]
     data = [f"{words} {format_value(spec[name])}" for name, words in _DATA.items() if spec.get(name) is not None]
-    trusted = "held out of rows whose truth is known" if spec.get("meta") else "as the data marks them, if it does"
+    trusted = (
+        "held out from rows with known truth" if spec.get("meta") else "rows that the data marks as trusted, if any"
+    )
     test_labels = _TEST_LABELS.get(str(facts.get("test_labels")), "unknown")
     threads = place.get("threads")
     machine = [str(place.get("gpu") or place.get("device") or "unknown")]
@@ -142,7 +144,7 @@ def _facts(g: Experiment) -> dict[str, str]:
     return {
         "Data": ", ".join([g.data, *data]) + (f"; {facts['n_classes']} classes" if facts.get("n_classes") else ""),
         "Rows": ", ".join(f"{facts[name]:,} {words}" for name, words in _SIZES.items() if facts.get(name) is not None),
-        "Noise": g.noise if g.noise != "given" else "given: the labels as they are in the data",
+        "Noise": g.noise if g.noise != "given" else "given: the labels in the data",
         "Trusted": str(spec["meta_data"]) if spec.get("meta_data") else trusted,
         "Test labels": "" if facts.get("n_test") == 0 else test_labels,
         "Method": f"{spec['method']}" + (f" ({options})" if options else ""),
@@ -165,10 +167,10 @@ def _settings(spec: dict[str, Any]) -> Grid:
 
 
 def _accuracy(g: Experiment) -> tuple[Grid, str]:
-    """One run: its important epochs. Several seeds: the last epoch of each, and their mean. And a note."""
+    """A table and a note. One run: its important epochs. Several seeds: the last epoch of each, and their mean."""
     last = [(run, value) for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
     if not g.counted:
-        return Grid(), "No epoch has ended yet."
+        return Grid(), "No epoch has finished yet."
     if not last:
         return Grid(), "There is no test set."
     if len(g.counted) > 1:
@@ -176,14 +178,14 @@ def _accuracy(g: Experiment) -> tuple[Grid, str]:
         values = [value for _, value in last]
         std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         rows.append((f"mean ± sd of {len(values)}", f"{statistics.fmean(values):.2f}{std}", ""))
-        note = f"{_INTERVAL} The last line is the mean and the sample standard deviation over seeds."
+        note = f"{_INTERVAL} The last line is the mean ± the sample standard deviation over seeds."
         return Grid(("seed", "last epoch", "95 % interval"), rows, mean=True), note
     (run,) = g.counted
     epochs = []
     for name, epoch in zip(HEADS[2:], best_epochs(run), strict=True):
         if epoch is not None and (value := number(epoch, "test_acc")) is not None:
             epochs.append((name, str(int(epoch["epoch"])), f"{value:.2f} %", _interval(value, run)))
-    oracle = "The best on test is an oracle that picks the epoch by the test set, which no user could do."
+    oracle = "Best on test is an oracle that chooses the epoch by the test set, which no user can do."
     end = "" if run.done else " The run has not ended."
     return Grid(("which", "epoch", "test accuracy", "95 % interval"), epochs), f"{_INTERVAL} {oracle}{end}"
 
@@ -218,9 +220,9 @@ def _losses(detail: Detail) -> dict[str, Any] | None:
         edges = detail.edges[: used + 2]
         x_label = "cross-entropy with the given label"
         shown.append(charts.histogram(f"{each.name}: {means}", each.counts, edges, x_label, _LOOKS, top))
-    note = "How many training examples have which loss, after training; the last bar holds all that is above."
+    note = "Number of training examples by their loss after training; the last bar also counts all larger losses."
     if len(detail.losses) > 1:
-        note += " Rectified: of the logits times WarPI's v, which is what the network was trained by."
+        note += " Rectified: the loss of the logits times WarPI's v, with which the network was trained."
     kinds = [name for name in _KINDS if name in detail.losses[0].counts]
     return {"note": note, "charts": shown, "legend": [(charts.swatch(_LOOKS[name]), _KINDS[name]) for name in kinds]}
 
@@ -236,7 +238,7 @@ def _confusions(detail: Detail, truth: str) -> list[tuple[str, str]]:
 
 
 def _worst_classes(counts: NDArray[Any], classes: Sequence[str], truth: str) -> Grid:
-    """The classes of the lowest accuracy."""
+    """The classes with the lowest accuracy."""
     rows = []
     total = counts.sum(1)
     right = counts.diagonal()
@@ -248,7 +250,7 @@ def _worst_classes(counts: NDArray[Any], classes: Sequence[str], truth: str) -> 
         confused = f"{classes[int(others.argmax())]} ({int(others.max())})" if others.any() else "–"
         share = f"{100 * right[k] / total[k]:.1f} %"
         rows.append((classes[k], f"{int(total[k])}", share, f"{100 * low:.0f} to {100 * high:.0f}", confused))
-    return Grid((truth, "examples", "accuracy", "95 % interval", "taken for"), rows, (0, 4))
+    return Grid((truth, "examples", "accuracy", "95 % interval", "predicted as"), rows, (0, 4))
 
 
 def _audit(audit: Audited) -> dict[str, Any]:
@@ -256,12 +258,12 @@ def _audit(audit: Audited) -> dict[str, Any]:
     poor = audit.trusted is not None and audit.trusted < _POOR
     trusted = ""
     if audit.trusted is not None:
-        words = "Do not believe it: the classifier" if poor else "The classifier"
-        trusted = f"{words} is right about {100 * audit.trusted:.0f} % of the trusted examples."
+        words = "The audit is unreliable: the classifier" if poor else "The classifier"
+        trusted = f"{words} predicts {100 * audit.trusted:.0f} % of the trusted examples correctly."
     first, more = _rates(audit)
     return {
         "summary": f"{audit.n_issues:,} of {audit.n:,} labels are probably wrong. "
-        f"Wrong labels in all: {rate:.1f} %, 95 % interval {low:.1f} to {high:.1f}.",
+        f"Estimated share of wrong labels: {rate:.1f} %, 95 % interval {low:.1f} to {high:.1f}.",
         "poor": poor,
         "trusted": trusted,
         "suspects": [_suspect(s) for s in audit.suspects],
@@ -306,12 +308,12 @@ def _suspect(s: Suspect) -> dict[str, Any]:
 
 
 def _rerun(run: RunRecord) -> tuple[str, str]:
-    """The command that makes a run again, and a note with the hashes of its data."""
+    """The command that repeats a run, and a note with the hashes of its data."""
     state = "" if run.done else " (unfinished)"
     hashes = [f"{n} {run.facts[f'{n}_sha256']}" for n in _HASHES if run.facts.get(f"{n}_sha256")]
-    same = f" The same data has the SHA-256 {' and '.join(hashes)} (spec.json)." if hashes else ""
+    same = f" SHA-256 of the data (spec.json): {', '.join(hashes)}." if hashes else ""
     tables = " and ".join(f"{table} = {{{name!r}: ...}}" for table, name in own_names(run.spec).items())
-    own = f" {' and '.join(own_files(run.spec))}: of your own, with {tables} as it was; a run holds names alone."
+    own = f" The run used custom code: {' and '.join(own_files(run.spec))} must define {tables}."
     note = f"Seed {run.spec['seed']}{state}: {run.path}.{same}{own if tables else ''}"
     return command(run.spec, f"again/{run.path.name}", run.environment.get("threads")), note
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from warpi.audit.result import AUDIT_FILE, Audit
 from warpi.errors import UserError
 from warpi.report.experiments import RunRecord, group
-from warpi.report.figure_data import EDGES, KINDS, Arrays, read, write
+from warpi.report.figure_data import EDGES, KINDS, Arrays, read_arrays, write_arrays
 
 if TYPE_CHECKING:
     from warpi.review.items import Items
@@ -32,25 +32,25 @@ class Losses(NamedTuple):
     """Losses of the training examples, by whether their label is right, wrong or unknown."""
 
     name: str
-    counts: Mapping[str, Counts]  # [bins] each
+    counts: Mapping[str, Counts]  # each [bins]
     means: Mapping[str, float]
 
 
 class Suspect(NamedTuple):
-    """An example whose label is doubted."""
+    """An example whose label is suspicious."""
 
-    row: int  # of the data
+    row: int  # in the data
     given: str
     suggested: str
     wrong: float  # probability
     uncertainty: float
-    picture: tuple[str, bytes] | None  # type and content
-    words: tuple[tuple[str, str], ...]  # names and values: where from, and what it is where there is no picture
-    small: bool  # a picture of few pixels, which should be seen
+    picture: tuple[str, bytes] | None  # media type and content
+    words: tuple[tuple[str, str], ...]  # names and values: the file, and the columns if there is no picture
+    small: bool  # a picture of few pixels, which is enlarged without smoothing
 
 
 class ClassRate(NamedTuple):
-    """How many labels of a class are wrong."""
+    """Share of wrong labels in a class."""
 
     name: str
     n: int
@@ -58,20 +58,20 @@ class ClassRate(NamedTuple):
     low: float
     high: float
     issues: int
-    instead: str  # the class most often suggested
+    instead: str  # the class that is suggested most often
 
 
 @dataclass(frozen=True)
 class Audited:
-    """What an audit found."""
+    """Results of an audit."""
 
     n: int
     n_issues: int
-    noise_rate: tuple[float, float, float]  # and its interval
+    noise_rate: tuple[float, float, float]  # rate, low and high end of its interval
     by_class: tuple[ClassRate, ...]
-    probabilities: str  # where they come from
-    uncertainty: str  # what it is
-    trusted: float | None  # share of the trusted examples that the classifier is right about
+    probabilities: str  # their origin, in words
+    uncertainty: str  # its meaning, in words
+    trusted: float | None  # accuracy of the classifier on the trusted examples
     suspects: tuple[Suspect, ...]
 
     @property
@@ -81,85 +81,90 @@ class Audited:
 
 @dataclass(frozen=True)
 class Detail:
-    """A run as its weights, its data and its audit show it. None, or empty: not known."""
+    """What is known about a run from its weights, its data and its audit. None or empty: unknown."""
 
     run: Path
     classes: tuple[str, ...] = ()
     test: Counts | None = None  # [K, K] true class, predicted class
     train: Counts | None = None  # [K, K] given label, predicted class
-    edges: Counts | None = None  # of the bins of `losses`
+    edges: Counts | None = None  # edges of the bins of `losses`
     losses: tuple[Losses, ...] = ()
     audit: Audited | None = None
-    missing: tuple[str, ...] = ()  # what could not be had, and why
+    missing: tuple[str, ...] = ()  # what is not shown, and why
 
 
 def read_details(runs: Sequence[RunRecord], audit: bool = False, device: str = "auto") -> list[Detail]:
-    """One for each experiment, of its first finished run.
+    """Read the details of the first finished run of each experiment.
 
-    Of one experiment all is computed that its weights allow, and stored beside the run; of several, what is there
-    already. With `audit` the same is done for each, and those that have no audit are audited. What cannot be had is
-    said in `missing`; with `audit` it is an error.
+    For a single experiment everything that its weights allow is computed and stored in the run folder; for several,
+    only stored details are read. With `audit`, both are computed for every experiment, and runs without an audit are
+    audited. `Detail.missing` names what is not available; with `audit` that is an error.
     """
-    experiments, found = group(runs), list[Detail]()
+    experiments = group(runs)
+    details: list[Detail] = []
     for g in experiments:
         run = next((run for run in g.runs if run.done), None)
         if run is None:
-            why = f"losses, confusion and suspicious labels: the run in {g.first.path} has not ended"
-            found.append(Detail(g.first.path, missing=(why,)))
+            reason = f"losses, confusion and suspicious labels: the run in {g.first.path} has not ended"
+            details.append(Detail(g.first.path, missing=(reason,)))
         else:
-            found.append(_detail(run.path, audit or len(experiments) == 1, audit, device))
-    return found
+            details.append(_detail(run.path, audit or len(experiments) == 1, audit, device))
+    return details
 
 
 def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
-    missing, arrays, found = list[str](), None, None
+    missing: list[str] = []
+    arrays: Arrays | None = None
     try:
-        arrays = read(path)
+        arrays = read_arrays(path)
     except UserError as error:
         missing.append(_left_out(path, "losses and confusion", error, audit))
     if not missing and (arrays is None or _NEW not in arrays):
         if not (path / WEIGHTS).exists():
             missing.append(f"losses and confusion: there is no {WEIGHTS} in {path}")
         elif not compute:
-            missing.append(f"losses and confusion: they are computed by: warpi report {path} --out DIR")
+            missing.append(f"losses and confusion: compute them with: warpi report {path} --out DIR")
         else:
             try:
-                arrays = _measured(path, device)
+                arrays = _measure(path, device)
             except UserError as error:
                 missing.append(_left_out(path, "losses and confusion", error, audit))
+    audited = None
     if audit or (path / AUDIT_FILE).exists():
         try:
-            found = _audited(path, device)
+            audited = _read_audit(path, device)
         except UserError as error:
             missing.append(_left_out(path, "suspicious labels", error, audit))
     elif (path / WEIGHTS).exists():
-        missing.append("suspicious labels: the run was not audited; add --audit to the command that made this page")
-    return _of_arrays(Detail(path, audit=found, missing=tuple(missing)), arrays or {})
+        missing.append("suspicious labels: the run has no audit; add --audit to the command that made this page")
+    return _add_arrays(Detail(path, audit=audited, missing=tuple(missing)), arrays or {})
 
 
-def _left_out(path: Path, what: str, error: UserError, asked: bool) -> str:
-    if asked:
+def _left_out(path: Path, what: str, error: UserError, required: bool) -> str:
+    """Print why something is not on the page and return that; raise the error if it is required."""
+    if required:
         raise error
     print(f"warpi: {path}: {what} are not on the page: {error}", file=sys.stderr)
     return f"{what}: {error}"
 
 
-def _measured(path: Path, device: str) -> Arrays:
-    from warpi.report.measure import arrays_of
+def _measure(path: Path, device: str) -> Arrays:
+    from warpi.report.measure import compute_arrays
     from warpi.runs.reopen import reopen
 
-    arrays = arrays_of(reopen(path, device))
+    arrays = compute_arrays(reopen(path, device))
     try:
-        write(path, arrays)
-    except UserError as error:  # the page can be had all the same
+        write_arrays(path, arrays)
+    except UserError as error:  # the page can still be written
         print(f"warpi: losses and confusion are not stored in the run: {error}", file=sys.stderr)
     return arrays
 
 
-def _of_arrays(detail: Detail, arrays: Arrays) -> Detail:
+def _add_arrays(detail: Detail, arrays: Arrays) -> Detail:
     if not arrays:
         return detail
-    n, losses = arrays["n_kind"], list[Losses]()
+    n = arrays["n_kind"]
+    losses: list[Losses] = []
     for which in ("raw", "rectified"):
         if (counts := arrays.get(f"loss_{which}")) is not None:
             kinds = {name: i for i, name in enumerate(KINDS) if n[i]}
@@ -175,8 +180,8 @@ def _of_arrays(detail: Detail, arrays: Arrays) -> Detail:
     )
 
 
-def _audited(path: Path, device: str) -> Audited:
-    """What the audit of a run found; it is made where there is none."""
+def _read_audit(path: Path, device: str) -> Audited:
+    """The audit of a run, which is computed if there is none."""
     from warpi.review.open import open_run
 
     items, _, found = open_run(path, device=device)
@@ -193,17 +198,19 @@ def _audited(path: Path, device: str) -> Audited:
     )
 
 
-def _by_class(found: Audit) -> Iterator[ClassRate]:
-    for k, rate in enumerate(found.error_rates):
-        mine = found.is_label_issue & (found.given == k)
-        votes = np.bincount(found.suggested[mine], minlength=len(found.classes))
-        instead = found.classes[int(votes.argmax())] if mine.any() else ""
-        yield ClassRate(rate["class"], rate["n"], rate["rate"], rate["low"], rate["high"], int(mine.sum()), instead)
+def _by_class(audit: Audit) -> Iterator[ClassRate]:
+    for k, rate in enumerate(audit.error_rates):
+        issues = audit.is_label_issue & (audit.given == k)
+        votes = np.bincount(audit.suggested[issues], minlength=len(audit.classes))
+        instead = audit.classes[int(votes.argmax())] if issues.any() else ""
+        yield ClassRate(rate["class"], rate["n"], rate["rate"], rate["low"], rate["high"], int(issues.sum()), instead)
 
 
 def _suspect(items: "Items", i: int) -> Suspect:
-    row, names = int(items.row[i]), items.classes
-    picture, files = items.picture(row), items.dataset.files
+    row = int(items.row[i])
+    names = items.classes
+    picture = items.picture(row)
+    files = items.dataset.files
     words = [*([] if files is None else [("file", files.paths[row])]), *items.describe(row)]
     return Suspect(
         row,
@@ -218,10 +225,10 @@ def _suspect(items: "Items", i: int) -> Suspect:
 
 
 def _thumbnail(kind: str, content: bytes) -> bytes:
-    """Photos as small as they are shown; other pictures are small already, or come without the package for it."""
+    """Shrink photos to the size in which they are shown; other pictures are already small."""
     if kind != "image/jpeg":
         return content
-    from PIL import Image  # it has just decoded this very photo
+    from PIL import Image  # installed, since it has decoded this photo
 
     with Image.open(io.BytesIO(content)) as image:
         image.thumbnail((_SIDE, _SIDE))

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, style, and files that are the same for the same runs."""
+"""Style of all figures: colors, markers, axes, and files that do not depend on the time or the machine."""
 
 import io
 import re
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from warpi.errors import UserError, missing_package
 from warpi.utils.files import write_with_folder
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
+# The colors of Okabe and Ito, safe for color-blind readers, without the yellow that is hardly visible on white.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_OFTEN = ("warpi", "mwnet", "ce", "warpi_detc")  # each has a colour to itself; all others share the rest
-_MARKERS = ("", "o", "s", "^", "D", "v", "P")  # where there are more lines than colours
+_FREQUENT = ("warpi", "mwnet", "ce", "warpi_detc")  # each has its own color; the other methods share the rest
+_MARKERS = ("", "o", "s", "^", "D", "v", "P")  # tell lines apart when there are more lines than colors
 GREY = "#5c6470"
 _STYLE = {
-    "svg.hashsalt": "warpi",  # ids within the file would otherwise be drawn at random
+    "svg.hashsalt": "warpi",  # otherwise the ids in the file are random
     "svg.fonttype": "path",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -36,19 +36,26 @@ _STYLE = {
 }
 
 
+class LineStyle(NamedTuple):
+    """Color and marker of a line."""
+
+    color: str
+    marker: str
+
+
 @contextmanager
-def drawing() -> Iterator[None]:
-    """Inside, figures have the style of the house."""
+def figure_style() -> Iterator[None]:
+    """Context manager: apply the common style to figures."""
     try:
         import matplotlib.style
     except ImportError as error:
-        raise missing_package("matplotlib", "pictures", "report") from error
+        raise missing_package("matplotlib", "drawing figures", "report") from error
     with matplotlib.style.context(["default", _STYLE]):
         yield
 
 
 def save(figure: "Figure", path: Path) -> list[Path]:
-    """Write a figure as PATH.png and PATH.svg. The same figure, the same bytes."""
+    """Write a figure as PATH.png and PATH.svg. The same figure gives the same bytes."""
     paths = []
     for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         content = io.BytesIO()
@@ -65,28 +72,32 @@ def image_format(path: Path) -> str:
     return path.suffix[1:]
 
 
-def slug(kind: str, *words: str) -> str:
-    """The name of a picture's file."""
+def file_stem(kind: str, *words: str) -> str:
+    """The name of a figure's file, without its ending."""
     return f"{kind}-" + re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower())[:100].strip("-.")
 
 
-def look(i: int) -> tuple[str, str]:
-    """Colour and marker of line i."""
-    return COLORS[i % len(COLORS)], _MARKERS[i // len(COLORS) % len(_MARKERS)]
+def line_style(i: int) -> LineStyle:
+    """Color and marker of line i."""
+    return LineStyle(COLORS[i % len(COLORS)], _MARKERS[i // len(COLORS) % len(_MARKERS)])
 
 
-def looks(methods: Sequence[str]) -> list[tuple[str, str]]:
-    """Colour and marker of lines of these methods. A method has its colour in every picture, and markers tell lines of
-    one colour apart; where all lines are of one method, colours do."""
-    n, first = len(COLORS), len(_OFTEN)
-    places = [_OFTEN.index(m) if m in _OFTEN else first + zlib.crc32(m.encode()) % (n - first) for m in methods]
+def line_styles(methods: Sequence[str]) -> list[LineStyle]:
+    """Color and marker of the lines of these methods.
+
+    A method has the same color in every figure, and markers distinguish lines of one color. If all lines belong to one
+    method, they have different colors.
+    """
+    n = len(COLORS)
+    first = len(_FREQUENT)
+    places = [_FREQUENT.index(m) if m in _FREQUENT else first + zlib.crc32(m.encode()) % (n - first) for m in methods]
     if len(set(methods)) == 1:
-        return [look(place + i) for i, place in enumerate(places)]
-    return [look(place + n * places[:i].count(place)) for i, place in enumerate(places)]
+        return [line_style(place + i) for i, place in enumerate(places)]
+    return [line_style(place + n * places[:i].count(place)) for i, place in enumerate(places)]
 
 
 def epoch_axis(axes: "Axes") -> None:
-    """Epochs are whole numbers, also those of short runs."""
+    """Label the axis and use whole numbers as ticks, also for short runs."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")

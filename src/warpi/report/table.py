@@ -1,4 +1,4 @@
-"""The comparison as a table: for the terminal, as Markdown, LaTeX and JSON; and lists of what there is."""
+"""Tables of the comparison for the terminal, as Markdown, LaTeX and JSON; and lists in columns."""
 
 import html
 import json
@@ -21,41 +21,43 @@ from warpi.utils.files import write_with_folder
 HEADS = ("method", "seeds", "last", "best on validation", "best on test (oracle)")
 LEGEND = (
     "Test accuracy in percent, mean ± sample standard deviation over seeds. "
-    "Last: the final epoch. Best on validation: the epoch of the highest validation accuracy. "
-    "Best on test: an oracle that picks the epoch by the test set, which no user could do. "
+    "Last: the final epoch. Best on validation: the epoch with the highest validation accuracy. "
+    "Best on test: an oracle that chooses the epoch by the test set, which no user can do. "
     "Bold: the highest last accuracy of finished runs."
 )
 PAIRED = (
-    "Difference: the last accuracy less that of the reference, seed by seed on the same noise and test set; "
-    "mean ± half of its 95 % interval (Student's t over seeds)."
+    "Difference: the last accuracy minus that of the reference, paired by seed on the same noise and test set; "
+    "mean ± half-width of its 95 % interval (Student's t over seeds)."
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """The rows of one (data, noise, net), as text."""
+    """The table of one (data, noise, net), as text."""
 
     title: str
     heads: tuple[str, ...]
-    sections: tuple[tuple[str, list["Line"]], ...]  # without trusted data, then with; those that have lines
+    sections: tuple[
+        tuple[str, list["TableLine"]], ...
+    ]  # first without trusted data, then with it; empty ones are left out
     note: str
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A row of a table, as text."""
 
-    cells: tuple[str, ...]  # one for each head
-    bold: bool  # whether `last` is the best of its block
+    cells: tuple[str, ...]  # one per head
+    bold: bool  # whether `last` is the best of the table
 
 
 def to_rich(rows: Sequence[Row]) -> ConsoleRenderable:
-    """The tables for a terminal, one a block, and no name broken where it has 80 columns."""
-    return _Shown(rows)
+    """The tables for a terminal, one per block. No name is broken if the terminal has 80 columns."""
+    return _TerminalTables(rows)
 
 
 def screen() -> Console:
-    """Standard output: a terminal is as wide as it is, a file or a pipe as wide as need be."""
+    """A console for standard output. Lines are not folded if it is a file or a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 10_000
@@ -63,7 +65,7 @@ def screen() -> Console:
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """The table as Markdown (the dialect of GitHub)."""
+    """The tables as Markdown (GitHub's dialect)."""
     parts = []
     for block in blocks(rows):
         out = [
@@ -83,7 +85,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_latex(rows: Sequence[Row]) -> str:
-    """The table as LaTeX, for the package booktabs."""
+    """The tables as LaTeX with the package booktabs."""
     parts = [r"% needs \usepackage{booktabs}"]
     for block in blocks(rows):
         n = len(block.heads)
@@ -109,32 +111,35 @@ def to_latex(rows: Sequence[Row]) -> str:
 
 
 def write_json(rows: Iterable[Row], path: Path) -> None:
-    """All rows with all their fields, as a list of objects."""
+    """Write all rows with all their fields, as a list of objects."""
     content = [asdict(row) | {"best_is_oracle": True} for row in rows]
     write_with_folder(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def in_columns(rows: Sequence[Mapping[str, str]], width: int | None = None) -> str:
-    """A line a row. Where that is wider than `width`, summaries are folded: beside the other columns, or below them."""
+    """One line per row. If lines are longer than `width`, summaries are folded next to the other columns or below."""
     rows = [{name: name for name in rows[0]}, *rows]
-    wide = {name: max(len(row[name]) for row in rows) for name in rows[0]}
-    lines = ["  ".join(row[name].ljust(wide[name]) for name in wide).rstrip() for row in rows]
+    widths = {name: max(len(row[name]) for row in rows) for name in rows[0]}
+    lines = ["  ".join(row[name].ljust(widths[name]) for name in widths).rstrip() for row in rows]
     if width is None or max(map(len, lines)) <= width:
         return "\n".join(lines)
-    short, lines = [name for name in wide if name != "summary"], []
-    lead = sum(wide[name] + 2 for name in short)
+    short = [name for name in widths if name != "summary"]
+    lead = sum(widths[name] + 2 for name in short)
     beside = lead + 40 <= width
-    room = " " * (lead if beside else 4)
+    indent = " " * (lead if beside else 4)
+    lines = []
     for row in rows:
-        cells = [row[name].ljust(wide[name]) for name in short] if lead <= width else [row[name] for name in short]
+        cells = [row[name].ljust(widths[name]) if lead <= width else row[name] for name in short]
         first = "  ".join(filter(None, cells)).rstrip()
-        text = fill(row["summary"], max(width, 40), initial_indent=room, subsequent_indent=room, break_on_hyphens=False)
+        text = fill(
+            row["summary"], max(width, 40), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
         lines.append(first.ljust(lead) + text[lead:] if beside else f"{first}\n{text}")
     return "\n".join(lines)
 
 
 def legend(rows: Iterable[Row]) -> str:
-    """What the columns mean."""
+    """The meaning of the columns."""
     return " ".join([LEGEND, PAIRED]) if any(row.against for row in rows) else LEGEND
 
 
@@ -142,32 +147,37 @@ def legend(rows: Iterable[Row]) -> str:
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """Tables that look how wide the terminal is: names stand beside their numbers, or if they had to be broken for
-    that, above them. Before that, remarks such as (2 seeds) go below the numbers that they are about."""
+class _TerminalTables:
+    """Tables that adapt to the width of the terminal.
+
+    If a table is too wide, remarks such as (2 seeds) move below their numbers. If it is still too wide, the names move
+    above their numbers.
+    """
 
     rows: Sequence[Row]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[ConsoleRenderable]:
-        shown, room = blocks(self.rows), options.max_width
+        shown = blocks(self.rows)
         for block in shown:
-            ways = [make(cells) for make in (_beside, _above) for cells in (block, _remarks_below(block))]
-            yield next((way for way in ways if way.needs <= room), ways[-1]).shown
+            layouts = [
+                make(cells) for make in (_names_beside, _names_above) for cells in (block, _remarks_below(block))
+            ]
+            yield next((layout for layout in layouts if layout.width <= options.max_width), layouts[-1]).table
         notes = dict.fromkeys(block.note for block in shown)
         yield Text("\n".join([*notes, legend(self.rows)]), style="dim")
 
 
-class _Way(NamedTuple):
-    """One of the ways to show a table."""
+class _Layout(NamedTuple):
+    """One of the layouts of a table."""
 
-    needs: int  # columns of the terminal
-    shown: ConsoleRenderable
+    width: int  # columns of the terminal that it needs
+    table: ConsoleRenderable
 
 
-def _beside(block: Block) -> _Way:
+def _names_beside(block: Block) -> _Layout:
     table = Table(title=Text(block.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     if compared := len(block.heads) > len(HEADS):
-        table.padding = 0, 1, 0, 0  # leaves room for the names
+        table.padding = 0, 1, 0, 0  # leaves more space for the names
     widths = _widths(block)
     for i, head in enumerate(block.heads):
         table.add_column(Text(_narrow(head)), justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
@@ -180,10 +190,10 @@ def _beside(block: Block) -> _Way:
             table.add_row(*cells)
         table.add_section()
     words = [word for _, lines in block.sections for line in lines for word in line.cells[0].split()]
-    return _Way(max(map(len, words)) + sum(widths) + (2 if compared else 3) * len(block.heads) + 1, table)
+    return _Layout(max(map(len, words)) + sum(widths) + (2 if compared else 3) * len(block.heads) + 1, table)
 
 
-def _above(block: Block) -> _Way:
+def _names_above(block: Block) -> _Layout:
     widths = [2 + width for width in _widths(block)]
     parts = [
         Text(f"{block.title}\n", style="bold"),
@@ -195,29 +205,34 @@ def _above(block: Block) -> _Way:
         for line in lines:
             parts += [Text(line.cells[0]), *_stacked(line.cells[1:], widths, "bold" if line.bold else "")]
         parts.append(Text())
-    return _Way(sum(widths), Text("\n").join(parts))
+    return _Layout(sum(widths), Text("\n").join(parts))
 
 
 def _remarks_below(block: Block) -> Block:
-    def below(line: Line) -> Line:
+    def move(line: TableLine) -> TableLine:
         return replace(line, cells=(line.cells[0], *(cell.replace(" (", "\n(") for cell in line.cells[1:])))
 
-    return replace(block, sections=tuple((name, [below(line) for line in lines]) for name, lines in block.sections))
+    return replace(block, sections=tuple((name, [move(line) for line in lines]) for name, lines in block.sections))
 
 
 def _stacked(cells: Iterable[str], widths: Sequence[int], style: str, top: bool = True) -> list[Text]:
-    """Cells of one line or two, side by side at their tops, `last` in a style; or all in it, at their feet."""
+    """Cells of one or two lines side by side.
+
+    With `top` they are aligned at the top, and `style` applies to the column `last`. Otherwise they are aligned at the
+    bottom, and `style` applies to all.
+    """
     split = [cell.split("\n") for cell in cells]
-    high = max(map(len, split))
-    full = [part + [""] * (high - len(part)) if top else [""] * (high - len(part)) + part for part in split]
+    height = max(map(len, split))
+    padding = [[""] * (height - len(part)) for part in split]
+    full = [part + pad if top else pad + part for part, pad in zip(split, padding, strict=True)]
     return [
         Text.assemble(*((part[k].rjust(widths[i]), style if i == 1 or not top else "") for i, part in enumerate(full)))
-        for k in range(high)
+        for k in range(height)
     ]
 
 
 def _widths(block: Block) -> list[int]:
-    """Of the columns with numbers."""
+    """Widths of the columns with numbers."""
     rows = [tuple(map(_narrow, block.heads)), *(line.cells for _, lines in block.sections for line in lines)]
     return [
         max(len(part) for cell in column for part in cell.split("\n")) for column in list(zip(*rows, strict=True))[1:]
@@ -232,15 +247,16 @@ def _narrow(head: str) -> str:
 
 
 def blocks(rows: Iterable[Row]) -> list[Block]:
-    """Rows that belong into one table, as text."""
+    """The tables of these rows, as text."""
     key = lambda row: (row.data, row.noise, row.net)
     return [_block(*name, list(members)) for name, members in groupby(sorted(rows, key=key), key)]
 
 
 def _block(data: str, noise: str, net: str, rows: list[Row]) -> Block:
     shown = [f"{row.last_mean:.2f}" for row in rows if row.finished and row.last_mean is not None]
-    top = max(shown, key=float, default=None)  # as printed: two rows that read the same are both bold
-    compared, sections = any(row.against for row in rows), []
+    top = max(shown, key=float, default=None)  # rounded: two rows that look the same are both bold
+    compared = any(row.against for row in rows)
+    sections = []
     for needs_meta, name in ((False, "without trusted data"), (True, "with trusted data")):
         lines = [_line(row, top, compared) for row in rows if row.needs_meta == needs_meta]
         if lines:
@@ -249,11 +265,11 @@ def _block(data: str, noise: str, net: str, rows: list[Row]) -> Block:
     return Block(f"{data}, noise {noise}, {net}", heads, tuple(sections), _note(rows))
 
 
-def _line(row: Row, top: str | None, compared: bool) -> Line:
+def _line(row: Row, top: str | None, compared: bool) -> TableLine:
     pairs = ((row.last_mean, row.last_std), (row.val_mean, row.val_std), (row.best_mean, row.best_std))
     label = row.label + " †" * row.needs_noise_rate
     bold = row.finished and row.last_mean is not None and f"{row.last_mean:.2f}" == top
-    return Line((label, _seeds(row), *(_mean(*pair) for pair in pairs), *[_difference(row)] * compared), bold)
+    return TableLine((label, _seeds(row), *(_mean(*pair) for pair in pairs), *[_difference(row)] * compared), bold)
 
 
 def _mean(mean: float | None, std: float | None) -> str:
@@ -268,8 +284,10 @@ def _difference(row: Row) -> str:
         return "reference"
     if d is None or d.mean is None:
         return "–"
-    few = "" if len(d.seeds) == row.n_seeds else f" ({len(d.seeds)} seed{'s' * (len(d.seeds) > 1)})"
-    return f"{d.mean:+.2f}".replace("-", "−") + ("" if d.ci95 is None else f" ± {d.ci95:.2f}") + few
+    mean = f"{d.mean:+.2f}".replace("-", "−")
+    interval = "" if d.ci95 is None else f" ± {d.ci95:.2f}"
+    seeds = "" if len(d.seeds) == row.n_seeds else f" ({len(d.seeds)} seed{'s' * (len(d.seeds) > 1)})"
+    return mean + interval + seeds
 
 
 def _seeds(row: Row) -> str:
@@ -279,34 +297,34 @@ def _seeds(row: Row) -> str:
 
 
 def _note(rows: Sequence[Row]) -> str:
-    """The line under a table: how far the runs are, against which labels, and on what."""
+    """The text below a table: unfinished runs, test labels, machines and versions."""
     parts = []
     if any(row.needs_noise_rate for row in rows):
-        parts.append("†: is told the true noise rate.")
+        parts.append("†: uses the true noise rate.")
     if left_out := sum(row.n_unfinished for row in rows if row.finished):
         parts.append(f"{left_out} unfinished run{'s' * (left_out > 1)} left out.")
     for row in rows:
         if not row.finished:
             planned = "" if row.planned_epochs is None else f" of {row.planned_epochs}"
             parts.append(f"{row.label} has not ended: epoch {row.epochs}{planned}.")
-    parts += _unlike([(row.label, row.against) for row in rows if row.against])
+    parts += _not_compared([(row.label, row.against) for row in rows if row.against])
     parts.append(f"Test labels: {_merge([row.test_labels] for row in rows)}.")
     if any(row.test_labels == "given" for row in rows):
-        parts.append("Given labels may be wrong, and then so are these accuracies, the oracle's too.")
+        parts.append("Given labels may be wrong, which also affects these accuracies.")
     parts.append(f"Machine: {_merge(row.machines for row in rows)}.")
     parts.append(f"Versions: {_merge(row.versions for row in rows)}.")
     return " ".join(parts)
 
 
-def _unlike(found: Iterable[tuple[str, Difference]]) -> list[str]:
-    """Which seeds are not compared, in a sentence for all rows that lack the same ones."""
+def _not_compared(differences: Iterable[tuple[str, Difference]]) -> list[str]:
+    """Sentences about seeds that are not compared, one for all rows with the same seeds."""
     labels: dict[tuple[str, str], list[str]] = {}
-    for label, d in found:
+    for label, d in differences:
         if d.unlike and label != d.label:
             labels.setdefault((", ".join(map(str, d.unlike)), d.label), []).append(label)
     return [
-        f"Difference without seed {seeds} of {', '.join(names)}: noise, trusted or test set is unknown, or not that of "
-        f"{other}."
+        f"The difference of {', '.join(names)} leaves out seed {seeds}: noise, trusted set or test set are unknown or "
+        f"differ from those of {other}."
         for (seeds, other), names in labels.items()
     ]
 
@@ -315,7 +333,7 @@ def _merge(lists: Iterable[Sequence[str]]) -> str:
     return "; ".join(sorted({text for texts in lists for text in texts}))
 
 
-# -- each language's special characters ------------------------------------------------------------------------------
+# -- special characters of Markdown and LaTeX --------------------------------------------------------------------------
 
 
 def _pipes(cells: Iterable[str]) -> str:
@@ -325,7 +343,7 @@ def _pipes(cells: Iterable[str]) -> str:
 def _markdown(text: str) -> str:
     text = html.escape(" ".join(text.split()), quote=False)
     text = re.sub(r"([\\`*|~\[\]])", r"\\\1", text)
-    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # within a word it means nothing
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # within a word it has no meaning
 
 
 _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
@@ -335,7 +353,7 @@ _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    "[": "{[}",  # a row that began with it would be read as an argument of the row before, and so with *
+    "[": "{[}",  # at the start of a row, [ and * would be read as arguments of the row before
     "*": "{*}",
     "±": r"$\pm$",
     "–": "--",
