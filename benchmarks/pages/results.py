@@ -425,7 +425,7 @@ def pictures(root: Path) -> str:
         if kind in ("confusion", "rectifier", "calibration"):
             numbers |= found
     for path in others:
-        print(f"{path} is no run that the recipe of its table asks for: not drawn", file=sys.stderr)
+        print(f"{path} is not a run that the recipe of its table contains; it is not drawn", file=sys.stderr)
     if numbers:
         write_with_folder(
             out / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

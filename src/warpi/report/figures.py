@@ -146,7 +146,7 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
     """Accuracy and seconds per epoch against L.
 
     The accuracy is that of the longest runs. The time is that of the shortest length that several L share, because
-    such runs are made to measure it. If an L has several of them, the fastest counts, since other load only slows a run.
+    such runs are made to measure it. If an L has several of them, the fastest counts, as other load slows runs down.
     """
     families: dict[str, dict[int, list[Experiment]]] = {}  # by the other options of V
     for e in rows:
