@@ -43,7 +43,7 @@ class Mine(Method):
     """Gentle on what is unlikely."""
 
     year: ClassVar[int | None] = 2031
-    q: float = 0.7  # how gentle
+    q: float = 0.7
 
     def step(self, batch: Batch) -> Log:
         p = self.net(batch.x).softmax(dim=1).gather(1, batch.y[:, None])
@@ -164,7 +164,7 @@ def test_lists(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^tiny +One layer\.\s*\nsmall +of mine\.py", capsys.readouterr().out, re.MULTILINE)
     with pytest.raises(SystemExit):
         main(["--use", mine, "fit", "--method", "mine_q05", "--help-all"])
-    assert re.search(r"--q X +how gentle \(default: 0\.5\)", capsys.readouterr().out)
+    assert re.search(r"--q X +setting q of method mine_q05 \(default: 0\.5\)", capsys.readouterr().out)
 
 
 def test_a_class_that_says_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,7 +329,7 @@ def test_a_field_that_is_gone(mine: str, tmp_path: Path, capsys: pytest.CaptureF
     use = ["--use", mine]
     assert main([*use, "fit", *FLAGS, "--method", "mine", "--q", "0.9", "--out", "a"]) == 0
     (tmp_path / mine).write_text(
-        MINE.replace("    q: float = 0.7  # how gentle\n", "    q = 0.7\n").replace("q=0.5", "")
+        MINE.replace("    q: float = 0.7\n", "    q = 0.7\n").replace("q=0.5", "")
     )
     wanted = "made with q = 0.9, and the method 'mine' of mine.py no longer has a field 'q'; put it back, or train"
     for argv in (["audit"], ["fit", "--resume", "--out"]):

@@ -165,8 +165,8 @@ def _make_parser(method: str) -> Parser:
     run.add_argument("--tensorboard", action="store_true", help="also write logs to DIR/tensorboard")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_data_flags(parser, "data")
-    add_fields(parser, "training", Recipe, suited=DATA_DEPENDENT)
+    add_fields(parser, "training", Recipe, data_dependent=DATA_DEPENDENT)
     prefix = type(METHODS[method]).__name__ + "."
-    suited = {setting.removeprefix(prefix) for setting in DATA_DEPENDENT if setting.startswith(prefix)}
-    add_fields(parser, f"method {method}", METHODS[method], suited=suited)
+    data_dependent = {setting.removeprefix(prefix) for setting in DATA_DEPENDENT if setting.startswith(prefix)}
+    add_fields(parser, f"method {method}", METHODS[method], data_dependent=data_dependent)
     return parser

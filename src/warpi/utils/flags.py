@@ -1,10 +1,8 @@
 """Command-line flags made from dataclass fields: one flag per field, with the help text of its `setting`."""
 
 import argparse
-import inspect
-import re
 from collections.abc import Callable, Container
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
@@ -53,7 +51,7 @@ class Parser(argparse.ArgumentParser):
             return super()._get_value(action, arg_string)
 
     def read(self, argv: list[str]) -> dict[str, Any]:
-        """Parse the arguments; the values by field name."""
+        """Parse the arguments and return the values by field name."""
         required = [action for action in self._actions if action.required]
         for action in required:  # so that a misspelled --out is reported as misspelled, not as missing
             action.required = False
@@ -81,41 +79,35 @@ def add_fields(
     title: str,
     source: object,
     skip: tuple[str, ...] = (),
-    suited: Container[str] = (),
+    data_dependent: Container[str] = (),
 ) -> argparse._ArgumentGroup:
     """Add a group of flags for the fields of a dataclass, or of an instance, whose values are the defaults then.
 
-    The defaults of the fields in `suited` depend on the data. Flags that are not set are missing from the result of
-    parsing; the caller chooses their defaults.
+    `data_dependent` names the fields whose default depends on the data. Flags that are not set are missing from the
+    result of parsing; the caller chooses their defaults.
     """
     cls = source if isinstance(source, type) else type(source)
-    group, hints, comments = parser.add_argument_group(title), get_type_hints(cls), field_comments(cls)
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(cls)
     for f in fields(cls):
         if f.name in skip:
             continue
         default = f.default if isinstance(source, type) else getattr(source, f.name)
-        text = f.metadata.get("help") or comments.get(f.name, f"setting {f.name} of {title}")
-        if f.name in suited:
+        text = f.metadata.get("help") or f"setting {f.name} of {title}"
+        if f.name in data_dependent:
             text = f"{text} (default: depends on the data)"
-        elif default is not None and text.find("default") < 0:
-            text = f"{text} (default: {_show(default)})"
+        elif default is not None and "default" not in text:
+            text = f"{text} (default: {_format(default)})"
         group.add_argument(
             "--" + f.name.replace("_", "-"),
             default=argparse.SUPPRESS,
             help=text.replace("%", "%%"),
-            **_argument(hints[f.name], f.name),
+            **_options_of(hints[f.name], f.name),
         )
     return group
 
 
-def field_comments(cls: type) -> dict[str, str]:
-    """The comment after each field of a class, by field name."""
-    pattern = re.compile(r"^    (\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
-    sources = [inspect.getsource(base) for base in reversed(cls.__mro__) if is_dataclass(base)]
-    return {name: text for source in sources for name, text in pattern.findall(source)}
-
-
-def _argument(hint: Any, name: str) -> dict[str, Any]:
+def _options_of(hint: Any, name: str) -> dict[str, Any]:
     """Arguments of `add_argument` for a value of this type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):  # X | None, or a union of text and types that only Python can give
@@ -134,6 +126,8 @@ def _argument(hint: Any, name: str) -> dict[str, Any]:
 
 
 def _one_of(allowed: tuple[Any, ...], name: str) -> Callable[[str], str]:
+    """A reader that accepts only some values."""
+
     def read(text: str) -> str:
         if text not in allowed:
             raise unknown(name.replace("_", " "), text, map(str, allowed))
@@ -143,6 +137,8 @@ def _one_of(allowed: tuple[Any, ...], name: str) -> Callable[[str], str]:
 
 
 def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """A reader of values that are separated by commas."""
+
     def tuple_of_numbers(text: str) -> tuple[Any, ...]:
         return tuple(map(kind, split_names(text)))
 
@@ -162,7 +158,7 @@ def _tuple_or_text(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...
     return tuple_or_text
 
 
-def _show(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(_show, value))
+        return ",".join(map(_format, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
