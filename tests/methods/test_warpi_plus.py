@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from warpi.errors import UserError
+from warpi.functional.losses import cross_entropy, soft_cross_entropy
 from warpi.functional.selection import rank_within_classes
 from warpi.methods.warpi_plus import WarPIPlus
+from warpi.training.outputs import penultimate
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
 
@@ -82,6 +85,34 @@ def test_alignment_moves_the_mean_toward_the_prior(pictures: tuple[Task, Truth])
         method.prior.copy_(torch.tensor([0.8, 0.1, 0.1]))
         means.append(method.correct(batch).mean(0)[0])
     assert means[1] > means[0]
+
+
+def test_rectifier_descends_the_exact_meta_gradient(pictures: tuple[Task, Truth]) -> None:
+    """Against autograd through the virtual step of the last layer, written out."""
+    method = started(pictures[0], rectifier=True, trusted_in_loss=False, virtual_lr=0.5)
+    teacher = method.averaged_nets[0]
+    batch = method.loader.draw()
+    q = torch.rand(len(batch.y), 3, generator=torch.Generator().manual_seed(0)) + 0.1
+    q = q / q.sum(1, keepdim=True)
+    torch.testing.assert_close(method.meta_net(q, batch.y), q)  # it begins as the identity
+    trusted = method.meta_loader.read(0)
+    h, h_trusted = penultimate(teacher, batch.x), penultimate(teacher, trusted.x)
+    fc = {name: p.clone().requires_grad_() for name, p in teacher.fc.named_parameters()}
+    z = torch.nn.functional.linear(h, fc["weight"], fc["bias"])
+    loss = soft_cross_entropy(z, method.meta_net(q, batch.y)).mean()
+    grads = torch.autograd.grad(loss, list(fc.values()), create_graph=True)
+    weight, bias = (p - 0.5 * g for p, g in zip(fc.values(), grads, strict=True))
+    meta_loss = cross_entropy(torch.nn.functional.linear(h_trusted, weight, bias), trusted.y).mean()
+    expected = torch.autograd.grad(meta_loss, list(method.meta_net.out.parameters()))
+    method.learn_rectifier(batch, q)
+    for p, g in zip(method.meta_net.out.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, g, atol=1e-6, rtol=1e-3)
+        assert g.abs().max() > 0
+
+
+def test_rectifier_needs_trusted_examples(pictures: tuple[Task, Truth]) -> None:
+    with pytest.raises(UserError, match="--no-rectifier"):
+        started(pictures[0], rectifier=True, use_trusted=False)
 
 
 @pytest.mark.parametrize("use_trusted", [True, False])

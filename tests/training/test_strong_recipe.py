@@ -25,8 +25,8 @@ SMALL = {"net": "conv4", "epochs": 3, "batch_size": 16, "meta_batch_size": 6, "p
 RECIPE = Recipe(**{**RECIPES["strong"], **SMALL})
 
 
-def started(name: str, task: Task, recipe: Recipe = RECIPE) -> Method:
-    method = make_method(name)
+def started(name: str, task: Task, recipe: Recipe = RECIPE, **options: object) -> Method:
+    method = make_method(name, **options)
     method.start(task, recipe)
     return method
 
@@ -96,10 +96,12 @@ def test_mirrored_views_make_predictions_symmetric(pictures: tuple[Task, Truth])
     assert not torch.allclose(plain.predict(x), plain.predict(x.flip(-1)))
 
 
-@pytest.mark.parametrize("name", ["ce", "warpi_plus"])
-def test_a_run_resumed_within_an_epoch_ends_the_same(name: str, pictures: tuple[Task, Truth], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "options"), [("ce", {}), ("warpi_plus", {}), ("warpi_plus", {"rectifier": True})])
+def test_a_run_resumed_within_an_epoch_ends_the_same(
+    name: str, options: dict[str, bool], pictures: tuple[Task, Truth], tmp_path: Path
+) -> None:
     file = tmp_path / "state"
-    whole = started(name, pictures[0])
+    whole = started(name, pictures[0], **options)
     at = TrainingState()
     items = train(whole, *pictures, at)
     stop = len(whole.loader) + 3  # the second epoch, within the warm-up of the learning rate
@@ -107,7 +109,7 @@ def test_a_run_resumed_within_an_epoch_ends_the_same(name: str, pictures: tuple[
     checkpoint.save(file, {"method": checkpoint.state_of(whole), "position": vars(at)})
     late = [item for item in items if item]
 
-    resumed = started(name, pictures[0])
+    resumed = started(name, pictures[0], **options)
     state = checkpoint.load(file)
     checkpoint.restore(resumed, state["method"])
     records = [item for item in train(resumed, *pictures, TrainingState(**state["position"])) if item]

@@ -5,20 +5,39 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from warpi.autodiff.inference import infer
 from warpi.data.batch import Batch
-from warpi.functional.losses import one_hot, soft_cross_entropy
+from warpi.errors import UserError
+from warpi.functional.losses import cross_entropy, one_hot, soft_cross_entropy
 from warpi.functional.mixup import mixup, sharpen
 from warpi.functional.selection import rank_within_classes
 from warpi.functional.transition import normalize_rows
 from warpi.training.method import Log, Method, descend
-from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
+from warpi.training.outputs import last_layer, penultimate, predict_rows
+from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
 from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.seeding import derive, seeded
+
+
+class Rectifier(nn.Module):
+    """V: a posterior q and the given label -> the corrected posterior. It begins as the identity."""
+
+    def __init__(self, n_classes: int, hidden: int = 100) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(2 * n_classes, hidden), nn.Tanh())
+        self.out = nn.Linear(hidden, n_classes)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, q: Tensor, y: Tensor) -> Tensor:
+        log_q = q.clamp_min(1e-6).log()
+        correction = self.out(self.trunk(torch.cat([log_q, one_hot(y, q.shape[1])], dim=1)))
+        corrected: Tensor = (log_q + correction).softmax(1)
+        return corrected
 
 
 @dataclass
@@ -43,8 +62,10 @@ class WarPIPlus(Method):
 
         L = CE(mixup of weak views) + CE(strong views) + lambda KL(pi || mean prediction)
 
-    Without trusted examples the prior is the distribution of the given labels.
-    Differs from WarPI: there is no meta-network; the trusted examples act in the loss and in the prior.
+    Without trusted examples the prior is the distribution of the given labels. With `rectifier`, a meta-network V
+    corrects the posterior, q_i ~ p'_i T[:, y_i] exp(V(log q_i, y_i; phi)), and phi descends the loss of a trusted batch
+    after a virtual step of the teacher's last layer on the targets q_i. That meta gradient is exact.
+    Differs from WarPI: V corrects targets instead of logits, is deterministic, and is off by default.
     Reference: Xiao et al., ProMix: Combating Label Noise via Maximizing Clean Sample Utility, IJCAI 2023, for the
     selection; thresholds as in Wang et al., FreeMatch, ICLR 2023.
     """
@@ -63,11 +84,15 @@ class WarPIPlus(Method):
     temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened")
     alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up")
     balance: float = setting(0.1, "weight lambda of the penalty on a mean prediction away from the prior")
+    trusted_in_loss: bool = setting(True, "train the network on the trusted examples")
+    rectifier: bool = setting(False, "correct the posterior by a meta-network V, trained with the trusted examples")
+    meta_lr: float = setting(1e-3, "learning rate of V")
+    virtual_lr: float = setting(0.1, "step size of the virtual step of the last layer")
     follow: float = setting(0.99, "share of the mean prediction and of the thresholds kept per step")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, warm_up=0, temperature=1e-3, alpha=0, balance=0, align=0)
+        at_least(self, warm_up=0, temperature=1e-3, alpha=0, balance=0, align=0, meta_lr=0, virtual_lr=0)
         within(self, rho=(0, 1), rho_last=(0, 1), agreement=(0, 1), beta=(0, 1), follow=(0, 1))
 
     @property
@@ -86,6 +111,12 @@ class WarPIPlus(Method):
         self.confidence = torch.full((), 1 / k, device=device)  # mean of the largest probability
         self.class_confidence = torch.full((k,), 1 / k, device=device)  # [K] mean probability of each class
         self.warming = True
+        if self.rectifier and not self.has_trusted:
+            raise UserError("the rectifier is trained with trusted examples, and there are none; use --no-rectifier")
+        if self.rectifier:
+            with seeded(derive(recipe.seed, "meta-network")):
+                self.meta_net = Rectifier(k).to(device)
+            self.meta_optimizer = adam(self.meta_net.parameters(), self.meta_lr)
 
     @property
     def has_trusted(self) -> bool:
@@ -137,12 +168,28 @@ class WarPIPlus(Method):
         self.mean_p.lerp_(p.mean(0), 1 - self.follow)
         p = sharpen(p * (self.prior / self.mean_p) ** self.align, self.temperature)
         q = p * self.transition.T[batch.y] + 1e-8
+        if self.rectifier:
+            self.learn_rectifier(batch, q)
+            q = self.meta_net(q, batch.y)
         return q / q.sum(1, keepdim=True)
+
+    @torch.enable_grad()
+    def learn_rectifier(self, batch: Batch, q: Tensor) -> None:
+        """One step of V down the loss of a trusted batch after a virtual step of the teacher's last layer."""
+        trusted = self.meta_loader.draw()
+        teacher = self.averaged_nets[0]
+        with torch.no_grad():
+            h = penultimate(teacher, batch.x)  # [B, D]
+            h_trusted = penultimate(teacher, trusted.x)
+            p = last_layer(teacher, h).softmax(1)
+        u = (p - self.meta_net(q, batch.y)) / len(p)  # [B, K] dL/dz, a function of phi
+        z = last_layer(teacher, h_trusted) - self.virtual_lr * (h_trusted @ h.T + 1) @ u  # +1: the bias moves too
+        descend(cross_entropy(z, trusted.y).mean(), self.meta_optimizer)
 
     def learn(self, batch: Batch, weak: Tensor, strong: Tensor, used: Tensor, alpha: float) -> dict[str, Tensor]:
         """One step with targets for the weak and the strong views, of which only those `used` count."""
         x_weak, x_strong = batch.views
-        if self.has_trusted:
+        if self.has_trusted and self.trusted_in_loss:
             trusted = self.meta_loader.draw()
             y = one_hot(trusted.y, self.task.n_classes)
             x_weak, x_strong = (torch.cat(pair) for pair in zip(batch.views, trusted.views, strict=True))
