@@ -218,14 +218,14 @@ def test_the_kind_is_guessed_from_rows(
 @pytest.mark.parametrize(
     ("rows", "flags", "says"),
     [
-        ([], [], "holds no rows; write it with"),
+        ([], [], "contains no rows; write it with"),
         ([{"mean": 1}], [], "has no 'label'"),
         ([row(), {k: v for k, v in row().items() if k != "data"}], [], "row 2 of"),
         ([row(mean=None)], [], "has no 'mean'"),
-        ([row()], ["--kind", "curves"], "curves are drawn of run folders"),
+        ([row()], ["--kind", "curves"], "curves need run folders"),
         ([row(ways=0, data="sines", metric="mse")], ["--kind", "versatility"], "sines is regression"),
         ([row()], ["--kind", "bases"], "different numbers of bases"),
-        ([row()], ["--shots", "a"], "--shots: whole numbers, as in 1,5,10, are needed, got 'a'"),
+        ([row()], ["--shots", "a"], "--shots: expected integers such as 1,5,10, got 'a'"),
     ],
 )
 def test_rows_that_cannot_be_drawn(

@@ -14,23 +14,23 @@ from warpi.utils.flags import Parser, add_fields
 if TYPE_CHECKING:
     from warpi.fewshot.run import Run
 
-_NEEDED = ("label", "data", "metric", "transductive", "tasks")  # of a row in a file, beside these numbers
+_NEEDED = ("label", "data", "metric", "transductive", "tasks")  # required keys of a row in a file
 _NUMBERS = ("ways", "shots", "train_ways", "train_shots", "mean")
 
 USAGE = """usage: warpi fewshot fit|evaluate|plot ...
 
 Learn from many small tasks how to learn a new one from a few examples.
 
-  fit --data sines|omniglot|cifar_fs|mini_imagenet --learner NAME --out DIR     train, and leave a run folder behind
-  evaluate DIR... [--tasks N] [--json FILE]                                     judge runs on the same test tasks
-  plot DIR... --out FILE                                                        curves, bases, other ways and shots
+  fit --data sines|omniglot|cifar_fs|mini_imagenet --learner NAME --out DIR     train, and write a run folder
+  evaluate DIR... [--tasks N] [--json FILE]                                     evaluate runs on the same test tasks
+  plot DIR... --out FILE                                                        draw curves, bases, other ways and shots
 
 `warpi fewshot fit --help` shows the flags; with --learner NAME, those of that learner.
 """
 
 
 def fewshot(argv: list[str]) -> None:
-    """The three commands."""
+    """Run one of the three commands."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return
@@ -60,32 +60,36 @@ def fit(argv: list[str]) -> None:
     peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
     stored = read_spec(peek.out) if peek.resume and peek.out is not None else None
     data = stored["spec"].get("data") if stored else peek.data
-    suits = DEFAULTS[data if data in DEFAULTS else "sines"]
-    name = peek.learner or (stored["spec"]["learner"] if stored else suits["learner"])
+    defaults = DEFAULTS[data if data in DEFAULTS else "sines"]
+    name = peek.learner or (stored["spec"]["learner"] if stored else defaults["learner"])
     if name not in LEARNERS:
         raise unknown("learner", name, LEARNERS)
 
-    about = "Train a learner on tasks of a data set; leave a run folder behind. Learners: " + ", ".join(LEARNERS)
+    about = "Train a learner on tasks of a data set and write a run folder. Learners: " + ", ".join(LEARNERS)
     parser = Parser(prog="warpi fewshot fit", description=about)
     run = parser.add_argument_group("run")
-    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run folder")
-    run.add_argument("--data", metavar="NAME", help=f"{', '.join(FEWSHOT)} (default: sines)")
-    run.add_argument("--root", metavar="DIR", help="folder of the data set's files (default: WARPI_DATA)")
-    run.add_argument("--learner", metavar="NAME", help=f"(default: what suits the data, here {name})")
-    run.add_argument("--ways", type=int, metavar="N", help="classes of a task (default: 5 for images)")
+    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder to write or resume")
+    run.add_argument("--data", metavar="NAME", help=f"data set: {', '.join(FEWSHOT)} (default: sines)")
+    run.add_argument(
+        "--root", metavar="DIR", help="folder with the files of the data set (default: the variable WARPI_DATA)"
+    )
+    run.add_argument("--learner", metavar="NAME", help=f"learner to train (default: depends on the data, here {name})")
+    run.add_argument("--ways", type=int, metavar="N", help="classes per task (default: 5 for images)")
     run.add_argument(
         "--shots",
         type=int,
         metavar="N",
-        help=f"examples of each class, or of a task of regression (default: {suits['shots']})",
+        help=f"support examples per class, or per regression task (default: {defaults['shots']})",
     )
-    run.add_argument("--resume", action="store_true", help="go on where the run in DIR was interrupted")
-    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to train")
-    run.add_argument("--threads", type=int, metavar="N", help="CPU threads; results depend on them")
-    run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="time between checkpoints")
-    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    training = Training(**{f.name: suits[f.name] for f in fields(Training) if f.name in suits})
-    add_fields(parser, f"training (defaults are those of {data})", training)
+    run.add_argument("--resume", action="store_true", help="resume the interrupted run in DIR")
+    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to train on")
+    run.add_argument(
+        "--threads", type=int, metavar="N", help="number of CPU threads; it can change the last digits of results"
+    )
+    run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="seconds between checkpoints")
+    run.add_argument("--quiet", action="store_true", help="print errors only")
+    training = Training(**{f.name: defaults[f.name] for f in fields(Training) if f.name in defaults})
+    add_fields(parser, f"training (defaults for {data})", training)
     add_fields(parser, f"learner {name}", LEARNERS[name])
     given = parser.read(argv)
     settings = {k: v for k, v in given.items() if v is not None}
@@ -101,17 +105,26 @@ def fit(argv: list[str]) -> None:
 
 
 def evaluate(argv: list[str]) -> None:
-    about = "Judge runs on the same new tasks, many at a time; of several, also their differences to the first."
+    about = "Evaluate runs on the same new tasks. For several runs, also print their differences to the first one."
     parser = Parser(prog="warpi fewshot evaluate", description=about)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders of warpi fewshot fit")
-    parser.add_argument("--tasks", type=int, default=1000, metavar="N", help="how many tasks (default: 1000)")
-    parser.add_argument("--ways", type=_numbers, metavar="N,...", help="other ways than those of the run")
-    parser.add_argument("--shots", type=_numbers, metavar="N,...", help="other shots than those of the run")
-    parser.add_argument("--queries", type=int, metavar="N", help="of each class (default: as in training; sines: 50)")
-    parser.add_argument("--part", default="test", metavar="test|val|train", help="of the data (default: test)")
-    parser.add_argument("--weights", default="best", metavar="best|last", help="by validation (default), or the last")
-    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="which tasks (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders written by warpi fewshot fit")
+    parser.add_argument("--tasks", type=int, default=1000, metavar="N", help="number of tasks (default: 1000)")
+    parser.add_argument("--ways", type=_numbers, metavar="N,...", help="classes per task, if other than in training")
+    parser.add_argument(
+        "--shots", type=_numbers, metavar="N,...", help="support examples per class, if other than in training"
+    )
+    parser.add_argument(
+        "--queries", type=int, metavar="N", help="queries per class (default: as in training; sines: 50)"
+    )
+    parser.add_argument("--part", default="test", metavar="test|val|train", help="part of the data (default: test)")
+    parser.add_argument(
+        "--weights",
+        default="best",
+        metavar="best|last",
+        help="weights of the best validation (default), or the last ones",
+    )
+    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="seed of the tasks (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     _add_where(parser)
     given = parser.read(argv)
     _check(given, weights=("best", "last"), part=("test", "val", "train"))
@@ -122,7 +135,7 @@ def evaluate(argv: list[str]) -> None:
     from warpi.fewshot.run import load
 
     rows: list[dict[str, Any]] = []
-    firsts: dict[tuple[Any, ...], list[float]] = {}  # scores of the first run, by what decides which tasks they are of
+    firsts: dict[tuple[Any, ...], list[float]] = {}  # scores of the first run, by data and kind of task
     for path in given["runs"]:
         run = load(path, device=given["device"], weights=given["weights"], root=given["root"])
         for ways in given["ways"] or [None]:
@@ -147,22 +160,24 @@ def evaluate(argv: list[str]) -> None:
 
 
 def plot(argv: list[str]) -> None:
-    parser = Parser(prog="warpi fewshot plot", description="Pictures of runs.")
+    parser = Parser(prog="warpi fewshot plot", description="Draw figures of runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders; or a .json file of rows")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture (.png or .svg)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the figure to write (.png or .svg)")
     parser.add_argument(
         "--kind",
         default="auto",
         metavar="curves|bases|versatility",
-        help="curves: example sines, a column a run; bases: score against the number of bases; versatility: other "
-        "ways and shots (default: what the runs allow)",
+        help="curves: example sines, one column per run; bases: score against the number of bases; versatility: other "
+        "ways and shots (default: chosen by the runs)",
     )
-    parser.add_argument("--examples", type=int, default=3, metavar="N", help="tasks of `curves` (default: 3)")
-    parser.add_argument("--tasks", type=int, default=600, metavar="N", help="judged for a point (default: 600)")
-    parser.add_argument("--ways", type=_numbers, default=(5, 10, 20, 50, 100), metavar="N,...", help="of `versatility`")
-    parser.add_argument("--shots", type=_numbers, default=(1, 5, 10), metavar="N,...", help="of `versatility`")
-    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="which tasks (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows or curves of the picture as JSON")
+    parser.add_argument("--examples", type=int, default=3, metavar="N", help="tasks in `curves` (default: 3)")
+    parser.add_argument("--tasks", type=int, default=600, metavar="N", help="number of tasks per point (default: 600)")
+    parser.add_argument(
+        "--ways", type=_numbers, default=(5, 10, 20, 50, 100), metavar="N,...", help="ways in `versatility`"
+    )
+    parser.add_argument("--shots", type=_numbers, default=(1, 5, 10), metavar="N,...", help="shots to test")
+    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="seed of the tasks (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values of the figure as JSON")
     _add_where(parser)
     given = parser.read(argv)
     _check(given, kind=("auto", "curves", "bases", "versatility"))
@@ -178,9 +193,9 @@ def plot(argv: list[str]) -> None:
     picture = image_format(given["out"])
     rows = [row for path in given["runs"] if path.suffix == ".json" for row in _read_rows(path)]
     runs = [load(p, device=given["device"], root=given["root"]) for p in given["runs"] if p.suffix != ".json"]
-    kind = _guessed(runs, rows) if given["kind"] == "auto" else given["kind"]
+    kind = _choose_kind(runs, rows) if given["kind"] == "auto" else given["kind"]
     if kind == "curves" and rows:
-        raise UserError("curves are drawn of run folders, not of rows; leave out the .json files")
+        raise UserError("curves need run folders; leave out the .json files")
     for run in runs if kind != "curves" else ():
         same = [(None, None, None)]
         for ways, shots, queries in same if kind == "bases" else other_kinds(run, given["ways"], given["shots"]):
@@ -198,8 +213,8 @@ def plot(argv: list[str]) -> None:
     _write_rows(given["json"], rows)
 
 
-def _guessed(runs: Sequence["Run"], rows: Sequence[dict[str, Any]]) -> str:
-    """The kind of picture that runs and rows allow."""
+def _choose_kind(runs: Sequence["Run"], rows: Sequence[dict[str, Any]]) -> str:
+    """The kind of figure that the runs and rows allow."""
     from warpi.fewshot.compare import bases
 
     if not rows and any(run.data.regression for run in runs):
@@ -212,8 +227,10 @@ def _guessed(runs: Sequence["Run"], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _add_where(parser: Parser) -> None:
-    parser.add_argument("--root", type=Path, metavar="DIR", help="where the data lies now (default: as in training)")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
+    parser.add_argument(
+        "--root", type=Path, metavar="DIR", help="folder with the files of the data set, if moved since training"
+    )
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to compute on")
 
 
 def _check(given: dict[str, Any], **allowed: Sequence[str]) -> None:
@@ -226,7 +243,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as e:
-        raise argparse.ArgumentTypeError(f"whole numbers, as in 1,5,10, are needed, got {text!r}") from e
+        raise argparse.ArgumentTypeError(f"expected integers such as 1,5,10, got {text!r}") from e
 
 
 def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:
@@ -245,14 +262,14 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         rows = json.loads(text)
     except ValueError as e:
         raise UserError(f"{path} is not JSON ({e}); write it with `warpi fewshot evaluate --json`") from e
-    again = "write it with `warpi fewshot evaluate --json`"
+    advice = "write it with `warpi fewshot evaluate --json`"
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path} holds no rows; {again}")
+        raise UserError(f"{path} contains no rows; {advice}")
     for i, row in enumerate(rows, 1):
-        lacks = [name for name in _NEEDED if name not in row]
-        lacks += [name for name in _NUMBERS if not isinstance(row.get(name), int | float)]
-        if lacks:
-            raise UserError(f"row {i} of {path} has no {lacks[0]!r}; {again}")
+        missing = [name for name in _NEEDED if name not in row]
+        missing += [name for name in _NUMBERS if not isinstance(row.get(name), int | float)]
+        if missing:
+            raise UserError(f"row {i} of {path} has no {missing[0]!r}; {advice}")
     return rows
 
 
@@ -266,7 +283,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
     tasks = ("label", "data", "ways", "shots")
     name = distinguish(rows, lambda r: str(r["label"]), lambda r: tuple(r[k] for k in tasks), also=("bases", "seed"))
-    lines: list[tuple[str, ...]] = [("learner", "data", "task", "", "mean", "median", "less first")]
+    lines: list[tuple[str, ...]] = [("learner", "data", "task", "", "mean", "median", "minus first")]
     for row in rows:
         unit, digits = (" %", 2) if row["metric"] == "accuracy" else ("", 4)
         gap = row.get("difference")
@@ -285,7 +302,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         lines = [line[:-1] for line in lines]
     console = Console(highlight=False)
     widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
-    if not console.is_terminal:  # a file or a pipe is as wide as need be
+    if not console.is_terminal:  # a file or a pipe may be as wide as necessary
         console.width = max(console.width, sum(widths))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for i, head in enumerate(lines[0]):
@@ -298,7 +315,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _spread(ci95: float | None, digits: int) -> str:
-    return "" if ci95 is None else f" ± {ci95:.{digits}f}"  # of one task there is none
+    return "" if ci95 is None else f" ± {ci95:.{digits}f}"  # one task has no interval
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {"fit": fit, "evaluate": evaluate, "plot": plot}

@@ -23,7 +23,7 @@ from warpi.fewshot.data import Classes, FewShotData, load_fewshot
 from warpi.fewshot.episodes import task_name
 from warpi.fewshot.learner import Learner
 from warpi.fewshot.spec import Spec, describe, read_spec, same_facts, same_settings, specify
-from warpi.fewshot.train import Position, means, task_pair, train
+from warpi.fewshot.train import Position, mean_logs, task_pair, train
 from warpi.runs.resume import check_free, cut_results
 from warpi.runs.schema import read_record
 from warpi.training import checkpoint
@@ -114,7 +114,7 @@ def fit(
                     best = checkpoint.pack({"learner": checkpoint.state_of(learner)}, checkpoint.FORMAT)
                     write_atomically(path / "best.safetensors", best)
             if record is not None or caught or time.monotonic() - saved_at >= checkpoint_seconds:
-                means(at)  # which must be finite
+                mean_logs(at)  # raises if they are not finite
                 rng = RngState.capture().to_dict()
                 parts = {"learner": checkpoint.state_of(learner), "position": checkpoint.state_of(at), "rng": rng}
                 checkpoint.save(file, parts)

@@ -1,4 +1,4 @@
-"""The training loop of few-shot learners: a step is drawing tasks, the loss, its gradient, and Adam."""
+"""The training loop of few-shot learners: draw tasks, compute the loss and its gradient, take an Adam step."""
 
 import math
 import time
@@ -21,29 +21,31 @@ from warpi.training.cuda_graph import WARM_UP, GraphedStep, NotGraphable, cudnn_
 from warpi.training.engine import Diverged, Record
 from warpi.training.method import Log
 from warpi.training.recipe import adam
-from warpi.utils.field_checks import at_least, check_types
+from warpi.utils.field_checks import at_least, check_types, setting
 from warpi.utils.seeding import generator
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a learner is trained, whatever the learner: the same for every row of a table."""
+    """Training settings that do not depend on the learner."""
 
-    iterations: int = 10_000  # steps
-    tasks: int = 25  # of a step
-    train_ways: int = 0  # classes of a training task, where more than in tests; 0: as many
-    queries: int = 15  # of each class in training, or of each task of regression
-    lr: float = 1e-3
-    schedule: Literal["cosine", "constant"] = "cosine"
-    weight_decay: float = 0.0
-    scalars: float = 1.0  # learning rate of parameters that are one number (ridge, scale of logits), in units of lr
-    clip: float = 0.0  # largest norm of the gradient; 0: any
-    augment: bool = False  # training images are varied: crops and mirror images, of drawings linear maps
-    precision: Literal["32", "bf16"] = "32"  # of the networks' operators; weights and solutions stay in float32
-    compile: bool | None = None  # fuse kernels of convolutions; default: on a GPU, for 3,000 iterations or more
-    val_every: int = 500  # steps between two validations
-    val_tasks: int = 300  # of a validation
-    seed: int = 0  # of weights, tasks and chance; validation tasks are the same for all seeds
+    iterations: int = setting(10_000, "number of training steps")
+    tasks: int = setting(25, "number of tasks per step")
+    train_ways: int = setting(0, "classes per training task, if more than in tests; 0: as many as in tests")
+    queries: int = setting(15, "training queries per class, or per regression task")
+    lr: float = setting(1e-3, "initial learning rate of Adam")
+    schedule: Literal["cosine", "constant"] = setting("cosine", "learning rate schedule")
+    weight_decay: float = setting(0.0, "weight decay of Adam")
+    scalars: float = setting(1.0, "learning rate of scalar parameters (ridge penalty, logit scale), in units of --lr")
+    clip: float = setting(0.0, "largest norm of the gradient; 0: no limit")
+    augment: bool = setting(False, "augment training images: crops and mirrored photographs, affine maps of drawings")
+    precision: Literal["32", "bf16"] = setting("32", "precision of the networks; weights and solvers stay in float32")
+    compile: bool | None = setting(
+        None, "fuse the convolutions with torch.compile (default: on a GPU, for 3,000 iterations or more)"
+    )
+    val_every: int = setting(500, "steps between two validations")
+    val_tasks: int = setting(300, "number of tasks per validation")
+    seed: int = setting(0, "seed of weights, tasks and noise; validation tasks are the same for all seeds")
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -57,28 +59,29 @@ class Training:
         return self.lr * 0.5 * (1 + math.cos(math.pi * i / max(self.iterations, 1)))
 
     def compiles(self, device: torch.device) -> bool:
-        """Whether kernels are fused. Compiling takes half a minute, which a short run does not win back."""
+        """Whether to fuse kernels. Compiling takes half a minute, too long for a short run."""
         return device.type == "cuda" and self.iterations >= 3000 if self.compile is None else self.compile
 
 
 class Position:
-    """How far a run has come, apart from the learner's own state: with that, all a checkpoint needs."""
+    """The training state that is not part of the learner. A checkpoint stores both."""
 
     def __init__(self, learner: Learner, training: Training) -> None:
         self.optimizer = make_optimizer(list(learner.parameters()), training)
         self.generator = generator(training.seed, "training tasks", device=learner.generator.device)
-        self.iteration = 0  # steps done
+        self.iteration = 0  # finished steps
         self.records = 0
         self.steps = 0  # since the last record
-        self.seconds = 0.0  # of these steps
-        self.sums: dict[str, Tensor] = {}  # of their logs, on the device
+        self.seconds = 0.0  # duration of these steps
+        self.sums: dict[str, Tensor] = {}  # sums of their logs, on the device
         self.best: float | None = None  # validation score of the best weights so far
 
 
 def make_optimizer(parameters: list[nn.Parameter], training: Training) -> torch.optim.Optimizer | None:
-    """Adam, in which single numbers may learn at a rate of their own; None where there is nothing to learn.
+    """Adam, with a separate learning rate for scalar parameters; None if there are no parameters.
 
-    Adam moves a parameter by its learning rate at most: what must grow from 1 to 20 takes thousands of steps else.
+    Adam changes a parameter by at most its learning rate per step, so a scalar that must grow from 1 to 20 would take
+    thousands of steps.
     """
     groups = [p for p in parameters if p.numel() > 1], [p for p in parameters if p.numel() == 1]
     if training.scalars == 1 or not all(groups):
@@ -93,12 +96,12 @@ def train(
 ) -> Iterator[Record | None]:
     """Train a started learner. Yields None after a step and a Record after a validation.
 
-    `kind` is the kind of tasks; those of training may have more ways (`training.train_ways`). Whoever iterates may
-    store the state of `learner` and of `at` between two items and go on from them later: the run will be the same, bit
-    for bit on a CPU.
+    Training tasks may have more ways than `kind` (`training.train_ways`). The caller may store the states of `learner`
+    and `at` between two items and resume from them later; on a CPU the run is then the same bit for bit.
     """
     learner.check_started()
-    problem, device = learner.problem, learner.generator.device
+    problem = learner.problem
+    device = learner.generator.device
     if problem.shape != data.shape or problem.regression != data.regression:
         raise UserError(
             f"the learner was started for {problem}, and inputs of {data.name} are {data.shape}, for "
@@ -109,10 +112,10 @@ def train(
 
 
 def task_pair(data: FewShotData, kind: Kind, training: Training, device: torch.device | str) -> tuple[Tasks, Tasks]:
-    """Tasks to train on, and those of validations."""
+    """The tasks for training and for validation."""
     data.check()
     if training.train_ways > (classes := len(data.train) if isinstance(data.train, Classes) else 0):
-        raise UserError(f"there are {classes} classes to train on: give --train-ways {classes} at most")
+        raise UserError(f"there are only {classes} training classes; give at most --train-ways {classes}")
     check_train_ways(training, kind.ways)
     harder = kind._replace(ways=training.train_ways or kind.ways)
     tasks = make_tasks(data.train, harder, device, training=True, augment=training.augment, part="training")
@@ -122,15 +125,15 @@ def task_pair(data: FewShotData, kind: Kind, training: Training, device: torch.d
 
 def check_train_ways(training: Training, ways: int) -> None:
     if 0 < (got := training.train_ways) < ways:
-        raise UserError(f"training tasks need as many ways as --ways {ways} at least, got --train-ways {got}")
+        raise UserError(f"training tasks need at least --ways {ways}, got --train-ways {got}")
 
 
 def _train(
     learner: Learner, lower: bool, tasks: Tasks, val: Tasks, training: Training, at: Position
 ) -> Iterator[Record | None]:
-    """The loop. `lower`: a lower score is better."""
+    """The training loop. `lower` means that a lower score is better."""
     bf16 = training.precision == "bf16"
-    end = training.iterations if at.optimizer is not None else 0  # nothing to learn: it is only judged
+    end = training.iterations if at.optimizer is not None else 0  # without parameters it is only evaluated
     step = Step(learner, tasks, training, at)
     with cudnn_search() if step.device.type == "cuda" else nullcontext(), closing(step):
         while at.iteration < end or at.records == 0:
@@ -143,8 +146,8 @@ def _train(
                 if at.steps < training.val_every and at.iteration < end:
                     yield None
             record: Record = {"iteration": at.iteration, "lr": training.lr_at(at.iteration)}
-            record |= means(at)
-            at.seconds = time.perf_counter() - began  # reading the means has waited for the last step
+            record |= mean_logs(at)
+            at.seconds = time.perf_counter() - began  # reading the means has waited for the device
             record |= {"seconds": at.seconds, "episodes_per_s": at.steps * training.tasks / max(at.seconds, 1e-9)}
             scores = evaluate(learner, val, training.val_tasks, name="val", bf16=bf16)
             if not math.isfinite(scores.mean):
@@ -155,24 +158,26 @@ def _train(
             better = at.best is None or (scores.mean < at.best if lower else scores.mean > at.best)
             at.best = scores.mean if better else at.best
             record["best"] = float(better)
-            at.records, at.steps, at.seconds = at.records + 1, 0, 0.0
+            at.records += 1
+            at.steps = 0
+            at.seconds = 0.0
             for total in at.sums.values():
-                total.zero_()  # in place: a recorded step adds to them
+                total.zero_()  # in place: a captured step adds to them
             yield record
 
 
 def validation_kind(data: FewShotData, kind: Kind) -> Kind:
-    """Judged on the grid of 50 points, or on as many images as in training."""
+    """The kind of validation tasks: a grid of 50 points, or as many images as in training."""
     return Kind(0, kind.shots, 50) if data.regression else kind
 
 
-def means(at: Position) -> Record:
-    """The logs since the last record, which must be finite numbers: a sum never recovers from one that is not."""
-    found = {name: total.item() / max(at.steps, 1) for name, total in at.sums.items()}
-    for name, value in found.items():
+def mean_logs(at: Position) -> Record:
+    """Means of the logs since the last record. Raises if one is not finite: a sum never recovers from that."""
+    logs = {name: total.item() / max(at.steps, 1) for name, total in at.sums.items()}
+    for name, value in logs.items():
         if not math.isfinite(value):
             raise _diverged(name, value, at)
-    return found
+    return logs
 
 
 def _diverged(name: str, value: float, at: Position) -> Diverged:
@@ -180,19 +185,24 @@ def _diverged(name: str, value: float, at: Position) -> Diverged:
 
 
 class Step:
-    """One step of training; on a GPU, after a few, the launch of a graph of all its kernels."""
+    """One training step. On a GPU, after a few steps, it replays a CUDA graph."""
 
     def __init__(self, learner: Learner, tasks: Tasks, training: Training, at: Position) -> None:
-        self.learner, self.tasks, self.training, self.at = learner, tasks, training, at
+        self.learner = learner
+        self.tasks = tasks
+        self.training = training
+        self.at = at
         self.device = learner.generator.device
         self.n_observed = 0
-        self.why = "" if self.device.type == "cuda" else "it is for GPUs"  # the reason if steps run normally
+        self.why = (
+            "" if self.device.type == "cuda" else "only GPUs have CUDA graphs"
+        )  # the reason if steps run normally
         self.graph: GraphedStep | None = None
         pays = training.compiles(self.device) and at.optimizer is not None and at.iteration < training.iterations
         self.fused = [module for module in learner.net.modules() if isinstance(module, Psi) and pays]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
             for psi in self.fused:
-                psi.fuse(*self._like(psi))
+                psi.fuse(*self._example_inputs(psi))
 
     def __call__(self) -> None:
         self._set_lr()
@@ -235,12 +245,12 @@ class Step:
         return {}
 
     def close(self) -> None:
-        """The learner as it was: it may see tasks of any size now."""
+        """Undo the fusion, so that the learner accepts tasks of any size."""
         for psi in self.fused:
             psi.unfuse()
 
-    def _like(self, psi: Psi) -> list[Tensor]:
-        """Inputs of the size of the support and of the queries."""
+    def _example_inputs(self, psi: Psi) -> list[Tensor]:
+        """Random inputs with the sizes of support and query sets."""
         ways, *numbers = self.tasks.kind
         sizes = [(self.training.tasks, max(ways, 1) * n, *self.learner.problem.shape) for n in numbers]
         weight = next(psi.parameters())
