@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from warpi.cli.app import main
+from warpi.cli.app import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -49,24 +49,25 @@ def test_readme_snippet_for_scikit_learn_runs() -> None:
 
 
 @cache
-def help_of(*command: str) -> str:
+def flags_of(*command: str) -> set[str]:
     content = io.StringIO()
-    with pytest.raises(SystemExit), contextlib.redirect_stdout(content):
-        main([*command, "--help-all" if command == ("fit",) else "--help"])
-    return content.getvalue()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(content):
+        main([*command, "--help-all" if command[0] == "fit" else "--help"])
+    return set(re.findall(r"--[\w-]+", content.getvalue()))
 
 
-def test_readme_commands_have_flags_that_exist() -> None:
-    from warpi.cli.app import COMMANDS
-
-    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("warpi ")]
-    assert len(lines) >= 8
+def test_commands_in_the_documentation_have_flags_that_exist() -> None:
+    """Deprecated names are not shown in help texts, so they fail here, too."""
+    pages = [page for page in PAGES if "results" not in page.parts]
+    lines = [line for page in pages for line in page.read_text().splitlines() if re.match(r" *warpi [a-z]", line)]
+    assert len(lines) >= 50
     for line in lines:
-        words = line.split()[1:]
+        words = line.partition("#")[0].split()[1:]
         assert words[0] in COMMANDS, line
-        command = tuple(words[: 2 if words[0] == "fewshot" else 1])
-        known = re.findall(r"--[\w-]+", help_of(*command))
-        assert set(re.findall(r"--[\w-]+", line)) <= set(known), line
+        command = words[: 2 if words[0] == "fewshot" else 1]
+        if words[0] == "fit" and "--method" in words:
+            command += words[words.index("--method") :][:2]
+        assert {word for word in words if word.startswith("--")} <= flags_of(*command), line
 
 
 def test_own_method() -> None:

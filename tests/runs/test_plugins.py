@@ -328,9 +328,7 @@ def test_another_value_in_the_file(mine: str, tmp_path: Path, capsys: pytest.Cap
 def test_a_field_that_is_gone(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     use = ["--use", mine]
     assert main([*use, "fit", *FLAGS, "--method", "mine", "--q", "0.9", "--out", "a"]) == 0
-    (tmp_path / mine).write_text(
-        MINE.replace("    q: float = 0.7\n", "    q = 0.7\n").replace("q=0.5", "")
-    )
+    (tmp_path / mine).write_text(MINE.replace("    q: float = 0.7\n", "    q = 0.7\n").replace("q=0.5", ""))
     wanted = "made with q = 0.9, and the method 'mine' of mine.py no longer has a field 'q'; put it back, or train"
     for argv in (["audit"], ["fit", "--resume", "--out"]):
         assert wanted in said(capsys, *use, *argv, "a")
