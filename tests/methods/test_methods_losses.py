@@ -222,7 +222,7 @@ def test_mixup_agrees_with_loops(own: bool) -> None:
         order = partners(7, generator).tolist()
         weight = max(weight, 1 - weight) if own else weight
         weights.append(weight)
-        mixed_x, mixed_q = mixup(x, losses.one_hot(y, 4), 1.0, rng(seed), own=own)
+        mixed_x, mixed_q = mixup(x, losses.one_hot(y, 4), 1.0, rng(seed), keep_own=own)
         for i, j in enumerate(order):
             torch.testing.assert_close(mixed_x[i], weight * x[i] + (1 - weight) * x[j])
             expected = [weight * float(y[i] == k) + (1 - weight) * float(y[j] == k) for k in range(4)]

@@ -456,7 +456,7 @@ def test_only_plain_batchnorm_can_be_synchronised() -> None:
     net = synchronize_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     assert [name for name, _ in net.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert synchronize_batchnorm(net)[1] is net[1], "twice is once"
-    with pytest.raises(UserError, match="Sharded cannot be synchronised"):
+    with pytest.raises(UserError, match="Sharded cannot be synchronized"):
         synchronize_batchnorm(nn.Sequential(Sharded(2)))
 
 
@@ -696,7 +696,7 @@ def test_devices_starts_ranks_that_may_die(server: Server, tmp_path: Path) -> No
     os.kill(children(launcher.pids[0])["1"], signal.SIGKILL)
     assert launcher.codes(20.0) == [137]
     again = shlex.join(["warpi", *argv, "--resume"])
-    line = f"warpi: rank 1 was killed by SIGKILL; go on from the last checkpoint in {run.out} with: {again}\n"
+    line = f"warpi: rank 1 was killed by SIGKILL; resume from the last checkpoint in {run.out} with: {again}\n"
     assert launcher.log() == line
     assert not (run.out / "done").exists()
 
@@ -753,7 +753,7 @@ def test_mistakes_with_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         with pytest.raises(
-            UserError, match="--devices 2 needs 2 GPUs, there are 1 here; lower it, or add --device cpu"
+            UserError, match="--devices 2 needs 2 GPUs, this machine has 1; lower it, or add --device cpu"
         ):
             distributed.check_devices(2, cuda)
     with pytest.raises(UserError, match="give --device cuda, not cuda:1"):

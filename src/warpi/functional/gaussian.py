@@ -1,4 +1,4 @@
-"""The diagonal Gaussian that both systems amortise."""
+"""Diagonal Gaussians, and a network that outputs them."""
 
 from typing import NamedTuple
 
@@ -21,9 +21,10 @@ class DiagGaussian(NamedTuple):
     def rsample(self, n: int, generator: Generator) -> Tensor:
         """n samples mean + std * eps with eps ~ N(0, I), differentiable in mean and log_var.  [n, ..., D]
 
-        Of several ranks each draws eps for all their examples and takes its own.
+        Each rank draws eps for the examples of all ranks and uses its share.
         """
-        size, (b, *rest) = distributed.ranks(), self.mean.shape
+        size = distributed.ranks()
+        b, *rest = self.mean.shape
         shape = (n, b * size, *rest)
         eps = torch.randn(shape, generator=generator, device=self.mean.device, dtype=self.mean.dtype)
         return self.mean + self.std * eps[:, distributed.rank_slice(b * size)]
@@ -35,19 +36,22 @@ class DiagGaussian(NamedTuple):
         return 0.5 * (ratio + shift - 1 + other.log_var - self.log_var).sum(-1)
 
     def mean_kl(self, others: "DiagGaussian") -> Tensor:
-        """The mean of KL[self || other] over N others [..., N, D], of which only moments are needed.  [...]
+        """The mean of KL[self || other] over N others [..., N, D].  [...]
 
-        With p = 1 / var of another: mean(p), mean(p m), mean(p m^2) and mean(log_var) make a pass over self enough.
+        With the mean m and p = 1 / var of the others, only mean(p), mean(p m), mean(p m^2) and mean(log_var) are
+        needed.
         """
         p = torch.exp(-others.log_var)
-        first, second, third = p.mean(-2), (p * others.mean).mean(-2), (p * others.mean**2).mean(-2)  # [..., D]
+        first = p.mean(-2)  # [..., D]
+        second = (p * others.mean).mean(-2)
+        third = (p * others.mean**2).mean(-2)
         shift = self.mean**2 * first - 2 * self.mean * second + third
         spread = torch.exp(self.log_var) * first + others.log_var.mean(-2) - self.log_var
         return 0.5 * (spread + shift - 1).sum(-1)
 
 
 class GaussianHead(nn.Module):
-    """Two networks of three layers, ELU between them: h [..., inputs] -> N(mean(h), exp(log_var(h))) [..., outputs].
+    """Two networks of three layers with ELU: h [..., inputs] -> N(mean(h), exp(log_var(h))) [..., outputs].
 
     Weights are drawn from the global torch generator (Xavier normal), biases N(0, 1e-3).
     """

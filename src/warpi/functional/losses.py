@@ -1,4 +1,4 @@
-"""Losses an example: (z [..., B, K], y [B]) -> [..., B]. The method reduces. p = softmax(z)."""
+"""Per-example losses: (z [..., B, K], y [B]) -> [..., B], where p = softmax(z). The method reduces them."""
 
 import math
 
@@ -39,19 +39,19 @@ def absolute_error(z: Tensor, y: Tensor) -> Tensor:
 
 
 def generalized_cross_entropy(z: Tensor, y: Tensor, q: float) -> Tensor:
-    """(1 - p_y^q) / q; its limit for q = 0 is cross-entropy. From log p_y, so that p_y = 0 has a gradient."""
+    """(1 - p_y^q) / q; the limit for q = 0 is cross-entropy. Uses log p_y, so that p_y = 0 has a gradient."""
     ce = cross_entropy(z, y)
     return -torch.expm1(-q * ce) / q if q else ce
 
 
 def truncated_cross_entropy(z: Tensor, y: Tensor, kept: Tensor, q: float, k: float) -> Tensor:
-    """kept * (L_q(p_y) - L_q(k)), L_q the generalised cross-entropy: what an example is worth beside pruning it."""
+    """kept * (L_q(p_y) - L_q(k)), with the generalized cross-entropy L_q: the loss relative to pruning the example."""
     at_k = (1 - k**q) / q if q else -math.log(k)
     return kept * (generalized_cross_entropy(z, y, q) - at_k)
 
 
 def symmetric_cross_entropy(z: Tensor, y: Tensor, alpha: float, beta: float, log_zero: float) -> Tensor:
-    """alpha CE(y, p) + beta CE(p, y), where the logarithm of the label's zeros is `log_zero`."""
+    """alpha CE(y, p) + beta CE(p, y), with `log_zero` in place of the logarithm of the label's zeros."""
     reverse = -log_zero / 2 * absolute_error(z, y)  # -sum_k p_k log y_k = -A (1 - p_y)
     return alpha * cross_entropy(z, y) + beta * reverse
 
@@ -79,11 +79,11 @@ def entropy(z: Tensor) -> Tensor:
 
 
 def squared_error(z: Tensor, q: Tensor) -> Tensor:
-    """1/K sum_k (p_k - q_k)^2: unlike cross-entropy bounded, for targets that were guessed.  q [B, K]"""
+    """1/K sum_k (p_k - q_k)^2: bounded, unlike cross-entropy, for guessed targets.  q [B, K]"""
     return (z.softmax(dim=-1) - q).square().mean(-1)
 
 
 def prior_penalty(z: Tensor) -> Tensor:
-    """KL(uniform || mean_i p_i), of a whole batch: against putting every example into one class.  z [B, K] -> []"""
+    """KL(uniform || mean_i p_i) over a batch: penalizes predicting one class for all examples.  z [B, K] -> []"""
     mean = z.softmax(dim=-1).mean(0).clamp_min(1e-8)  # [K]
     return -mean.log().mean() - math.log(len(mean))

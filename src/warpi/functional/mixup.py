@@ -1,13 +1,13 @@
-"""Mixing examples with one another: mixup, and the pieces of MixMatch."""
+"""Mixing pairs of examples: mixup, and parts of MixMatch."""
 
 import torch
 from torch import Generator, Tensor
 
 
 def beta(alpha: float, generator: Generator) -> Tensor:
-    """A draw of Beta(alpha, alpha); 1 for alpha = 0, where nothing is mixed.  []
+    """Sample from Beta(alpha, alpha); 1 for alpha = 0, so that nothing is mixed.  []
 
-    lambda = g / (g + h) for g, h ~ Gamma(alpha), in logarithms, since for a small alpha both underflow:
+    lambda = g / (g + h) for g, h ~ Gamma(alpha), computed with logarithms, because both underflow for a small alpha:
     g = g' u^(1 / alpha) with g' ~ Gamma(alpha + 1) and u uniform.
     """
     if alpha == 0:
@@ -19,27 +19,27 @@ def beta(alpha: float, generator: Generator) -> Tensor:
 
 
 def partners(n: int, generator: Generator) -> Tensor:
-    """A random order of n examples, each the partner of the one at its place.  [n]"""
+    """A random permutation of n examples: the partner of each.  [n]"""
     return torch.rand(n, generator=generator, device=generator.device).argsort()
 
 
 def mix(a: Tensor, order: Tensor, weight: Tensor) -> Tensor:
-    """weight a_i + (1 - weight) a_order(i): of inputs or targets.  a [B, ...]"""
+    """weight a_i + (1 - weight) a_order(i), for inputs or targets.  a [B, ...]"""
     return weight * a + (1 - weight) * a[order]
 
 
-def mixup(x: Tensor, q: Tensor, alpha: float, generator: Generator, *, own: bool = False) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, mixed with those of a partner by one lambda ~ Beta(alpha, alpha).  x [B, ...], q [B, K]
+def mixup(x: Tensor, q: Tensor, alpha: float, generator: Generator, *, keep_own: bool = False) -> tuple[Tensor, Tensor]:
+    """Mix inputs and targets with those of a partner, with one lambda ~ Beta(alpha, alpha).  x [B, ...], q [B, K]
 
-    `own`: lambda is replaced by max(lambda, 1 - lambda), so that example i stays nearer to itself (MixMatch).
+    With `keep_own`, lambda is max(lambda, 1 - lambda), so that example i keeps the larger weight (MixMatch).
     """
     weight = beta(alpha, generator)
-    weight = torch.maximum(weight, 1 - weight) if own else weight
+    weight = torch.maximum(weight, 1 - weight) if keep_own else weight
     order = partners(len(x), generator)
     return mix(x, order, weight), mix(q, order, weight)
 
 
 def sharpen(p: Tensor, temperature: float) -> Tensor:
     """p_k^(1/T) / sum_j p_j^(1/T): T = 1 leaves p as it is, T -> 0 makes it one-hot.  [B, K]"""
-    powers = (p / p.amax(-1, keepdim=True)) ** (1 / temperature)  # the largest is 1: nothing underflows as a whole
+    powers = (p / p.amax(-1, keepdim=True)) ** (1 / temperature)  # the largest is 1, so the sum does not underflow
     return powers / powers.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Which examples to learn from: weights an example, of fixed shape, so that a step that selects can be captured."""
+"""Selection of examples by per-example weights of a fixed shape, so that a step can be a CUDA graph."""
 
 import math
 
@@ -7,15 +7,15 @@ from torch import Generator, Tensor
 
 
 def forget_rate(t: int, tau: float, gradual: float, exponent: float = 1.0) -> float:
-    """R(t) = tau min((t / T_k)^c, 1): the share left out in epoch t, counted from 0, with T_k = `gradual` epochs."""
+    """R(t) = tau min((t / T_k)^c, 1): the share dropped in epoch t, counted from 0, with T_k = `gradual` epochs."""
     return tau if t >= gradual else tau * (t / gradual) ** exponent
 
 
 def small_loss(losses: Tensor, rate: Tensor, among: Tensor | None = None) -> Tensor:
-    """1 for the examples with the smallest losses, all but a share `rate` of them, and 0 for the others.  [B] -> [B]
+    """Weights that drop a share `rate` of the examples with the largest losses: 1 to keep, 0 to drop.  [B] -> [B]
 
-    `among`: the weights, 0 or 1, of those that may be taken. The number taken is rounded, and is one at least, where
-    there is one. Equal losses are taken in the order of the batch.
+    `among` are weights, 0 or 1, of the examples that may be kept. The number kept is rounded, and at least one if there
+    is one. Equal losses are kept in the order of the batch.
     """
     among = torch.ones_like(losses) if among is None else among
     rank = losses.masked_fill(among == 0, torch.inf).argsort(stable=True).argsort()  # [B]
@@ -24,7 +24,7 @@ def small_loss(losses: Tensor, rate: Tensor, among: Tensor | None = None) -> Ten
 
 
 def rank_within_classes(losses: Tensor, y: Tensor, n_classes: int) -> Tensor:
-    """The place of each loss among those with the same label; 0 is the smallest.  [N], [N] -> [N]"""
+    """The rank of each loss among those with the same label; 0 is the smallest.  [N], [N] -> [N]"""
     order = losses.argsort(stable=True)
     order = order[y[order].argsort(stable=True)]  # by label, then by loss
     sizes = torch.bincount(y, minlength=n_classes)
@@ -34,19 +34,19 @@ def rank_within_classes(losses: Tensor, y: Tensor, n_classes: int) -> Tensor:
 
 
 def disagreement(z: Tensor, other: Tensor) -> Tensor:
-    """1 for the examples of which two networks predict different classes, else 0.  [B, K], [B, K] -> [B]"""
+    """1 for examples for which two networks predict different classes, else 0.  [B, K], [B, K] -> [B]"""
     return (z.argmax(dim=1) != other.argmax(dim=1)).to(z.dtype)
 
 
 def selected_mean(losses: Tensor, w: Tensor, least: float = 1.0) -> Tensor:
-    """sum_i w_i l_i / max(sum_i w_i, least): the mean over those selected, 0 where nobody is."""
+    """sum_i w_i l_i / max(sum_i w_i, least): the mean over the selected examples, 0 if there are none."""
     return (w * losses).sum() / w.sum().clamp_min(least)
 
 
 def self_paced(losses: Tensor, threshold: Tensor, softness: Tensor) -> Tensor:
     """v = clip(1 - (l - lambda) / gamma, 0, 1): 1 up to the threshold, then a line down to 0.  [B] -> [B]
 
-    gamma = 0 is the step of self-paced learning, gamma = inf takes everybody.
+    gamma = 0 is the step function of self-paced learning, gamma = inf selects all.
     """
     return torch.where(losses <= threshold, 1.0, (1 - (losses - threshold) / softness).clamp_min(0))
 
@@ -54,33 +54,33 @@ def self_paced(losses: Tensor, threshold: Tensor, softness: Tensor) -> Tensor:
 def follow_percentile(average: Tensor, losses: Tensor, p: float, kept: float) -> None:
     """average <- kept average + (1 - kept) (the loss below which a share p of the batch lies), in place.  [], [B]
 
-    The percentile is one of the losses, the nearest in rank. A negative average is none yet: it begins there.
+    The percentile is the loss with the nearest rank. A negative average means that there is none yet.
     """
     new = losses.sort().values[round(p * (len(losses) - 1))]
     average.copy_(torch.where(average < 0, new, kept * average + (1 - kept) * new))
 
 
 def keep_at_random(n: int, rate: Tensor, generator: Generator) -> Tensor:
-    """0 for a random share of n examples, 1 for the others.  [n]"""
+    """Weights of n examples: 0 for a random share `rate`, 1 for the others.  [n]"""
     return small_loss(torch.rand(n, generator=generator, device=generator.device), rate)
 
 
 def steady_label(history: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:
-    """The class predicted most often, and how unsure the predictions are.  [B, q], -1 where none yet -> [B], [B]
+    """The most frequent prediction, and how uncertain it is.  [B, q], -1 if not yet predicted -> [B], [B]
 
-    F = -sum_k f_k log f_k / log K with the frequencies f of the classes in the history: 0 where all agree, 1 where all
-    classes came up equally often. An incomplete history counts as wholly unsure.
+    F = -sum_k f_k log f_k / log K with the frequencies f of the classes in the history: 0 if all predictions agree, 1
+    if all classes are equally frequent. An incomplete history has the uncertainty 1.
     """
     f = (history[:, :, None] == torch.arange(n_classes, device=history.device)).float().mean(dim=1)  # [B, K]
-    unsure = -torch.xlogy(f, f).sum(dim=1) / math.log(n_classes)
-    return f.argmax(dim=1), torch.where((history < 0).any(dim=1), 1.0, unsure)
+    uncertainty = -torch.xlogy(f, f).sum(dim=1) / math.log(n_classes)
+    return f.argmax(dim=1), torch.where((history < 0).any(dim=1), 1.0, uncertainty)
 
 
 def two_gaussians(x: Tensor, steps: int = 10, floor: float = 5e-4) -> Tensor:
-    """Posterior probability of the component with the smaller mean, of a mixture of two Gaussians.  [N] -> [N]
+    """Posterior probability of the component with the smaller mean in a mixture of two Gaussians.  [N] -> [N]
 
-    x is scaled to [0, 1]. EM from the best cut of the numbers into two groups; `floor` is added to the variances.
-    Nothing is left to chance.
+    x is scaled to [0, 1]. EM starts from the best cut of the numbers into two groups, so the result is deterministic.
+    `floor` is added to the variances.
     """
     x = (x - x.min()).double()
     x = x / x.max().clamp_min(torch.finfo(x.dtype).tiny)
@@ -95,9 +95,9 @@ def two_gaussians(x: Tensor, steps: int = 10, floor: float = 5e-4) -> Tensor:
 
 
 def best_cut(x: Tensor) -> Tensor:
-    """Which numbers are the smaller ones, cut in two with the least squared distance to both means.  [N] -> [N] bool
+    """Mark the smaller of two groups, cut so that the squared distance to both means is minimal.  [N] -> [N] bool
 
-    A cut after the first n of N sorted numbers lowers that distance by n (N - n) / N (mean_high - mean_low)^2.
+    A cut after the first n of N sorted numbers reduces that distance by n (N - n) / N (mean_high - mean_low)^2.
     """
     ranked, order = x.double().sort(stable=True)
     n = torch.arange(1, max(2, len(x)), device=x.device).double()  # [N - 1]
@@ -109,7 +109,7 @@ def best_cut(x: Tensor) -> Tensor:
 
 
 def two_betas(x: Tensor, steps: int = 10) -> Tensor:
-    """A mixture of two beta distributions fitted to numbers in (0, 1) by EM.  [N] -> [3, 2]: weights, alphas, betas
+    """Fit a mixture of two beta distributions to numbers in (0, 1) by EM.  [N] -> [3, 2]: weights, alphas, betas
 
     M-step by moments: with the weighted mean m and variance s, alpha = m (m (1 - m) / s - 1), beta = alpha (1 - m) / m.
     The first distribution is the one with the smaller mean.

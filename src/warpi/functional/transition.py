@@ -1,6 +1,6 @@
-"""The transition matrix T of label noise: estimates of it, and losses that take it into account.
+"""The transition matrix T of label noise: estimates of it, and losses that use it.
 
-T[i, j] is the probability that an example of true class i is given label j: rows are true classes and sum to 1.
+T[i, j] is the probability that an example of true class i has the given label j. Rows are true classes and sum to 1.
 """
 
 import math
@@ -12,11 +12,11 @@ from torch import Generator, Tensor
 
 from warpi.functional.losses import cross_entropy, one_hot
 
-_TINY = 1e-30  # a float32 with a logarithm
+_TINY = 1e-30  # a float32 with a finite logarithm
 
 
 def normalize_rows(T: Tensor) -> Tensor:
-    """Negative numbers to zero, rows to sum 1; a row without mass becomes that of a class without noise.  [K, K]"""
+    """Set negative numbers to zero and scale rows to sum 1. A zero row becomes that of a class without noise.  [K, K]"""
     T = T.clamp_min(0)
     total = T.sum(1, keepdim=True)
     return torch.where(total > 0, T / total.clamp_min(_TINY), torch.eye(len(T), dtype=T.dtype, device=T.device))
@@ -28,8 +28,8 @@ def normalize_rows(T: Tensor) -> Tensor:
 def anchors(p: Tensor, quantiles: Sequence[float]) -> Tensor:
     """For each quantile and class, the row at that quantile of the class's probability.  p [N, K] -> [n, K]
 
-    At 1 it is the argmax, the row that most surely carries that label; below, the surest are left out as outliers: a
-    share of all rows, as published for ten classes, and of a rare class no more than it would be of a fifteenth.
+    The quantile 1 is the argmax, the most confident row. Smaller quantiles skip the most confident rows as outliers: a
+    share of all rows, as published for ten classes, but for a rare class at most that share of 15 times its size.
     """
     outliers = 1 - torch.tensor(quantiles, dtype=torch.float64, device=p.device)  # [n]
     rows = (15 * p.sum(0, dtype=torch.float64)).clamp_max(len(p))  # [K]
@@ -38,57 +38,57 @@ def anchors(p: Tensor, quantiles: Sequence[float]) -> Tensor:
 
 
 def from_anchors(p: Tensor, quantile: float = 1.0) -> Tensor:
-    """Noisy posteriors [N, K] to T: an example that is surely of class i shows row i."""
+    """Estimate T from noisy posteriors [N, K]: the posterior of an example that is certainly of class i is row i."""
     return normalize_rows(p[anchors(p, [quantile])[0]])
 
 
 def from_trusted(p: Tensor, y: Tensor) -> Tensor:
-    """Noisy posteriors [N, K] of examples with true labels y [N] to T: row i is their mean over class i."""
+    """Estimate T from noisy posteriors [N, K] of examples with true labels y [N]: row i is their mean over class i."""
     return normalize_rows(one_hot(y, p.shape[1]).to(p).T @ p)
 
 
 def from_given(p: Tensor, y: Tensor) -> Tensor:
-    """Beliefs p [N, K] about true classes, and given labels y [N], to T: a soft confusion matrix."""
+    """Estimate T from beliefs p [N, K] about true classes and given labels y [N]: a soft confusion matrix."""
     return normalize_rows(p.T @ one_hot(y, p.shape[1]).to(p))
 
 
 def latent_labels(z: Tensor, y: Tensor, T: Tensor, generator: Generator) -> Tensor:
-    """A true class for each given label, drawn from what z and T make of it, p_k T_ky.  [B, K], [B], [K, K] -> [B]
+    """Sample a true class for each given label, in proportion to p_k T_ky.  [B, K], [B], [K, K] -> [B]
 
-    The winner of exponential races at these rates: torch.multinomial would make a GPU wait.
+    Takes the winner of exponential races with these rates, because torch.multinomial would make a GPU wait.
     """
     q = z.softmax(1) * T.T[y]  # [B, K]
     return (q.clamp_min(_TINY) / torch.empty_like(q).exponential_(generator=generator)).argmax(1)
 
 
 def well_conditioned(T: Tensor, limit: float = 100.0) -> Tensor:
-    """T, mixed with as much of the identity (tenths) as its inverse needs to be of use."""
+    """T, mixed with as little of the identity (in tenths) as makes its condition number at most `limit`."""
     eye = torch.eye(len(T), dtype=T.dtype, device=T.device)
-    mixed = [torch.lerp(T, eye, share / 10) for share in range(11)]
-    return next(M for M in mixed if float(torch.linalg.cond(M.double())) <= limit)
+    mixtures = [torch.lerp(T, eye, share / 10) for share in range(11)]
+    return next(M for M in mixtures if float(torch.linalg.cond(M.double())) <= limit)
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
 def forward_loss(z: Tensor, y: Tensor, T: Tensor) -> Tensor:
-    """-log (T^T p)_y: the loss of the noisy posterior that T makes of p = softmax(z).  [B, K], [B] -> [B]"""
+    """-log (T^T p)_y: the loss of the noisy posterior T^T p for p = softmax(z).  [B, K], [B] -> [B]"""
     return -torch.logsumexp(F.log_softmax(z, dim=1) + T.T[y].clamp_min(_TINY).log(), dim=1)
 
 
 def backward_loss(z: Tensor, y: Tensor, T_inverse: Tensor, least: float = 1e-7) -> Tensor:
     """(T^-1 l)_y for the losses l_k = -log p_k of all classes, unbiased under the noise.  [B, K], [B] -> [B]
 
-    It has no lower bound but for the least probability, below which nothing is learned.
+    Its only lower bound comes from the probability `least`, below which the gradient is zero.
     """
     losses = -F.log_softmax(z, dim=1).clamp_min(math.log(least))  # [B, K]
     return (T_inverse[y] * losses).sum(1)
 
 
 def importance(z: Tensor, y: Tensor, columns: Tensor) -> Tensor:
-    """p_y / (T^T p)_y: how much more probable the label is as the true one.  columns [B, K] = T[:, y_i] -> [B]
+    """p_y / (T^T p)_y: the probability ratio of y as true and as given label.  columns [B, K] = T[:, y_i] -> [B]
 
-    The probabilities are detached: through them the weighted loss -beta log p_y would also fall as p_y goes to 0.
+    The probabilities are detached, because otherwise the weighted loss -beta log p_y would also fall as p_y goes to 0.
     """
     p = z.detach().softmax(1)
     return p.gather(1, y[:, None])[:, 0] / (p * columns).sum(1).clamp_min(1e-6)
@@ -102,10 +102,11 @@ def reweighted_loss(z: Tensor, y: Tensor, columns: Tensor) -> Tensor:
 def determinant_loss(z: Tensor, y: Tensor, epsilon: float = 1e-3) -> Tensor:
     """-1/K log(|det U| + epsilon), U = sum_i y_i p_i^T; label noise multiplies det U by a constant.  [B, K], [B] -> []
 
-    A class that no label of the batch names would make it zero, and is left out: its row becomes the unit vector. In
-    float64 and by logarithms, since a determinant of K rows has the size of a K-th power.
+    A class without a label in the batch would make it zero, so its row becomes the unit vector. Computed in float64 with
+    logarithms, because the determinant of K rows scales like a K-th power.
     """
-    p, K = z.softmax(1).double(), z.shape[1]
+    p = z.softmax(1).double()
+    K = z.shape[1]
     Y = one_hot(y, K).to(p)  # [B, K]
     n = Y.sum(0)  # [K]
     U = (Y / n.clamp_min(1)).T @ p + torch.diag((n == 0).to(p))  # [K, K] rows sum to 1
@@ -115,8 +116,9 @@ def determinant_loss(z: Tensor, y: Tensor, epsilon: float = 1e-3) -> Tensor:
 
 
 def cap_gradient(z: Tensor, weight: float = 1.0) -> Tensor:
-    """The same logits, whose gradient is cut down to what a mean cross-entropy can have: weight * sqrt(2 / B)."""
-    limit, z = weight * math.sqrt(2 / len(z)), z.view_as(z)
+    """Logits whose gradient is scaled down to the largest that a mean cross-entropy can have: weight * sqrt(2 / B)."""
+    limit = weight * math.sqrt(2 / len(z))
+    z = z.view_as(z)
     z.register_hook(lambda g: g * (limit / g.norm().clamp_min(_TINY)).clamp_max(1))  # type: ignore[no-untyped-call]
     return z
 
@@ -125,7 +127,7 @@ def cap_gradient(z: Tensor, weight: float = 1.0) -> Tensor:
 
 
 def nmf(X: Tensor, r: int, steps: int, generator: Generator) -> Tensor:
-    """Weights W [N, r] of a non-negative factorisation X [N, D] = W H, rows scaled to sum 1: of which parts a row is.
+    """Weights W [N, r] of a non-negative factorization X [N, D] = W H, with rows scaled to sum 1: the parts of each row.
 
     Multiplicative updates of the squared error (Lee and Seung).
     """
@@ -140,19 +142,19 @@ def nmf(X: Tensor, r: int, steps: int, generator: Generator) -> Tensor:
 
 
 def fit_parts(h: Tensor, q: Tensor, steps: int, lr: float, enough: float = 0.0) -> Tensor:
-    """Matrices P [r, K, K] of parts such that sum_j h_j P_j has row i = q at the anchors of class i.
+    """Matrices P [r, K, K] of parts for which row i of sum_j h_j P_j is close to q at the anchors of class i.
 
-    h [n, K, r] are the weights of n anchors a class, q [n, K, K] their noisy posteriors. Squared error, rows of every
-    P_j kept stochastic by a softmax, Adam. A class whose mean error is below `enough` is left as it is: a part of which
-    its anchors have little would be driven far to explain the rest, and rule the examples that have much of it.
+    h [n, K, r] are the weights of n anchors per class, q [n, K, K] their noisy posteriors. Adam minimizes the squared
+    error; a softmax keeps the rows of every P_j stochastic. A class whose mean error is below `enough` no longer
+    counts: otherwise parts with little weight in its anchors would take extreme values to explain the remaining error.
     """
-    mean = q.mean(0).clamp_min(1e-4).log()  # [K, K]: all parts alike, where the search begins
+    mean = q.mean(0).clamp_min(1e-4).log()  # [K, K] start with all parts equal
     logits = mean.expand(h.shape[-1], *mean.shape).clone().requires_grad_()
     optimizer = torch.optim.Adam([logits], lr)
     for _ in range(steps):
         with torch.enable_grad():
             rows = torch.einsum("nkr,rkj->nkj", h, logits.softmax(-1))
-            loss = (((rows - q) ** 2).mean((0, 2)) - enough).clamp_min(0).sum()  # a mean for each class
+            loss = (((rows - q) ** 2).mean((0, 2)) - enough).clamp_min(0).sum()  # one mean per class
         (logits.grad,) = torch.autograd.grad(loss, logits)
         optimizer.step()
     return logits.detach().softmax(-1)

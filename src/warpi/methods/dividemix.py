@@ -125,7 +125,7 @@ class DivideMix(Method):
         refined = w * y + (1 - w) * own  # Eq. (3)
         guessed = (own + other) / 2  # co-guessing
         target = sharpen(torch.where(labeled[:, None] > 0, refined, guessed), self.temperature)  # Eq. (4)
-        x, q = mixup(x, target.repeat(self.n_views, 1), self.alpha, self.generator, own=True)  # Eqs. (5) to (8)
+        x, q = mixup(x, target.repeat(self.n_views, 1), self.alpha, self.generator, keep_own=True)  # Eqs. (5) to (8)
         z = self.nets[k](x)  # [M B, K]
         in_x = labeled.repeat(self.n_views)  # [M B]
         loss_x = selected_mean(soft_cross_entropy(z, q), in_x)  # Eq. (9)

@@ -195,7 +195,7 @@ class WarPIPlus(Method):
             x_weak, x_strong = (torch.cat(pair) for pair in zip(batch.views, trusted.views, strict=True))
             weak, strong = torch.cat([weak, y]), torch.cat([strong, y])
             used = torch.cat([used, torch.ones_like(y[:, 0])])
-        x_mixed, mixed = mixup(x_weak, weak, alpha, self.generator, own=not self.warming)
+        x_mixed, mixed = mixup(x_weak, weak, alpha, self.generator, keep_own=not self.warming)
         z_mixed, z_strong = self.net(torch.cat([x_mixed, x_strong])).chunk(2)
         of_mixed = soft_cross_entropy(z_mixed, mixed).mean()
         of_strong = (used * soft_cross_entropy(z_strong, strong)).mean()

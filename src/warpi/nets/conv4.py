@@ -7,17 +7,17 @@ from warpi.nets.resnet import image_channels
 
 
 def n_blocks(side: int) -> int:
-    """Blocks that leave 2x2 positions: four for images of 28 and 32 pixels, five for 84."""
+    """Number of blocks that reduce an image to 2x2 positions: four for 28 and 32 pixels, five for 84."""
     return 4 if side < 64 else 5
 
 
 def pooling(side: int) -> nn.MaxPool2d:
-    """Halves the sides; upwards for images below 32 pixels (28-14-7-4-2), which would lose their rim otherwise."""
+    """Pooling that halves the sides. It rounds up below 32 pixels (28-14-7-4-2), so that no pixels are lost."""
     return nn.MaxPool2d(2, ceil_mode=side < 32)
 
 
 def convolution(channels_in: int, channels: int) -> nn.Conv2d:
-    """3x3, the same size, no bias (a normalisation follows), Xavier normal."""
+    """3x3 convolution that keeps the size, without bias (a normalization follows), Xavier normal."""
     layer = nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)
     nn.init.xavier_normal_(layer.weight)
     return layer
@@ -29,7 +29,8 @@ class Conv4(nn.Module):
     def __init__(self, shape: tuple[int, ...], n_classes: int, channels: int = 64) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        c, last = image_channels("conv4", shape), positions(shape)
+        c = image_channels("conv4", shape)
+        last = positions(shape)
         side = max(shape[1:])
         for _ in range(n_blocks(side)):
             layers += [convolution(c, channels), nn.BatchNorm2d(channels), nn.ReLU(), pooling(side)]
@@ -47,11 +48,14 @@ class Conv4(nn.Module):
 
 
 def positions(shape: tuple[int, ...]) -> int:
-    """Positions that the blocks leave of an image (C, H, W)."""
-    up, n, total = max(shape[1:]) < 32, n_blocks(max(shape[1:])), 1
+    """Number of positions that remain of an image (C, H, W) after all blocks."""
+    side = max(shape[1:])
+    rounds_up = side < 32
+    n = n_blocks(side)
+    total = 1
     for size in shape[1:]:
         for _ in range(n):
-            size = -(-size // 2) if up else size // 2
+            size = -(-size // 2) if rounds_up else size // 2
         total *= size
     if not total:
         raise UserError(f"images of {shape[1]} x {shape[2]} pixels are too small or too narrow to be pooled {n} times")

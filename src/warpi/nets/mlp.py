@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class MLP(nn.Module):
     """Linear-BatchNorm-ReLU blocks on the flattened input, then a linear layer: 64-128-10 for digits.
 
-    The linear layers before a BatchNorm have no bias: the mean is taken off anyway.
+    The linear layers before a BatchNorm have no bias, because BatchNorm subtracts the mean.
     """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, hidden: Sequence[int] = (128,)) -> None:

@@ -11,16 +11,18 @@ from warpi.nets.resnet import conv, he_init, image_channels
 
 
 class PreActBlock(nn.Module):
-    """BatchNorm and ReLU come before each of the two convolutions; nothing comes after the sum.
+    """BatchNorm and ReLU come before each of the two convolutions, and nothing follows the sum.
 
-    Where the size changes, the shortcut is a 1x1 convolution of the activated input; elsewhere it is x itself.
-    `dropout` acts between the convolutions (wide residual networks).
+    If the size changes, the shortcut is a 1x1 convolution of the activated input; otherwise it is x itself. `dropout`
+    acts between the convolutions (wide residual networks).
     """
 
     def __init__(self, c_in: int, c_out: int, stride: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.bn1, self.conv1 = nn.BatchNorm2d(c_in), conv(c_in, c_out, 3, stride)
-        self.bn2, self.conv2 = nn.BatchNorm2d(c_out), conv(c_out, c_out, 3)
+        self.bn1 = nn.BatchNorm2d(c_in)
+        self.conv1 = conv(c_in, c_out, 3, stride)
+        self.bn2 = nn.BatchNorm2d(c_out)
+        self.conv2 = conv(c_out, c_out, 3)
         self.shortcut = conv(c_in, c_out, 1, stride) if stride != 1 or c_in != c_out else None
         self.dropout = dropout
 

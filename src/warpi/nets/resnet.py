@@ -13,7 +13,7 @@ from warpi.errors import UserError
 
 
 def image_channels(net: str, shape: tuple[int, ...], least: int = 1) -> int:
-    """The number of channels of an input shape; an error where it is not an image of `least` pixels a side."""
+    """Number of channels of an input shape. Raises if it is not an image with sides of at least `least` pixels."""
     if len(shape) != 3 or min(shape) < 1:
         raise UserError(
             f"{net} needs images of shape (channels, height, width), got inputs of shape {tuple(shape)}; "
@@ -28,23 +28,24 @@ def image_channels(net: str, shape: tuple[int, ...], least: int = 1) -> int:
 
 
 def conv(c_in: int, c_out: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias whose border keeps the image as large as it was (but for the stride)."""
+    """A convolution without bias, padded so that only the stride changes the image size."""
     return nn.Conv2d(c_in, c_out, size, stride, padding=size // 2, bias=False)
 
 
 def he_init(net: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:
-    """He's normal initialisation of all convolutions, variance 2 / fan, from the global generator."""
+    """Initialize all convolutions with He's normal distribution, variance 2 / fan, from the global generator."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
 
 
 class _PadShortcut(nn.Module):
-    """Option A of He et al.: every `stride`-th pixel, new channels are zero, half of them on each side."""
+    """Option A of He et al.: take every `stride`-th pixel and pad with zero channels, half of them on each side."""
 
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()
-        self.stride, self.before = stride, (c_out - c_in) // 2
+        self.stride = stride
+        self.before = (c_out - c_in) // 2
         self.after = c_out - c_in - self.before
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,14 +54,16 @@ class _PadShortcut(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions."""
+    """Two 3x3 convolutions with a shortcut."""
 
     expansion: ClassVar[int] = 1
 
     def __init__(self, c_in: int, width: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(c_in, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = conv(width, width, 3), nn.BatchNorm2d(width)
+        self.conv1 = conv(c_in, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,16 +73,19 @@ class _BasicBlock(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions. The stride is in the 3x3 ("v1.5", as torchvision), not in the first 1x1."""
+    """1x1, 3x3 and 1x1 convolutions. The stride is in the 3x3 one ("v1.5", as in torchvision), not in the first."""
 
     expansion: ClassVar[int] = 4
 
     def __init__(self, c_in: int, width: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
         c_out = width * self.expansion
-        self.conv1, self.bn1 = conv(c_in, width, 1), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = conv(width, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = conv(width, c_out, 1), nn.BatchNorm2d(c_out)
+        self.conv1 = conv(c_in, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = conv(width, c_out, 1)
+        self.bn3 = nn.BatchNorm2d(c_out)
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +100,7 @@ class ResNet(nn.Module):
 
     `photo_stem`: 7x7 stride 2 and max pooling, as for ImageNet; otherwise one 3x3 convolution, as for CIFAR.
     `pad_shortcut`: shortcuts without parameters (option A); otherwise 1x1 convolution and BatchNorm (option B).
-    The names of the layers are torchvision's, so that its weight files load.
+    Layers are named as in torchvision, so that its weight files can be loaded.
     """
 
     def __init__(
@@ -146,14 +152,14 @@ def _shortcut(c_in: int, c_out: int, stride: int, pad: bool) -> nn.Module | None
 
 
 def resnet20(shape: tuple[int, ...], n_classes: int, *, width: int = 16) -> ResNet:
-    """The CIFAR ResNet-20: as ResNet-32, with 3 blocks a stage."""
+    """The CIFAR ResNet-20: like ResNet-32, with 3 blocks per stage."""
     return _cifar_resnet("resnet20", shape, n_classes, 3, width)
 
 
 def resnet32(shape: tuple[int, ...], n_classes: int, *, width: int = 16) -> ResNet:
     """The CIFAR ResNet-32: 3 stages of 5 basic blocks, 16-32-64 channels, option-A shortcuts.
 
-    He's initialisation (fan in) of the last layer too, as the published noisy-label code with this net does.
+    The last layer also has He's initialization (fan in), as in published noisy-label code with this network.
     """
     return _cifar_resnet("resnet32", shape, n_classes, 5, width)
 
@@ -173,7 +179,7 @@ def resnet18(shape: tuple[int, ...], n_classes: int, *, width: int = 64) -> ResN
 
 
 def resnet50(shape: tuple[int, ...], n_classes: int, *, width: int = 64) -> ResNet:
-    """ResNet-50 for photographs (ImageNet stem); the same net as torchvision's, whose weight files it takes."""
+    """ResNet-50 for photographs (ImageNet stem), the same network as torchvision's, whose weight files can be loaded."""
     channels = image_channels("resnet50", shape, least=32)
     net = ResNet(channels, n_classes, _Bottleneck, (3, 4, 6, 3), width, photo_stem=True)
     he_init(net)

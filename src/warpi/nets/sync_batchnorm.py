@@ -1,4 +1,4 @@
-"""BatchNorm whose statistics are those of all ranks, which can be differentiated backward, forward and twice."""
+"""BatchNorm with statistics over all ranks. It supports backward, forward-mode and double-backward derivatives."""
 
 from typing import Any, cast
 
@@ -13,8 +13,8 @@ from warpi.utils import distributed
 class Total(torch.autograd.Function):
     """The sum over the ranks: S(x) = sum_r x_r, on every rank.
 
-    It is linear, so that its product in forward mode is the same sum of the tangents. Its way back is too: every rank's
-    output depends on x_r, and the loss is that of all ranks together.
+    It is linear, so its forward-mode derivative is the same sum of the tangents. So is its backward pass: the output of
+    every rank depends on x_r, and the loss is the sum over all ranks.
     """
 
     @staticmethod
@@ -40,11 +40,11 @@ def _total(x: Tensor) -> Tensor:
 
 
 class SharedBatchNorm(_BatchNorm):
-    """BatchNorm1d, 2d and 3d with the mean and variance of the batches of all ranks taken together.
+    """BatchNorm1d, 2d and 3d with the mean and variance over the batches of all ranks.
 
         m = S(sum x) / n,    s^2 = S(sum (x - m)^2) / n,    y = w (x - m) / sqrt(s^2 + eps) + b,    n = S(count)
 
-    PyTorch's SyncBatchNorm has neither a forward-mode rule nor a path on CPUs.
+    PyTorch's SyncBatchNorm supports neither forward mode nor CPUs.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -58,21 +58,21 @@ class SharedBatchNorm(_BatchNorm):
         x = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [-1 if d == 1 else 1 for d in range(x.dim())]
-        first = torch.cat([x.sum(dims), x.new_full((1,), x.numel() / x.shape[1])])
-        first = _total(first)  # [C + 1]
-        n = first[-1].detach()
-        mean = first[:-1] / n
-        away = x - mean.view(shape)
-        var = _total((away * away).sum(dims)) / n
+        sums_and_count = torch.cat([x.sum(dims), x.new_full((1,), x.numel() / x.shape[1])])
+        sums_and_count = _total(sums_and_count)  # [C + 1]
+        n = sums_and_count[-1].detach()
+        mean = sums_and_count[:-1] / n
+        centered = x - mean.view(shape)
+        var = _total((centered * centered).sum(dims)) / n
         if self.training:
             self._track(mean.detach(), var.detach() * (n / (n - 1)))
-        y = away * torch.rsqrt(var + self.eps).view(shape)
+        y = centered * torch.rsqrt(var + self.eps).view(shape)
         if self.affine:
             y = y * self.weight.view(shape) + self.bias.view(shape)
         return y.to(input.dtype)
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
-        """Running statistics as BatchNorm keeps them: of the unbiased variance, without momentum a plain mean."""
+        """Update the running statistics like BatchNorm: unbiased variance, and a plain mean without momentum."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         with torch.no_grad():
@@ -83,13 +83,13 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def synchronize_batchnorm(net: nn.Module) -> nn.Module:
-    """The same network, whose BatchNorm layers share their statistics among the ranks. Weights and names stay."""
+    """Make the BatchNorm layers of a network share their statistics among the ranks. Weights and names do not change."""
     for module in net.modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             module.__class__ = SharedBatchNorm
         elif isinstance(module, _BatchNorm) and not isinstance(module, SharedBatchNorm):
             raise UserError(
-                f"{type(module).__name__} cannot be synchronised, only BatchNorm1d, 2d and 3d can; "
-                "leave --sync-batchnorm away, or take one of these"
+                f"{type(module).__name__} cannot be synchronized, only BatchNorm1d, 2d and 3d can; "
+                "omit --sync-batchnorm, or use one of these"
             )
     return net

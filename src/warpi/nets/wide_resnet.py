@@ -32,7 +32,7 @@ class WideResNet(nn.Module):
 
 
 def wrn28_10(shape: tuple[int, ...], n_classes: int, *, widen: int = 10, dropout: float = 0.0) -> WideResNet:
-    """WRN-28-10. Dropout draws from the global generator, so it is off unless asked for."""
+    """WRN-28-10. Dropout is off by default, because it draws from the global generator."""
     net = WideResNet(image_channels("wrn28_10", shape), n_classes, widen, dropout)
     he_init(net)
     return net

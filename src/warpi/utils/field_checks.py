@@ -20,7 +20,7 @@ def setting(default: T, help: str) -> T:
 
 
 def at_least(settings: object, **limits: float) -> None:
-    """Fields that are numbers are finite and not below their limit; None is left alone."""
+    """Check that fields are finite numbers not below their limits. None is allowed."""
     for name, limit in limits.items():
         value = getattr(settings, name)
         if value is not None and not (math.isfinite(value) and value >= limit):
@@ -28,7 +28,7 @@ def at_least(settings: object, **limits: float) -> None:
 
 
 def within(settings: object, **limits: tuple[float, float]) -> None:
-    """Fields that are numbers, or tuples of them, lie in a closed interval; None is left alone."""
+    """Check that fields (numbers or tuples of numbers) are in closed intervals. None is allowed."""
     for name, (low, high) in limits.items():
         value = getattr(settings, name)
         if value is not None and not all(low <= x <= high for x in (value if isinstance(value, tuple) else (value,))):
@@ -36,10 +36,11 @@ def within(settings: object, **limits: tuple[float, float]) -> None:
 
 
 def check_types(settings: object) -> None:
-    """Every field of a dataclass is of the type it declares: a misspelt choice must not mean another one."""
+    """Check that every field of a dataclass has its declared type."""
     hints = get_type_hints(type(settings))
     for f in fields(settings):  # type: ignore[arg-type]
-        hint, value = hints[f.name], getattr(settings, f.name)
+        hint = hints[f.name]
+        value = getattr(settings, f.name)
         if not _fits(value, hint):
             if get_origin(hint) is Literal:
                 if isinstance(value, str):
@@ -49,13 +50,13 @@ def check_types(settings: object) -> None:
 
 
 def split_names(text: str) -> list[str]:
-    """The names in `a,b`; one that holds a comma stands in quotes: `"a, b",c`."""
+    """Split `a,b` into names. A name with a comma is quoted: `"a, b",c`."""
     rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     return [name for row in rows for part in row if (name := part.strip())]
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Names as `split_names` reads them."""
+    """Join names so that `split_names` reads them."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="").writerow(names)
     return text.getvalue()
