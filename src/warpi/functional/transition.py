@@ -16,7 +16,7 @@ _TINY = 1e-30  # a float32 with a finite logarithm
 
 
 def normalize_rows(T: Tensor) -> Tensor:
-    """Set negative numbers to zero and scale rows to sum 1. A zero row becomes that of a class without noise.  [K, K]"""
+    """Set negative numbers to zero and scale rows to sum 1. A zero row becomes a unit vector.  [K, K]"""
     T = T.clamp_min(0)
     total = T.sum(1, keepdim=True)
     return torch.where(total > 0, T / total.clamp_min(_TINY), torch.eye(len(T), dtype=T.dtype, device=T.device))
@@ -102,7 +102,7 @@ def reweighted_loss(z: Tensor, y: Tensor, columns: Tensor) -> Tensor:
 def determinant_loss(z: Tensor, y: Tensor, epsilon: float = 1e-3) -> Tensor:
     """-1/K log(|det U| + epsilon), U = sum_i y_i p_i^T; label noise multiplies det U by a constant.  [B, K], [B] -> []
 
-    A class without a label in the batch would make it zero, so its row becomes the unit vector. Computed in float64 with
+    A class without a label in the batch would make it zero, so its row becomes a unit vector. Computed in float64 with
     logarithms, because the determinant of K rows scales like a K-th power.
     """
     p = z.softmax(1).double()
@@ -127,7 +127,7 @@ def cap_gradient(z: Tensor, weight: float = 1.0) -> Tensor:
 
 
 def nmf(X: Tensor, r: int, steps: int, generator: Generator) -> Tensor:
-    """Weights W [N, r] of a non-negative factorization X [N, D] = W H, with rows scaled to sum 1: the parts of each row.
+    """Weights W [N, r] of a non-negative factorization X [N, D] = W H, rows scaled to sum 1: the parts of each row.
 
     Multiplicative updates of the squared error (Lee and Seung).
     """

@@ -179,7 +179,7 @@ def resnet18(shape: tuple[int, ...], n_classes: int, *, width: int = 64) -> ResN
 
 
 def resnet50(shape: tuple[int, ...], n_classes: int, *, width: int = 64) -> ResNet:
-    """ResNet-50 for photographs (ImageNet stem), the same network as torchvision's, whose weight files can be loaded."""
+    """ResNet-50 for photographs (ImageNet stem), the same as torchvision's, whose weight files can be loaded."""
     channels = image_channels("resnet50", shape, least=32)
     net = ResNet(channels, n_classes, _Bottleneck, (3, 4, 6, 3), width, photo_stem=True)
     he_init(net)

@@ -83,7 +83,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def synchronize_batchnorm(net: nn.Module) -> nn.Module:
-    """Make the BatchNorm layers of a network share their statistics among the ranks. Weights and names do not change."""
+    """Make the BatchNorm layers of a network share their statistics among ranks. Weights and names do not change."""
     for module in net.modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             module.__class__ = SharedBatchNorm
