@@ -171,9 +171,7 @@ def test_what_cannot_be_trained_on_is_refused_at_once() -> None:
     flat = parts(lambda name: images(name, (1, 16, 20)))
     wide = started(shape=(1, 16, 20))
     refused(r"only square images .* \(1, 16, 20\)", flat, replace(TRAINING, augment=True), wide)
-    refused(
-        "need at least --ways 3, got --train-ways 2", parts(vectors), replace(TRAINING, train_ways=2)
-    )
+    refused("need at least --ways 3, got --train-ways 2", parts(vectors), replace(TRAINING, train_ways=2))
     refused("train and val share classes: a0, a1", FewShotData("own", vectors("a"), vectors("a"), vectors("c")))
     refused("train and test share classes: a0", FewShotData("own", vectors("a"), vectors("b"), vectors("a")))
     refused(r"inputs of own are \(4,\)", parts(vectors), learner=started(shape=(5,)))

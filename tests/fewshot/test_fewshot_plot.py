@@ -261,7 +261,11 @@ def test_help_names_the_defaults_of_the_data(capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit):
             command.fit(["--data", data, "--help"])
         said = " ".join(capsys.readouterr().out.split())
-        texts = ("steps", "of a step", "of each class in training, or of each task of regression")
+        texts = (
+            "number of training steps",
+            "number of tasks per step",
+            "training queries per class, or per regression task",
+        )
         for text, default in zip((*texts, "or of a task of regression"), found, strict=True):
             assert f"{text} (default: {default})" in said
 
