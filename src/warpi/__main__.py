@@ -1,4 +1,4 @@
-"""`python -m warpi`, for where nothing is installed."""
+"""Entry point of `python -m warpi`."""
 
 from warpi.cli.app import main
 
