@@ -202,7 +202,7 @@ def test_public_names() -> None:
 
 def test_modules_stay_small() -> None:
     sizes = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
-    assert not {name: size for name, size in sizes.items() if size > 420}, "split by responsibility"
+    assert not {name: size for name, size in sizes.items() if size > 450}, "split by responsibility"
 
 
 def test_package_inits_define_no_logic() -> None:
