@@ -92,9 +92,9 @@ def gradient_of(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Sequence[
     return lambda z, theta: torch.autograd.grad(loss(z), theta, create_graph=True)
 
 
-def assert_all_close(got: Sequence[Tensor | None], expected: Sequence[Tensor], rel: float = 1e-10) -> None:
-    assert len(got) == len(expected)
-    for a, b in zip(got, expected, strict=True):
+def assert_all_close(actual: Sequence[Tensor | None], expected: Sequence[Tensor], rel: float = 1e-10) -> None:
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
         assert a is not None
         assert b.abs().max() > 0
         assert (a - b).norm() <= rel * b.norm()
@@ -132,9 +132,9 @@ def test_mlc_wang_matrix_agrees_with_double_backward(tiny: TaskAndTruth) -> None
 
     (d,) = double_backward(method.net, noisy.x, gradient_of(loss), trusted, [T], 1e-3)
     moved = (torch.eye(10, dtype=torch.float64) - 40 * d).clamp_min(0)
-    got, _ = method.matrix(forward(method.net, noisy.x), noisy.y)
-    assert_all_close([got - torch.eye(10)], [moved / moved.sum(0) - torch.eye(10)])
-    torch.testing.assert_close(got.sum(0), torch.ones(10, dtype=torch.float64))
+    actual, _ = method.matrix(forward(method.net, noisy.x), noisy.y)
+    assert_all_close([actual - torch.eye(10)], [moved / moved.sum(0) - torch.eye(10)])
+    torch.testing.assert_close(actual.sum(0), torch.ones(10, dtype=torch.float64))
 
 
 def test_gdw_class_weights_agree_with_double_backward(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,13 +319,13 @@ def test_balanced_gradients_sum_to_zero() -> None:
     sure = 20.0 * (torch.arange(6) == 5)[:, None] * one_hot(torch.arange(6) % 5, 5)  # p_y of the last row is 1 - 1e-8
     p, y = (torch.randn(6, 5, generator=rng).double() + sure).softmax(1), torch.arange(6) % 5
     omega = torch.rand(6, 5, generator=rng).double()
-    got = balance_gradient(omega * (p - one_hot(y, 5)), y)
-    torch.testing.assert_close(got.sum(1), torch.zeros(6).double(), atol=1e-16, rtol=0)
+    actual = balance_gradient(omega * (p - one_hot(y, 5)), y)
+    torch.testing.assert_close(actual.sum(1), torch.zeros(6).double(), atol=1e-16, rtol=0)
     for i in range(6):
         others = [k for k in range(5) if k != y[i]]
-        assert torch.equal(got[i, others], omega[i, others] * p[i, others])
+        assert torch.equal(actual[i, others], omega[i, others] * p[i, others])
         at_y = sum(omega[i, k] * p[i, k] for k in others) / (1 - p[i, y[i]])  # the paper's omega_y
-        assert float(got[i, y[i]]) == pytest.approx(float(at_y * (p[i, y[i]] - 1)))
+        assert float(actual[i, y[i]]) == pytest.approx(float(at_y * (p[i, y[i]] - 1)))
     torch.testing.assert_close(balance_gradient(0.7 * (p - one_hot(y, 5)), y), 0.7 * (p - one_hot(y, 5)))
 
 
@@ -348,12 +348,12 @@ def test_mslc_mixes_labels(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) 
     assert not method.correcting
     before, z = method.soft[:4].clone(), torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
     y = tiny[0].train.y[:4]
-    got = method.corrected(z, y, before)
+    actual = method.corrected(z, y, before)
     with torch.no_grad():
         for i in range(4):
             a = method.V(F.cross_entropy(z[i : i + 1], y[i : i + 1])[None])
             b = method.W(F.cross_entropy(z[i : i + 1], before[i].argmax()[None])[None])
-            torch.testing.assert_close(got[i], a * given[i] + (1 - a) * (b * before[i] + (1 - b) * z[i].softmax(0)))
+            torch.testing.assert_close(actual[i], a * given[i] + (1 - a) * (b * before[i] + (1 - b) * z[i].softmax(0)))
     steps: list[Any] = []
     monkeypatch.setattr(mslc, "bilevel_step", lambda *a: steps.append(a[6]) or bilevel_step(*a))
     list(method.epoch(1))
@@ -373,12 +373,12 @@ def test_swap_every_other_label() -> None:
 def test_synthetic_labels_come_from_neighbors() -> None:
     rng = torch.Generator().manual_seed(0)
     h, y = torch.randn(20, 3, generator=rng), torch.arange(20)  # all labels differ
-    got = synthesize_labels(h, y, 50, 0.5, 4, rng)
-    assert got.shape == (50, 20)
-    assert ((got != y).sum(1) == 10).all()  # exactly half of the labels
+    actual = synthesize_labels(h, y, 50, 0.5, 4, rng)
+    assert actual.shape == (50, 20)
+    assert ((actual != y).sum(1) == 10).all()  # exactly half of the labels
     for i in range(20):
         nearest = sorted((j for j in range(20) if j != i), key=lambda j: float((h[i] - h[j]).norm()))[:4]
-        assert set(got[:, i].tolist()) == {i, *nearest}
+        assert set(actual[:, i].tolist()) == {i, *nearest}
     assert torch.equal(synthesize_labels(h, y, 3, 0.0, 4, rng), y.expand(3, 20))
     assert synthesize_labels(h[:3], y[:3], 2, 1.0, 10, rng).shape == (2, 3)  # fewer than 10 neighbors
 

@@ -95,9 +95,9 @@ def test_two_betas_orders_its_components_and_accepts_any_input() -> None:
 def test_beta_posterior_is_bayes_rule() -> None:
     mixture = torch.tensor([[0.3, 0.7], [2.0, 5.0], [6.0, 1.5]], dtype=torch.float64)
     x = torch.linspace(0.01, 0.99, 30)
-    for xi, got in zip(x.tolist(), beta_posterior(x, mixture).tolist(), strict=True):
+    for xi, actual in zip(x.tolist(), beta_posterior(x, mixture).tolist(), strict=True):
         p = [w * stats.beta.pdf(xi, a, b) for w, a, b in mixture.T.tolist()]
-        assert got == pytest.approx(p[1] / sum(p), rel=1e-6)
+        assert actual == pytest.approx(p[1] / sum(p), rel=1e-6)
 
 
 @pytest.mark.parametrize("d", [2, 5])
@@ -112,9 +112,9 @@ def test_lid_of_a_ball_is_its_dimension(d: int) -> None:
 
 def test_lid_agrees_with_a_loop() -> None:
     h, k = random_tensor(12, 4).double(), 5
-    for i, got in enumerate(lid(h, k).tolist()):
+    for i, actual in enumerate(lid(h, k).tolist()):
         r = sorted(math.dist(h[i].tolist(), h[j].tolist()) for j in range(12) if j != i)[:k]
-        assert got == pytest.approx(-1 / (sum(math.log(rj / r[-1]) for rj in r) / k))
+        assert actual == pytest.approx(-1 / (sum(math.log(rj / r[-1]) for rj in r) / k))
     assert torch.equal(lid(h, 11), lid(h, 50))  # at most all other points
     for n in (1, 2):
         assert not bool(lid(h[:n], k).isfinite().any())
@@ -275,8 +275,8 @@ def test_tau_of_cdr_replaces_the_noise_rate(tiny: TaskAndTruth) -> None:
 def test_correct_labels_agrees_with_a_loop() -> None:
     f, y = random_tensor(40, 5).softmax(1), labels(40, 5)
     for theta in (0.0, 0.3, 0.9, 1.0):
-        for fi, yi, got in zip(f.tolist(), y.tolist(), correct_labels(y, f, theta).tolist(), strict=True):
-            assert got == (max(range(5), key=fi.__getitem__) if fi[yi] / max(fi) < theta else yi)
+        for fi, yi, actual in zip(f.tolist(), y.tolist(), correct_labels(y, f, theta).tolist(), strict=True):
+            assert actual == (max(range(5), key=fi.__getitem__) if fi[yi] / max(fi) < theta else yi)
     assert torch.equal(correct_labels(y, torch.zeros(40, 5), 0.9), y)  # rows without predictions keep their label
 
 
