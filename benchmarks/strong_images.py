@@ -11,13 +11,19 @@ import argparse
 import json
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from warpi.autodiff.inference import infer
+from warpi.autodiff.passes import PassConfig, configure_passes, to_channels_last
+from warpi.data.strong_augment import distort
+from warpi.functional.losses import cross_entropy
 from warpi.methods.warpi_plus import WarPIPlus
+from warpi.nets.fastnet import FastNet
 from warpi.runs.run import Run, fitting
 from warpi.runs.spec import read_once
 
@@ -31,6 +37,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_flip": {**PLUS, "noise": "flip:0.4"},
     "plus_uniform": {**PLUS, "noise": "uniform:0.6"},
     "plus_instance": {**PLUS, "noise": "instance:0.4"},
+    "plus_random1_v": {**PLUS, "noise": "given:random1", "rectifier": True},
+    "plus_flip_v": {**PLUS, "noise": "flip:0.4", "rectifier": True},
+    "plus_uniform_v": {**PLUS, "noise": "uniform:0.6", "rectifier": True},
+    "plus_random1_v_only": {**PLUS, "noise": "given:random1", "rectifier": True, "trusted_in_loss": False},
     "plus_random1_untrusted": {**PLUS, "noise": "given:random1", "meta": 0},
     "plus_flip_untrusted": {**PLUS, "noise": "flip:0.4", "meta": 0},
     "plus_random1_strict": {**PLUS, "noise": "given:random1", "rho": 0.75, "agreement": 0.98},
@@ -41,7 +51,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_flip_long": {**PLUS, "noise": "flip:0.4", "epochs": 200},
     "plus_uniform_long": {**PLUS, "noise": "uniform:0.6", "epochs": 200},
 }
-SMOKE = ("ce_clean", "plus_random1", "plus_random1_untrusted")
+SMOKE = ("ce_clean", "plus_random1", "plus_flip_v")
 COMMON: dict[str, Any] = {"data": "cifar10", "recipe": "strong", "val": 0.0, "checkpoint_epochs": 10**6}
 
 
@@ -59,6 +69,7 @@ def main() -> None:
     settings = {key: json.loads(value) for key, _, value in (text.partition("=") for text in given.set)}
     given.out.mkdir(parents=True, exist_ok=True)
     if given.smoke:
+        print(json.dumps(speeds()), flush=True)
         settings = {"epochs": 4, "warm_up": 2.0, "compile": True, **settings}
     with read_once():
         for seed in given.seeds:
@@ -109,6 +120,46 @@ def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline:
     with (out / "summary.jsonl").open("a") as lines:
         lines.write(json.dumps(summary) + "\n")
     print(json.dumps(summary), flush=True)
+
+
+def speeds(batch: int = 1152) -> dict[str, float]:
+    """Milliseconds of the parts of a step: the library's compiled pass, and the same by torch.compile alone."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+    y = torch.arange(batch, device=device) % 10
+    bytes_ = torch.randint(256, (batch // 2, 3, 32, 32), device=device).float()
+    generator = torch.Generator(device)
+    plain = to_channels_last(FastNet((3, 32, 32), 10).to(device))
+    traced = configure_passes(to_channels_last(FastNet((3, 32, 32), 10).to(device)), PassConfig(True, True))
+    teacher = configure_passes(to_channels_last(FastNet((3, 32, 32), 10).to(device)), PassConfig(True, True)).eval()
+    compiled = torch.compile(plain)
+
+    def by_torch() -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            z = compiled(x)
+        cross_entropy(z.float(), y).mean().backward()
+
+    parts: dict[str, Callable[[], Any]] = {
+        "library": lambda: cross_entropy(traced(x), y).mean().backward(),
+        "torch.compile": by_torch,
+        "teacher": lambda: infer(teacher, x[: batch // 2]),
+        "strong views": lambda: distort(bytes_, generator),
+    }
+    return {name: milliseconds(part, device) for name, part in parts.items()}
+
+
+def milliseconds(part: Callable[[], Any], device: torch.device, n: int = 30) -> float:
+    """Mean time of a call, after three that compile and choose kernels."""
+    for _ in range(3):
+        part()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(n if device.type == "cuda" else 1):
+        part()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - began) / (n if device.type == "cuda" else 1)
 
 
 def measure(run: Run) -> dict[str, float]:
