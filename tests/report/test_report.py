@@ -498,7 +498,7 @@ def test_markdown_splits_blocks_and_sections(tmp_path: Path) -> None:
     assert "†: uses the true noise rate." in pair
     assert "Test labels: given." in uniform
     assert "†" not in uniform
-    assert "oracle that picks the epoch by the test set" in text
+    assert "oracle that chooses the epoch by the test set" in text
 
 
 def test_what_reads_equal_is_bold_alike(tmp_path: Path) -> None:
