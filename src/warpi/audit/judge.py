@@ -25,17 +25,29 @@ _LOW_ACCURACY = 0.7  # on the trusted rows; below it an audit is unreliable
 _UNCHECKED_MARGIN = 0.1  # standard error of rates that no left-out row can check (measured, see docs/audit.md)
 
 
-def judge(
+def audit(
     run: Path | str | Run | Method,
     *,
-    folds: int,
-    rows: str | None,
-    threshold: float,
-    device: str,
-    save: bool,
-    own: Mapping[str, Any],
+    folds: int = 0,
+    rows: str | None = None,
+    threshold: float = 0.5,
+    device: str = "auto",
+    save: bool = True,
+    **own: Any,
 ) -> Audit:
-    """See `warpi.audit.audit`."""
+    """Audit the labels a run was trained on.
+
+    Parameters:
+        run: a run folder, the result of `fit`, or a trained method.
+        folds: 2 or more trains the same recipe that many times, each time without a part of the rows, so that every
+            probability comes from a network that was not trained on the label it judges.
+        rows: "train" for the training rows, "all" to add the rows held out for validation and, if their true labels
+            are unknown, for testing. By default "all" if the true labels of the test rows are unknown, else "train".
+        threshold: a row is an issue if its wrong_probability is higher.
+        device: "auto", "cpu" or "cuda".
+        save: whether to store the result in the run folder.
+        own: a custom method or net that the run was trained with, as in `fit(resume=True)`.
+    """
     _check_arguments(folds, rows, threshold)
     if isinstance(run, Path | str):
         run = reopen(run, device, own)
@@ -72,14 +84,14 @@ def judge(
     }
     classes = method.task.classes
     rates = scores.errors_by_class(verdict.wrong_probability, y, classes, margin)
-    audit = Audit(row, y, *verdict, spread, predictions.p, T, classes, rates, facts)
+    result = Audit(row, y, *verdict, spread, predictions.p, T, classes, rates, facts)
     _warn(method, facts, can_check, evidence.trusted_left_out)
     if save and path is not None:
         try:
-            audit.save(path)
+            result.save(path)
         except UserError as e:  # a read-only run folder; the caller still gets the audit
             log.warning("the audit is not stored in the run: %s", e)
-    return audit
+    return result
 
 
 def _check_arguments(folds: int, rows: str | None, threshold: float) -> None:
