@@ -162,9 +162,9 @@ def as_frame(x: np.ndarray) -> pd.DataFrame:
 @pytest.mark.parametrize("form", [np.asarray, as_frame])
 @pytest.mark.parametrize("change", [lambda x: x + FAR, lambda x: x * 2.0**-70, lambda x: x * 2.0**-180])
 def test_the_same_is_learned_wherever_columns_begin(form: Any, change: Any) -> None:
-    x, x_meta, y, y_meta = X[30:], X[:30], Y[30:], Y[:30]
-    want = model().fit(form(x), y, form(x_meta), y_meta).predict_proba(form(X))
-    got = model().fit(form(change(x)), y, form(change(x_meta)), y_meta).predict_proba(form(change(X)))
+    x, x_trusted, y, y_trusted = X[30:], X[:30], Y[30:], Y[:30]
+    want = model().fit(form(x), y, form(x_trusted), y_trusted).predict_proba(form(X))
+    got = model().fit(form(change(x)), y, form(change(x_trusted)), y_trusted).predict_proba(form(change(X)))
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
@@ -210,10 +210,10 @@ def test_numbers_that_are_too_large_are_refused_with_their_row() -> None:
 def test_copies_are_told_and_each_stands_for_one_row(caplog: pytest.LogCaptureFixture) -> None:
     """Rows of a few categories that have nothing to do with the trusted ones but look the same."""
     x = CHANCE.integers(3, size=(200, 2)).astype(float)
-    y, x_meta, y_meta = np.arange(200) % 2, np.repeat(np.arange(3.0), 2).repeat(2).reshape(6, 2), np.arange(6) % 2
-    model().fit(x, y, x_meta, y_meta)
+    y, x_trusted, y_trusted = np.arange(200) % 2, np.repeat(np.arange(3.0), 2).repeat(2).reshape(6, 2), np.arange(6) % 2
+    model().fit(x, y, x_trusted, y_trusted)
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-        "6 of 200 rows of X are also in X_meta, and are used only there"
+        "6 of 200 rows of X are also in X_trusted and are used only as trusted examples"
     ]
 
 

@@ -1,4 +1,4 @@
-"""NoisyLabelClassifier: scikit-learn's own checks, every kind of X, files, and no trusted examples."""
+"""NoisyLabelClassifier: scikit-learn's checks, every kind of X, files, and training without trusted examples."""
 
 import os
 import pickle
@@ -44,13 +44,13 @@ def arrays(split: Split | None) -> Arrays:
 
 @pytest.fixture(scope="module")
 def small(digits: Dataset) -> tuple[Arrays, Arrays, Arrays]:
-    """Noisy, trusted and test rows; small enough for two epochs in no time."""
+    """Noisy, trusted and test rows, few enough for fast tests."""
     task, truth = make_task(digits, "pair:0.3", meta=20, limit=400, val=0.0, seed=1)
     return arrays(task.train), arrays(task.meta), arrays(truth.test)
 
 
 class Bare(nn.Module):
-    """A network whose class takes neither shape nor classes."""
+    """A network whose class takes no arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,10 +64,10 @@ def fast(method: Any = "ce", **params: Any) -> NoisyLabelClassifier:
 # --- scikit-learn -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::warpi.untrusted.NoTrustedExamples")
+@pytest.mark.filterwarnings("ignore::warpi.estimator.pseudo_trusted.NoTrustedExamples")
 def test_check_estimator() -> None:
-    """All checks, no expected failures; that of array-API inputs needs a variable set before scipy is imported."""
-    results = check_estimator(NoisyLabelClassifier(epochs=6, batch_size=16), on_skip=None)
+    """All checks pass; the one of array-API inputs needs an environment variable before scipy is imported."""
+    results = check_estimator(NoisyLabelClassifier(epochs=4, batch_size=16), on_skip=None)
     skipped = {result["check_name"] for result in results if result["status"] != "passed"}
     assert len(results) > 40
     assert skipped <= (set() if os.environ.get("SCIPY_ARRAY_API") else {"check_array_api_input"})
@@ -86,27 +86,27 @@ def test_clone_pickle_and_cross_validation(small: tuple[Arrays, Arrays, Arrays])
     assert out.shape == (len(x), 10)
 
 
-def test_pipeline_transforms_trusted_examples_too(small: tuple[Arrays, Arrays, Arrays]) -> None:
-    (x, y), (x_meta, y_meta), (x_test, _) = small
+def test_pipeline_transforms_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_trusted, y_trusted), (x_test, _) = small
     with sklearn.config_context(enable_metadata_routing=True):
-        model = fast("warpi").set_fit_request(X_meta=True, y_meta=True)
-        pipe = Pipeline([("scale", StandardScaler()), ("model", model)], transform_input=["X_meta"])
-        got = pipe.fit(x, y, X_meta=x_meta, y_meta=y_meta).predict_proba(x_test)
+        model = fast("warpi").set_fit_request(X_trusted=True, y_trusted=True)
+        pipe = Pipeline([("scale", StandardScaler()), ("model", model)], transform_input=["X_trusted"])
+        got = pipe.fit(x, y, X_trusted=x_trusted, y_trusted=y_trusted).predict_proba(x_test)
     scale = StandardScaler().fit(x)
-    want = fast("warpi").fit(scale.transform(x), y, scale.transform(x_meta), y_meta)
+    want = fast("warpi").fit(scale.transform(x), y, scale.transform(x_trusted), y_trusted)
     np.testing.assert_allclose(got, want.predict_proba(scale.transform(x_test)), atol=1e-6)
 
 
-def test_trusted_rows_follow_their_rows_through_a_grid_search(small: tuple[Arrays, Arrays, Arrays]) -> None:
-    (x, y), (x_meta, y_meta), _ = small
-    everything, labels = np.concatenate([x, x_meta]), np.concatenate([y, y_meta])
+def test_grid_search_routes_trusted_rows(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_trusted, y_trusted), _ = small
+    everything, labels = np.concatenate([x, x_trusted]), np.concatenate([y, y_trusted])
     trusted = np.arange(len(labels)) >= len(y)
     order = np.random.default_rng(0).permutation(len(labels))
     grid = GridSearchCV(fast("warpi"), {"lr": [1e-6, 0.1]}, cv=[(order, order)])
     grid.fit(everything, labels, trusted=trusted)
     assert grid.best_params_ == {"lr": 0.1}
     direct = fast("warpi", lr=0.1).fit(everything, labels, trusted=trusted)
-    apart = fast("warpi", lr=0.1).fit(x, y, x_meta, y_meta)
+    apart = fast("warpi", lr=0.1).fit(x, y, x_trusted, y_trusted)
     np.testing.assert_allclose(direct.predict_proba(x), apart.predict_proba(x), atol=1e-6)
     assert (direct.label_quality_[trusted] == 1).all()
     assert (direct.label_quality_[~trusted] < 1).any()
@@ -115,56 +115,71 @@ def test_trusted_rows_follow_their_rows_through_a_grid_search(small: tuple[Array
 # --- what it does -----------------------------------------------------------------------------------------------------
 
 
-def test_it_is_the_library_and_finds_wrong_labels(
-    digits: Dataset, tmp_path: Path, monkeypatch: Any, capsys: Any
+def test_same_networks_as_the_library(
+    small: tuple[Arrays, Arrays, Arrays], tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    """The same networks, bit for bit, as the library's own loop; quiet, no files, global chance as it was."""
-    task, truth = make_task(digits, "pair:0.4", meta=50, val=0.0, seed=5)
-    (x, y), (x_meta, y_meta), (x_test, y_test) = arrays(task.train), arrays(task.meta), arrays(truth.test)
+    """The same networks as the training loop of the library; no output, no files, unchanged global generators."""
+    (x, y), (x_trusted, y_trusted), (x_test, _) = small
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(7), np.random.seed(7), random.seed(7)  # noqa: NPY002
     names = np.array([f"digit {k}" for k in range(10)])
-    model = NoisyLabelClassifier(random_state=3, epochs=20).fit(x, names[y], x_meta, names[y_meta])
-    chance = torch.rand(1).item(), np.random.rand(), random.random()  # noqa: NPY002
+    model = fast("warpi", random_state=3).fit(x, names[y], x_trusted, names[y_trusted])
+    draws = torch.rand(1).item(), np.random.rand(), random.random()  # noqa: NPY002
     torch.manual_seed(7), np.random.seed(7), random.seed(7)  # noqa: NPY002
-    assert chance == (torch.rand(1).item(), np.random.rand(), random.random())  # noqa: NPY002
+    assert draws == (torch.rand(1).item(), np.random.rand(), random.random())  # noqa: NPY002
     assert capsys.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
 
-    own = Dataset("x", make_features(torch.tensor(x)), torch.tensor(y), digits.classes)
-    checked = Dataset("m", make_features(torch.tensor(x_meta)), torch.tensor(y_meta), digits.classes)
-    same, _ = make_task(own, meta_data=checked, val=0.0, test=0.0)
+    classes = tuple(map(str, range(10)))
+    noisy = Dataset("x", make_features(torch.tensor(x)), torch.tensor(y), classes)
+    trusted = Dataset("m", make_features(torch.tensor(x_trusted)), torch.tensor(y_trusted), classes)
+    task, _ = make_task(noisy, meta_data=trusted, val=0.0, test=0.0)
     method = WarPI(output="tanh", label_input="one_hot")
     with seeded(derive(3, "training")):
-        method.start(same, Recipe(epochs=20, seed=3))
-        records = [record for record in train(method, same) if record]
-    scale = same.train.examples.scale  # type: ignore[attr-defined]
+        method.start(task, Recipe(epochs=2, seed=3))
+        records = [record for record in train(method, task) if record]
+    scale = task.train.examples.scale  # type: ignore[attr-defined]
     p = method.predict((torch.tensor(x_test) - scale.mean) / scale.std).numpy()
     np.testing.assert_allclose(model.predict_proba(x_test), p, atol=1e-6)
     assert [r["loss"] for r in model.history_] == [r["loss"] for r in records]
-
-    assert model.method_ == "warpi"
     assert model.classes_.tolist() == sorted(names.tolist())
     assert model.n_features_in_ == 64
-    assert model.score(x_test, names[y_test]) > 0.88
+
+
+def test_finds_wrong_labels(digits: Dataset) -> None:
+    task, truth = make_task(digits, "pair:0.4", meta=50, val=0.0, seed=5)
+    (x, y), trusted, (x_test, y_test) = arrays(task.train), arrays(task.meta), arrays(truth.test)
+    model = NoisyLabelClassifier(random_state=3, epochs=8).fit(x, y, *trusted)
+    assert model.method_ == "warpi"
+    assert model.score(x_test, y_test) > 0.85
     assert truth.clean is not None
     assert roc_auc_score(truth.clean.numpy() == y, model.label_quality_) > 0.9
     assert ((model.label_quality_ >= 0) & (model.label_quality_ <= 1)).all()
     np.testing.assert_allclose(model.transition_.sum(1), 1)
     assert truth.T is not None
-    assert np.abs(model.transition_ - truth.T.numpy()).mean() < 0.03
+    assert np.abs(model.transition_ - truth.T.numpy()).mean() < 0.06
+
+
+def test_old_names_of_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_trusted, y_trusted), _ = small
+    with pytest.warns(FutureWarning, match="X_meta and y_meta are deprecated; use X_trusted and y_trusted"):
+        old = fast("glc").fit(x, y, X_meta=x_trusted, y_meta=y_trusted)
+    new = fast("glc").fit(x, y, x_trusted, y_trusted)
+    np.testing.assert_array_equal(old.predict_proba(x), new.predict_proba(x))
+    with pytest.warns(FutureWarning), pytest.raises(UserError, match="give one pair"):
+        fast().fit(x, y, x_trusted, y_trusted, X_meta=x_trusted, y_meta=y_trusted)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(name: str, small: tuple[Arrays, Arrays, Arrays]) -> None:
-    (x, y), (x_meta, y_meta), _ = small
-    model = fast(name, noise_rate=0.3).fit(x[:80], y[:80], x_meta, y_meta)
+    (x, y), (x_trusted, y_trusted), _ = small
+    model = fast(name, noise_rate=0.3).fit(x[:60], y[:60], x_trusted, y_trusted)
     assert model.method_ == name
     assert len(model.history_) == 2
     np.testing.assert_allclose(model.predict_proba(x).sum(1), 1, atol=1e-6)
 
 
-def test_settings_and_methods_by_value(small: tuple[Arrays, Arrays, Arrays]) -> None:
+def test_method_by_name_and_by_value_agree(small: tuple[Arrays, Arrays, Arrays]) -> None:
     (x, y), trusted, _ = small
     by_name = fast("warpi", settings={"samples": 2, "meta_lr": 1e-3, "momentum": 0.5}).fit(x, y, *trusted)
     value = WarPI(samples=2, meta_lr=1e-3, output="tanh", label_input="one_hot")
@@ -175,14 +190,14 @@ def test_settings_and_methods_by_value(small: tuple[Arrays, Arrays, Arrays]) -> 
 
 
 @dataclass
-class Halved(CE):
-    """A method of a user's own, whose second network only looks on."""
+class Custom(CE):
+    """A custom method that does the same as CE."""
 
     def step(self, batch: Batch) -> Log:
         return super().step(batch)
 
 
-class Guessing(Halved):
+class Guessing(Custom):
     def predict(self, x: Tensor) -> Tensor:
         return torch.full((len(x), self.task.n_classes), 1 / self.task.n_classes)
 
@@ -199,15 +214,15 @@ def test_random_state(small: tuple[Arrays, Arrays, Arrays]) -> None:
     assert np.abs(free[0] - free[1]).max() > 1e-4
 
 
-def test_threads_give_the_same(small: tuple[Arrays, Arrays, Arrays]) -> None:
-    (x, y), meta, _ = small
+def test_fits_in_threads_agree(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), trusted, _ = small
 
     def p(_: int) -> np.ndarray:
-        return fast("warpi").fit(x, y, *meta).predict_proba(x)
+        return fast("warpi").fit(x, y, *trusted).predict_proba(x)
 
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(p, range(3)))
-    for other in found:
+        results = list(pool.map(p, range(3)))
+    for other in results:
         np.testing.assert_array_equal(other, p(0))
 
 
@@ -216,22 +231,22 @@ def test_threads_give_the_same(small: tuple[Arrays, Arrays, Arrays]) -> None:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[pd.DataFrame, np.ndarray]:
-    """The class is told by a number and by two kinds of categories."""
-    chance = np.random.default_rng(0)
-    truth = chance.integers(3, size=240)
+    """The class depends on a number and on two kinds of categories."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(3, size=240)
     frame = pd.DataFrame(
         {
-            "size": 1000 + 50 * truth + 10 * chance.normal(size=240),
+            "size": 1000 + 50 * truth + 10 * rng.normal(size=240),
             "colour": pd.Categorical.from_codes(truth, ["red", "green", "blue", "never seen"]),
-            "place": np.array(["north", "south", "west"])[(truth + chance.integers(2, size=240)) % 3],
-            "old": chance.random(240) < 0.5,
+            "place": np.array(["north", "south", "west"])[(truth + rng.integers(2, size=240)) % 3],
+            "old": rng.random(240) < 0.5,
         }
     )
     return frame, np.array(["a", "b", "c"], dtype=object)[truth]
 
 
-def test_numbers_that_a_frame_holds_as_objects_are_numbers(table: tuple[pd.DataFrame, np.ndarray]) -> None:
-    """Each of them used to be a category of its own, so that new rows with other numbers were refused."""
+def test_object_columns_of_numbers_are_numeric(table: tuple[pd.DataFrame, np.ndarray]) -> None:
+    """They must not become categories, because new rows with other numbers would be rejected."""
     frame, y = table
     loose = frame.astype({"size": object, "old": object})
     model = fast(epochs=2).fit(loose, y)
@@ -290,11 +305,11 @@ def test_frames_with_categories_in_memory_and_in_files(
     assert session.get_modelmeta().custom_metadata_map["classes"] == '["a", "b", "c"]'
     assert "never seen" in session.get_modelmeta().custom_metadata_map["categories"]
 
-    before = (tmp_path / "model.onnx").read_bytes()  # an exporter that gets it wrong: by other weights
+    before = (tmp_path / "model.onnx").read_bytes()  # an exporter that writes other weights
     monkeypatch.setattr("torch.onnx.export", lambda _net, _x, file, **_: file.write_bytes(before))
     with torch.no_grad():
         loaded.net_.nets[0].fc.bias[0] += 0.1
-    with pytest.raises(UserError, match=r"onnxruntime gives other probabilities .* by up to .* where 1e-05 is allowed"):
+    with pytest.raises(UserError, match=r"probabilities of onnxruntime differ .* by up to .* allowed is 1e-05"):
         loaded.to_onnx(tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_bytes() == before
 
@@ -307,24 +322,24 @@ TEXTS = {
 
 
 def test_text_stays_sparse(monkeypatch: Any) -> None:
-    chance = np.random.default_rng(3)
-    y = chance.integers(3, size=600)
+    rng = np.random.default_rng(3)
+    y = rng.integers(3, size=600)
     names, words = list(TEXTS), [text.split() for text in TEXTS.values()]
     filler = [f"word{k}" for k in range(60)]
-    texts = [" ".join([*chance.choice(words[c], 5), *chance.choice(filler, 3)]) for c in y]
-    true, y = np.array(names)[y], np.where(chance.random(600) < 0.2, (y + 1) % 3, y)
+    texts = [" ".join([*rng.choice(words[c], 5), *rng.choice(filler, 3)]) for c in y]
+    true, y = np.array(names)[y], np.where(rng.random(600) < 0.2, (y + 1) % 3, y)
     labels = np.array(names)[y]
     sizes: list[int] = []
     flat = SparseExamples.flat
     monkeypatch.setattr(SparseExamples, "flat", lambda self, rows: (sizes.append(len(rows)), flat(self, rows))[1])
     pipe = make_pipeline(TfidfVectorizer(), fast("gce", epochs=6, batch_size=32)).fit(texts[:400], labels[:400])
-    assert max(sizes) == 32, "made dense a batch at a time"
+    assert max(sizes) == 32, "only one batch is made dense at a time"
     assert np.mean(pipe.predict(texts[400:]) == true[400:]) > 0.9
     model, x = pipe[-1], pipe[:-1].transform(texts[400:])
     np.testing.assert_allclose(model.predict_proba(x.toarray()), model.predict_proba(csr_matrix(x)), atol=1e-6)
 
 
-def test_sparse_examples_against_dense_ones() -> None:
+def test_sparse_examples_agree_with_dense_ones() -> None:
     dense = np.array([[0, 2, 0, 0], [1, 0, 0, 0], [0, 0, 0, 3], [1, 0, 0, 0]], dtype=np.float32)
     examples = SparseExamples.of(csr_array(dense))
     rows = torch.tensor([2, 0])
@@ -336,15 +351,15 @@ def test_sparse_examples_against_dense_ones() -> None:
         np.testing.assert_allclose(view.numpy(), dense[2:3] / rms, rtol=1e-6)
     assert (examples.shape, len(examples), examples.to("cpu").device.type) == ((4,), 4, "cpu")
     assert examples.digest() == SparseExamples.of(dense).digest() != SparseExamples.of(2 * dense).digest()
-    found = list(examples.contents(torch.arange(4)))
-    assert [found.index(content) for content in found] == [0, 1, 2, 1]
+    contents = list(examples.contents(torch.arange(4)))
+    assert [contents.index(content) for content in contents] == [0, 1, 2, 1]
     with pytest.raises(UserError, match="open_set noise"):
         examples.replace_inputs(rows, examples, rows)
 
 
-def test_entries_of_long_sparse_rows_are_missing_in_training() -> None:
-    chance = np.random.default_rng(0)
-    dense = (chance.random((40, 400)) + 1) * (chance.random((40, 400)) < 0.1)  # 40 entries a row
+def test_long_sparse_rows_lose_entries_in_training() -> None:
+    rng = np.random.default_rng(0)
+    dense = (rng.random((40, 400)) + 1) * (rng.random((40, 400)) < 0.1)  # 40 entries per row
     long, rows = SparseExamples.of(dense, augment=True), torch.arange(40)
 
     def read(examples: SparseExamples, seed: int, part: slice = slice(None), augment: bool = True) -> list[Any]:
@@ -352,7 +367,7 @@ def test_entries_of_long_sparse_rows_are_missing_in_training() -> None:
         return [view.numpy() for view in read.views]
 
     one, two = read(long, 0)
-    assert (one != two).any(), "each view is drawn anew"
+    assert (one != two).any(), "each view is drawn separately"
     np.testing.assert_array_equal(one, read(long, 0)[0])
     np.testing.assert_array_equal(read(long, 0, slice(5, 9))[1], two[5:9])
     kept = one != 0
@@ -366,19 +381,19 @@ def test_entries_of_long_sparse_rows_are_missing_in_training() -> None:
 
 
 def test_settings_of_sparse_inputs(monkeypatch: Any) -> None:
-    """They are other ones than those of tables, and what the user says goes first."""
+    """The defaults differ from those of tables, and settings of the user have priority."""
     seen: list[tuple[Any, float]] = []
     start = Method.start
 
-    def noted(self: Method, task: Any, recipe: Any) -> None:
+    def record_start(self: Method, task: Any, recipe: Any) -> None:
         seen.append((recipe.weight_decay, task.train.examples.dropped if recipe.weight_decay != 5e-4 else 0))
         start(self, task, recipe)
 
-    monkeypatch.setattr(Method, "start", noted)
-    for module in ("warpi.datasets.load", "warpi.estimator.classifier"):
-        monkeypatch.setattr(f"{module}.ENOUGH_ROWS", 1)  # of few rows each has others
-    chance = np.random.default_rng(1)
-    x, y = chance.random((60, 40)), np.arange(60) % 2
+    monkeypatch.setattr(Method, "start", record_start)
+    for module in ("warpi.runs.defaults", "warpi.estimator.classifier"):
+        monkeypatch.setattr(f"{module}.ENOUGH_ROWS", 1)  # so that no defaults for few rows apply
+    rng = np.random.default_rng(1)
+    x, y = rng.random((60, 40)), np.arange(60) % 2
     auto = [
         NoisyLabelClassifier(epochs=1, random_state=0).fit(form(x), y, x[:6], y[:6]) for form in (csr_array, np.array)
     ]
@@ -391,15 +406,15 @@ def test_settings_of_sparse_inputs(monkeypatch: Any) -> None:
     assert len(model.history_) == 20
 
 
-def test_sparse_rows_that_are_also_trusted_are_used_once(caplog: Any) -> None:
-    chance = np.random.default_rng(0)
-    x, y = csr_array(chance.random((40, 6)) * (chance.random((40, 6)) < 0.5)), np.arange(40) % 2
+def test_sparse_trusted_rows_are_not_also_trained_on(caplog: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, y = csr_array(rng.random((40, 6)) * (rng.random((40, 6)) < 0.5)), np.arange(40) % 2
     fast("glc").fit(x, y, x[:6], y[:6])
-    assert "6 of 40 rows of X are also in X_meta, and are used only there" in caplog.messages
+    assert "6 of 40 rows of X are also in X_trusted and are used only as trusted examples" in caplog.messages
 
 
-def test_sparse_input_is_left_as_it_is() -> None:
-    """Columns out of order, a zero that is stored, memory that may only be read (as joblib gives it to workers)."""
+def test_sparse_input_is_not_modified() -> None:
+    """Unsorted columns, a stored zero, and read-only memory, as joblib passes it to workers."""
     parts = np.array([1, 2, 0, 4], np.float32), np.array([3, 0, 1, 2], np.int32), np.array([0, 2, 4], np.int32)
     for part in parts:
         part.flags.writeable = False
@@ -412,7 +427,7 @@ def test_sparse_input_is_left_as_it_is() -> None:
 
 
 class Spots(nn.Module):
-    """A small convolutional network of a user's own."""
+    """A small custom convolutional network."""
 
     def __init__(self, channels: int, n_classes: int) -> None:
         super().__init__()
@@ -429,11 +444,11 @@ class Spots(nn.Module):
         return z
 
 
-def test_images_in_any_layout_and_networks_of_your_own(tmp_path: Path) -> None:
-    chance = np.random.default_rng(0)
+def test_image_layouts_and_custom_networks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
     y = np.arange(90) % 3
-    x = chance.integers(256, size=(90, 3, 8, 8), dtype=np.uint8)
-    x[np.arange(90), y] //= 2  # one darker channel a class
+    x = rng.integers(256, size=(90, 3, 8, 8), dtype=np.uint8)
+    x[np.arange(90), y] //= 2  # one darker channel per class
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Spots(3, 3)
@@ -453,7 +468,7 @@ def test_images_in_any_layout_and_networks_of_your_own(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"X has the shape \['N', 3, 8, 9\], the classifier was fitted on"):
         first.predict(np.zeros((2, 3, 8, 9), dtype=np.uint8))
     with pytest.raises(UserError, match=r"\['N', 8, 8, 4\], which looks like \[N, H, W, C\] with C 4"):
-        fast().fit(np.zeros((90, 8, 8, 4), dtype=np.uint8), y)  # used to be eight channels of 8 x 4 pixels
+        fast().fit(np.zeros((90, 8, 8, 4), dtype=np.uint8), y)  # not eight channels of 8 x 4 pixels
     four = np.concatenate([x, x[:, :1]], axis=1)
     assert fast(epochs=1).fit(four, y).predict(four).shape == y.shape
 
@@ -464,19 +479,19 @@ def test_images_in_any_layout_and_networks_of_your_own(tmp_path: Path) -> None:
     assert series.shape_ == (3, 8)
 
     first.save(tmp_path / "spots")
-    with pytest.raises(UserError, match=r"holds the weights of .*Spots, not the network itself"):
+    with pytest.raises(UserError, match=r"contains the weights of .*Spots, not the network itself"):
         NoisyLabelClassifier.load(tmp_path / "spots")
     np.testing.assert_array_equal(
         NoisyLabelClassifier.load(tmp_path / "spots", net=Spots(3, 3)).predict_proba(x), first.predict_proba(x)
     )
-    with pytest.raises(UserError, match="the network given is not the one in"):
+    with pytest.raises(UserError, match="the given network is not the one in"):
         NoisyLabelClassifier.load(tmp_path / "spots", net=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_were_changed_are_refused(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
+def test_damaged_files_raise_errors(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
     (x, y), trusted, _ = small
     value = replace(METHODS["warpi"], samples=1)
     model = fast(value, random_state=np.random.RandomState(0)).fit(x, y, *trusted)
@@ -487,10 +502,10 @@ def test_files_that_were_changed_are_refused(small: tuple[Arrays, Arrays, Arrays
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
     np.testing.assert_array_equal(clone(loaded).fit(x, y, *trusted).predict_proba(x), model.predict_proba(x))
     content = path.read_bytes()
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(20):
-        place = chance.randrange(8, len(content))
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+        place = rng.randrange(8, len(content))
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :])
         with pytest.raises(UserError, match=str(path)):
             NoisyLabelClassifier.load(path)
     for other, why in (
@@ -501,22 +516,24 @@ def test_files_that_were_changed_are_refused(small: tuple[Arrays, Arrays, Arrays
         path.write_bytes(other)
         with pytest.raises(UserError, match=why):
             NoisyLabelClassifier.load(path)
-    for name in ("nothing", ""):  # a folder is none either
+    for name in ("nothing", ""):  # the second is a folder
         with pytest.raises(UserError, match=r"there is no file .*; give one that NoisyLabelClassifier.save wrote"):
             NoisyLabelClassifier.load(tmp_path / name)
     path.write_text("age,income\n" * 50)
-    with pytest.raises(UserError, match=r"not a whole classifier.*give a file that NoisyLabelClassifier.save wrote"):
+    with pytest.raises(
+        UserError, match=r"not a whole classifier.*give an unchanged file that NoisyLabelClassifier.save wrote"
+    ):
         NoisyLabelClassifier.load(path)
 
 
-def test_a_method_of_your_own(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
+def test_custom_method(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
     (x, y), _, _ = small
-    model = fast(Halved()).fit(x, y)
+    model = fast(Custom()).fit(x, y)
     np.testing.assert_array_equal(model.predict_proba(x), fast("ce").fit(x, y).predict_proba(x))
     model.save(tmp_path / "model")
     loaded = NoisyLabelClassifier.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict_proba(x), model.predict_proba(x))
-    with pytest.raises(UserError, match=r"unknown method 'test_estimator.Halved'"):
+    with pytest.raises(UserError, match=r"unknown method 'test_estimator.Custom'"):
         loaded.fit(x, y)
     with pytest.raises(UserError, match="Guessing redefines `predict`"):
         fast(Guessing()).fit(x, y)
@@ -525,36 +542,38 @@ def test_a_method_of_your_own(small: tuple[Arrays, Arrays, Arrays], tmp_path: Pa
 # --- without trusted examples -----------------------------------------------------------------------------------------
 
 
-def test_without_trusted_examples_it_says_what_it_does(small: tuple[Arrays, Arrays, Arrays]) -> None:
+def test_warns_without_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) -> None:
     (x, y), _, _ = small
-    with pytest.warns(NoTrustedExamples, match="dmi_ns is trained, which needs none"):
+    with pytest.warns(NoTrustedExamples, match="dmi_ns is trained, which does not need any"):
         assert fast("auto").fit(x, y).method_ == "dmi_ns"
-    with pytest.warns(NoTrustedExamples, match="glc needs trusted examples, and there are none"):
+    with pytest.warns(NoTrustedExamples, match="glc needs trusted examples, but there are none"):
         assert fast("glc", epochs=1).fit(x, y).method_ == "glc"
-    fast("elr").fit(x, y)  # asked for, and needs none: nothing to warn of
+    fast("elr").fit(x, y)  # chosen explicitly and needs none, so there is no warning
     with pytest.warns(NoTrustedExamples), pytest.raises(UserError, match="7 rows are too few to choose"):
         fast("glc").fit(x[:7], np.arange(7) % 2)
 
 
 def test_few_rows(small: tuple[Arrays, Arrays, Arrays], monkeypatch: pytest.MonkeyPatch) -> None:
-    (x, y), meta, _ = small
-    assert fast("auto").fit(x, y, *meta).method_ == "glc"
+    (x, y), trusted, _ = small
+    assert fast("auto").fit(x, y, *trusted).method_ == "glc"
+    for module in ("warpi.runs.defaults", "warpi.estimator.classifier"):
+        monkeypatch.setattr(f"{module}.ENOUGH_ROWS", 2 * len(x))
     history = fast("ce", epochs=None).fit(x, y).history_
-    assert (len(history), history[0]["lr"]) == (107, pytest.approx(0.05 * 30 / 107))
+    assert (len(history), history[0]["lr"]) == (60, pytest.approx(0.05 / 2))
     monkeypatch.setattr("warpi.estimator.classifier.ENOUGH_ROWS", len(x))
-    assert fast("auto").fit(x, y, *meta).method_ == "warpi"
+    assert fast("auto").fit(x, y, *trusted).method_ == "warpi"
 
 
 class Oracle:
-    """Knows the truth of rows it has not seen, and believes all it was told."""
+    """Predicts the true label of unseen rows, and the given label of seen ones."""
 
     def __init__(self, task: Task, clean: dict[bytes, int]) -> None:
         self.seen = dict(zip(map(_key, _inputs(task.train)), task.train.y.tolist(), strict=True))
         self.clean, self.k = clean, task.n_classes
 
     def predict(self, x: Tensor) -> Tensor:
-        believed = [self.seen.get(_key(row), self.clean[_key(row)]) for row in x]
-        return torch.eye(self.k)[believed]
+        labels = [self.seen.get(_key(row), self.clean[_key(row)]) for row in x]
+        return torch.eye(self.k)[labels]
 
 
 def _key(row: Tensor) -> bytes:
@@ -565,7 +584,7 @@ def _inputs(split: Split) -> Tensor:
     return torch.cat([batch.x for batch in split.batches(1000)])
 
 
-def test_agreement_is_with_networks_that_never_saw_the_label(tiny: tuple[Task, Truth]) -> None:
+def test_pseudo_trusted_rows_are_chosen_out_of_fold(tiny: tuple[Task, Truth]) -> None:
     task, truth = tiny
     assert truth.clean is not None
     clean = dict(zip(map(_key, _inputs(task.train)), truth.clean.tolist(), strict=True))
@@ -594,19 +613,31 @@ def test_agreement_is_with_networks_that_never_saw_the_label(tiny: tuple[Task, T
         ({"epochs": 0}, {}, "epochs must be at least 1"),
         ({"batch_size": 1}, {}, "batches of 1 example"),
         ({"method": "co_teaching"}, {}, "needs the noise rate, .*`noise_rate` of NoisyLabelClassifier"),
-        ({"noise_rate": 1.2}, {}, r"noise_rate is a share of the labels in \[0, 1\), got 1.2"),
+        ({"noise_rate": 1.2}, {}, r"noise_rate must be a share in \[0, 1\), got 1.2"),
         ({"device": "tpu"}, {}, "unknown device 'tpu'"),
-        ({}, {"X_meta": np.zeros((3, 64))}, "X_meta and y_meta come together"),
-        ({}, {"X_meta": np.zeros((3, 64)), "y_meta": [0, 1, 77]}, "y_meta, row 2: the class 77 does not occur in y"),
-        ({}, {"X_meta": np.zeros((1, 64)), "y_meta": ["7"]}, "the class '7' does not occur in y; classes: 0, 1"),
-        ({}, {"X_meta": np.zeros((2, 64)), "y_meta": [0, 1]}, "8 of 10 classes have no example among the trusted"),
+        ({}, {"X_trusted": np.zeros((3, 64))}, "X_trusted and y_trusted must be given together"),
+        (
+            {},
+            {"X_trusted": np.zeros((3, 64)), "y_trusted": [0, 1, 77]},
+            "y_trusted, row 2: the class 77 does not occur in y",
+        ),
+        ({}, {"X_trusted": np.zeros((1, 64)), "y_trusted": ["7"]}, "the class '7' does not occur in y; classes: 0, 1"),
+        (
+            {},
+            {"X_trusted": np.zeros((2, 64)), "y_trusted": [0, 1]},
+            "8 of 10 classes have no example among the trusted",
+        ),
         ({}, {"trusted": np.arange(5)}, "`trusted` must be 300 booleans"),
-        ({}, {"trusted": np.zeros(300, bool)}, r"marks none of the 300 rows.* this fold has none.*shuffle=True"),
-        ({"net": nn.Linear(64, 10).requires_grad_(False)}, {}, "Linear has no parameters that are trained"),
-        ({"net": lambda shape, K: nn.Flatten()}, {}, "Flatten has no parameters that are trained"),  # noqa: ARG005
+        (
+            {},
+            {"trusted": np.zeros(300, bool)},
+            r"marks none of the 300 rows.* this fold has no trusted rows.*shuffle=True",
+        ),
+        ({"net": nn.Linear(64, 10).requires_grad_(False)}, {}, "Linear has no trainable parameters"),
+        ({"net": lambda shape, K: nn.Flatten()}, {}, "Flatten has no trainable parameters"),  # noqa: ARG005
         ({"net": Bare}, {}, r"net=Bare cannot be called with \(shape, n_classes\).*the module itself, net=Bare\("),
         ({"net": lambda: None}, {}, r"cannot be called with.*give it these two arguments"),
-        ({}, {"trusted": np.ones(300, bool), "X_meta": np.zeros((1, 64)), "y_meta": [0]}, "got both"),
+        ({}, {"trusted": np.ones(300, bool), "X_trusted": np.zeros((1, 64)), "y_trusted": [0]}, "got both"),
     ],
 )
 def test_mistakes(params: Any, extra: Any, message: str, small: tuple[Arrays, Arrays, Arrays]) -> None:
@@ -616,9 +647,9 @@ def test_mistakes(params: Any, extra: Any, message: str, small: tuple[Arrays, Ar
         fast(**params).fit(x, y, **extra)
 
 
-def test_trusted_rows_of_a_frame_are_a_frame(table: tuple[pd.DataFrame, np.ndarray]) -> None:
+def test_trusted_rows_of_a_frame_must_be_a_frame(table: tuple[pd.DataFrame, np.ndarray]) -> None:
     frame, y = table
-    with pytest.raises(UserError, match="X_meta must be a frame with the columns of the X to fit, got ndarray"):
+    with pytest.raises(UserError, match="X_trusted must be a frame with the columns of the X to fit, got ndarray"):
         fast().fit(frame, y, frame.to_numpy()[:9], y[:9])
 
 
@@ -638,41 +669,43 @@ def test_trusted_rows_of_a_frame_are_a_frame(table: tuple[pd.DataFrame, np.ndarr
         (["a", "b"], "inconsistent numbers of samples"),
     ],
 )
-def test_labels_that_are_none(y: Any, message: str) -> None:
+def test_missing_and_invalid_labels(y: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fast().fit(np.random.default_rng(0).random((30, 2)), y)
 
 
-def test_texts_and_labels_of_trusted_rows_that_are_missing() -> None:
+def test_texts_and_missing_trusted_labels() -> None:
     texts = [f"word{i % 7} thing" for i in range(30)]
     for X in (texts, np.array(texts), pd.Series(texts, index=range(5, 35))):
         with pytest.raises(ValueError, match=r"X holds texts.*TfidfVectorizer"):
             fast().fit(X, ["a", "b"] * 15)
     x = np.random.default_rng(0).random((30, 2))
-    with pytest.raises(ValueError, match="y_meta, row 1: the label is missing"):
+    with pytest.raises(ValueError, match="y_trusted, row 1: the label is missing"):
         fast().fit(x, ["a", "b"] * 15, x[:2] + 1, ["a", None])
 
 
-def test_a_fold_without_trusted_rows_is_no_part_of_the_mean(small: tuple[Arrays, Arrays, Arrays]) -> None:
-    (x, y), (x_meta, y_meta), _ = small
-    everything, labels = np.concatenate([x, x_meta]), np.concatenate([y, y_meta])
+def test_fold_without_trusted_rows_fails(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_trusted, y_trusted), _ = small
+    everything, labels = np.concatenate([x, x_trusted]), np.concatenate([y, y_trusted])
     trusted = np.arange(len(labels)) >= len(y)
     folds = [(np.flatnonzero(~trusted), np.flatnonzero(trusted)), (np.arange(len(labels)), np.arange(20))]
-    with pytest.warns(FitFailedWarning, match="this fold has none of the trusted rows"):
-        found = cross_validate(fast("warpi"), everything, labels, cv=folds, params={"trusted": trusted})
-    assert np.isnan(found["test_score"]).tolist() == [True, False]
+    with pytest.warns(FitFailedWarning, match="this fold has no trusted rows"):
+        scores = cross_validate(fast("warpi"), everything, labels, cv=folds, params={"trusted": trusted})
+    assert np.isnan(scores["test_score"]).tolist() == [True, False]
 
 
-def test_probabilities_for_logits_are_told(small: tuple[Arrays, Arrays, Arrays], recwarn: Any) -> None:
+def test_warns_if_the_network_returns_probabilities(small: tuple[Arrays, Arrays, Arrays], recwarn: Any) -> None:
     (x, y), trusted, _ = small
     own = nn.Sequential(nn.Linear(64, 10), nn.Softmax(1))
     with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*remove the Softmax"):
         fast(net=own).fit(x, y, *trusted)
     recwarn.clear()
-    fast(net=nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax(1))).fit(x, y, *trusted)  # which are logits, too
+    fast(net=nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax(1))).fit(
+        x, y, *trusted
+    )  # log-probabilities are valid logits
     assert not recwarn.list
 
 
-def test_public_method_contract() -> None:
-    """Only `predictors` says which networks predict: a method that redefined `predict` could not be used."""
+def test_no_method_redefines_predict() -> None:
+    """Only `predictors` determines which networks predict; the estimator rejects methods that redefine `predict`."""
     assert all(type(method).predict is Method.predict for method in METHODS.values())

@@ -390,7 +390,7 @@ def test_a_method_takes_a_matrix_from_a_file(
     np.savez("new.npz", x=np.zeros((5, 64), np.float32))
     assert main(["predict", "file", "--data", "new.npz", "--csv", "new.csv"]) == 0
     assert main(["fit", *few, "--matrix", "0.9,x", "--out", "x"]) == 2
-    assert "matrix takes the numbers of T row after row, as in 0.9,0.1,0.2,0.8, or a file" in capsys.readouterr().err
+    assert "matrix must be the numbers of T row by row, such as 0.9,0.1,0.2,0.8, or a file" in capsys.readouterr().err
 
 
 def test_what_an_audit_measures_can_be_drawn_from(tmp_path: Path, digits: Dataset) -> None:

@@ -54,41 +54,42 @@ log = logging.getLogger("warpi.estimator")
 
 FORMAT = "warpi-classifier/1"
 _RECIPE = {f.name for f in fields(Recipe)} - {"net", "seed"}
-_ONE_AT_A_TIME = threading.RLock()  # of the fits in threads of a process
+_FIT_LOCK = threading.RLock()  # only one thread of a process fits at a time
 _ANY: dict[str, Any] = {"accept_sparse": "csr", "allow_nd": True}
-_INSTEAD = {
-    False: "there are no trusted examples (X_meta, y_meta, or trusted): {} is trained, which needs none; "
-    "docs/estimator.md says how much worse that is",
-    True: "{} needs trusted examples, and there are none (X_meta, y_meta, or trusted): rows stand in for them whose "
-    "labels networks that never saw them agree with; docs/estimator.md says how much worse that is",
+_NO_TRUSTED = {
+    False: "There are no trusted examples (X_trusted, y_trusted or trusted), so {} is trained, which does not need "
+    "any. docs/estimator.md says how much accuracy this costs.",
+    True: "{} needs trusted examples, but there are none (X_trusted, y_trusted or trusted). Instead, rows are used "
+    "whose labels agree with networks that were not trained on them. docs/estimator.md says how much accuracy this "
+    "costs.",
 }
 
 
 class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A classifier that learns from labels which are partly wrong, best with a few that can be trusted.
+    """A classifier that learns from partly wrong labels, best with a few trusted examples.
 
     Parameters
     ----------
-    method : "auto", a name of `warpi.METHODS` (`warpi list methods`), or a Method
-        "auto" is WarPI with trusted examples (GLC if X is sparse, or has fewer than 1,000 rows); `docs/estimator.md`
-        says what it is without them.
-    net : "mlp", another name of `warpi.NETS`, an nn.Module (copied), or a function (shape, n_classes) -> nn.Module
-    epochs, batch_size, lr : of training; None: what suits the data
-    noise_rate : share of wrong labels, for the methods that want to be told
-    settings : dict of all else: fields of `warpi.Recipe` and hyper-parameters of the method
-    augment : shift and mirror images, leave out entries of sparse rows, while training
+    method : "auto", a name in `warpi.METHODS` (`warpi list methods`), or a Method
+        "auto" is WarPI if there are trusted examples (GLC if X is sparse or has fewer than 1,000 rows);
+        `docs/estimator.md` says what it is otherwise.
+    net : "mlp", another name in `warpi.NETS`, an nn.Module (copied), or a function (shape, n_classes) -> nn.Module
+    epochs, batch_size, lr : settings of training; None chooses them by the data
+    noise_rate : share of wrong labels, for methods that need it
+    settings : dict of other settings: fields of `warpi.Recipe` and hyperparameters of the method
+    augment : whether to shift and flip images, and drop entries of sparse rows, during training
     device : "auto", "cpu", "cuda", "cuda:0", ...
-    random_state : int or RandomState; None: another result each time. Global generators are left alone.
+    random_state : int or RandomState; None gives another result each time. Global generators are not changed.
 
     Attributes
     ----------
-    classes_ : the labels, in order
-    label_quality_ : [N] for every row given to `fit` the probability that its label is right
-    transition_ : [K, K] estimated probability of being labelled j for an example of class i; rows sum to 1
-    history_ : a dict an epoch: losses, learning rate, seconds
+    classes_ : the sorted labels
+    label_quality_ : [N] probability that the label of each row given to `fit` is right
+    transition_ : [K, K] estimated probability that an example of class i is labeled j; rows sum to 1
+    history_ : one dict per epoch: losses, learning rate, seconds
     n_features_in_, feature_names_in_ : as in scikit-learn
     net_ : the trained module, from the numbers in X to probabilities
-    method_ : the name of the method that was trained
+    method_ : the name of the trained method
     """
 
     def __init__(
@@ -120,34 +121,46 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self,
         X: Any,
         y: ArrayLike,
+        X_trusted: Any = None,
+        y_trusted: ArrayLike | None = None,
+        trusted: ArrayLike | None = None,
+        *,
         X_meta: Any = None,
         y_meta: ArrayLike | None = None,
-        trusted: ArrayLike | None = None,
     ) -> Self:
         """Learn from examples X whose labels y are partly wrong.
 
-        The trusted examples are (X_meta, y_meta), or the rows of X that the booleans `trusted` [N] mark. Without any, a
-        `NoTrustedExamples` warning says what is done instead.
+        The trusted examples are (X_trusted, y_trusted), or the rows of X that the booleans `trusted` [N] mark. Without
+        any, a `NoTrustedExamples` warning says what is done instead. X_meta and y_meta are deprecated names.
         """
-        X, y = self._checked(X, y)
+        if X_meta is not None or y_meta is not None:
+            warnings.warn("X_meta and y_meta are deprecated; use X_trusted and y_trusted", FutureWarning, stacklevel=2)
+            if X_trusted is not None or y_trusted is not None:
+                raise UserError("X_trusted, y_trusted and their old names X_meta, y_meta are given; give one pair")
+            X_trusted, y_trusted = X_meta, y_meta
+        X, y = self._check_fit_data(X, y)
         self.classes_, given = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
                 f"y holds one class, {self.classes_.tolist()[0]!r}; a classifier needs at least two classes"
             )
-        layout = Layout.of(X, own_net=not isinstance(self.net, str))
+        layout = Layout.of(X, custom_net=not isinstance(self.net, str))
         numbers = layout.numbers(X)
-        dataset = self._dataset(layout, numbers, given)
+        dataset = self._make_dataset(layout, numbers, given)
         if trusted is not None:
-            dataset = replace(dataset, trusted=_marks(trusted, len(given)))
-        checked = self._checked_meta(layout, X_meta, y_meta, trusted)
+            dataset = replace(dataset, trusted=_check_marks(trusted, len(given)))
+        checked = self._check_trusted(layout, X_trusted, y_trusted, trusted)
         task, truth = make_task(dataset, meta_data=checked, val=0.0, test=0.0)
         if truth.n_repeated:
-            log.warning("%d of %d rows of X are also in X_meta, and are used only there", truth.n_repeated, len(given))
+            log.warning(
+                "%d of %d rows of X are also in X_trusted and are used only as trusted examples",
+                truth.n_repeated,
+                len(given),
+            )
         task = replace(task, noise_rate=self._noise_rate()).to(pick_device(self.device))
         seed = self._seed()
-        # A network of the user's may draw from the global generators, and there is one forward-mode level a process.
-        with _ONE_AT_A_TIME, seeded(derive(seed, "training")):
+        # A custom network may use the global generators, and forward-mode differentiation has one level per process.
+        with _FIT_LOCK, seeded(derive(seed, "training")):
             learner = self._train(task, seed)
         self.net_ = Classifier(layout, _scale(task), learner.predictors)
         p = self.net_.probabilities(numbers)  # [N, K]
@@ -167,30 +180,34 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def predict(self, X: Any) -> NDArray[Any]:
         """[N] the most probable of `classes_`."""
         p = self.predict_proba(X)
-        found: NDArray[Any] = self.classes_[p.argmax(1)]
-        return found
+        predicted: NDArray[Any] = self.classes_[p.argmax(1)]
+        return predicted
 
     def encode(self, X: Any) -> Any:
-        """X as the numbers that `net_` and the ONNX file take: text in a table as the position of its category."""
+        """Convert X to the numbers that `net_` and the ONNX file take: text becomes the position of its category."""
         check_is_fitted(self)
         layout: Layout = self.net_.prepare.layout
-        return layout.numbers(self._again(layout, X, "X"))
+        return layout.numbers(self._check_like_fit(layout, X, "X"))
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: Path | str) -> None:
-        """Write the fitted classifier to one file of tensors and JSON, with a hash over both; nothing is pickled."""
+        """Write the fitted classifier to one file of tensors and JSON with a checksum, without pickle."""
         check_is_fitted(self)
         method: Any = self.method
         net = self.net
         if isinstance(method, Method):
             name, _ = resolve_method(method)
-            method = {"name": name, "options": to_plain_types(asdict(method))} if name in METHODS else _called(method)
-        own = ("method", "net", "random_state")
+            method = (
+                {"name": name, "options": to_plain_types(asdict(method))}
+                if name in METHODS
+                else _qualified_name(method)
+            )
+        stored_separately = ("method", "net", "random_state")
         state = {
-            "params": {k: v for k, v in self.get_params(deep=False).items() if k not in own},
+            "params": {k: v for k, v in self.get_params(deep=False).items() if k not in stored_separately},
             "method": method,
-            "net": net if isinstance(net, str) else _called(net),
+            "net": net if isinstance(net, str) else _qualified_name(net),
             "random_state": self.seed_ if self.random_state is not None else None,
             "classes": [self.classes_.tolist(), self.classes_.dtype.str],
             "features": [self.n_features_in_, list(getattr(self, "feature_names_in_", ()))],
@@ -206,21 +223,21 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         try:
             content = pack(state, FORMAT)
         except TypeError as e:
-            raise UserError(f"{e}; settings may hold numbers, text, and lists of them") from e
+            raise UserError(f"{e}; settings may only hold numbers, text, and lists of them") from e
         write_atomically(Path(path), content)
 
     @classmethod
     def load(cls, path: Path | str, net: nn.Module | Build | None = None) -> Self:
-        """Read what `save` wrote. A network of your own is not in the file: give it again, with any weights."""
+        """Read a file that `save` wrote. It does not contain a custom network: pass it as `net`, with any weights."""
         if not Path(path).is_file():
             raise UserError(f"there is no file {path}; give one that NoisyLabelClassifier.save wrote")
-        state = unpack(Path(path), FORMAT, "give a file that NoisyLabelClassifier.save wrote, as it wrote it")
+        state = unpack(Path(path), FORMAT, "give an unchanged file that NoisyLabelClassifier.save wrote")
         method, stored = state["method"], state["net"]
         if isinstance(method, dict):
             method = replace(METHODS[method["name"]], **method["options"])
         if stored not in NETS and net is None:
             raise UserError(
-                f"{path} holds the weights of {stored}, not the network itself; load(path, net=...) with it"
+                f"{path} contains the weights of {stored}, not the network itself; pass it with load(path, net=...)"
             )
         model = cls(method, stored if net is None else net, random_state=state["random_state"], **state["params"])
         names, kind = state["classes"]
@@ -228,30 +245,35 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         model.n_features_in_, columns = state["features"]
         if columns:
             model.feature_names_in_ = np.array(columns, dtype=object)
-        model.shape_, model.method_, model.history_ = state["shape"], state["method_name"], state["history"]
+        model.shape_ = state["shape"]
+        model.method_ = state["method_name"]
+        model.history_ = state["history"]
         model.seed_ = state["random_state"]
-        model.label_quality_, model.transition_ = state["label_quality"].numpy(), state["transition"].numpy()
+        model.label_quality_ = state["label_quality"].numpy()
+        model.transition_ = state["transition"].numpy()
         with seeded(0):
             nets = [make_net(model.net, model.shape_, len(names)) for _ in state["nets"]]
-        for made, weights in zip(nets, state["nets"], strict=True):
+        for module, weights in zip(nets, state["nets"], strict=True):
             try:
-                made.load_state_dict(weights)
+                module.load_state_dict(weights)
             except RuntimeError as e:
-                raise UserError(f"the network given is not the one in {path}: {str(e).splitlines()[-1].strip()}") from e
+                raise UserError(f"the given network is not the one in {path}: {str(e).splitlines()[-1].strip()}") from e
         model.net_ = Classifier(Layout.from_json(state["layout"]), Scale(*state["scale"]), nets)
         return model
 
     def to_onnx(self, path: Path | str) -> float | None:
-        """Write the classifier as ONNX: input `x`, raw (as `encode` gives it), output `probabilities` of `classes_`.
+        """Write the classifier as ONNX: input `x`, as `encode` returns it, output `probabilities` of `classes_`.
 
-        Where onnxruntime is installed the file is written only if both agree to 1e-5. Returns the largest difference.
+        If onnxruntime is installed, the file is written only if both agree to 1e-5. Returns the largest difference.
         """
         check_is_fitted(self)
         return write_onnx(copy.deepcopy(self.net_).cpu(), Path(path), self.classes_.tolist())
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        if "net_" in state and self.net_.prepare.mean.device.type != "cpu":  # another machine may have no GPU
+        if (
+            "net_" in state and self.net_.prepare.mean.device.type != "cpu"
+        ):  # it may be loaded on a machine without a GPU
             state = {**state, "net_": copy.deepcopy(self.net_).cpu()}
         return state
 
@@ -264,7 +286,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     # --- fitting ------------------------------------------------------------------------------------------------------
 
-    def _checked(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+    def _check_fit_data(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
         refuse_texts(X)
         refuse_blanks(y, "y")
         if is_table(X):
@@ -276,24 +298,24 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         check_classification_targets(y)
         return X, y
 
-    def _again(self, layout: Layout, X: Any, name: str) -> Any:
-        """Another X, checked to be of the kind that `fit` was given."""
+    def _check_like_fit(self, layout: Layout, X: Any, name: str) -> Any:
+        """Check that X is of the kind that `fit` was given."""
         if layout.kind != "columns":
             return validate_data(self, X, reset=False, dtype=_dtype(X), **_ANY)
         if not hasattr(X, "iloc"):
             raise UserError(f"{name} must be a frame with the columns of the X to fit, got {type(X).__name__}")
         return validate_data(self, X, reset=False, skip_check_array=True)
 
-    def _checked_meta(self, layout: Layout, X: Any, y: Any, trusted: Any) -> Dataset | None:
-        """The trusted examples as a data set of their own."""
+    def _check_trusted(self, layout: Layout, X: Any, y: Any, trusted: Any) -> Dataset | None:
+        """The trusted examples as a separate data set."""
         if X is None and y is None:
             return None
         if X is None or y is None:
-            raise UserError("X_meta and y_meta come together, got only one of them")
+            raise UserError("X_trusted and y_trusted must be given together, got only one of them")
         if trusted is not None:
-            raise UserError("trusted examples are given by X_meta and y_meta or by `trusted`, got both")
-        refuse_blanks(y, "y_meta")
-        X = self._again(layout, X, "X_meta")
+            raise UserError("trusted examples are given by X_trusted and y_trusted or by `trusted`, got both")
+        refuse_blanks(y, "y_trusted")
+        X = self._check_like_fit(layout, X, "X_trusted")
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
         index = {name: k for k, name in enumerate(self.classes_.tolist())}
@@ -301,26 +323,26 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         for row, label in enumerate(labels):
             if label not in index:
                 classes = shorten_list(map(repr, index))
-                raise UserError(f"y_meta, row {row}: the class {label!r} does not occur in y; classes: {classes}")
-        return self._dataset(layout, layout.numbers(X), np.array([index[label] for label in labels]))
+                raise UserError(f"y_trusted, row {row}: the class {label!r} does not occur in y; classes: {classes}")
+        return self._make_dataset(layout, layout.numbers(X), np.array([index[label] for label in labels]))
 
-    def _dataset(self, layout: Layout, numbers: Any, given: NDArray[np.int64]) -> Dataset:
+    def _make_dataset(self, layout: Layout, numbers: Any, given: NDArray[np.int64]) -> Dataset:
         examples = layout.examples(numbers, self.augment)
         return Dataset("X", examples, torch.from_numpy(given), tuple(map(str, self.classes_.tolist())))
 
     def _train(self, task: Task, seed: int) -> Method:
-        """The method after its last epoch, and what happened on the way."""
+        """Train and return the method; sets `method_`, `history_` and `shape_`."""
         chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
         settings = to_plain_types({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
         sparse = isinstance(task.train.examples, SparseExamples)
         defaults = defaults_for((1,) if self.net == "mlp" else task.shape, task.n_classes, sparse=sparse)
-        net = _usable(self.net)
+        net = _check_net(self.net)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
             _, base = resolve_method(method)
-            own = asdict(method) if isinstance(method, Method) else {}
-            suits = adjust_for_few_rows(defaults, len(task.train), settings)
-            recipe, options, _ = resolve_defaults(base, suits, {**own, **settings, "net": net, "seed": seed})
+            options = asdict(method) if isinstance(method, Method) else {}
+            adjusted = adjust_for_few_rows(defaults, len(task.train), settings)
+            recipe, options, _ = resolve_defaults(base, adjusted, {**options, **settings, "net": net, "seed": seed})
             learner = replace(base, **options)
             learner.start(task, recipe)
             learner.check_nets_differ()
@@ -329,20 +351,13 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         method = self.method
         if method == "auto":
-            too_few = defaults["net"] == "mlp" and len(task.train) < ENOUGH_ROWS
-            method = WITHOUT_TRUSTED if not task.meta else FEW_ROWS_METHOD if sparse or too_few else "warpi"
+            few_rows = sparse or (defaults["net"] == "mlp" and len(task.train) < ENOUGH_ROWS)
+            with_trusted = FEW_ROWS_METHOD if few_rows else "warpi"
+            method = with_trusted if task.meta else WITHOUT_TRUSTED
         self.method_, base = resolve_method(method)
-        own = {f.name for f in fields(base)}
-        for name in settings:
-            if name not in own | _RECIPE:
-                lacks = explain_unknown_setting(f"setting {name!r}", self.method_, name)
-                raise lacks or unknown("setting", name, own | _RECIPE)
-        if type(base).predict is not Method.predict:
-            raise UserError(
-                f"{self.method_} redefines `predict`; name the networks that predict in `predictors` instead"
-            )
+        self._check_method(base, settings)
         if task.meta is None and (base.needs_meta or self.method == "auto"):
-            warnings.warn(_INSTEAD[base.needs_meta].format(self.method_), NoTrustedExamples, stacklevel=3)
+            warnings.warn(_NO_TRUSTED[base.needs_meta].format(self.method_), NoTrustedExamples, stacklevel=3)
         if base.needs_meta and task.meta is None:
             shared = {name: value for name, value in settings.items() if name in _RECIPE}
             task = hold_out_pseudo_trusted(task, lambda part: learn(WITHOUT_TRUSTED, part, shared)[0], seed)
@@ -350,8 +365,19 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.shape_ = task.shape
         return learner
 
+    def _check_method(self, method: Method, settings: Mapping[str, Any]) -> None:
+        allowed = {f.name for f in fields(method)} | _RECIPE
+        for name in settings:
+            if name not in allowed:
+                explained = explain_unknown_setting(f"setting {name!r}", self.method_, name)
+                raise explained or unknown("setting", name, allowed)
+        if type(method).predict is not Method.predict:
+            raise UserError(
+                f"{self.method_} redefines `predict`; name the networks that predict in `predictors` instead"
+            )
+
     def _seed(self) -> int:
-        if self.random_state is None:  # not from numpy's global generator: it would be moved
+        if self.random_state is None:  # not from numpy's global generator, which must not change
             self.seed_ = int(np.random.SeedSequence().generate_state(1)[0])
         elif isinstance(self.random_state, Integral):
             check_random_state(self.random_state)
@@ -362,48 +388,48 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _noise_rate(self) -> float | None:
         if self.noise_rate is not None and not 0 <= self.noise_rate < 1:
-            raise UserError(f"noise_rate is a share of the labels in [0, 1), got {self.noise_rate}")
+            raise UserError(f"noise_rate must be a share in [0, 1), got {self.noise_rate}")
         return None if self.noise_rate is None else float(self.noise_rate)
 
 
 def _dtype(X: Any) -> list[type[np.generic]]:
-    """What X is kept as: bytes of images as they are, all else in float64 unless it is in float32."""
+    """The types that X may keep: bytes for images, otherwise float32 or float64."""
     return [np.uint8] if getattr(X, "ndim", 2) > 2 and X.dtype == np.uint8 else [np.float64, np.float32]
 
 
-def _marks(trusted: ArrayLike, n: int) -> Tensor:
+def _check_marks(trusted: ArrayLike, n: int) -> Tensor:
     marks = np.asarray(trusted)
     if marks.shape != (n,) or marks.dtype != bool:
-        raise UserError(f"`trusted` must be {n} booleans, one a row of X; got {marks.dtype} {list(marks.shape)}")
-    if not marks.any():  # another method would be trained, whose scores are no part of the same mean
+        raise UserError(f"`trusted` must be {n} booleans, one per row of X; got {marks.dtype} {list(marks.shape)}")
+    if not marks.any():  # another method would be trained, whose score would not be comparable
         raise UserError(
-            f"`trusted` marks none of the {n} rows to fit; in cross-validation this fold has none of the trusted rows: "
-            "use StratifiedKFold(shuffle=True), or X_meta and y_meta, which are in every fold; else leave `trusted` out"
+            f"`trusted` marks none of the {n} rows to fit; in cross-validation, this fold has no trusted rows: use "
+            "StratifiedKFold(shuffle=True), or X_trusted and y_trusted, which are in every fold; else omit `trusted`"
         )
     return torch.from_numpy(marks.copy())
 
 
-def _usable(net: Any) -> Any:
-    """The network; an error where it cannot be made, or where nothing in it can be learned."""
+def _check_net(net: Any) -> Any:
+    """The network, or an error if it cannot be built or has no trainable parameters."""
     if isinstance(net, str) or not callable(net):
         return net
     if isinstance(net, nn.Module):
-        return _trainable(net)
+        return _check_trainable(net)
     try:
         inspect.signature(net).bind((1,), 2)
     except TypeError as e:
         name = getattr(net, "__name__", type(net).__name__)
-        what = f"give the module itself, net={name}(...)" if isinstance(net, type) else "give it these two arguments"
-        raise UserError(f"net={name} cannot be called with (shape, n_classes): {e}; {what}") from e
-    except ValueError:  # a function that does not say what it takes
+        advice = f"pass the module itself, net={name}(...)" if isinstance(net, type) else "give it these two arguments"
+        raise UserError(f"net={name} cannot be called with (shape, n_classes): {e}; {advice}") from e
+    except ValueError:  # a function without a known signature
         return net
-    return lambda shape, n_classes: _trainable(net(shape, n_classes))
+    return lambda shape, n_classes: _check_trainable(net(shape, n_classes))
 
 
-def _trainable(net: Any) -> Any:
+def _check_trainable(net: Any) -> Any:
     if isinstance(net, nn.Module) and not any(p.requires_grad for p in net.parameters()):
         raise UserError(
-            f"the network {type(net).__name__} has no parameters that are trained; requires_grad_(True) on some of them"
+            f"the network {type(net).__name__} has no trainable parameters; call requires_grad_(True) on some of them"
         )
     return net
 
@@ -413,6 +439,6 @@ def _scale(task: Task) -> Scale:
     return scale
 
 
-def _called(thing: object) -> str:
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{named.__module__}.{named.__qualname__}"
+def _qualified_name(thing: object) -> str:
+    definition = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{definition.__module__}.{definition.__qualname__}"

@@ -1,7 +1,7 @@
-"""What a scikit-learn user passes as X, to numbers, and the layer that makes of them what a network sees.
+"""Convert X as scikit-learn users pass it to numbers, and the numbers to the input of a network.
 
-`Layout.of` decides, once, at the data to fit; `Layout.numbers` turns any X of that kind into one array or sparse
-matrix; `Prepare` is a module, so that a stored or exported classifier takes these numbers as they are.
+`Layout.of` decides once, for the data to fit; `Layout.numbers` turns any X of that kind into one array or sparse
+matrix. `Prepare` is a module, so that a stored or exported classifier takes these numbers directly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,31 @@ from warpi.datasets.arrays import is_channels_last, make_images
 from warpi.errors import UserError
 
 _MAX_CATEGORIES = 1000
-_NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # as pandas calls what objects are
+_NUMBERS = {
+    "integer",
+    "floating",
+    "mixed-integer-float",
+    "decimal",
+    "boolean",
+}  # names of `pandas.api.types.infer_dtype`
 Category = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How examples lie in X."""
+    """How examples are arranged in X."""
 
     kind: Literal["features", "columns", "sparse", "as given", "grey", "channels first", "channels last"]
-    shape: tuple[int, ...]  # of one example in X; of `columns` their number
-    categories: tuple[tuple[Category, ...] | None, ...] = ()  # of each column; None: a number
+    shape: tuple[int, ...]  # of one example in X; for `columns` their number
+    categories: tuple[tuple[Category, ...] | None, ...] = ()  # of each column; None: numeric
     pixels: bool = False  # bytes, 0..255
-    double: bool = False  # float32 is too coarse for the features
+    double: bool = False  # whether the features need float64
 
     @classmethod
-    def of(cls, X: Any, own_net: bool) -> "Layout":
+    def of(cls, X: Any, custom_net: bool) -> "Layout":
         """The layout of a validated array, a sparse matrix, or a table with columns of text.
 
-        Arrays of four dimensions are images, those of three grey images, or whatever a network of the user's own makes
-        of them.
+        Arrays of four dimensions are images, those of three are gray images or the input of a custom network.
         """
         if is_table(X):
             categories = tuple(_categories(X.iloc[:, j], name) for j, name in enumerate(X.columns))
@@ -56,7 +61,7 @@ class Layout:
             return cls(
                 "channels last" if is_channels_last(X.shape) else "channels first", shape, (), X.dtype == np.uint8
             )
-        if X.ndim == 3 and not (own_net and X.dtype != np.uint8):
+        if X.ndim == 3 and not (custom_net and X.dtype != np.uint8):
             return cls("grey", shape, (), X.dtype == np.uint8)
         return cls("as given", shape, double=needs_float64(X))
 
@@ -69,41 +74,44 @@ class Layout:
         return asdict(self)
 
     def numbers(self, X: Any) -> Any:
-        """X as numbers: float32 [N, ...] or, where that is too coarse, float64 (bytes stay bytes), or as sparse as it
-        came; categories by position."""
+        """X as numbers [N, ...]: float32, or float64 if needed; bytes stay bytes, sparse stays sparse.
+
+        Categories become their positions.
+        """
         kind = np.dtype(np.uint8 if self.pixels else np.float64 if self.double else np.float32)
         if self.kind == "columns":
             pairs = zip(X.columns, self.categories, strict=True)
             columns = [_column(X.iloc[:, j], name, names) for j, (name, names) in enumerate(pairs)]
             return np.stack(columns, axis=1).astype(kind)  # [N, columns]
         if tuple(X.shape[1:]) != self.shape:
-            got, want = (["N", *shape] for shape in (X.shape[1:], self.shape))
-            raise UserError(f"X has the shape {got}, the classifier was fitted on {want}; give it the same form")
+            shape, fitted = (["N", *shape] for shape in (X.shape[1:], self.shape))
+            raise UserError(f"X has the shape {shape}, the classifier was fitted on {fitted}; use the same shape")
         if (X.dtype == np.uint8) != self.pixels:
-            raise UserError(f"X holds {X.dtype}, the classifier was fitted on {kind}; give it the same")
+            raise UserError(f"X holds {X.dtype}, the classifier was fitted on {kind}; use the same type")
         _refuse_huge(X, "")
         return X.astype(kind, copy=False)
 
     def examples(self, X: Any, augment: bool) -> Examples:
-        """Numbers as what a task holds."""
+        """Numbers as `Examples` for a task."""
         if self.kind == "sparse":
             return SparseExamples.of(X, augment)
-        x = arranged(torch.tensor(X if isinstance(X, np.ndarray) else X.toarray()), self).contiguous()
+        x = arrange(torch.tensor(X if isinstance(X, np.ndarray) else X.toarray()), self).contiguous()
         if self.kind in ("features", "columns", "as given"):
             return make_features(x)
-        held = make_images(x)
-        return held if augment else TensorExamples(held.x, held.scale)
+        images = make_images(x)
+        return images if augment else TensorExamples(images.x, images.scale)
 
     def sample(self, n: int, scale: Scale, generator: Generator) -> Tensor:
-        """Made-up numbers of about the right size, to compare two forms of one classifier on."""
+        """Random numbers of a plausible size, to compare two forms of one classifier."""
         if self.pixels:
             return torch.randint(256, (n, *self.shape), generator=generator, dtype=torch.uint8)
-        mean, std = scale.mean.cpu(), scale.std.cpu().nan_to_num(posinf=1.0)  # infinite: a constant column
+        mean = scale.mean.cpu()
+        std = scale.std.cpu().nan_to_num(posinf=1.0)  # infinite: a constant column
         x = torch.randn((n, *self.shape), generator=generator).to(mean.dtype)
         if self.kind != "columns":
-            alike = mean.shape == x.shape[1:]  # else one number, or one a channel, wherever that lies
-            return x * (std if alike else std.mean()) + (mean if alike else mean.mean())
-        place = 0  # of the column among the features
+            per_feature = mean.shape == x.shape[1:]  # else one number, or one per channel
+            return x * (std if per_feature else std.mean()) + (mean if per_feature else mean.mean())
+        place = 0  # of the first feature of the column
         for j, names in enumerate(self.categories):
             if names is None:
                 x[:, j] = x[:, j] * std[place] + mean[place]
@@ -114,7 +122,7 @@ class Layout:
 
 
 class Prepare(nn.Module):
-    """Numbers of a layout to what the network sees: channels first, a feature a category, standardised."""
+    """Numbers of a layout to the input of a network: channels first, one feature per category, standardized."""
 
     def __init__(self, layout: Layout, scale: Scale) -> None:
         super().__init__()
@@ -125,11 +133,11 @@ class Prepare(nn.Module):
         self.register_buffer("std", scale.std.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        return ((arranged(x, self.layout).to(self.mean.dtype) - self.mean) / self.std).float()
+        return ((arrange(x, self.layout).to(self.mean.dtype) - self.mean) / self.std).float()
 
 
-def arranged(x: Tensor, layout: Layout) -> Tensor:
-    """The dimensions as a network wants them: [N, D], [N, C, H, W], or as they are."""
+def arrange(x: Tensor, layout: Layout) -> Tensor:
+    """Rearrange the dimensions for a network: [N, D], [N, C, H, W], or unchanged."""
     if layout.kind == "grey":
         return x[:, None]
     if layout.kind == "channels last":
@@ -147,7 +155,7 @@ def arranged(x: Tensor, layout: Layout) -> Tensor:
 
 
 def is_table(X: Any) -> bool:
-    """A pandas frame of which not every column is a number."""
+    """Whether X is a pandas frame with at least one column that is not numeric."""
     return hasattr(X, "iloc") and hasattr(X, "columns") and not all(_is_number(X.iloc[:, j]) for j in range(X.shape[1]))
 
 
@@ -155,21 +163,22 @@ def _is_number(column: Any) -> bool:
     import pandas as pd
 
     dtype = column.dtype
-    if pd.api.types.is_object_dtype(dtype):  # numbers may be held so, after a concat, say: they are no categories
+    if pd.api.types.is_object_dtype(dtype):  # numbers may have this type, for example after a concat
         return pd.api.types.infer_dtype(column) in _NUMBERS
-    return pd.api.types.is_numeric_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype)  # booleans count as such
+    return pd.api.types.is_numeric_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype)  # booleans are numeric
 
 
 def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
-    """The values a column may have: those its type declares, else those that occur, in order."""
+    """The categories of a column: those that its type declares, else the sorted values; None if it is numeric."""
     if _is_number(column):
         return None
     declared = getattr(column.dtype, "categories", None)
     try:
-        found = column.dropna().unique().tolist() if declared is None else declared.tolist()
-        names: list[Any] = found if declared is not None else sorted(found)
+        names: list[Any] = sorted(column.dropna().unique().tolist()) if declared is None else declared.tolist()
     except TypeError as e:  # values that cannot be hashed, or compared with one another
-        raise UserError(f"column {name!r} of X cannot be taken as categories ({e}); make it text or numbers") from e
+        raise UserError(
+            f"column {name!r} of X cannot be used as categories ({e}); convert it to text or numbers"
+        ) from e
     for value in names:
         if not isinstance(value, str | int | float | bool):
             raise UserError(
@@ -178,7 +187,7 @@ def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
             )
     if len(names) > _MAX_CATEGORIES:
         raise UserError(
-            f"column {name!r} of X has {len(names)} categories, at most {_MAX_CATEGORIES} are encoded; drop it, or "
+            f"column {name!r} of X has {len(names)} categories, at most {_MAX_CATEGORIES} are allowed; drop it, or "
             "encode it before (TargetEncoder, HashingVectorizer)"
         )
     return tuple(names)
@@ -207,53 +216,45 @@ def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDAr
     return numbers
 
 
-# --- what cannot be used ----------------------------------------------------------------------------------------------
+# --- invalid inputs ---------------------------------------------------------------------------------------------------
 
 
 def refuse_texts(X: Any) -> None:
-    """Texts are not taken for numbers that went wrong. A ValueError, as scikit-learn has it."""
-    one = (
-        getattr(X, "ndim", 1) == 1 and hasattr(X, "__len__") and not isinstance(X, str | bytes | Mapping) and len(X) > 0
-    )
-    if one and isinstance(next(iter(X)), str):
+    """Raise a ValueError for a list of texts, with better advice than scikit-learn gives."""
+    is_sequence = getattr(X, "ndim", 1) == 1 and hasattr(X, "__len__") and not isinstance(X, str | bytes | Mapping)
+    if is_sequence and len(X) > 0 and isinstance(next(iter(X)), str):
         raise ValueError(
-            "X holds texts, numbers are expected; put a vectoriser before it: "
+            "X holds texts, but numbers are expected; put a vectorizer before it: "
             "make_pipeline(TfidfVectorizer(), NoisyLabelClassifier())"
         )
 
 
 def _refuse_huge(X: Any, where: str) -> None:
-    sparse: bool = issparse(X)
-    places = X.tocoo() if sparse else None
-    huge = ~(np.abs(X if places is None else places.data) <= np.finfo(np.float32).max)  # NaN too
+    entries = X.tocoo() if issparse(X) else None
+    huge = ~(np.abs(X if entries is None else entries.data) <= np.finfo(np.float32).max)  # true for NaN as well
     if huge.any():
         first = int(np.argwhere(huge)[0, 0])
-        row = first if places is None else places.row[first]
+        row = first if entries is None else entries.row[first]
         raise ValueError(f"Input X contains infinity or a value too large for float32: {where}row {row}")
 
 
 def _refuse_alpha(shape: tuple[int, ...]) -> None:
-    """[H, W, 4] or [H, W, 2]: with transparency. Taken as [C, H, W] it would have as many channels as it has rows."""
+    """Raise an error for images with transparency, [H, W, 4] or [H, W, 2], which would be read as [C, H, W]."""
     height, width, channels = shape
     if height == width > channels and channels in (2, 4):
         raise UserError(
             f"X has the shape {['N', *shape]}, which looks like [N, H, W, C] with C {channels}; allowed are "
-            "[N, H, W, C] with C 1 or 3, and [N, C, H, W]: leave transparency out (X[..., :-1]), or move the channels "
+            "[N, H, W, C] with C 1 or 3, and [N, C, H, W]: remove the transparency (X[..., :-1]), or move the channels "
             "(X.transpose(0, 3, 1, 2))"
         )
 
 
 def refuse_blanks(y: Any, name: str) -> None:
-    """Labels that are None, pandas' NA, or NaN among texts: the error names the first."""
+    """Raise an error for labels that are None, NA of pandas, or NaN among texts. It names the first row."""
     labels = np.asarray(y, dtype=object) if y is not None and not issparse(y) else np.zeros(0)
-    if (
-        labels.dtype != object or getattr(getattr(y, "dtype", None), "kind", "O") in "fiub"
-    ):  # numbers are checked by others
+    if labels.dtype != object or getattr(getattr(y, "dtype", None), "kind", "O") in "fiub":  # scikit-learn checks these
         return
     for row, label in enumerate(labels.ravel().tolist()):
-        if (
-            label is None
-            or type(label).__name__ in ("NAType", "NaTType")
-            or (isinstance(label, float) and label != label)
-        ):
-            raise ValueError(f"{name}, row {row}: the label is missing ({label!r}); drop the row, or have it labelled")
+        is_nan = isinstance(label, float) and label != label
+        if label is None or is_nan or type(label).__name__ in ("NAType", "NaTType"):
+            raise ValueError(f"{name}, row {row}: the label is missing ({label!r}); label or drop the row")

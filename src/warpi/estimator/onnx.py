@@ -1,4 +1,4 @@
-"""A trained classifier as one module from numbers to probabilities, and as an ONNX file."""
+"""A trained classifier as one module from numbers to probabilities, and its export to ONNX."""
 
 import json
 import logging
@@ -20,11 +20,11 @@ from warpi.training.method import evaluating
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import generator
 
-_TOLERANCE = 1e-5  # by which probabilities of the ONNX file may differ
+_TOLERANCE = 1e-5  # largest allowed difference of a probability
 
 
 class Classifier(nn.Module):
-    """Numbers of a layout -> class probabilities, averaged over the networks that predict.  [B, ...] -> [B, K]"""
+    """Numbers of a layout -> class probabilities, averaged over the predicting networks.  [B, ...] -> [B, K]"""
 
     def __init__(self, layout: Layout, scale: Scale, nets: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -38,28 +38,30 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def probabilities(self, X: np.ndarray, size: int = 1000) -> Tensor:
-        """[N, K] on the CPU; a sparse matrix is made dense `size` rows at a time."""
-        where, found = self.prepare.mean.device, []
+        """[N, K] on the CPU, in batches of `size` rows, which are made dense if X is sparse."""
+        device = self.prepare.mean.device
+        batches = []
         with evaluating([self]):
             for start in range(0, X.shape[0], size):
                 rows = X[start : start + size]
                 x = rows if isinstance(rows, np.ndarray) else rows.toarray()
-                found.append(self(torch.tensor(x, device=where)).double().cpu())
-        return torch.cat(found)
+                batches.append(self(torch.tensor(x, device=device)).double().cpu())
+        return torch.cat(batches)
 
 
 def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) -> float | None:
-    """Write an ONNX file that agrees with onnxruntime; returns the largest difference, None: not compared.
+    """Write an ONNX file and compare it with onnxruntime, if that is installed.
 
-    Input `x` is what `Layout.numbers` gives, a batch of any size; output `probabilities`. The metadata name the classes
-    and, for tables, the categories whose positions stand for them.
+    Returns the largest difference, or None. Input `x` is what `Layout.numbers` returns, a batch of any size; output
+    `probabilities`. The metadata hold the classes and, for tables, the categories that positions stand for.
     """
     try:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError as e:
         raise missing_package(e.name or "onnx", "to_onnx", "onnx") from e
-    layout, scale = classifier.prepare.layout, Scale(classifier.prepare.mean, classifier.prepare.std)
+    layout = classifier.prepare.layout
+    scale = Scale(classifier.prepare.mean, classifier.prepare.std)
     x = layout.sample(64, scale, generator(0, "onnx")).to(scale.mean.device)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), _quiet():
         file = Path(folder) / "classifier.onnx"
@@ -78,16 +80,18 @@ def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) ->
             )
         except torch.onnx.errors.OnnxExporterError as e:
             reason = str(e).strip().splitlines()[0]
-            raise UserError(f"the network cannot be written as ONNX ({reason}); use operators that ONNX has") from e
+            raise UserError(
+                f"the network cannot be exported to ONNX ({reason}); use operators that ONNX supports"
+            ) from e
         model = onnx.load(file)
-    about = {"classes": [str(name) for name in classes], "categories": layout.to_json()["categories"]}
-    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()})
+    metadata = {"classes": [str(name) for name in classes], "categories": layout.to_json()["categories"]}
+    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()})
     content = model.SerializeToString()
     difference = _difference(classifier, content, x)
     if difference is not None and not difference <= _TOLERANCE:
         raise UserError(
-            f"onnxruntime gives other probabilities than the classifier, by up to {difference:.1e} where "
-            f"{_TOLERANCE:g} is allowed; {path} was not written"
+            f"probabilities of onnxruntime differ from those of the classifier by up to {difference:.1e}, allowed is "
+            f"{_TOLERANCE:g}; {path} was not written"
         )
     write_atomically(path, content)
     return difference
@@ -95,7 +99,7 @@ def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) ->
 
 @torch.no_grad()
 def _difference(classifier: Classifier, content: bytes, x: Tensor) -> float | None:
-    """The largest difference of a probability, for batches of several sizes."""
+    """The largest difference of a probability, over batches of several sizes; None without onnxruntime."""
     try:
         import onnxruntime
     except ImportError:
@@ -111,13 +115,13 @@ def _difference(classifier: Classifier, content: bytes, x: Tensor) -> float | No
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says about packages that nobody asked for."""
+    """Silence the messages of the exporter about optional packages."""
     log = logging.getLogger("torch.onnx")
-    before = log.level
+    level = log.level
     log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(before)
+        log.setLevel(level)
