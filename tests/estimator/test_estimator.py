@@ -67,7 +67,7 @@ def fast(method: Any = "ce", **params: Any) -> NoisyLabelClassifier:
 @pytest.mark.filterwarnings("ignore::warpi.estimator.pseudo_trusted.NoTrustedExamples")
 def test_check_estimator() -> None:
     """All checks pass; the one of array-API inputs needs an environment variable before scipy is imported."""
-    results = check_estimator(NoisyLabelClassifier(epochs=4, batch_size=16), on_skip=None)
+    results = check_estimator(NoisyLabelClassifier(epochs=3, batch_size=16), on_skip=None)
     skipped = {result["check_name"] for result in results if result["status"] != "passed"}
     assert len(results) > 40
     assert skipped <= (set() if os.environ.get("SCIPY_ARRAY_API") else {"check_array_api_input"})
