@@ -37,7 +37,7 @@ class DivideMix(Method):
 
     Differs from the paper: X and U of a step are parts of one batch of all examples (paper: a batch of each); both
     networks are trained on the same batches; labels are guessed before either network is updated. Warm-up and the ramp
-    of lambda_u are at most half of the epochs. lambda_u is 25 for all noise (paper: 0 to 150, depending on the noise;
+    of lambda_u are at most half of the epochs. lambda_u does not depend on the noise (paper: 0 to 150, by the noise;
     0 for asymmetric noise of 0.4 on CIFAR-10).
     Reference: Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020.
     """
