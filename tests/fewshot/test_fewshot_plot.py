@@ -266,7 +266,7 @@ def test_help_names_the_defaults_of_the_data(capsys: pytest.CaptureFixture[str])
             "number of tasks per step",
             "training queries per class, or per regression task",
         )
-        for text, default in zip((*texts, "or of a task of regression"), found, strict=True):
+        for text, default in zip((*texts, "or per regression task"), found, strict=True):
             assert f"{text} (default: {default})" in said
 
 
