@@ -104,7 +104,7 @@ def test_rectifier_descends_the_exact_meta_gradient(pictures: tuple[Task, Truth]
     weight, bias = (p - 0.5 * g for p, g in zip(fc.values(), grads, strict=True))
     meta_loss = cross_entropy(torch.nn.functional.linear(h_trusted, weight, bias), trusted.y).mean()
     expected = torch.autograd.grad(meta_loss, list(method.meta_net.out.parameters()))
-    method.learn_rectifier(batch, q)
+    method.learn_rectifier(h.detach(), batch.y, q)
     for p, g in zip(method.meta_net.out.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, g, atol=1e-6, rtol=1e-3)
         assert g.abs().max() > 0

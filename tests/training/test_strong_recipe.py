@@ -153,6 +153,7 @@ def test_infer_gives_the_logits_of_evaluation_mode(compile: bool) -> None:
     x = torch.randn(5, 2, 8, 8)
     for _ in range(2):
         torch.testing.assert_close(infer(net, x), net(x).detach())
+        torch.testing.assert_close(infer(net, x, features=True), net.features(x).detach())
         with torch.no_grad():
             net.fc.bias.add_(1.0)  # weights may change between two calls
     with pytest.raises(ValueError, match="evaluation mode"):

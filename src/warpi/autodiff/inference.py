@@ -1,4 +1,4 @@
-"""Logits of a network in evaluation mode, with fused kernels on a GPU."""
+"""Outputs of a network in evaluation mode, with fused kernels on a GPU."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,32 +12,54 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from warpi.autodiff.passes import images_to_channels_last, pass_config
 from warpi.autodiff.trace import fuse_graph
 
-_fused: WeakKeyDictionary[nn.Module, dict[Any, Callable[..., Sequence[Tensor]]]] = WeakKeyDictionary()
+_graphs: WeakKeyDictionary[nn.Module, dict[Any, Callable[..., Sequence[Tensor]]]] = WeakKeyDictionary()
 
 
 @torch.no_grad()
-def infer(net: nn.Module, x: Tensor) -> Tensor:
-    """Logits of a network in evaluation mode. It is traced if its configuration says so, for each shape of a batch.
+def infer(net: nn.Module, x: Tensor, *, features: bool = False) -> Tensor:
+    """Logits of a network in evaluation mode, or its penultimate features `net.features(x)`.
 
-    For a network that is asked in every step. An evaluation now and then is not worth the time to compile.
+    They are traced if the network's configuration says so, for each shape of a batch. This is for a network that is
+    used in every step; an evaluation once per epoch is not worth the time to compile.
     """
     if net.training:
         raise ValueError("infer needs a network in evaluation mode")
     if not pass_config(net).compile:
-        logits: Tensor = net(x)
-        return logits
+        return _call(net, x, features)
     x = images_to_channels_last(net, x)
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-    key = x.shape, x.dtype, x.device
-    graphs = _fused.setdefault(net, {})
+    graphs = _graphs.setdefault(net, {})
+    key = x.shape, x.dtype, x.device, features
     if key not in graphs:
-        graphs[key] = _trace(net, x, tensors)
+        graphs[key] = _trace(net, x, features, tensors)
     return graphs[key](x, *tensors.values())[0]
 
 
-def _trace(net: nn.Module, x: Tensor, tensors: dict[str, Tensor]) -> Callable[..., Sequence[Tensor]]:
-    def logits(x: Tensor, *values: Tensor) -> list[Tensor]:
-        return [functional_call(net, dict(zip(tensors, values, strict=True)), (x,))]
+class FeaturesOf(nn.Module):
+    """Wraps `net.features` as a module, so that it can be called with other parameters and buffers."""
 
-    graph = make_fx(logits, tracing_mode="fake")(x, *tensors.values())
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.net.features(x)  # type: ignore[operator]
+        return h
+
+
+def _call(net: nn.Module, x: Tensor, features: bool, tensors: dict[str, Tensor] | None = None) -> Tensor:
+    if not features:
+        z: Tensor = net(x) if tensors is None else functional_call(net, tensors, (x,))
+        return z
+    named = {f"net.{name}": tensor for name, tensor in (tensors or {}).items()}
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=pass_config(net).bf16, cache_enabled=False):
+        h: Tensor = functional_call(FeaturesOf(net), named, (x,))
+    return h.float() if pass_config(net).bf16 else h
+
+
+def _trace(net: nn.Module, x: Tensor, features: bool, tensors: dict[str, Tensor]) -> Callable[..., Sequence[Tensor]]:
+    def outputs(x: Tensor, *values: Tensor) -> list[Tensor]:
+        return [_call(net, x, features, dict(zip(tensors, values, strict=True)))]
+
+    graph = make_fx(outputs, tracing_mode="fake")(x, *tensors.values())
     return fuse_graph(graph, [x, *tensors.values()]) if x.is_cuda else graph

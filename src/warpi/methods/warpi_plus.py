@@ -15,7 +15,7 @@ from warpi.functional.mixup import mixup, sharpen
 from warpi.functional.selection import rank_within_classes
 from warpi.functional.transition import normalize_rows
 from warpi.training.method import Log, Method, descend
-from warpi.training.outputs import last_layer, penultimate, predict_rows
+from warpi.training.outputs import feature_size, last_layer, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
@@ -114,6 +114,7 @@ class WarPIPlus(Method):
         if self.rectifier and not self.has_trusted:
             raise UserError("the rectifier is trained with trusted examples, and there are none; use --no-rectifier")
         if self.rectifier:
+            feature_size(self.net, task.shape)  # raises if the network has no features
             with seeded(derive(recipe.seed, "meta-network")):
                 self.meta_net = Rectifier(k).to(device)
             self.meta_optimizer = adam(self.meta_net.parameters(), self.meta_lr)
@@ -163,26 +164,25 @@ class WarPIPlus(Method):
 
     def correct(self, batch: Batch) -> Tensor:
         """The posterior of the true labels of a batch; the memory follows the teacher.  [B, K]"""
-        p = infer(self.averaged_nets[0], batch.x).softmax(1)
+        teacher = self.averaged_nets[0]
+        h = infer(teacher, batch.x, features=self.rectifier)  # [B, D] for the rectifier, else the logits
+        p = (last_layer(teacher, h) if self.rectifier else h).softmax(1)
         self.memory[batch.rows] = self.beta * self.memory[batch.rows] + (1 - self.beta) * p
         self.mean_p.lerp_(p.mean(0), 1 - self.follow)
         p = sharpen(p * (self.prior / self.mean_p) ** self.align, self.temperature)
         q = p * self.transition.T[batch.y] + 1e-8
         if self.rectifier:
-            self.learn_rectifier(batch, q)
+            self.learn_rectifier(h, batch.y, q)
             q = self.meta_net(q, batch.y)
         return q / q.sum(1, keepdim=True)
 
     @torch.enable_grad()
-    def learn_rectifier(self, batch: Batch, q: Tensor) -> None:
+    def learn_rectifier(self, h: Tensor, y: Tensor, q: Tensor) -> None:
         """One step of V down the loss of a trusted batch after a virtual step of the teacher's last layer."""
         trusted = self.meta_loader.draw()
         teacher = self.averaged_nets[0]
-        with torch.no_grad():
-            h = penultimate(teacher, batch.x)  # [B, D]
-            h_trusted = penultimate(teacher, trusted.x)
-            p = last_layer(teacher, h).softmax(1)
-        u = (p - self.meta_net(q, batch.y)) / len(p)  # [B, K] dL/dz, a function of phi
+        h_trusted = infer(teacher, trusted.x, features=True)  # [M, D]
+        u = (last_layer(teacher, h).softmax(1) - self.meta_net(q, y)) / len(y)  # [B, K] dL/dz, a function of phi
         z = last_layer(teacher, h_trusted) - self.virtual_lr * (h_trusted @ h.T + 1) @ u  # +1: the bias moves too
         descend(cross_entropy(z, trusted.y).mean(), self.meta_optimizer)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from warpi.autodiff.inference import FeaturesOf
 from warpi.autodiff.passes import pass_config, too_few
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -30,18 +31,6 @@ def predict_rows(
     return torch.cat(rows), torch.cat(values)
 
 
-class _Features(nn.Module):
-    """Wraps `net.features` as a module, so that it can be called with other buffers."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.net.features(x)  # type: ignore[operator]
-        return h
-
-
 def penultimate(net: nn.Module, x: Tensor) -> Tensor:
     """Features h(x) of the penultimate layer, from a separate pass that does not update running statistics.  [B, D]
 
@@ -62,7 +51,7 @@ def penultimate(net: nn.Module, x: Tensor) -> Tensor:
     for part in x.tensor_split(n):
         buffers = {f"net.{name}": b.clone() for name, b in net.named_buffers()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=config.bf16, cache_enabled=False):
-            parts.append(functional_call(_Features(net), buffers, (part,)))
+            parts.append(functional_call(FeaturesOf(net), buffers, (part,)))
     h = torch.cat(parts)
     return h.float() if config.bf16 else h
 
