@@ -70,13 +70,13 @@ def test_one_rank_on_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, value)
-    reduced, total = set(), distributed.all_reduce
+    reduced, all_reduce = set(), distributed.all_reduce
 
     def watched(tensor: Tensor, group: dist.ProcessGroup | None = None, **options: bool) -> None:
         reduced.add((dist.get_backend(group), tensor.is_cuda))
-        total(tensor, group, **options)
+        all_reduce(tensor, group, **options)
 
-    monkeypatch.setattr(distributed, "total", watched)
+    monkeypatch.setattr(distributed, "all_reduce", watched)
     run = fit(tmp_path / "rank", method="warpi", device="cuda", **QUICK)
     assert ("nccl", True) in reduced
     assert not dist.is_initialized()

@@ -26,8 +26,8 @@ from warpi.errors import UserError
 from warpi.methods.mwnet import MWNet
 from warpi.methods.plain import CE
 from warpi.methods.warpi import MetaNet, WarPI
-from warpi.nets.preact_resnet import preact18
-from warpi.nets.resnet import resnet32
+from warpi.nets.preact_resnet import preact18, stage
+from warpi.nets.resnet import conv, resnet32
 from warpi.training.bilevel import LogitLoss, meta_gradient
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
@@ -163,11 +163,18 @@ def normed(norm: Callable[[nn.Module], nn.Module], dropout: float) -> nn.Module:
     return nn.Sequential(*head, norm(nn.Linear(8, K)))
 
 
+def preact() -> nn.Module:
+    """Two pre-activation blocks: BatchNorm and ReLU at the boundaries, which lean and checkpointed passes recompute."""
+    body = [conv(3, 4, 3), stage(4, 4, 1, 1), stage(4, 8, 1, 2)]
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, K))
+
+
 FLAT, IMAGE, SEQUENCE = (5,), (3, 8, 8), (3, 8)
 NETS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "mlp": (FLAT, lambda: perceptron(5, 8, 7, K)),
     "residual": (IMAGE, Residual),
     "resnet32": (IMAGE, lambda: resnet32(IMAGE, K, width=4)),
+    "preact": (IMAGE, preact),
     "preact18": (IMAGE, lambda: preact18(IMAGE, K, width=2)),
     "dropout": (FLAT, lambda: perceptron(5, 8, 7, K, dropout=0.3)),
     "dropout of channels": (IMAGE, lambda: Residual(0.5)),
