@@ -63,13 +63,15 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--seconds", type=float, default=560.0, help="time limit of all runs together")
     parser.add_argument("--smoke", action="store_true", help="a few epochs of each kind of run instead")
+    parser.add_argument("--speeds", action="store_true", help="first measure the parts of a step")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings of all runs")
     given = parser.parse_args()
     deadline = time.monotonic() + given.seconds
     settings = {key: json.loads(value) for key, _, value in (text.partition("=") for text in given.set)}
     given.out.mkdir(parents=True, exist_ok=True)
-    if given.smoke:
+    if given.speeds:
         print(json.dumps(speeds()), flush=True)
+    if given.smoke:
         settings = {"epochs": 4, "warm_up": 2.0, "compile": True, **settings}
     with read_once():
         for seed in given.seeds:
@@ -142,7 +144,7 @@ def speeds(batch: int = 1152) -> dict[str, float]:
     parts: dict[str, Callable[[], Any]] = {
         "library": lambda: cross_entropy(traced(x), y).mean().backward(),
         "torch.compile": by_torch,
-        "teacher": lambda: infer(teacher, x[: batch // 2]),
+        "teacher": lambda: infer(teacher, x[:512]),
         "strong views": lambda: distort(bytes_, generator),
     }
     return {name: milliseconds(part, device) for name, part in parts.items()}

@@ -128,11 +128,19 @@ class WarPIPlus(Method):
             first = max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
             self.warming = t < first
             if t == first:
-                rows, z = predict_rows(self.averaged_nets[0], self.task.train)
-                self.memory[rows] = z.softmax(1)
+                self.remember_all()
             if not self.warming:
                 self.select((t - first) / max(1, self.recipe.epochs - 1 - first))
         yield from super().epoch(t)
+
+    def remember_all(self) -> None:
+        """Begin the memory and the running means with the teacher's predictions of all examples."""
+        rows, z = predict_rows(self.averaged_nets[0], self.task.train)
+        p = z.softmax(1)
+        self.memory[rows] = p
+        self.mean_p.copy_(p.mean(0))
+        self.class_confidence.copy_(p.mean(0))
+        self.confidence.copy_(p.amax(1).mean())
 
     def select(self, progress: float) -> None:
         """T and S from the memory. `progress` rises from 0 to 1 between the warm-up and the last epoch."""
