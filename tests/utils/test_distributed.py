@@ -277,7 +277,7 @@ def do_fit_and_fail(out: str, how: str) -> None:
 
 RANK = """#!/bin/sh
 exec 2> /dev/null
-trap 'sleep 0.2; touch "$0.stored$RANK"; exit 143' TERM
+trap 'sleep 0.2; touch "$0.stored$RANK"; exit CODE' TERM
 echo $$ > "$0.part$RANK" && mv "$0.part$RANK" "$0.pid$RANK"
 while :; do sleep 0.02; done
 """
@@ -680,10 +680,10 @@ def test_devices_starts_ranks(server: Server, alone: Run, tmp_path: Path) -> Non
     run.assert_like(alone)
 
 
-def start_scripts(server: Server, folder: Path) -> tuple[Ranks, list[int]]:
-    """The launcher with scripts as ranks, and the process ids of the ranks."""
+def start_scripts(server: Server, folder: Path, code: int) -> tuple[Ranks, list[int]]:
+    """The launcher with scripts as ranks, which end with a code after SIGTERM, and the process ids of the ranks."""
     script = folder / "rank"
-    script.write_text(RANK)
+    script.write_text(RANK.replace("CODE", str(code)))
     script.chmod(0o755)
     launcher = server.start(1, "do_launch", rank=str(script))
     wait_until(lambda: len(list(folder.glob("rank.pid?"))) == 2, launcher.log)
@@ -691,7 +691,7 @@ def start_scripts(server: Server, folder: Path) -> tuple[Ranks, list[int]]:
 
 
 def test_devices_reports_a_killed_rank(server: Server, tmp_path: Path) -> None:
-    launcher, pids = start_scripts(server, tmp_path)
+    launcher, pids = start_scripts(server, tmp_path, distributed.EXIT_RANK_LOST)
     os.kill(pids[1], signal.SIGKILL)
     assert launcher.codes(20.0) == [137], launcher.log()
     line = "warpi: rank 1 was killed by SIGKILL; resume from the last checkpoint in run with: warpi fit --resume\n"
@@ -700,7 +700,7 @@ def test_devices_reports_a_killed_rank(server: Server, tmp_path: Path) -> None:
 
 def test_devices_waits_for_its_ranks_to_stop(server: Server, tmp_path: Path) -> None:
     """They may be storing their state. These ranks take 0.2 seconds for it."""
-    launcher, _ = start_scripts(server, tmp_path)
+    launcher, _ = start_scripts(server, tmp_path, 143)
     os.kill(launcher.pids[0], signal.SIGTERM)
     assert launcher.codes(20.0) == [143], launcher.log()
     assert {path.name for path in tmp_path.glob("rank.stored?")} == {"rank.stored0", "rank.stored1"}
