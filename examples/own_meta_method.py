@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from warpi import CE, Batch, Log, Method, Recipe, Task, load_dataset, make_task, setting, train
 from warpi.functional.losses import cross_entropy
-from warpi.training.bilevel import bilevel_step
-from warpi.training.recipe import adam
+from warpi.training import adam, bilevel_step
 from warpi.utils.seeding import derive, seeded
 
 

@@ -7,7 +7,7 @@ warpi --use examples/own_method.py fit --data digits --noise symmetric:0.4 --met
 from dataclasses import dataclass
 
 from warpi import CE, Batch, Log, Method, Recipe, load_dataset, make_task, setting, train
-from warpi.training.method import descend
+from warpi.training import descend
 
 
 @dataclass
