@@ -1,11 +1,11 @@
-"""docs/results/cifar10-short.md from what is kept of recipes/cifar10-short.toml and recipes/cifar10-why.toml.
+"""Write docs/results/cifar10-short.md from the stored runs of recipes/cifar10-short.toml and cifar10-why.toml.
 
     warpi sweep recipes/cifar10-short.toml --root DATA
     warpi sweep recipes/cifar10-why.toml --root DATA
     python benchmarks/keep.py runs/cifar10-short runs/cifar10-why
     python -m benchmarks.pages.cifar
 
-What is not kept yet is left out.
+Runs that are not stored yet are left out.
 """
 
 import json
@@ -18,41 +18,41 @@ from warpi.methods.registry import METHODS
 from warpi.runs.rerun import flag
 
 FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
-KEPT, CHANGED = ROOT / "docs/results/cifar10-short", ROOT / "docs/results/cifar10-why"
+KEPT = ROOT / "docs/results/cifar10-short"
+CHANGED = ROOT / "docs/results/cifar10-why"
 PAGE = ROOT / "docs/results/cifar10-short.md"
 INTRO = """# Every method on CIFAR-10, 20 epochs
 
 `recipes/cifar10-short.toml`: CIFAR-10, ResNet-32, 1,000 trusted images, 20 epochs of SGD (learning rate 0.1, a tenth
-after 13 and again after 17), batches of 100, bf16, every method with its defaults, seed 0. Test accuracy of the last
-epoch; in brackets the best epoch on the test set, an oracle. Seconds: the median epoch, evaluation included, on a GPU
-({machine}) that others used, too: six to ten runs at once as a rule; up to sixteen processes,
-few-shot training among them, beside the eleven runs that came last (`backward`, `cal`, `m_correction`, `mlnt`; `mlc`,
-`vri`, `emlc` under `uniform:0.6`); two runs in most epochs of `mlnt`. A step of `backward` or `cal` is hardly dearer
-than one of `ce`: the rest of their seconds is the crowd's.
-Bold: above `ce`. Methods marked * use the trusted images, those marked ° the true noise rate.{missing}
+after 13 epochs and a hundredth after 17), batches of 100, bf16, every method with its defaults, seed 0. Test accuracy
+of the last epoch; in brackets the best epoch on the test set, an oracle. Seconds: the median epoch, including
+evaluation, on a shared GPU ({machine}). Usually six to ten runs shared it. Up to sixteen processes ran next to the last
+eleven runs (`backward`, `cal`, `m_correction`, `mlnt`; `mlc`, `vri`, `emlc` under `uniform:0.6`), but only two in most
+epochs of `mlnt`. A step of `backward` or `cal` costs hardly more than one of `ce`; their larger times come from
+sharing. Bold: above `ce`. Methods marked * use the trusted images, those marked ° the true noise rate.{missing}
 
-It is a check that every method works on images, not a ranking: one seed, and far fewer epochs than the papers have
-(100 to 300). After 20 epochs plain training has hardly begun to learn wrong labels by heart, so that `ce` is strong
-here, and methods that need a good network before their own work begins have little time for it.{d2l}
+This is a check that every method works on images, not a ranking: it has one seed and far fewer epochs than the papers
+(100 to 300). After 20 epochs plain training has memorized few of the wrong labels, so `ce` is strong here. Methods that
+need a good network before they start their correction have little time for it.{d2l}
 
-Why a method stays below `ce` was looked into, and stands on its page under "On CIFAR-10, 20 epochs": from its log, kept
-beside this page, from code and papers. Eight were mended for it (`ptd`, `m_correction`, `jocor`, `lccn`,
-`masking`, `gce_truncated`, `cal`, `backward`). `pencil`, `mslc`, `dividemix`, `mentornet_pd`, `mentornet_dd`, `s_model`
-and, once more, `lccn` were mended after these runs; their rows are those of before. The runs that decide what is only
-probable are those of `recipes/cifar10-why.toml`{why}.
+If a method stays below `ce`, its page explains why under "On CIFAR-10, 20 epochs", based on its stored log, its code
+and its paper. Eight methods were fixed as a result (`ptd`, `m_correction`, `jocor`, `lccn`, `masking`, `gce_truncated`,
+`cal`, `backward`). `pencil`, `mslc`, `dividemix`, `mentornet_pd`, `mentornet_dd`, `s_model` and again `lccn` were fixed
+after these runs; their rows show the results before the fix. `recipes/cifar10-why.toml` has the runs that test the
+explanations{why}.
 
     warpi sweep recipes/cifar10-short.toml --root DATA
     warpi sweep recipes/cifar10-why.toml --root DATA
     python benchmarks/keep.py runs/cifar10-short runs/cifar10-why && python -m benchmarks.pages.cifar
 """
-CHANCE = """ How much is chance:
-`d2l`, whose turn never came, did what `ce` does, step for step, and ended
+RANDOM = """ The size of random
+differences: `d2l` never started its correction, so it did the same steps as `ce`, and ended
 """
 WHY = """
 ## One thing changed
 
-`recipes/cifar10-why.toml`: as above, but for what the second column says. "As above": the method's cell in the table
-above, where it has its defaults.
+`recipes/cifar10-why.toml`: the same runs with one setting changed (second column). "Default": the method's cell in the
+table above.
 
 """
 NOISES = ("flip:0.4", "uniform:0.6")
@@ -62,17 +62,17 @@ Run = tuple[dict[str, Any], list[dict[str, Any]]]  # its spec.json and its epoch
 
 
 def kept(folder: Path) -> list[Run]:
-    found = []
+    runs = []
     for path in sorted(folder.glob("*/spec.json")):
         file = path.parent / "results.jsonl"
         try:
             records = [json.loads(line) for line in file.read_text().splitlines()]
-            found.append((json.loads(path.read_text()), records))
+            runs.append((json.loads(path.read_text()), records))
         except ValueError as e:
-            raise SystemExit(f"{file} or the spec.json beside it is garbled: {e}") from e
+            raise SystemExit(f"{file} or the spec.json beside it is damaged: {e}") from e
         if not records:
             raise SystemExit(f"{file} is empty")
-    return found
+    return runs
 
 
 def last(records: list[dict[str, Any]]) -> float:
@@ -80,7 +80,7 @@ def last(records: list[dict[str, Any]]) -> float:
 
 
 def changes(spec: dict[str, Any], default: dict[str, Any]) -> str:
-    """What is not as in the run with defaults, in the words of the command line."""
+    """The settings that differ from the run with defaults, as flags."""
     flags = spec["changed"] | {k: v for k, v in spec["recipe"].items() if v != default["recipe"].get(k)}
     flags |= {"seed": spec["seed"]} if spec["seed"] != default["seed"] else {}
     return " ".join("the true T" if name == "matrix" else f"`{' '.join(flag(name, v))}`" for name, v in flags.items())
@@ -116,14 +116,14 @@ def main() -> None:
     intro = INTRO.format(
         machine="; ".join(sorted(machines)),
         missing=f" –: not run yet ({len(runs)} of {wanted} runs are done)." if len(runs) < wanted else "",
-        d2l=CHANCE + " and\n".join(apart) + "." if apart else "",
+        d2l=RANDOM + " and\n".join(apart) + "." if apart else "",
         why=" ([below](#one-thing-changed))" if tried else ", not run yet",
     )
     PAGE.write_text("\n".join([intro, *lines, ""]) + (WHY + "\n".join([*tried, ""]) if tried else ""))
 
 
 def why(runs: dict[tuple[str, str], Run]) -> list[str]:
-    """The table of the runs in which one thing is changed."""
+    """The table of the runs with one changed setting."""
     rows = []
     for run, records in kept(CHANGED):
         spec = run["spec"]
@@ -132,7 +132,7 @@ def why(runs: dict[tuple[str, str], Run]) -> list[str]:
         name, shown = f"[`{spec['method']}`](../methods/{spec['method']}.md)", changes(spec, plain)
         default = f"{last(before[1]):.1f}" if before else "–"
         rows.append(f"| {name} | {shown} | `{spec['noise']}` | {last(records):.1f} | {default} |")
-    head = ["| method | changed | noise | last epoch | as above |", "|:---|:---|:---|---:|---:|"]
+    head = ["| method | changed | noise | last epoch | default |", "|:---|:---|:---|---:|---:|"]
     return [*head, *rows] if rows else []
 
 

@@ -1,12 +1,12 @@
-"""docs/results/digits.md and the costs that `warpi list methods` shows, from recipes/digits.toml and digits-why.toml.
+"""Write docs/results/digits.md, and the costs in `warpi list methods`, from recipes/digits.toml and digits-why.toml.
 
     warpi sweep recipes/digits.toml
     warpi sweep recipes/digits-why.toml
-    python -m benchmarks.pages.digits runs/digits runs/digits-why        what is there; without folders the page alone
+    python -m benchmarks.pages.digits runs/digits runs/digits-why    (without folders: only the page)
 
-Keeps the last record of every run in docs/results/digits.json (digits-why.json where an option is changed), so that
-the page can be made again without the runs. Where the folders hold some methods only, the others stay, and so do the
-seconds, which were measured side by side.
+Stores the last record of every run in docs/results/digits.json (digits-why.json for changed options), so that the page
+can be written again without the runs. If the folders contain only some methods, the rows of the others are kept, and so
+are all times, which can be compared only if they were measured together.
 """
 
 import json
@@ -21,25 +21,26 @@ from warpi.methods.registry import METHODS
 from warpi.runs.rerun import flag
 
 FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
-ROWS, WHY = ROOT / "docs/results/digits.json", ROOT / "docs/results/digits-why.json"
+ROWS = ROOT / "docs/results/digits.json"
+WHY = ROOT / "docs/results/digits-why.json"
 PAGE = ROOT / "docs/results/digits.md"
 COSTS = ROOT / "src/warpi/methods/costs.json"
 Row = dict[str, Any]
 INTRO = """# Every method on digits
 
 `recipes/digits.toml`: digits, 50 trusted examples, 30 epochs, the MLP, every method with its defaults, seeds {first} to
-{last}; test accuracy of the last epoch, mean ± sample standard deviation. 2 CPU cores, one thread a run, torch {torch}.
-Bold: more than two points above `ce`. Methods marked * use the trusted examples, those marked ° the true noise rate.
-Defaults for tables of `warpi` and a few others were chosen on digits with other seeds (their pages say so): it is a
-smoke test, not a ranking.
+{last}; test accuracy of the last epoch, mean ± sample standard deviation. 2 CPU cores, one thread per run, torch
+{torch}. Bold: more than two points above `ce`. Methods marked * use the trusted examples, those marked ° the true
+noise rate. The defaults for tables of `warpi` and a few other methods were chosen on digits with other seeds (see
+their pages), so this is a smoke test, not a ranking.
 
     warpi sweep recipes/digits.toml && warpi sweep recipes/digits-why.toml
     python -m benchmarks.pages.digits runs/digits runs/digits-why
 """
 CHANGED = """## One thing changed
 
-`recipes/digits-why.toml`: as above, but for what the second column says; after the arrow, the mean ± deviation with it,
-before, the mean above.
+`recipes/digits-why.toml`: the same runs with one setting changed (second column). Before the arrow: the mean of the
+table above; after it: mean ± standard deviation with the change.
 """
 
 
@@ -68,7 +69,7 @@ def key(row: Row) -> tuple[str, ...]:
 
 
 def table(rows: list[Row]) -> dict[tuple[str, str, str], list[float]]:
-    """Accuracies by method, what is changed, in words, and noise."""
+    """Accuracies by method, changed settings (in words) and noise."""
     cells: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for r in rows:
         changed = r.get("changed", {}).items()
@@ -82,7 +83,7 @@ def better(scores: list[float], base: float) -> bool:
     return bool(scores) and statistics.mean(scores) > base + 2
 
 
-def said(scores: list[float]) -> str:
+def format_scores(scores: list[float]) -> str:
     spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.1f}{spread}" if scores else "–"
 
@@ -102,7 +103,7 @@ def page(rows: list[Row], changed: list[Row]) -> str:
                 continue
             marks = "*" * method.needs_meta + "°" * method.needs_noise_rate
             good = [better(cells[name, noise], base[noise]) for noise in noises]
-            shown = [said(cells[name, noise]) for noise in noises]
+            shown = [format_scores(cells[name, noise]) for noise in noises]
             shown = [f"**{text}**" if bold else text for text, bold in zip(shown, good, strict=True)]
             lines.append(f"| [`{name}`](../methods/{name}.md){marks} | {family} | {' | '.join(shown)} |")
     weak = [
@@ -112,16 +113,16 @@ def page(rows: list[Row], changed: list[Row]) -> str:
         and any(cells[name, noise] for noise in noises)
         and not any(better(cells[name, noise], base[noise]) for noise in noises)
     ]
-    lines += ["", f"Nowhere more than two points above `ce`: {', '.join(weak) or 'none'}. Their pages say why.", ""]
+    lines += ["", f"Never more than two points above `ce`: {', '.join(weak) or 'none'}. Their pages explain why.", ""]
     lines += [
         CHANGED,
         f"| method | changed | {' | '.join(f'`{n}`' for n in noises)} |",
         f"|---|---|{'---|' * len(noises)}",
     ]
     tried = table(changed)
-    for name, words in sorted(dict.fromkeys(found[:2] for found in tried), key=lambda found: found[0]):
+    for name, words in sorted(dict.fromkeys(key[:2] for key in tried), key=lambda pair: pair[0]):
         shown = [
-            f"{statistics.mean(cells[name, n]):.1f} → {said(tried[name, words, n])}"
+            f"{statistics.mean(cells[name, n]):.1f} → {format_scores(tried[name, words, n])}"
             if (name, words, n) in tried
             else ""
             for n in noises
@@ -131,7 +132,7 @@ def page(rows: list[Row], changed: list[Row]) -> str:
 
 
 def costs(rows: list[Row]) -> dict[str, float]:
-    """Seconds an epoch relative to plain training: a median over runs."""
+    """Seconds per epoch relative to plain training: the median over runs."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for r in rows:
         seconds[r["method"]].append(r["epoch_seconds"])
@@ -141,7 +142,7 @@ def costs(rows: list[Row]) -> dict[str, float]:
 
 def main() -> None:
     new = [row for folder in sys.argv[1:] for row in collect(Path(folder))]
-    whole = {r["method"] for r in new if not r["changed"]} >= set(METHODS)  # seconds that can be compared
+    whole = {r["method"] for r in new if not r["changed"]} >= set(METHODS)  # then their times can be compared
     for file, rows in ((ROWS, [r for r in new if not r["changed"]]), (WHY, [r for r in new if r["changed"]])):
         known = {key(r): r for r in json.loads(file.read_text())} if file.exists() else {}
         for r in rows:

@@ -1,10 +1,10 @@
-"""The tables and pictures of docs/fewshot.md, from committed results.
+"""Write the tables and figures of docs/fewshot.md from stored results.
 
     python -m benchmarks.pages.fewshot
 
-Reads benchmarks/results/fewshot-{runs,speed}.json as benchmarks/fewshot/gpu.py wrote them, and writes between
-the marks `<!-- fewshot:NAME -->` and `<!-- /fewshot:NAME -->` of the page; pictures go to docs/results/fewshot. What
-has no results yet is left as it is.
+Reads benchmarks/results/fewshot-{runs,speed}.json, written by benchmarks/fewshot/gpu.py. The tables are written between
+the marks `<!-- fewshot:NAME -->` and `<!-- /fewshot:NAME -->` of the page, the figures to docs/results/fewshot. Tables
+without results are not changed.
 """
 
 import json
@@ -12,12 +12,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common import ROOT
+from benchmarks.common import RESULTS, ROOT
 from benchmarks.fewshot.gpu import ORDER
 from warpi.fewshot.plot import plot_bases, plot_versatility
 from warpi.utils.files import write_atomically
 
-RESULTS, PAGE, PICTURES = ROOT / "benchmarks/results", ROOT / "docs/fewshot.md", ROOT / "docs/results/fewshot"
+PAGE = ROOT / "docs/fewshot.md"
+PICTURES = ROOT / "docs/results/fewshot"
 Row = dict[str, Any]
 SETTINGS = {
     "cifar_fs-5w1s": "CIFAR-FS 5-way 1-shot",
@@ -46,21 +47,21 @@ PAPER = {
 
 
 def accuracy(rows: Sequence[Row]) -> str:
-    """Learners down, settings across; transductive and inductive apart, the best of each column bold."""
+    """One row per learner, one column per setting; transductive and inductive separately, the best of a column bold."""
     cells = {(split(r)[1], r["transductive"], r["setting"]): r for r in rows if r.get("setting") in SETTINGS}
     rows = list(cells.values())
     lines = ["| learner | " + " | ".join(SETTINGS.values()) + " |", "|---" * (1 + len(SETTINGS)) + "|"]
     for transductive in (True, False):
-        mine = {key: r for key, r in cells.items() if key[1] is transductive}
-        if not mine:
+        group = {key: r for key, r in cells.items() if key[1] is transductive}
+        if not group:
             continue
         lines.append(f"| **{'transductive' if transductive else 'inductive'}** |" + " |" * len(SETTINGS))
-        means = {s: [r["mean"] for (_, _, t), r in mine.items() if t == s] for s in SETTINGS}
-        best = {s: max(found) for s, found in means.items() if len(found) > 1}
+        means = {s: [r["mean"] for (_, _, t), r in group.items() if t == s] for s in SETTINGS}
+        best = {s: max(values) for s, values in means.items() if len(values) > 1}
         for name, text in NAMES.items():
-            found = [mine.get((name, transductive, s)) for s in SETTINGS]
-            if any(found):
-                shown = [show(r, r is not None and r["mean"] == best.get(r["setting"])) for r in found]
+            row = [group.get((name, transductive, s)) for s in SETTINGS]
+            if any(row):
+                shown = [show(r, r is not None and r["mean"] == best.get(r["setting"])) for r in row]
                 lines.append(f"| {text} | " + " | ".join(shown) + " |")
     lines.append("| **published** (most likely transductive, as many queries as shots) |" + " |" * len(SETTINGS))
     lines += [f"| {name} | " + " | ".join(values) + " |" for name, values in PAPER.items()]
@@ -68,24 +69,24 @@ def accuracy(rows: Sequence[Row]) -> str:
     seeds = "/".join(sorted({str(r["seed"]) for r in rows}))
     lines += [
         "",
-        f"Accuracy in per cent over {tasks} test tasks with 15 queries a class, ± 95 % interval. {machine(rows)}",
+        f"Accuracy in percent over {tasks} test tasks with 15 queries per class, ± 95 % interval. {machine(rows)}",
     ]
     if (done := len(rows)) < len(ORDER):
-        lines.append(f"{done} of {len(ORDER)} runs are done; the others wait for time on a GPU.")
-    budget = ", ".join(f"{SETTINGS[s]} {found}" for s in SETTINGS if (found := steps(rows, s)))
+        lines.append(f"{done} of {len(ORDER)} runs are done; the others are missing.")
+    budget = ", ".join(f"{SETTINGS[s]} {text}" for s in SETTINGS if (text := steps(rows, s)))
     rates = "/".join(f"{lr:g}" for lr in sorted({r["train_lr"] for r in rows if r["learner"] != "maml"}))
     lines.append(
-        f"Seed {seeds}; training, as steps × tasks a step × (ways, queries a class): {budget}; learning rate {rates}."
+        f"Seed {seeds}; training (steps × tasks per step × (ways, queries per class)): {budget}; learning rate {rates}."
     )
     other = [r for r in rows if split(r)[1] == "maml"]
     if other:
-        had = f"{other[0]['iterations']:,} × {other[0]['train_tasks']}, at {other[0]['train_lr']:g}"
-        lines.append(f"MAML, whose steps cost more, had {had}.")
+        used = f"{other[0]['iterations']:,} × {other[0]['train_tasks']}, at {other[0]['train_lr']:g}"
+        lines.append(f"MAML, whose steps cost more, used {used}.")
     return "\n".join(lines)
 
 
 def split(row: Row) -> tuple[str, str]:
-    """Setting and learner of a run's name."""
+    """Setting and learner in the name of a run."""
     setting = row["setting"]
     return setting, row["run"].removeprefix(f"{setting}-").removesuffix("-inductive")
 
@@ -99,29 +100,30 @@ def show(row: Row | None, best: bool) -> str:
 
 def steps(rows: Sequence[Row], setting: str) -> str:
     names = ("iterations", "train_tasks", "train_ways", "train_queries")
-    found = {tuple(r[n] for n in names) for r in rows if r["setting"] == setting and r["learner"] != "maml"}
-    return " or ".join(f"{n:,} × {t} × ({w}, {q})" for n, t, w, q in sorted(found))
+    budgets = {tuple(r[n] for n in names) for r in rows if r["setting"] == setting and r["learner"] != "maml"}
+    return " or ".join(f"{n:,} × {t} × ({w}, {q})" for n, t, w, q in sorted(budgets))
 
 
 def speed(rows: Sequence[Row]) -> str:
-    """Learners down, tasks a step across."""
+    """One row per learner, one column per number of tasks."""
     sizes = sorted({r["train_tasks"] for r in rows})
-    found = {(r["name"], r["precision"], done(r), r["train_tasks"]): r for r in rows}
-    lines = ["| learner | " + " | ".join(f"{t} tasks a step" for t in sizes) + " |", "|---" * (1 + len(sizes)) + "|"]
-    for name, precision, how in sorted({key[:3] for key in found}, key=lambda k: (list(NAMES).index(k[0]), k[1:])):
+    by_key = {(r["name"], r["precision"], execution(r), r["train_tasks"]): r for r in rows}
+    lines = ["| learner | " + " | ".join(f"{t} tasks per step" for t in sizes) + " |", "|---" * (1 + len(sizes)) + "|"]
+    for name, precision, how in sorted({key[:3] for key in by_key}, key=lambda k: (list(NAMES).index(k[0]), k[1:])):
         text = NAMES[name] + ", float32" * (precision == "32") + (f", {how}" if how else "")
-        row = [found.get((name, precision, how, t)) for t in sizes]
+        row = [by_key.get((name, precision, how, t)) for t in sizes]
         lines.append(f"| {text} | " + " | ".join(f"{r['episodes_per_s']:,.0f}" if r else "" for r in row) + " |")
     about = (
-        f"Training episodes a second on CIFAR-FS 5-way 1-shot, {rows[0]['queries']} queries a class; a step is\n"
-        "drawing the tasks, loss, backward and Adam, in bfloat16 and as one CUDA graph of fused kernels unless said.\n"
+        f"Training episodes per second on CIFAR-FS 5-way 1-shot, {rows[0]['queries']} queries per class. A step draws\n"
+        "the tasks and computes loss, gradient and Adam update; in bfloat16 and as one CUDA graph of fused kernels unless\n"
+        "noted.\n"
         f"{machine(rows)}"
     )
     return "\n".join([*lines, "", about])
 
 
-def done(row: Row) -> str:
-    """How a step was done, where not in the fastest way; kernels of MAML, which runs under vmap, cannot be fused."""
+def execution(row: Row) -> str:
+    """How a step was executed, if not in the fastest way. MAML runs under vmap, so its kernels cannot be fused."""
     if not row["captured"]:
         return "kernel by kernel"
     return "" if row.get("compiled") or row["name"] == "maml" else "not fused"
@@ -140,7 +142,7 @@ def read(name: str) -> list[Row]:
 
 
 def pictures(runs: Sequence[Row]) -> str:
-    """The pictures that there are rows for, and the lines that show them."""
+    """Draw the figures that have results; return the lines that show them."""
     bases = [r | {"label": NAMES[r["run"].split("-")[1]]} for r in runs if r["run"].startswith("bases-")]
     versatile = [r for r in runs if r.get("versatility")]
     lines = []
@@ -149,15 +151,16 @@ def pictures(runs: Sequence[Row]) -> str:
         lines.append("![Accuracy against the number of bases](results/fewshot/bases.png)")
     if versatile:
         write_atomically(PICTURES / "versatility.png", plot_versatility(versatile, "png"))
-        lines.append("![Other ways and shots than trained](results/fewshot/versatility.png)")
+        lines.append("![Numbers of ways and shots that differ from training](results/fewshot/versatility.png)")
     return "\n\n".join([*lines, f"Seed 0. {machine(runs)}"]) if lines else ""
 
 
 def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
-    page, runs = PAGE.read_text(), read("runs")
-    own = [r for r in runs if not r.get("versatility")]
-    makers = {"accuracy": (accuracy, own), "speed": (speed, read("speed"))}
+    page = PAGE.read_text()
+    runs = read("runs")
+    plain = [r for r in runs if not r.get("versatility")]
+    makers = {"accuracy": (accuracy, plain), "speed": (speed, read("speed"))}
     for name, (make, rows) in (makers | {"pictures": (pictures, runs)}).items():
         marks = re.compile(rf"(<!-- fewshot:{name} -->\n).*?(<!-- /fewshot:{name} -->)", re.DOTALL)
         if not marks.search(page):

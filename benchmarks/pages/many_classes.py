@@ -1,7 +1,7 @@
-"""docs/results/many-classes.md: every method on a table of 50 classes. Digits and CIFAR-10 have ten.
+"""Write docs/results/many-classes.md: every method on a table with 50 classes. Digits and CIFAR-10 have ten.
 
-python -m benchmarks.pages.many_classes                       the page, from benchmarks/results/many_classes.json
-python -m benchmarks.pages.many_classes --run ce,forward      these methods first, or `all`: half an hour on one core
+python -m benchmarks.pages.many_classes                       only the page, from benchmarks/results/many_classes.json
+python -m benchmarks.pages.many_classes --run ce,forward      run these methods first, or `all` (30 minutes, one core)
 """
 
 import argparse
@@ -20,19 +20,21 @@ from benchmarks.common import ROOT
 from warpi import METHODS, fit
 from warpi.utils.files import write_atomically
 
-ROWS, PAGE = ROOT / "benchmarks/results/many_classes.json", ROOT / "docs/results/many-classes.md"
+ROWS = ROOT / "benchmarks/results/many_classes.json"
+PAGE = ROOT / "docs/results/many-classes.md"
 SEEDS = (0, 1, 2)
 INTRO = """# Every method on 50 classes
 
-A made-up table: 6,000 rows of 50 Gaussian clouds in 32 dimensions, `uniform:0.4`, 200 trusted rows, the settings
-that suit tables (an MLP, 30 epochs), every method with its defaults, seeds 0 to 2. Test accuracy of the last epoch.
+A synthetic table: 6,000 rows from 50 Gaussian clusters in 32 dimensions, `uniform:0.4`, 200 trusted rows, the default
+settings for tables (an MLP, 30 epochs), every method with its defaults, seeds 0 to 2. Test accuracy of the last epoch.
 Methods marked * use the trusted rows, those marked ° the true noise rate.
 
-It is a check for methods whose published numbers are made for ten classes, as digits and CIFAR-10 have: one far below
-`ce` here would hint at that. It is no ranking: one made-up table, one kind of noise. Tables like this one showed what
-was wrong with the anchors of [`forward`](../methods/forward.md), `backward`, `t_revision` and `ptd`, with the peer term
-of [`cal`](../methods/cal.md), and with when [`gce_truncated`](../methods/gce_truncated.md) begins to prune;
-these are the numbers since. (`mae` learns slowly where there are many classes.)
+The published settings of many methods were chosen for ten classes, as in digits and CIFAR-10. A method far below `ce`
+here would show that its settings do not fit more classes. This is not a ranking: it is one synthetic table with one
+kind of noise. Tables like this one led to fixes of the anchors of [`forward`](../methods/forward.md), `backward`,
+`t_revision` and `ptd`, of the peer term of [`cal`](../methods/cal.md), and of the epoch at which
+[`gce_truncated`](../methods/gce_truncated.md) starts to prune; the numbers are those after the fixes. (`mae` learns
+slowly with many classes.)
 
     python -m benchmarks.pages.many_classes --run all
 
@@ -41,17 +43,17 @@ these are the numbers since. (`mae` learns slowly where there are many classes.)
 """
 
 
-def clouds(file: Path) -> None:
-    chance = np.random.default_rng(0)
+def make_table(file: Path) -> None:
+    rng = np.random.default_rng(0)
     y = np.arange(6000) % 50
-    x = 1.2 * chance.normal(size=(50, 32))[y] + 1.5 * chance.normal(size=(6000, 32))
+    x = 1.2 * rng.normal(size=(50, 32))[y] + 1.5 * rng.normal(size=(6000, 32))
     np.savez(file, x=x.astype("float32"), y=y, clean=y)
 
 
 def run(names: list[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     about = {"torch": torch.__version__, "python": platform.python_version(), "date": date.today().isoformat()}
     with tempfile.TemporaryDirectory() as folder:
-        clouds(data := Path(folder) / "clouds.npz")
+        make_table(data := Path(folder) / "clouds.npz")
         for name in names:
             rows = [row for row in rows if row["method"] != name]
             for seed in SEEDS:

@@ -1,9 +1,9 @@
-"""The pages docs/results/TABLE.md and the pictures docs/results/figures, from the results kept in docs/results/TABLE.
+"""Write the pages docs/results/TABLE.md and the figures docs/results/figures from the results stored in docs/results.
 
     python -m benchmarks.pages.results [--root FOLDER] [--no-pictures]
 
-Nothing is run, and the same files give the same bytes: what recipes/TABLE.toml asks for, what is kept of it, what the
-paper prints (paper_tables.json), and what a person has to say about it (docs/results/TABLE/notes.md).
+Nothing is trained, and the same files give the same bytes. A page combines the runs of recipes/TABLE.toml, their stored
+results, the figures printed in the paper (paper_tables.json), and the comments in docs/results/TABLE/notes.md.
 """
 
 import argparse
@@ -27,17 +27,17 @@ PAPER = json.loads((ROOT / "benchmarks" / "pages" / "paper_tables.json").read_te
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "clothing1m": "Clothing1M", "food101n": "Food-101N"}
 LEGEND = """\
 Test accuracy in percent, mean ± sample standard deviation over seeds. *Last*: the final epoch. *Best on
-validation*: the epoch of the highest accuracy on held-out rows, whose labels are as noisy as those trained on.
+validation*: the epoch with the highest accuracy on held-out rows, whose labels are as noisy as the training labels.
 *Best on test*: an oracle, which no user has. –: not run, or not printed."""
 AGAINST = """\
-The published code reports the best epoch on the test set, so that the paper's column ({label}) is to be compared
-with that one. *Difference*: best on test less the paper's figure."""
+The published code reports the best epoch on the test set, so compare the paper's column ({label}) with *best on test*.
+*Difference*: best on test minus the paper's figure."""
 MIXED = """\
 °: most likely printed for the other kind of noise. Base Model, Co-teaching, MentorNet, D2L, Fine-tuning, L2RW, GLC and
-MWNet are rows of MW-Net's paper, whose code flips a class to two others (`flip2`); WarPI's own to one (`flip`)."""
+MWNet are rows of MW-Net's paper, whose code flips a class to two others (`flip2`); WarPI's flips it to one (`flip`)."""
 TIMES = """\
-Seconds: the median epoch (evaluation included) of runs that had the GPU to themselves (`samples-time.toml`), the
-first epoch left out. The paper's figures are of other data and of a ResNet-50 with batches of 32: compare how they
+Seconds: the median epoch, including evaluation and without the first, of runs that were alone on the GPU
+(`samples-time.toml`). The paper's figures are for other data and a ResNet-50 with batches of 32: compare only how they
 grow with L."""
 
 
@@ -47,7 +47,7 @@ class Table:
 
     title: str
     recipes: tuple[str, ...]
-    kind: str  # paper, or which settings tell its rows apart
+    kind: str  # paper, or the settings that distinguish its rows
 
 
 TABLES = {
@@ -56,12 +56,12 @@ TABLES = {
     "instance": Table("Instance-dependent noise", ("instance",), "paper"),
     "clothing1m": Table("Clothing1M", ("clothing1m",), "paper"),
     "food101n": Table("Food-101N", ("food101n",), "paper"),
-    "v-output": Table("What may v be?", ("v-output",), "options"),
+    "v-output": Table("The output of V", ("v-output",), "options"),
     "ablation": Table("WarPI's settings, one at a time", ("ablation",), "changes"),
-    "samples": Table("The Monte-Carlo number", ("samples", "samples-time"), "samples"),
+    "samples": Table("The number of Monte-Carlo samples", ("samples", "samples-time"), "samples"),
     "curves": Table("200 epochs", ("curves",), "curves"),
 }
-# Which of the kept runs each kind of picture is drawn from.
+# The stored runs from which each kind of figure is drawn.
 PICTURES = {
     "losses": ("asymmetric/warpi_*_data-cifar10_seed0",),
     "confusion": ("asymmetric/warpi_*_data-cifar10_seed0",),
@@ -75,34 +75,35 @@ PICTURES = {
     "calibration": ("asymmetric/*_flip-0.4_data-cifar10_seed0",),
 }
 CAPTIONS = {
-    "losses": """How many training examples have which loss, with the logits as they are and multiplied by v
-(fig:dist). The last bar holds all that is above.""",
-    "confusion": """The transition matrix of the labels; what the rectified predictions make of it, by true class as in
-the paper (fig:confusion_matrix); and what needs no truth: the given labels of the examples that the classifier puts
-into a class. Error: the mean over the rows of half the sum of absolute differences.""",
-    "samples": """Accuracy, and seconds an epoch, against the Monte-Carlo number (fig:ell). Small dots: the seeds, where
-there are several, and the line goes through their mean. Time: the median epoch of the fastest run with that number;
-those of 80 epochs had two others beside them on the GPU in most epochs.""",
-    "stability": """Test accuracy and loss on the trusted examples over the epochs: of the tables, mean and standard
-deviation over seeds; where it is run, over 200 epochs, as the paper has it (`recipes/curves.toml`; fig:stable).
-Accuracies of the first epochs may lie below the picture.""",
-    "rectifier": """What V has learned: mean v, and mean σ of the sample s that v is a function of, by given label and
-predicted class. Grey: no example; blank: below 0.005.""",
+    "losses": """Histograms of the training losses, for the raw logits and for the logits times v (fig:dist). The last
+bar also counts all larger losses.""",
+    "confusion": """The true transition matrix of the labels; the rectified predictions by true class, as in the paper
+(fig:confusion_matrix); and the given labels by predicted class, which does not need the truth. Error: the mean over the
+rows of half the sum of absolute differences.""",
+    "samples": """Accuracy and seconds per epoch against the number of Monte-Carlo samples (fig:ell). Small dots: single
+seeds, if there are several; the line connects their means. Time: the median epoch of the fastest run with that number.
+The runs of 80 epochs shared the GPU with two others in most epochs.""",
+    "stability": """Test accuracy and loss on the trusted examples over the epochs, mean and standard deviation over seeds:
+for the 80 epochs of the tables, and for 200 epochs as in the paper (`recipes/curves.toml`; fig:stable). Accuracies of
+the first epochs may be outside of the figure.""",
+    "rectifier": """What V has learned: mean v, and mean σ of the sample s of which v is a function, by given label and
+predicted class. Gray: no example; blank: below 0.005.""",
     "sigma": """The standard deviation σ of the posterior of s (v is a function of s) over the epochs; mean over
-examples, classes and seeds. A collapse would be a fall to 0, which a few large σ hide in the mean, not in
-the geometric mean (dotted; the first runs that were kept lack it).""",
-    "calibration": """How often a prediction is right, against how sure the method is of it; dotted: as often as sure.
-Bins with fewer than a hundredth of the test examples are not shown, the calibration error (ECE) is over all.""",
+examples, classes and seeds. In a collapse σ would fall to 0. A few large σ hide that in the mean, but not in the
+geometric mean (dotted; missing in the oldest stored runs).""",
+    "calibration": """Share of right predictions against their probability; dotted: perfect calibration. Bins with less
+than 1 % of the test examples are not shown, but the calibration error (ECE) includes them.""",
 }
 
 AFTER = "Losses, confusion, rectifier and calibration: seed 0, after the last epoch."
 
 
 class Results:
-    """The jobs of a table's recipes, each with its run if one is kept."""
+    """The jobs of a table's recipes, each with its stored run, if any."""
 
     def __init__(self, table: Table, root: Path) -> None:
-        self.root, self.outs = root, dict[str, None]()
+        self.root = root
+        self.outs: dict[str, None] = {}
         self.all: list[tuple[Job, RunRecord | None]] = []
         for recipe in table.recipes:
             plan = read_plan(root / "recipes" / f"{recipe}.toml")
@@ -131,21 +132,20 @@ class Results:
 
 def page(name: str, table: Table, root: Path) -> str:
     results = Results(table, root)
-    alone = {"samples-time": " --per-gpu 1"}
-    commands = [f"    warpi sweep recipes/{r}.toml --root DATA{alone.get(r, '')}" for r in table.recipes]
+    flags = {"samples-time": " --per-gpu 1"}
+    commands = [f"    warpi sweep recipes/{r}.toml --root DATA{flags.get(r, '')}" for r in table.recipes]
     lines = [
         f"# {table.title}",
         "",
-        "Made by `make results` from the results kept in",
+        "Written by `make results` from the results stored in",
         f"[docs/results/{name}]({name}):",
     ]
     lines += ["", *commands, f"    python benchmarks/keep.py {' '.join(results.outs)}", ""]
     notes = root / "docs" / "results" / name / "notes.md"
     if notes.exists():
         lines += [notes.read_text().strip(), ""]
-    body = {"paper": _paper, "options": _options, "changes": _changes, "samples": _samples, "curves": _curves}[
-        table.kind
-    ](name, results)
+    kinds = {"paper": _paper, "options": _options, "changes": _changes, "samples": _samples, "curves": _curves}
+    body = kinds[table.kind](name, results)
     while body[-1] == "":
         body.pop()
     lines += [*body, "", *_missing(results), *(_printed_only(name, results) if table.kind == "paper" else [])]
@@ -174,7 +174,8 @@ def _block(data: str, noise: str, column: int | None, printed: list[dict[str, An
     title = f"## {NAMES.get(data, data)}" + ("" if noise == "given" else f", `{noise}`")
     lines = [title, "", "| method | seeds | last | best on validation | best on test | paper | difference |"]
     lines.append("|:---|---:|---:|---:|---:|---:|---:|")
-    kind, extra = noise.partition(":")[0], {"values": [], "name": ""}
+    kind = noise.partition(":")[0]
+    extra: dict[str, Any] = {"values": [], "name": ""}
     named = {row["method"] for row in printed}
     mixed = any(row.get("probably") for row in printed)
     others = [{**extra, "method": m} for m in results.values("method") if m not in named]
@@ -193,28 +194,28 @@ def _block(data: str, noise: str, column: int | None, printed: list[dict[str, An
 
 
 def _options(_: str, results: Results) -> list[str]:
-    """One row for each way to make v, the noises side by side."""
+    """One table per noise, with one row per combination of the settings of v."""
     lines = [LEGEND, ""]
     keys = ("output", "label_input", "mean_init", "meta_lr")
-    ways = list(dict.fromkeys(tuple(job.settings.get(key) for key in keys) for job in results.jobs))
+    combinations = list(dict.fromkeys(tuple(job.settings.get(key) for key in keys) for job in results.jobs))
     for noise in results.values("noise"):
         lines += [
             f"## `{noise}`",
             "",
-            "| output | label | first mean | meta lr | seeds | last | best on validation | best on test |",
+            "| output | label | initial mean | meta lr | seeds | last | best on validation | best on test |",
         ]
         lines.append("|:---|:---|:---|---:|---:|---:|---:|---:|")
-        for way in ways:
-            runs = results.some(noise=noise, **dict(zip(keys, way, strict=True)))
-            if not runs and results.runs:  # what is missing is said below
+        for values in combinations:
+            runs = results.some(noise=noise, **dict(zip(keys, values, strict=True)))
+            if not runs and results.runs:  # missing runs are listed below
                 continue
-            lines.append(_pipes([*(f"`{format_value(value or 'xavier')}`" for value in way), *_cells(runs)]))
+            lines.append(_pipes([*(f"`{format_value(value or 'xavier')}`" for value in values), *_cells(runs)]))
         lines.append("")
     return lines
 
 
 def _changes(_: str, results: Results) -> list[str]:
-    """One row for each run that differs from most of the others in something."""
+    """One row per change from the most frequent settings."""
     lines = [LEGEND, "", "| changed | seeds | last | best on validation | best on test |", "|:---|---:|---:|---:|---:|"]
     keys = dict.fromkeys(key for job in results.jobs for key in job.settings if key != "seed")
     usual = {key: statistics.mode(job.settings.get(key) for job in results.jobs) for key in keys}
@@ -232,7 +233,7 @@ def _samples(name: str, results: Results) -> list[str]:
     lines = [LEGEND, TIMES, ""]
     for data in results.values("data"):
         lines += [f"## {NAMES.get(data, data)}, `flip:0.4`", ""]
-        lines += ["| L | seeds | last | best on validation | best on test | seconds an epoch | seconds a batch |"]
+        lines += ["| L | seeds | last | best on validation | best on test | seconds per epoch | seconds per batch |"]
         lines.append("|---:|---:|---:|---:|---:|---:|---:|")
         for samples in sorted(results.values("samples")):
             runs = results.some(data=data, samples=samples)
@@ -247,24 +248,21 @@ def _samples(name: str, results: Results) -> list[str]:
             lines.append(_pipes([str(samples), *_cells(scored), *cells]))
         lines.append("")
     lines += _step(results.root / "benchmarks" / "results" / "samples-h200.json")
-    lines += ["## What the paper prints (`tab:ell`)", "", "| L | " + " | ".join(PAPER[name]["columns"]) + " |"]
+    lines += ["## The paper's table (`tab:ell`)", "", "| L | " + " | ".join(PAPER[name]["columns"]) + " |"]
     lines.append("|---:" * 5 + "|")
     lines += [_pipes([str(row["samples"]), *map(str, row["values"])]) for row in PAPER[name]["rows"]]
     return lines
 
 
 def _step(file: Path) -> list[str]:
-    """A step of the paper's network, as `warpi bench meta-step` measured it (benchmarks/gpu.sh step)."""
+    """A step of the paper's network, measured by `warpi bench meta-step`."""
     if not file.exists():
-        return [
-            "A step of the paper's network and batch here: not measured yet (`bash benchmarks/gpu.sh step 300`).",
-            "",
-        ]
+        return ["A step of the paper's network and batch has not been measured yet.", ""]
     rows = json.loads(file.read_text())
     first = rows[0]
     lines = [f"## A step of {first['net']}, batches of {first['batch']}, {first['precision']}", ""]
-    lines += [f"{first['gpu'] or 'CPU'}, torch {first['torch']}, {first['date']}; images of 224 pixels in memory.", ""]
-    lines += ["| | L | beside it on the GPU | seconds a batch |", "|:---|---:|:---|---:|"]
+    lines += [f"{first['gpu'] or 'CPU'}, torch {first['torch']}, {first['date']}; images of 224 pixels, in memory.", ""]
+    lines += ["| | L | also on the GPU | seconds per batch |", "|:---|---:|:---|---:|"]
     for r in rows:
         cells = [f"`{r['variant']}`", str(r["samples"] or "–"), r.get("beside", "nothing"), f"{r['ms'] / 1000:.4f}"]
         lines.append(_pipes(cells))
@@ -272,10 +270,10 @@ def _step(file: Path) -> list[str]:
 
 
 def _curves(_: str, results: Results) -> list[str]:
-    lines = [LEGEND, "", "*Fall*: from the best epoch to the last.", ""]
+    lines = [LEGEND, "", "*Drop*: from the best epoch to the last.", ""]
     for noise in results.values("noise"):
         lines += [f"## `{noise}`", ""]
-        lines += ["| method | seeds | last | best on test | at epoch | fall | meta loss: lowest | last |"]
+        lines += ["| method | seeds | last | best on test | at epoch | drop | meta loss: lowest | last |"]
         lines.append("|:---|---:|---:|---:|---:|---:|---:|---:|")
         for method in results.values("method"):
             runs = results.some(noise=noise, method=method)
@@ -283,10 +281,10 @@ def _curves(_: str, results: Results) -> list[str]:
             if runs:
                 row = _row(runs)
                 best = [max(run.epochs, key=lambda e: number(e, "test_acc") or 0.0) for run in runs]
-                fall = [b["test_acc"] - run.epochs[-1]["test_acc"] for b, run in zip(best, runs, strict=True)]
+                drops = [b["test_acc"] - run.epochs[-1]["test_acc"] for b, run in zip(best, runs, strict=True)]
                 meta = [[m for e in run.epochs if (m := number(e, "meta_loss")) is not None] for run in runs]
                 cells = [str(row.n_seeds), _mean(row.last_mean, row.last_std), _mean(row.best_mean, row.best_std)]
-                cells += [", ".join(str(int(b["epoch"])) for b in best), f"{statistics.fmean(fall):.2f}"]
+                cells += [", ".join(str(int(b["epoch"])) for b in best), f"{statistics.fmean(drops):.2f}"]
                 known = [m for m in meta if m]
                 cells += [
                     f"{statistics.fmean(f(m) for m in known):.3f}" if known else "–" for f in (min, lambda m: m[-1])
@@ -306,7 +304,7 @@ def _cells(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _row(runs: Sequence[RunRecord]) -> Row:
-    """Runs over their seeds. Those that were done with other defaults would be another row, and none may be lost."""
+    """The row of runs that differ only in the seed; other differences end the script, so that no run is lost."""
     rows = summarize(runs)
     if len(rows) > 1:
         sys.exit(
@@ -315,15 +313,15 @@ def _row(runs: Sequence[RunRecord]) -> Row:
     return rows[0]
 
 
-# -- what is there, and what is not ----------------------------------------------------------------------------------
+# -- missing runs and sources ----------------------------------------------------------------------------------------
 
 
 def _missing(results: Results) -> list[str]:
-    """By data and noise: which methods with which seeds, or how many runs where there is one method only."""
+    """Missing runs by data and noise: methods with seeds, or the number of runs if there is only one method."""
     left = [job for job, run in results.all if run is None or not run.done]
-    lines = ["## What has not been run", ""]
+    lines = ["## Missing runs", ""]
     if not left:
-        return [*lines, "Nothing: all runs of the recipe are here.", ""]
+        return [*lines, "None: all runs of the recipe are stored.", ""]
     lines += [f"{len(left)} of {len(results.jobs)} runs (in brackets: seeds):", ""]
     cells: dict[str, dict[str, list[str]]] = {}
     for job in left:
@@ -337,35 +335,35 @@ def _missing(results: Results) -> list[str]:
 
 
 def _printed_only(name: str, results: Results) -> list[str]:
-    """Rows of the paper that no recipe asks for, or not at every rate of noise."""
+    """Rows of the paper that no recipe contains, or not for every noise rate."""
     asked = {(job.settings["method"], str(job.settings["noise"]).partition(":")[2]) for job in results.jobs}
     rates = sorted({rate for _, rate in asked})
-    found = []
+    names = []
     for row in PAPER[name]["rows"]:
         left = [rate for rate in rates if (row["method"], rate) not in asked]
         if left:
-            found.append(row["name"] + ("" if left == rates else f" (at {', '.join(left)})"))
-    return [f"Printed, and asked for by no recipe: {', '.join(found)}.", ""] if found else []
+            names.append(row["name"] + ("" if left == rates else f" (at {', '.join(left)})"))
+    return [f"Printed, but not in a recipe: {', '.join(names)}.", ""] if names else []
 
 
 def _made(runs: Sequence[RunRecord]) -> str:
-    """On what, and when."""
+    """Machines, versions and dates of runs."""
     machines = _each(run.environment.get("gpu") or run.environment.get("device") for run in runs)
     versions = _each(
         f"warpi {r.version}, torch {r.environment.get('torch')}, python {r.environment.get('python')}" for r in runs
     )
     dates = _each(run.environment.get("date", "unknown") for run in runs)
-    return f"Machine: {machines}. Versions: {versions}. Runs begun on: {dates}."
+    return f"Machine: {machines}. Versions: {versions}. Runs started on: {dates}."
 
 
 def _evidence(results: Results) -> list[str]:
-    """On what, when, and with which labels."""
+    """Machines, dates and hashes of the labels."""
     runs = results.runs
     if not runs:
         return []
-    lines = ["## Where it comes from", "", _made(runs), ""]
+    lines = ["## Sources", "", _made(runs), ""]
     lines += [
-        "| data | noise | seed | wrong labels | trained on | SHA-256 of the noisy labels |",
+        "| data | noise | seed | wrong labels | training rows | SHA-256 of the noisy labels |",
         "|:---|:---|---:|---:|---:|:---|",
     ]
     seen = {}
@@ -402,11 +400,12 @@ def _pipes(cells: Iterable[str]) -> str:
 
 
 def pictures(root: Path) -> str:
-    """Draw what the kept runs allow; return the page that shows it."""
-    results, out = root / "docs" / "results", root / "docs" / "results" / "figures"
-    lines = ["# Figures", "", "Made by `make results` from what is kept of the runs; as SVG beside the PNG.", AFTER, ""]
+    """Draw the figures of the stored runs; return the page that shows them."""
+    results = root / "docs" / "results"
+    out = results / "figures"
+    lines = ["# Figures", "", "Drawn by `make results` from stored runs, as PNG and SVG.", AFTER, ""]
     known = {run.path for table in TABLES.values() for run in Results(table, root).runs}
-    others = dict[Path, None]()
+    others: dict[Path, None] = {}
     for old in out.glob("*.[ps][nv]g"):
         old.unlink()
     numbers: dict[str, Any] = {}
@@ -419,18 +418,18 @@ def pictures(root: Path) -> str:
         folders = [path for path in folders if path in known]
         runs = find_runs(folders) if folders else []
         used |= {run.path: run for run in runs}
-        drawn, found = draw_figures(runs, out, [kind]) if runs else ([], {})
+        drawn, values = draw_figures(runs, out, [kind]) if runs else ([], {})
         images = [f"![{path.stem}](figures/{path.name})" for path in drawn if path.suffix == ".png"]
-        lines += [f"## {kind}", "", CAPTIONS[kind], "", *(images or ["Not yet: the runs are missing."]), ""]
+        lines += [f"## {kind}", "", CAPTIONS[kind], "", *(images or ["Not drawn yet: the runs are missing."]), ""]
         if kind in ("confusion", "rectifier", "calibration"):
-            numbers |= found
+            numbers |= values
     for path in others:
         print(f"{path} is not a run that the recipe of its table contains; it is not drawn", file=sys.stderr)
     if numbers:
         write_with_folder(
             out / "figures.json", json.dumps(numbers, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         )
-        lines += ["Numbers of these pictures: [figures.json](figures/figures.json).", ""]
+        lines += ["Numbers of these figures: [figures.json](figures/figures.json).", ""]
     if used:
         lines += [_made(list(used.values())), ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -1,8 +1,8 @@
-"""CIFAR-10 made small enough for a CPU: what a signed v makes of other meta learning rates, and of another start of V.
+"""A signed v with other meta learning rates and initializations, on images small enough for a CPU.
 
-python -m benchmarks.pages.v_small --root DATA --out FOLDER    makes images, runs recipes/v-output-small.toml, and then:
-python -m benchmarks.pages.v_small --out FOLDER                what has been run there: benchmarks/results/v_small.json
-python -m benchmarks.pages.v_small                             its table again, in docs/results/v-output/notes.md
+python -m benchmarks.pages.v_small --root DATA --out FOLDER    make the images, run recipes/v-output-small.toml
+python -m benchmarks.pages.v_small --out FOLDER                collect the runs there in benchmarks/results/v_small.json
+python -m benchmarks.pages.v_small                             write the table in docs/results/v-output/notes.md
 """
 
 import argparse
@@ -26,7 +26,7 @@ IMAGES = 13_000
 
 
 def small_images(root: Path, file: Path) -> None:
-    """The first images of the training set, every four pixels in one."""
+    """The first images of the training set, averaged over blocks of 2 x 2 pixels."""
     dataset, _ = load_dataset("cifar10", root=root)
     assert isinstance(dataset.examples, TensorExamples)
     x = dataset.examples.x[:IMAGES].numpy()  # [N, 3, 32, 32]
@@ -47,18 +47,18 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     cells = defaultdict(list)
-    for r in found["rows"]:
+    for r in results["rows"]:
         names = ("output", "mean_init", "meta_lr")
         words = [f"`{r['options'].get(name) or 'xavier'}`" for name in names] if r["options"] else ["–"] * 3
         cells[f"| `{r['method']}` | " + " | ".join(words)].append(r["test_acc"])
-    lines = ["| method | output | first mean | meta lr | seeds | epoch 1 | last | best on test |"]
+    lines = ["| method | output | initial mean | meta lr | seeds | epoch 1 | last | best on test |"]
     lines.append("|:---|:---|:---|---:|---:|---:|---:|---:|")
-    for way, accs in sorted(cells.items(), key=lambda item: -statistics.fmean(a[-1] for a in item[1])):
+    for name, accs in sorted(cells.items(), key=lambda item: -statistics.fmean(a[-1] for a in item[1])):
         means = [statistics.fmean(pick) for pick in ([a[0] for a in accs], [a[-1] for a in accs], [*map(max, accs)])]
-        lines.append(f"{way} | {len(accs)} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
-    lines += ["", ", ".join(f"{key} {value}" for key, value in found["about"].items()) + ", one thread a run."]
+        lines.append(f"{name} | {len(accs)} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
+    lines += ["", ", ".join(f"{key} {value}" for key, value in results["about"].items()) + ", one thread per run."]
     return "\n".join(lines)
 
 
@@ -75,8 +75,8 @@ def main() -> None:
         given = ["--set", f"data={file}", "--out", str(args.out / "runs"), *more]
         warpi(["sweep", str(ROOT / "recipes/v-output-small.toml"), *given])
     if args.out:
-        found = {"about": made_on("torch"), "rows": collect(args.out / "runs")}
-        write_atomically(ROWS, (json.dumps(found, indent=1) + "\n").encode())
+        results = {"about": made_on("torch"), "rows": collect(args.out / "runs")}
+        write_atomically(ROWS, (json.dumps(results, indent=1) + "\n").encode())
     write_between(PAGE, MARKS, table(json.loads(ROWS.read_text())))
 
 

@@ -222,15 +222,15 @@ def test_a_page_has_our_figures_beside_the_printed_ones(tmp_path: Path) -> None:
     assert "`flip2:0.4`\n" not in text, "nothing of it was run"
     assert "199 of 216 runs" in text
     assert "- cifar10 flip:0.4: ce (2), glc (0, 1, 2)" in text
-    assert "Printed, and asked for by no recipe: Co-teaching (at 0.2), " in text
-    assert "Machine: A GPU. Versions: warpi 0, torch 2.0, python 3. Runs begun on: 2026-01-02." in text
+    assert "Printed, but not in a recipe: Co-teaching (at 0.2), " in text
+    assert "Machine: A GPU. Versions: warpi 0, torch 2.0, python 3. Runs started on: 2026-01-02." in text
     assert "| cifar10 | flip:0.4 | 1 | 40.00 % | 44100 | `0000000000000000` |" in text
     assert "| `mwnet` | 1 | 75.50 | 80.00 | 199 | 4.50 | 0.250 | 0.250 |" in (kept / "curves.md").read_text()
     assert "| 1 | 1 | 78.00 | 70.00 | 80.00 | 2.00 | 0.0045 |" in (kept / "samples.md").read_text()
     pictures = (kept / "figures.md").read_text()
     for epochs in (80, 200):
         assert f"![stability-cifar10-flip-0.4-resnet32-{epochs}-epochs](figures/stability-" in pictures
-    assert pictures.count("Not yet") == 4
+    assert pictures.count("Not drawn yet") == 4
     before = {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()}
     assert len([path for path in before if path.suffix == ".png"]) == 5
     pages.main(["--root", str(tmp_path)])
