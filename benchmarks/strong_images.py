@@ -3,8 +3,8 @@
     python -m benchmarks.strong_images --root DATA --out OUT --smoke              two epochs of each kind, with speeds
     python -m benchmarks.strong_images --root DATA --out OUT --seconds 560 --runs ce_clean plus_random1 ...
 
-Each run leaves a run folder in OUT without its checkpoint, and a line in OUT/summary.jsonl. A run that would pass the
-time limit is stopped; its results so far stay.
+Each run leaves a run folder in OUT without its checkpoint, and a line in OUT/summary.jsonl. A run that
+cannot end within the time limit is stopped; its results so far stay.
 """
 
 import argparse
@@ -100,6 +100,10 @@ def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline:
             record = next(training)
             if record is not None:
                 history.append(record)
+                left = (settings["epochs"] - len(history)) * record["seconds"]
+                if len(history) == 3 and time.monotonic() + left > deadline:
+                    print(f"{name}: would take {left:.0f} s more, which is too long", flush=True)
+                    break
                 if len(history) % 5 == 0 or len(history) <= 4:
                     shown = {key: round(value, 3) for key, value in record.items() if key != "test_ece"}
                     print(f"{name} {shown} {time.monotonic() - began:.0f} s", flush=True)
