@@ -23,7 +23,7 @@ from warpi.utils.seeding import generator
 class D2L(Method):
     """When the dimensionality of the features rises, wrong labels are being fitted: mix in predictions from then on.
 
-        LID_t = mean local intrinsic dimensionality of the features, from k neighbours within batches of 128
+        LID_t = mean local intrinsic dimensionality of the features, from k neighbors within batches of 128
         turning point: the first t with LID_t > mean + 2 std of the last `window` epochs; restore the weights of one
         epoch earlier, and from then on
         alpha = exp(-(t / T) LID_t / min_{s <= t} LID_s)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, mean_cross_entropy, one_hot, soft_cross_entropy
+from warpi.methods.mlc import halve
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, last_layer, penultimate
@@ -87,13 +88,11 @@ class EMLC(Method):
     def step(self, batch: Batch) -> Log:
         n = len(batch.y)
         trusted = self.meta_loader.draw()
-        half = len(trusted.y) // 2
-        learned = trusted.part(slice(half))
-        judge = trusted.part(slice(half, None))
+        learned, judge = halve(trusted)
 
         def corrected_loss(z: Tensor) -> Tensor:
             noisy = soft_cross_entropy(z[:n], self.corrected(batch.x, batch.y)).mean()
-            return noisy + cross_entropy(z[n:], learned.y).sum() / max(half, 1)
+            return noisy + cross_entropy(z[n:], learned.y).sum() / max(len(learned.y), 1)
 
         def teacher_loss() -> Tensor:
             h = penultimate(self.nets[1], trusted.x)

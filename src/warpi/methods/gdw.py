@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from warpi.autodiff.passes import forward
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot
+from warpi.methods.mwnet import make_weighting_net
 from warpi.training.bilevel import batch_gradient
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting
-from warpi.utils.seeding import derive, seeded
 
 
 def balance_gradient(g: Tensor, y: Tensor) -> Tensor:
@@ -63,9 +63,7 @@ class GDW(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        with seeded(derive(recipe.seed, "meta-network")):
-            V = nn.Sequential(nn.Linear(1, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid())
-        self.V = V.to(task.train.y.device)
+        self.V = make_weighting_net(self.hidden, recipe.seed).to(task.train.y.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr, self.meta_weight_decay)
 
     def step(self, batch: Batch) -> Log:

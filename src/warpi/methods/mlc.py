@@ -35,6 +35,12 @@ class Corrector(nn.Module):
         return q
 
 
+def halve(batch: Batch) -> tuple[Batch, Batch]:
+    """Split a trusted batch into one half to train on and one for L_meta."""
+    half = len(batch.y) // 2
+    return batch.part(slice(half)), batch.part(slice(half, None))
+
+
 @dataclass
 class MLC(Method):
     """A meta-network predicts a corrected soft label from the features and the given label of an example.
@@ -73,10 +79,7 @@ class MLC(Method):
 
     def step(self, batch: Batch) -> Log:
         n = len(batch.y)
-        trusted = self.meta_loader.draw()
-        half = len(trusted.y) // 2
-        learned = trusted.part(slice(half))
-        judge = trusted.part(slice(half, None))
+        learned, judge = halve(self.meta_loader.draw())
         x = torch.cat([batch.x, learned.x])
         with torch.no_grad():
             h = penultimate(self.net, x)[:n]  # [B, D]

@@ -22,11 +22,11 @@ from warpi.utils import distributed
 from warpi.utils.field_checks import at_least, setting, within
 
 
-def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, neighbours: int, generator: Generator) -> Tensor:
+def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, k: int, generator: Generator) -> Tensor:
     """n copies of the labels of a batch, with a share replaced by labels of random near neighbors.  [n, B]"""
     size = (n, len(y))
     away = torch.cdist(h, h).fill_diagonal_(torch.inf)  # [B, B]
-    near = away.topk(min(neighbours, len(y) - 1), largest=False).indices  # [B, neighbours]
+    near = away.topk(min(k, len(y) - 1), largest=False).indices  # [B, k]
     which = (torch.rand(size, generator=generator, device=y.device) * near.shape[1]).long()  # [n, B]
     labels = y[near].expand(n, *near.shape).gather(2, which[:, :, None])[:, :, 0]
     order = torch.rand(size, generator=generator, device=y.device).argsort(dim=1).argsort(dim=1)
@@ -53,7 +53,7 @@ class MLNT(Method):
 
     family: ClassVar[str] = "meta"
     year: ClassVar[int | None] = 2019
-    least_batch: ClassVar[int] = 2  # labels come from neighbours in the batch
+    least_batch: ClassVar[int] = 2  # labels come from neighbors in the batch
 
     updates: int = setting(10, "number M of synthetic label sets per batch")
     share: float = setting(0.5, "share of the labels of a batch that are replaced")

@@ -15,6 +15,12 @@ from warpi.utils.field_checks import at_least, setting
 from warpi.utils.seeding import derive, seeded
 
 
+def make_weighting_net(hidden: int, seed: int) -> nn.Sequential:
+    """V: from a loss [B, 1] to a weight in (0, 1) [B, 1]."""
+    with seeded(derive(seed, "meta-network")):
+        return nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
+
+
 @dataclass
 class MWNet(Method):
     """A small network V maps the loss of an example to its weight; V is trained on the trusted examples.
@@ -44,9 +50,7 @@ class MWNet(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        with seeded(derive(recipe.seed, "meta-network")):
-            V = nn.Sequential(nn.Linear(1, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid())
-        self.V = V.to(task.train.y.device)
+        self.V = make_weighting_net(self.hidden, recipe.seed).to(task.train.y.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr, self.meta_weight_decay)
 
     def step(self, batch: Batch) -> Log:

@@ -60,7 +60,8 @@ class PTD(Method):
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         self.beginnings = [0, warmup_epochs(self.warmup, recipe.epochs)]
-        K, device = task.n_classes, task.train.y.device
+        K = task.n_classes
+        device = task.train.y.device
         self.h = torch.full((len(task.train), self.parts), 1 / self.parts, device=device)  # [N, r]
         self.P = torch.eye(K, device=device).repeat(self.parts, 1, 1)  # [r, K, K]
         self.delta = nn.Parameter(torch.zeros(K, K, device=device))

@@ -62,8 +62,7 @@ class SMP(Method):
         rows, h = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))
         h = F.normalize(h, dim=1)
         y = self.task.train.y[rows]
-        chance = generator(self.recipe.seed, "prototypes", t)
-        order = torch.randperm(len(h), generator=chance).to(h.device)
+        order = torch.randperm(len(h), generator=generator(self.recipe.seed, "prototypes", t)).to(h.device)
         sigma = h.new_full((len(h), self.task.n_classes), -torch.inf)  # never chosen if a class has no examples
         for c in range(self.task.n_classes):
             some = order[y[order] == c][: self.per_class]
