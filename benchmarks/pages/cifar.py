@@ -45,8 +45,8 @@ explanations{why}.
     warpi sweep recipes/cifar10-why.toml --root DATA
     python benchmarks/keep.py runs/cifar10-short runs/cifar10-why && python -m benchmarks.pages.cifar
 """
-RANDOM = """ The size of random
-differences: `d2l` never started its correction, so it did the same steps as `ce`, and ended
+RANDOM = """
+`d2l` shows the size of random differences: it never started its correction, so it did the same steps as `ce`, and ended
 """
 WHY = """
 ## One thing changed
