@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from warpi.errors import UserError
-from warpi.runs.setting_names import given_labels, is_label_file
+from warpi.runs.schema import given_labels, is_label_file
 from warpi.utils.flags import Parser, add_fields
 
 

@@ -1,50 +1,133 @@
-"""Which facts tell runs of one specification apart: no path or name says what is behind it."""
+"""The facts about its data that a run stores in `spec.json`: one table for resuming, comparing and reporting. No torch.
+
+A path or a name alone does not identify the data, so these counts and SHA-256 fingerprints do.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-_FACTS = {"n_classes": "{} classes", "inputs_sha256": "inputs {:.8}", "n_parameters": "{} parameters"}
-_FACTS["matrix_file_sha256"] = "matrix {:.8}"  # of the file that --matrix names
-_LATER = {  # these were not stored before 2026-11-16
-    "noise_file_sha256": "labels {:.8}",  # of the file that --noise names
-    "labels_sha256": "given labels {:.8}",  # and true ones, and marks of trusted rows
-    "files_sha256": "image files {:.8}",
-    "meta_sha256": "trusted {:.8}",  # a set of their own
-    "test_set_sha256": "test set {:.8}",
-    "other_sha256": "open set {:.8}",
-    "weights_sha256": "weights {:.8}",
-}
+
+@dataclass(frozen=True)
+class Fact:
+    """One entry of `facts`, and what it is used for."""
+
+    name: str
+    kind: type = str
+    shown: str | None = None  # how reports show it; runs that differ in it belong to different experiments
+    subject: str = "the data or the network"  # what has changed if the run cannot be resumed
+    newer: bool = False  # older runs do not store it
+    packed: bool = False  # is also in the checkpoint, which must belong to the same run
+    decides_test: bool = False  # two methods are compared only if this is equal
+
+
+FACTS = (
+    Fact("n_train", int, packed=True),
+    Fact("n_meta", int, packed=True),
+    Fact("n_val", int, packed=True),
+    Fact("n_test", int, decides_test=True),
+    Fact("n_classes", int, "{} classes", packed=True),
+    Fact("inputs_sha256", str, "inputs {:.8}", packed=True, decides_test=True),
+    Fact("n_parameters", int, "{} parameters"),
+    Fact("noise_sha256", packed=True, decides_test=True),  # the labels that were trained on
+    Fact("matrix_file_sha256", str, "matrix {:.8}", "the file of --matrix"),
+    Fact("noise_file_sha256", str, "labels {:.8}", "the file of --labels or --noise", newer=True),
+    Fact("labels_sha256", str, "given labels {:.8}", "a label of the data", newer=True, decides_test=True),
+    Fact("files_sha256", str, "image files {:.8}", "an image file", newer=True, decides_test=True),
+    Fact("meta_sha256", str, "trusted {:.8}", "the set of trusted examples", newer=True),
+    Fact("test_set_sha256", str, "test set {:.8}", "the test set", newer=True, decides_test=True),
+    Fact("other_sha256", str, "open set {:.8}", newer=True, decides_test=True),
+    Fact("weights_sha256", str, "weights {:.8}", "the file of --weights", newer=True),
+    Fact("test_sha256", newer=True, decides_test=True),  # the rows that were held out
+)
+
+PACKED = tuple(fact.name for fact in FACTS if fact.packed)
+"""Names of the facts that a checkpoint also stores."""
+_BASE = tuple(fact for fact in FACTS if fact.shown and not fact.newer)
+_NEWER = tuple(fact for fact in FACTS if fact.shown and fact.newer)
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+"""Stands for a value that one side of a `Difference` does not have."""
+
+
+class Difference(NamedTuple):
+    """One name that has two values."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, ignore: Iterable[str] = (), shared: bool = False
+) -> list[Difference]:
+    """Compare two flat mappings by name. With `shared`, only names that both have count."""
+    names = [name for name in {**before, **after} if name not in ignore]
+    if shared:
+        names = [name for name in names if name in before and name in after]
+    pairs = (Difference(name, before.get(name, ABSENT), after.get(name, ABSENT)) for name in names)
+    return [pair for pair in pairs if pair.before != pair.after]
+
+
+def changed_facts(
+    before: Mapping[str, Any], after: Mapping[str, Any], facts: Iterable[Fact] = FACTS
+) -> list[tuple[Fact, Any, Any]]:
+    """The facts that differ, with both values. A newer fact that one side does not store is taken as equal."""
+    known = (fact for fact in facts if not fact.newer or (fact.name in before and fact.name in after))
+    values = ((fact, before.get(fact.name), after.get(fact.name)) for fact in known)
+    return [(fact, old, new) for fact, old, new in values if old != new]
+
+
+def data_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprints of the data that a run stores, by short name."""
+    names = (fact.name for fact in FACTS if fact.name.endswith("_sha256") and fact.name != "test_sha256")
+    return {name.removesuffix("_sha256"): facts[name] for name in names if facts.get(name)}
+
+
+# --- grouping runs for reports ----------------------------------------------------------------------------------------
 
 
 def base_key(facts: Mapping[str, Any]) -> list[Any]:
-    """What is the same in runs that may be of one experiment."""
-    return [facts.get(name) for name in _FACTS]
+    """Values that are equal in all runs of one experiment."""
+    return [facts.get(fact.name) for fact in _BASE]
 
 
 def later_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each of such runs a key that is the same in those of one experiment. A fact that some do not hold counts
-    where the others differ in it: then nobody knows to which of these they belong."""
-    differ = [name for name in _LATER if len({json.dumps(facts[name]) for facts in runs if name in facts}) > 1]
+    """One key per run, for runs with the same `base_key`; runs of one experiment have the same key.
+
+    If the runs that store a newer fact differ in it, runs that do not store it form a group of their own, because
+    nobody knows to which of the others they belong.
+    """
+    differ = [f.name for f in _NEWER if len({json.dumps(facts[f.name]) for facts in runs if f.name in facts}) > 1]
     return [json.dumps([[name in facts, facts.get(name)] for name in differ]) for facts in runs]
 
 
 def describe_differences(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The facts that are not the same in all, in words."""
-    names = {**_FACTS, **_LATER}
-    differ = [name for name in names if len({json.dumps(facts.get(name)) for facts in runs}) > 1]
+    """For each run, the facts that are not equal in all runs, in words."""
+    shown = (*_BASE, *_NEWER)
+    differ = [fact for fact in shown if len({json.dumps(facts.get(fact.name)) for facts in runs}) > 1]
 
-    def word(facts: Mapping[str, Any], name: str) -> str:
-        absent = "none" if name in _LATER and name in facts else "unknown"
-        return names[name].format(absent if facts.get(name) is None else str(facts[name]))
+    def describe(facts: Mapping[str, Any], fact: Fact) -> str:
+        assert fact.shown is not None
+        absent = "none" if fact.newer and fact.name in facts else "unknown"
+        value = facts.get(fact.name)
+        return fact.shown.format(absent if value is None else str(value))
 
-    return [[word(facts, name) for name in differ] for facts in runs]
+    return [[describe(facts, fact) for fact in differ] for facts in runs]
 
 
-def same_test_set(a: Mapping[str, Any], b: Mapping[str, Any], meta: bool) -> bool:
-    """Whether runs of two methods have, by their facts, learned from the same noise and been tested on the same rows,
-    and with `meta` also the same trusted examples; what runs of before do not say is taken for the same."""
-    names = ("test_sha256", "labels_sha256", "files_sha256", "test_set_sha256", "other_sha256", *["meta_sha256"] * meta)
-    known = all(a.get(name) for name in ("inputs_sha256", "noise_sha256"))
-    shared = all(a.get(name) == b.get(name) for name in ("inputs_sha256", "noise_sha256", "n_test"))
-    return known and shared and all(a[name] == b[name] for name in names if name in a and name in b)
+def same_test_set(a: Mapping[str, Any], b: Mapping[str, Any], trusted: bool) -> bool:
+    """Whether two runs learned from the same noisy labels and were tested on the same rows, as far as they store it.
+
+    With `trusted`, the trusted examples must be the same, too.
+    """
+    if not (a.get("inputs_sha256") and a.get("noise_sha256")):
+        return False
+    return not changed_facts(a, b, [f for f in FACTS if f.decides_test or (trusted and f.name == "meta_sha256")])

@@ -1,4 +1,4 @@
-"""What tells that a run's data is the same: hashes of all that was read, and a stamp of the files it was read from."""
+"""Fingerprints of a run's data: content hashes, and a cheap stamp of the source files."""
 
 import hashlib
 import os
@@ -15,89 +15,96 @@ from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
 from warpi.utils.files import sha256
 
-_LINKS = 2  # folders within the data that may be links: those of classes, and those of classes in `train`
+_LINKED_LEVELS = 2  # levels of folders that may be links: `train`, and the folders of classes in it
 
 
-def hashes(dataset: Dataset, meta_data: Dataset | None, other: Dataset | None) -> dict[str, str | None]:
-    """Of what the runs of all seeds have in common; None where there is no such thing.
+def fingerprint_data(
+    dataset: Dataset, trusted: Dataset | None, open_set: Dataset | None
+) -> dict[str, str | None]:
+    """Hashes of the data that runs with all seeds share. None: the data has no such part.
 
-    Inputs in memory count with all they hold. Of image files that are read as they are needed it is the names and the
-    sizes in bytes: what is in a million of them is not looked at, and times are those of a copy.
+    Inputs in memory are hashed completely. Image files that are read on demand are identified by their names and
+    sizes in bytes, since reading a million files would take too long, and a copy changes the times of files.
     """
     labels = [dataset.y, *(t for t in (dataset.clean, dataset.trusted) if t is not None)]
-    trusted = _whole(meta_data) if meta_data else dataset.meta
+    in_files = isinstance(dataset.examples, FileExamples)
     return {
         "inputs_sha256": dataset.examples.digest(),
-        "files_sha256": sha256(_sizes(dataset.examples)) if isinstance(dataset.examples, FileExamples) else None,
+        "files_sha256": sha256(_file_sizes(dataset.examples)) if in_files else None,
         "labels_sha256": sha256(repr([t.dtype for t in labels]).encode(), *map(_bytes, labels)),
-        "meta_sha256": _split(trusted),
-        "test_set_sha256": _split(dataset.test),
-        "other_sha256": _split(_whole(other)) if other else None,
+        "meta_sha256": _fingerprint_split(_all_rows(trusted) if trusted else dataset.meta),
+        "test_set_sha256": _fingerprint_split(dataset.test),
+        "other_sha256": _fingerprint_split(_all_rows(open_set)) if open_set else None,
     }
 
 
+def fingerprint_rows(rows: Tensor) -> str:
+    """The hash of the row numbers of a split."""
+    return sha256(_bytes(rows))
+
+
 def file_sha256(file: str | None) -> str | None:
-    """Of a file that labels, a matrix or weights come from: runs of two states of it are two experiments."""
+    """The hash of a file with labels, a matrix or weights; None if there is no file."""
     if not file:
         return None
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def stamp(place: str) -> str:
-    """Of a file, or of all in a folder: how large, since when, and which file it is. Nothing is read.
+def stamp(path: str) -> str:
+    """A stamp of a file, or of all files in a folder: sizes, modification times and inodes. No file is opened.
 
-    As long as it is the same, so is what is in them: no program sets the time of a change (ctime), and a file that is
-    put in the place of another has another number (inode). Where it is not, what is in them has to be looked at.
+    If the stamp is the same, so is the content: programs cannot set the time of the last change (ctime), and a file
+    that replaces another one has another inode. If the stamp differs, compare the content.
     """
     content = hashlib.sha256()
-    for file in _below(Path(place)):
-        with suppress(OSError):  # it is gone
-            found = os.stat(file)
-            seen = (file, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
-            content.update(repr(seen).encode())
+    for file in _files_at(Path(path)):
+        with suppress(OSError):  # the file was deleted
+            status = os.stat(file)
+            facts = (file, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+            content.update(repr(facts).encode())
     return content.hexdigest()
 
 
-def _below(path: Path) -> Iterator[str]:
-    """A file and the labels that may lie beside it, or all files of a folder."""
+def _files_at(path: Path) -> Iterator[str]:
+    """All files in a folder, or a file and the label files that belong to it."""
     if path.is_dir():
-        return _walk(str(path), _LINKS)
-    beside = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("y.npy")] if path.suffix == ".npy" else []
-    return map(str, (path, *beside))
+        return _walk(str(path), _LINKED_LEVELS)
+    labels = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("y.npy")] if path.suffix == ".npy" else []
+    return map(str, (path, *labels))
 
 
-def _walk(folder: str, links: int) -> Iterator[str]:
+def _walk(folder: str, linked_levels: int) -> Iterator[str]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.is_dir(follow_symlinks=links > 0):
-                yield from _walk(entry.path, links - 1)
+            if entry.is_dir(follow_symlinks=linked_levels > 0):
+                yield from _walk(entry.path, linked_levels - 1)
             else:
                 yield entry.path
 
 
-def _whole(dataset: Dataset) -> Split:
+def _all_rows(dataset: Dataset) -> Split:
     return Split(dataset.examples, torch.arange(len(dataset.y)), dataset.truth)
 
 
-def _split(split: Split | None) -> str | None:
+def _fingerprint_split(split: Split | None) -> str | None:
     if split is None:
         return None
     parts = [split.examples.digest().encode(), _bytes(split.rows), _bytes(split.y)]
-    return sha256(*parts, _sizes(split.examples))
+    return sha256(*parts, _file_sizes(split.examples))
 
 
-def _sizes(examples: Examples) -> bytes:
-    """Of image files, in bytes; -1: it is not there. Nothing of inputs that are in memory."""
+def _file_sizes(examples: Examples) -> bytes:
+    """The sizes of image files in bytes, -1 for a missing one; empty for inputs in memory."""
     if not isinstance(examples, FileExamples):
         return b""
-    return repr([_size(os.path.join(examples.root, path)) for path in examples.paths]).encode()
+    return repr([_file_size(os.path.join(examples.root, path)) for path in examples.paths]).encode()
 
 
-def _size(file: str) -> int:
+def _file_size(file: str) -> int:
     try:
         return os.stat(file).st_size
-    except (OSError, ValueError):  # ValueError: no name of a file
+    except (OSError, ValueError):  # ValueError: not a valid file name
         return -1
 
 

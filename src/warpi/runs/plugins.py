@@ -25,7 +25,7 @@ from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS, Build, NetEntry, make_net
 from warpi.runs.defaults import resolve_method
-from warpi.runs.setting_names import STORED
+from warpi.runs.schema import STORED
 from warpi.runs.spec import DataSpec
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe

@@ -1,48 +1,60 @@
-"""The command that makes a run again, from what its folder holds."""
+"""The command that repeats a run, from the content of its folder. No torch."""
 
-import ast
 import shlex
-import sys
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from warpi.runs.setting_names import to_written_names
+from warpi.runs.schema import to_written_names
 from warpi.utils.field_checks import join_names
 
-UNKNOWN = "FILE.py"
-"""Stands for a file of the user's own that nobody has named."""
+UNKNOWN_FILE = "FILE.py"
+"""Stands for the file of a custom method or network if this process does not know it."""
+
+PLUGIN_FILES: dict[str, dict[str, str]] = {"METHODS": {}, "NETS": {}}
+"""The files of the custom methods and networks in use, by name. `runs.plugins` fills it."""
+
+BUILTIN = {
+    "METHODS": frozenset(
+        "ce clean_only fine_tune mae gce gce_truncated sce focal bootstrap_soft bootstrap_hard label_smoothing mixup "
+        "forward backward glc s_model t_revision dmi dmi_ns lccn ptd masking l2rw mwnet mlc_wang mlc mslc mlnt gdw "
+        "warpi warpi_detc emlc vri dividemix decoupling co_teaching co_teaching_plus jocor mentornet_pd mentornet_dd "
+        "selfie cdr plc pencil m_correction d2l limit smp noiserank elr elr_plus cleannet cal".split()
+    ),
+    "NETS": frozenset("mlp conv4 resnet20 resnet32 resnet18 preact18 fastnet wrn28_10 resnet50".split()),
+}
+"""The names in METHODS and NETS, since importing these tables would load torch. A test compares them."""
 
 
 def command(spec: Mapping[str, Any], out: str | None = None, threads: int | None = None) -> str:
-    """The command line that makes this run again, in the folder `out`: a flag for every field that has a value.
+    """The command line that repeats a run in the folder `out`, with one flag for every setting that has a value.
 
-    Of the options of the method only those that differ from its defaults; recipe fields are flags like any other.
-    Names that are not warpi's are those of a file of the user's own.
+    Hyper-parameters of the method appear if they differ from its defaults. For a custom method or network, the
+    command names its file with `--use`.
     """
     parts: dict[str, Any] = {part: spec.get(part) or {} for part in ("recipe", "options", "changed")}
-    flags = {name: value for name, value in spec.items() if name not in (*parts, "seed")}
-    flags = to_written_names(flags)
-    flags |= parts["recipe"] | {"seed": spec.get("seed")} | parts["changed"] | {"threads": threads, "out": out}
-    if net := own_names(spec).get("NETS"):
-        flags["net"] = net
-    use = [word for file in own_files(spec) for word in ("--use", file)]
-    return shlex.join(["warpi", *use, "fit", *(word for name, value in flags.items() for word in flag(name, value))])
+    settings = to_written_names({name: value for name, value in spec.items() if name not in (*parts, "seed")})
+    settings |= parts["recipe"] | {"seed": spec.get("seed")} | parts["changed"] | {"threads": threads, "out": out}
+    if net := custom_names(spec).get("NETS"):
+        settings["net"] = net
+    use = [word for file in custom_files(spec) for word in ("--use", file)]
+    flags = [word for name, value in settings.items() for word in flag(name, value)]
+    return shlex.join(["warpi", *use, "fit", *flags])
 
 
 def flag(name: str, value: object) -> list[str]:
-    """A setting in the words of the command line; none where it has no value."""
-    name, text = name.replace("_", "-"), format_value(value)
+    """A setting as words of the command line; none if it has no value."""
+    name = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     if value is None:
         return []
+    text = format_value(value)
     return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 
 
 def format_value(value: object) -> str:
-    """A value of a spec as a user would write it."""
+    """A value of a specification as a user would write it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -50,28 +62,47 @@ def format_value(value: object) -> str:
     return str(value)
 
 
-# -- files of the user's own (`warpi --use`) -------------------------------------------------------------------------
+# --- custom methods and networks (`warpi --use FILE.py`) --------------------------------------------------------------
 
 
-def own_names(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The method and the network of a run that are not warpi's, by the table of the file that has to have them."""
+def custom_names(spec: Mapping[str, Any]) -> dict[str, str]:
+    """The custom method and network of a run, by the name of the table that its file must define."""
     used = {"METHODS": spec.get("method"), "NETS": (spec.get("recipe") or spec).get("net")}
-    names = {table: str(name).rpartition(".")[2] for table, name in used.items() if name not in (None, *_ours(table))}
+    names = {table: short_name(name) for table, name in used.items() if name not in (None, *BUILTIN[table])}
     return {table: name if name.isidentifier() else "mine" for table, name in names.items()}  # a lambda has no name
 
 
-def own_files(spec: Mapping[str, Any]) -> list[str]:
-    """The files that have these, each once: as this process was given them, or UNKNOWN."""
-    own = sys.modules.get("warpi.runs.plugins")  # whoever names files has imported it, and torch with it
-    known = {"METHODS": own.METHOD_FILES, "NETS": own.NET_FILES} if own else {}
-    return list(dict.fromkeys(known.get(table, {}).get(name, UNKNOWN) for table, name in own_names(spec).items()))
+def custom_files(spec: Mapping[str, Any]) -> list[str]:
+    """The files that define them, each once: as this process was given them, or UNKNOWN_FILE."""
+    files = (PLUGIN_FILES[table].get(name, UNKNOWN_FILE) for table, name in custom_names(spec).items())
+    return list(dict.fromkeys(files))
 
 
-@cache
-def _ours(table: str) -> frozenset[str]:
-    """The names in warpi's METHODS or NETS, read from the source: to import them would be to wait for torch."""
-    source = resources.files("warpi").joinpath(table.lower(), "registry.py").read_text()
-    tables = [node for node in ast.parse(source).body if isinstance(node, ast.AnnAssign)]
-    (found,) = (node.value for node in tables if isinstance(node.target, ast.Name) and node.target.id == table)
-    assert isinstance(found, ast.Dict)
-    return frozenset(str(ast.literal_eval(key)) for key in found.keys if key is not None)
+def format_tables(names: Mapping[str, str]) -> str:
+    """The tables that a file must define: METHODS = {'mine': ...}."""
+    return " and ".join(f"{table} = {{{name!r}: ...}}" for table, name in names.items())
+
+
+def short_name(name: object) -> str:
+    """The name of a network without its module."""
+    return str(name).rpartition(".")[2]
+
+
+def explain_missing_plugin(names: Mapping[str, str], path: Path) -> str:
+    """How to open a run again whose custom method or network (`names`, as of `custom_names`) is missing."""
+    words = {"METHODS": ("method", "method"), "NETS": ("network", "net")}
+    what = " and a custom ".join(words[table][0] for table in names)
+    again = ", ".join(f"{words[table][1]}=My{words[table][1].capitalize()}()" for table in names)
+    shell = ""
+    if all(name.isidentifier() for name in names.values()):
+        use = f"warpi --use {UNKNOWN_FILE}"
+        folder = shlex.quote(str(path))
+        shell = (
+            f"in the shell, if {UNKNOWN_FILE} defines {format_tables(names)}: {use} audit {folder}, {use} predict "
+            f"{folder} ..., and to resume it: {use} fit --out {folder} --resume; "
+        )
+    return (
+        f"the run in {path} was made with a custom {what}, which must be given again; {shell}from Python: "
+        f"warpi.audit.audit({str(path)!r}, {again}), warpi.predict({str(path)!r}, data, {again}), and to resume it: "
+        f"warpi.fit({str(path)!r}, resume=True, {again})"
+    )

@@ -1,4 +1,4 @@
-"""The JSON files of a run folder, `spec.json` and `results.jsonl`, read and checked. No torch."""
+"""The files of a run folder: their names, and checks of `spec.json` and `results.jsonl`. No torch."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -6,14 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
+from warpi.runs.facts import FACTS
+from warpi.training.presets import expand_recipe
+
+SPEC = "spec.json"
+"""Settings, facts about the data, versions."""
+RESULTS = "results.jsonl"
+"""One line per epoch, or per validation of a few-shot run."""
+CHECKPOINT = "checkpoint.safetensors"
+"""All state, and how the inputs of the data are read."""
+BEST = "best.safetensors"
+"""The learner of a few-shot run at its best validation."""
+DONE = "done"
+"""An empty file that marks a complete run."""
+SWEEP = "sweep.json"
+"""The settings that a sweep gave the run."""
 
 FORMAT = "warpi-run/1"
-_WORDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
-_HASHES = (
-    *("inputs", "files", "labels", "meta", "test", "test_set", "other"),
-    *("noise", "noise_file", "matrix_file", "weights"),
-)
-_PARTS: dict[str, dict[str, type]] = {  # what a part of a specification holds, where it is there; others go unread
+FEWSHOT_FORMAT = "warpi-fewshot/1"
+_KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
+_PARTS: dict[str, dict[str, type]] = {  # the kind of each known value, by the part of the specification it is in
     "": {"spec": dict, "facts": dict, "environment": dict},
     "spec": {
         **dict.fromkeys(("method", "data", "root", "label", "noise", "meta_data"), str),
@@ -27,57 +39,111 @@ _PARTS: dict[str, dict[str, type]] = {  # what a part of a specification holds, 
         "test": float,
     },
     "recipe": {"net": str, "epochs": int, "weights": str},
-    "facts": {
-        **{f"n_{name}": int for name in ("train", "meta", "val", "test", "classes", "parameters")},
-        **{f"{name}_sha256": str for name in _HASHES},
-        "wrong_share": float,
-    },
+    "facts": {**{fact.name: fact.kind for fact in FACTS}, "wrong_share": float},
     "environment": {"threads": int, "ranks": int, "folder": str, "stamps": dict},
 }
 
 
-def read_json(file: Path, mend: str) -> Any:
-    """What a file holds; FileNotFoundError where there is none. `mend` says what to do about any other error."""
+def read_json(file: Path, advice: str) -> Any:
+    """The content of a JSON file. Raises FileNotFoundError if it is missing; other errors end with the advice."""
     try:
         return json.loads(file.read_bytes())
     except FileNotFoundError:
         raise
     except OSError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}; {mend}") from e
+        raise UserError(f"cannot read {file}: {e.strerror}; {advice}") from e
     except (ValueError, RecursionError) as e:
-        raise UserError(f"{file} is not JSON ({e}); {mend}") from e
+        raise UserError(f"{file} is not JSON ({e}); {advice}") from e
 
 
-def check_spec(stored: Mapping[str, Any], file: Path, mend: str, needed: Iterable[str]) -> None:
-    """Every part of a specification is of its kind; those that are `needed` are there."""
+def check_spec(stored: Mapping[str, Any], file: Path, advice: str, needed: Iterable[str]) -> None:
+    """Check the kind of every value of a specification, and that the needed ones exist."""
     spec = stored.get("spec")
     inner = {**stored, "recipe": spec.get("recipe")} if isinstance(spec, dict) else stored
     for part in _PARTS:
-        check_part(inner if not part else inner.get(part) or {}, part, file, mend, needed)
+        check_part(inner if not part else inner.get(part) or {}, part, file, advice, needed)
 
 
-def check_part(values: Mapping[str, Any], part: str, file: Path, mend: str, needed: Iterable[str] = ()) -> None:
+def check_part(values: Mapping[str, Any], part: str, file: Path, advice: str, needed: Iterable[str] = ()) -> None:
+    """Check the kinds of the values of one part of a specification."""
     for name, kind in _PARTS[part].items():
         value = values.get(name)
-        if not (_is(value, kind) or (value is None and name not in needed)):
-            raise UserError(f"{file}: {name!r} must be {_WORDS[kind]}, got {value!r:.200}; {mend}")
+        if not (_is_a(value, kind) or (value is None and name not in needed)):
+            raise UserError(f"{file}: {name!r} must be {_KINDS[kind]}, got {value!r:.200}; {advice}")
 
 
-def read_record(line: bytes | str, file: Path, number: int, mend: str) -> dict[str, Any]:
-    """A line of `results.jsonl`: names and numbers. A line that is no JSON has been cut: its error has a cause."""
+def read_record(line: bytes | str, file: Path, number: int, advice: str) -> dict[str, Any]:
+    """Parse one line of `results.jsonl`: names and numbers.
+
+    The error for a line that is not JSON, because it was cut off, has a cause (`__cause__`).
+    """
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as e:
-        raise UserError(f"{file} line {number} is not JSON ({e}); {mend}") from e
+        raise UserError(f"{file} line {number} is not JSON ({e}); {advice}") from e
     if not isinstance(record, dict):
-        raise UserError(f"{file} line {number} is no record of results; {mend}")
+        raise UserError(f"{file} line {number} is not a results record; {advice}")
     for name, value in record.items():
-        if not (_is(value, float) or isinstance(value, bool | None)):
-            raise UserError(f"{file} line {number}: {name!r} must be a number, got {value!r:.200}; {mend}")
+        if not (_is_a(value, float) or isinstance(value, bool | None)):
+            raise UserError(f"{file} line {number}: {name!r} must be a number, got {value!r:.200}; {advice}")
     return record
 
 
-def _is(value: object, kind: type) -> bool:
+def _is_a(value: object, kind: type) -> bool:
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, kind)
+
+
+# --- names of settings -------------------------------------------------------------------------------------------------
+#
+# Users write `trusted` and `labels`. Run folders store `meta_data` and `noise = "given:FILE"`, as they always have, so
+# that runs of all versions can be compared and resumed.
+
+STORED = {"trusted": "meta_data", "labels": "noise"}
+"""The stored name of each setting that is written under another one."""
+
+
+def to_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as `spec.json` names them; a value may be a list of values, as in the grid of a sweep.
+
+    A named `recipe` is replaced by the settings it stands for.
+    """
+    stored = expand_recipe(settings)
+    for name, stored_name in STORED.items():
+        value = stored.pop(name, None)
+        if value is None:
+            continue
+        if stored.get(stored_name) is not None:
+            raise UserError(f"{name} and {stored_name} cannot be set together; leave out {stored_name}")
+        if name == "labels":
+            value = [given_labels(each) for each in value] if isinstance(value, list) else given_labels(value)
+        stored[stored_name] = value
+    return stored
+
+
+def to_written_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored settings as users write them."""
+    written = {}
+    for name, value in settings.items():
+        if name == "meta_data":
+            written["trusted"] = value
+        elif name == "noise" and is_label_file(value):
+            written["labels"] = value.partition(":")[2]
+        else:
+            written[name] = value
+    return written
+
+
+def given_labels(file: object) -> str:
+    """The noise that replaces the labels by those in a file."""
+    if not str(file).endswith(".json"):
+        raise UserError(
+            f"labels must be a .json file, as written by `warpi review` or `warpi corrupt`, got {str(file)!r}; "
+            "for a label set of the data use noise given:NAME"
+        )
+    return f"given:{file}"
+
+
+def is_label_file(noise: object) -> bool:
+    return isinstance(noise, str) and noise.startswith("given:") and noise.endswith(".json")

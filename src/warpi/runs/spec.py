@@ -1,29 +1,37 @@
-"""Settings to a full specification: the flags of `warpi fit`, checked, with the defaults that suit the data."""
+"""Settings of a run, checked: `DataSpec` says what to learn from, `RunSpec` everything that decides its numbers."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
-from warpi.datasets.load import takes_size
+from warpi.datasets.load import read_dataset, takes_size
 from warpi.datasets.registry import DATASETS
 from warpi.errors import unknown
 from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.noise.noise import Noise
-from warpi.runs.defaults import adjust_for_few_rows, load_dataset, resolve_defaults, resolve_method, to_plain_types
-from warpi.runs.fingerprints import hashes, stamp
+from warpi.runs.defaults import adjust_for_few_rows, defaults_of, resolve_defaults, resolve_method, to_plain_types
+from warpi.runs.fingerprints import file_sha256, fingerprint_data, fingerprint_rows, stamp
 from warpi.training.method import Method
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task, Truth, make_task
+from warpi.training.recipe import LATER, Recipe
+from warpi.training.task import Moved, Task, Truth, make_task
 from warpi.utils.field_checks import at_least, check_types, setting
+from warpi.utils.seeding import derive, seeded
 
-_load: Callable[..., tuple[Dataset, Mapping[str, Any]]] = load_dataset
-_stamp: Callable[[str], str] = stamp
+
+class DataCache:
+    """Data sets that several runs share. Each is read once, and lies on a device once: nothing changes it in place."""
+
+    def __init__(self) -> None:
+        self.read = lru_cache(maxsize=4)(read_dataset)
+        self.stamp = lru_cache(maxsize=None)(stamp)  # of the files as they were when they were read
 
 
 @dataclass(frozen=True)
@@ -53,53 +61,126 @@ class DataSpec:
         at_least(self, limit=1)
 
     @classmethod
-    def stored(cls, spec: Mapping[str, Any]) -> Self:
+    def from_stored(cls, spec: Mapping[str, Any]) -> Self:
         """How the data of a stored specification is read."""
         return cls(**{name: value for name, value in to_plain_types(spec).items() if name in READ})
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """Files and folders of the user's own that the data is read from, as far as they are there."""
+    def paths(self) -> tuple[str, ...]:
+        """The user's files and folders that the data is read from, if they exist."""
         noise = Noise.parse(self.noise)
-        other = noise.other_name if noise.kind == "open_set" else None
-        named = (self.data, self.label, self.meta_data, other)
-        return tuple(place for place in named if place and place not in DATASETS and os.path.exists(place))
+        open_set = noise.other_name if noise.kind == "open_set" else None
+        names = (self.data, self.label, self.meta_data, open_set)
+        return tuple(name for name in names if name and name not in DATASETS and os.path.exists(name))
 
-    def stamps(self) -> dict[str, str]:
-        """What tells that these are as they were; to be taken before they are read."""
-        return {place: _stamp(place) for place in self.places}
+    def stamps(self, cache: DataCache | None = None) -> dict[str, str]:
+        """Stamps that show whether the files have changed. Take them before reading."""
+        take = cache.stamp if cache else stamp
+        return {path: take(path) for path in self.paths}
 
-    def read(self) -> tuple[Dataset, Mapping[str, Any]]:
-        """The data, and the settings that suit it."""
+    def read(self, cache: DataCache | None = None) -> Dataset:
+        """The data set alone, without trusted examples from a second file."""
+        read = cache.read if cache else read_dataset
         root = Path(self.root) if self.root else None
-        return _load(self.data, root=root, image_size=self.image_size, label=self.label, drop=self.drop)
+        return read(self.data, root=root, image_size=self.image_size, label=self.label, drop=self.drop)
 
 
 READ = ("data", "root", "label", "drop", "image_size", "noise")
-"""Fields that say which rows there are, and with which labels: those of commands that do not train."""
+"""Fields that decide which rows there are, and with which labels. Commands that do not train have only these."""
 NOT_READ = tuple(f.name for f in fields(DataSpec) if f.name not in READ)
 
 
 @dataclass(frozen=True)
+class LoadedData:
+    """Everything that a run reads, and what identifies it."""
+
+    dataset: Dataset
+    trusted: Dataset | None  # from a second file
+    open_set: Dataset | None  # other inputs, which open-set noise draws from
+    fingerprints: Mapping[str, str | None]  # of the data as it was read
+    stamps: Mapping[str, str]  # of the files it was read from
+
+
+def load(data: DataSpec, cache: DataCache | None = None) -> LoadedData:
+    """Read everything that a run learns from."""
+    stamps = data.stamps(cache)
+    read = cache.read if cache else read_dataset
+    root = Path(data.root) if data.root else None
+    dataset = data.read(cache)
+    side = data.image_size or stored_size(dataset)
+
+    def read_second(name: str, **options: Any) -> Dataset:
+        size = side if takes_size(name, options.get("drop", ())) else None
+        return read(name, root=root, image_size=size, **options)
+
+    trusted = open_set = None
+    if data.meta_data:
+        trusted = read_second(data.meta_data, label=data.label, drop=data.drop, like=dataset)
+    if other_name := Noise.parse(data.noise).other_name:
+        open_set = read_second(other_name)
+    return LoadedData(dataset, trusted, open_set, fingerprint_data(dataset, trusted, open_set), stamps)
+
+
+def stored_size(dataset: Dataset) -> int | None:
+    """The side at which image files were read, as `spec.json` stores it: None stands for the usual size of photos."""
+    side = dataset.examples.shape[-1] if dataset.files is not None else PHOTO
+    return None if side == PHOTO else side
+
+
+@dataclass(frozen=True)
 class RunSpec:
-    """Everything that decides the numbers of a run."""
+    """Everything that decides the numbers of a run. Settings that depend on the data are set by `resolve`."""
 
     data: DataSpec
     method: str  # its name
-    base: Method  # whose hyper-parameters `options` replaces
-    options: Mapping[str, Any]  # all hyper-parameters of the method
-    changed: Mapping[str, Any]  # those that were set, and differ from what suits the data; reports print them
+    base: Method  # the instance that holds its defaults
+    given: Mapping[str, Any]  # settings of the recipe and of the method that the user gave
     recipe: Recipe
-    hashes: Mapping[str, str | None]  # of the data as it was read
-    stamps: Mapping[str, str] = field(default_factory=dict)  # of the files it was read from
+    options: Mapping[str, Any]  # all hyper-parameters of the method
+    changed: Mapping[str, Any]  # the given ones that differ from their defaults; reports print them
+
+    @classmethod
+    def from_settings(cls, method: str | Method, **settings: Any) -> Self:
+        """Check settings before any file is read.
+
+        Settings are fields of DataSpec, of Recipe and of the method. A method is a name of METHODS or a custom Method,
+        whose hyper-parameters then count as settings.
+        """
+        name, base = resolve_method(method)
+        settings = to_plain_types({**(asdict(method) if isinstance(method, Method) else {}), **settings})
+        names = [{f.name for f in fields(kind)} for kind in (DataSpec, Recipe, base)]
+        for key in settings:
+            if not any(key in group for group in names):
+                error = explain_unknown_setting(f"setting {key!r}", name, key)
+                raise error or unknown("setting", key, set().union(*names))
+        data = DataSpec(**{key: value for key, value in settings.items() if key in names[0]})
+        given = {key: value for key, value in settings.items() if key not in names[0]}
+        spec = cls(replace(data, noise=str(Noise.parse(data.noise))), name, base, given, Recipe(), {}, {})
+        return spec.with_defaults({})
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], method: str | Method | None = None, **settings: Any) -> Self:
+        """The specification that `to_json` wrote. Custom methods and networks must be given again."""
+        return cls.from_settings(method or stored["method"], **{**flatten(stored), **settings})
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """This specification with other defaults than the paper's for settings that were not given."""
+        recipe, options, changed = resolve_defaults(self.base, defaults, self.given)
+        replace(self.base, **options)  # checks the values
+        return replace(self, recipe=recipe, options=options, changed=changed)
+
+    def make_method(self) -> Method:
+        return replace(self.base, **self.options)
 
     def to_json(self) -> dict[str, Any]:
         recipe = self.recipe.stored()
-        if not isinstance(net := recipe["net"], str):
-            named = net if hasattr(net, "__qualname__") else type(net)
-            recipe["net"] = f"{named.__module__}.{named.__qualname__}"
-        seed, data = recipe.pop("seed"), asdict(self.data)
-        if not self.data.drop:  # as specifications were before there was such a field
+        net = recipe["net"]
+        if not isinstance(net, str):
+            kind = net if hasattr(net, "__qualname__") else type(net)
+            recipe["net"] = f"{kind.__module__}.{kind.__qualname__}"
+        seed = recipe.pop("seed")
+        data = asdict(self.data)
+        if not self.data.drop:  # older versions did not have this field
             del data["drop"]
         return {
             **data,
@@ -111,79 +192,92 @@ class RunSpec:
         }
 
 
-def prepare(method: str | Method, **settings: Any) -> tuple[RunSpec, Task, Truth]:
-    """Settings to a full specification and the task it describes.
+def flatten(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stored specification in one mapping: data, recipe, seed and hyper-parameters."""
+    data = {f.name: stored.get(f.name, f.default) for f in fields(DataSpec)}
+    later = {f.name: f.default for f in fields(Recipe) if f.name in LATER}  # older runs did not have these
+    return to_plain_types({**later, **stored["options"], **stored["recipe"], "seed": stored["seed"], **data})
 
-    A method is a name of METHODS, or a Method of the user's own, whose hyper-parameters then count as settings.
-    """
-    name, base = resolve_method(method)
-    settings = to_plain_types({**(asdict(method) if isinstance(method, Method) else {}), **settings})
-    names = {cls: {f.name for f in fields(cls)} for cls in (DataSpec, Recipe, type(base))}
-    for key in settings:
-        if not any(key in group for group in names.values()):
-            error = explain_unknown_setting(f"setting {key!r}", name, key)
-            raise error or unknown("setting", key, set().union(*names.values()))
-    chosen = {cls: {k: v for k, v in settings.items() if k in group} for cls, group in names.items()}
-    data = DataSpec(**chosen[DataSpec])
-    Recipe(**chosen[Recipe]), replace(base, **chosen[type(base)])  # what is wrong is said before anything is read
 
-    noise, stamps = Noise.parse(data.noise), data.stamps()
-    data, dataset, defaults, meta_data, other = read_all(data)
-    meta = defaults.get("meta") if data.meta is None and meta_data is None else data.meta
-    data = replace(data, noise=str(noise), meta=meta)
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that is ready to start: its full specification, its data and its task."""
+
+    spec: RunSpec
+    data: LoadedData
+    task: Task
+    truth: Truth
+
+    def to(self, device: torch.device) -> Self:
+        moved = Moved()
+        return replace(self, task=self.task.to(device, moved), truth=self.truth.to(device, moved))
+
+    def start(self) -> Method:
+        """The method with its initial state. Call this in the context of `seed`."""
+        method = self.spec.make_method()
+        method.start(self.task, self.spec.recipe)
+        return method
+
+    def seed(self) -> AbstractContextManager[None]:
+        """Context manager: the global random state with which a training starts."""
+        return seeded(derive(self.spec.recipe.seed, "training"))
+
+    def facts(self) -> dict[str, Any]:
+        """Facts about the data and the task, whatever the method is (see `runs.facts`)."""
+        splits = {"train": self.task.train, "meta": self.task.meta, "val": self.task.val, "test": self.truth.test}
+        return {
+            **{f"n_{name}": len(split) if split else 0 for name, split in splits.items()},
+            "test_sha256": fingerprint_rows(self.truth.test.rows) if self.truth.test else None,
+            "n_classes": self.task.n_classes,
+            **self.data.fingerprints,
+            "noise_sha256": self.truth.noise_hash,
+            **{name: file_sha256(file) for name, file in hashed_files(self.spec).items()},
+            "wrong_share": self.task.noise_rate,
+            "test_labels": "clean" if self.truth.test_is_clean else "given",
+        }
+
+
+def hashed_files(spec: RunSpec) -> dict[str, str | None]:
+    """The files of a run that are identified by their content, by the name of the fact that holds their hash."""
+    matrix = spec.options.get("matrix")
+    weights = spec.recipe.weights
+    return {
+        "noise_file_sha256": Noise.parse(spec.data.noise).file,
+        "matrix_file_sha256": matrix if isinstance(matrix, str) else None,  # else the numbers themselves
+        "weights_sha256": None if weights == "torchvision" else weights,
+    }
+
+
+def prepare(spec: RunSpec, cache: DataCache | None = None) -> PreparedRun:
+    """Read the data of a run, make its task, and set the defaults that suit the data."""
+    loaded = load(spec.data, cache)
+    data = spec.data
+    defaults = defaults_of(data.data, loaded.dataset)
+    if data.image_size is None:
+        data = replace(data, image_size=stored_size(loaded.dataset))
+    if data.meta is None and loaded.trusted is None:
+        data = replace(data, meta=defaults.get("meta"))
     task, truth = make_task(
-        dataset,
-        noise,
+        loaded.dataset,
+        Noise.parse(data.noise),
         meta=data.meta,
         val=data.val,
         test=data.test,
         limit=data.limit,
-        seed=settings.get("seed", Recipe.seed),
-        meta_data=meta_data,
-        other=other,
+        seed=spec.recipe.seed,
+        meta_data=loaded.trusted,
+        other=loaded.open_set,
     )
     if data.data not in DATASETS:
-        defaults = adjust_for_few_rows(defaults, len(task.train), settings)
-    recipe, options, changed = resolve_defaults(base, defaults, settings)
-    return RunSpec(data, name, base, options, changed, recipe, hashes(dataset, meta_data, other), stamps), task, truth
+        defaults = adjust_for_few_rows(defaults, len(task.train), spec.given)
+    return PreparedRun(replace(spec.with_defaults(defaults), data=data), loaded, task, truth)
 
 
-def read_all(data: DataSpec) -> tuple[DataSpec, Dataset, Mapping[str, Any], Dataset | None, Dataset | None]:
-    """The data with the side of its images, the settings that suit it, trusted examples, and what noise draws from."""
-    noise, root = Noise.parse(data.noise), Path(data.root) if data.root else None
-    dataset, defaults = data.read()
-    if data.image_size is None and dataset.files is not None and (side := dataset.examples.shape[-1]) != PHOTO:
-        data = replace(data, image_size=side)
-
-    def read(name: str, **more: Any) -> Dataset:
-        size = data.image_size if takes_size(name, more.get("drop", ())) else None
-        return _load(name, root=root, image_size=size, **more)[0]
-
-    meta_data = read(data.meta_data, label=data.label, drop=data.drop, like=dataset) if data.meta_data else None
-    return data, dataset, defaults, meta_data, read(noise.other_name) if noise.other_name else None
-
-
-def not_default(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stored specification that differ from what would be taken if nobody said anything, flat."""
+def settings_to_repeat(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stored specification, flat, without those that a new run on its data would have anyway."""
     usual = {**asdict(DataSpec()), "method": "warpi", **vars(resolve_defaults(METHODS["warpi"], defaults, {})[0])}
     del usual["data"]
-    recipe, seed = stored.get("recipe", {}), stored.get("seed", 0)
-    flat = to_plain_types(
-        {**{name: stored[name] for name in stored if name in usual or name == "data"}, **recipe, "seed": seed}
-    )
-    return {k: v for k, v in flat.items() if k not in usual or v != usual[k]} | to_plain_types(
-        stored.get("changed", {})
-    )
-
-
-@contextmanager
-def read_once() -> Iterator[None]:
-    """Inside, data that several runs share is read once, and lies on a device once: nothing changes it in place."""
-    global _load, _stamp
-    before = _load, _stamp
-    _load = lru_cache(maxsize=4)(_load)
-    _stamp = lru_cache(_stamp)  # of what was read, not of what is there now
-    try:
-        yield
-    finally:
-        _load, _stamp = before
+    settings = {name: value for name, value in stored.items() if name in usual or name == "data"}
+    flat = to_plain_types({**settings, **stored.get("recipe", {}), "seed": stored.get("seed", 0)})
+    unusual = {name: value for name, value in flat.items() if name not in usual or value != usual[name]}
+    return unusual | to_plain_types(stored.get("changed", {}))

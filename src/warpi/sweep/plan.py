@@ -17,7 +17,7 @@ from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
 from warpi.noise.noise import Noise
 from warpi.runs.defaults import to_plain_types
-from warpi.runs.setting_names import STORED, to_stored_names
+from warpi.runs.schema import STORED, to_stored_names
 from warpi.runs.spec import DataSpec
 from warpi.training.recipe import Recipe
 

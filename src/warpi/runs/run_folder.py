@@ -1,0 +1,188 @@
+"""The folder of a run, for training and for few-shot runs: what is in it, and how it is written.
+
+A crash at any time leaves a folder that a run can be resumed from. `runs.schema` names the files.
+"""
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import warpi
+from warpi.errors import UserError
+from warpi.runs.schema import BEST, CHECKPOINT, DONE, FEWSHOT_FORMAT, FORMAT, RESULTS, SPEC, SWEEP
+from warpi.runs.schema import check_spec, read_json, read_record
+from warpi.training import checkpoint
+from warpi.training.engine import Record
+from warpi.utils import distributed
+from warpi.utils.files import append_line, one_writer, write_atomically
+
+ADVICE = "choose another folder"
+_COMMANDS = {FORMAT: "warpi fit", FEWSHOT_FORMAT: "warpi fewshot fit"}
+_BEFORE_A_RUN = (SWEEP, RESULTS, "tensorboard", "log.txt")  # may be in a folder before a run has started
+_LOGS = (".log", ".out", ".err")  # output of the run that a shell or a job queue wrote
+
+
+class FolderState(NamedTuple):
+    """What a run folder contains, as plain JSON values."""
+
+    spec: dict[str, Any] | None
+    has_checkpoint: bool
+    is_done: bool
+
+
+def check_training_spec(stored: dict[str, Any], file: Path) -> None:
+    """Refuse the specification of a training run if a value is missing or of the wrong kind."""
+    check_spec(stored, file, ADVICE, ("spec", "method", "options", "recipe", "seed", "facts", "environment"))
+
+
+class RunFolder:
+    """The files of one run. `check` raises a UserError for the content of a `spec.json` that cannot be used."""
+
+    def __init__(
+        self, path: Path, form: str = FORMAT, check: Callable[[dict[str, Any], Path], None] = check_training_spec
+    ) -> None:
+        self.path = path
+        self.form = form
+        self.check = check
+        self.checkpoint = path / CHECKPOINT
+        self.results = path / RESULTS
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read_spec(self) -> dict[str, Any] | None:
+        """The content of `spec.json`, or None if there is no such file."""
+        file = self.path / SPEC
+        try:
+            stored: dict[str, Any] = read_json(file, ADVICE)
+        except FileNotFoundError:
+            return None
+        if not isinstance(stored, dict) or stored.get("format") != self.form:
+            command = _COMMANDS[self.form]
+            raise UserError(f"{file} is not of the format {self.form!r}, which `{command}` writes; {ADVICE}")
+        self.check(stored, file)
+        return stored
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return checkpoint.exists(self.checkpoint)
+
+    @property
+    def is_done(self) -> bool:
+        return (self.path / DONE).exists()
+
+    def state(self) -> FolderState:
+        """What is in the folder. Refuses a folder with other files and no run."""
+        state = FolderState(self.read_spec(), self.has_checkpoint, self.is_done)
+        if state.spec is None and not state.has_checkpoint:
+            self._check_free()
+        return state
+
+    def state_on_all_ranks(self) -> FolderState:
+        """The `state` that rank 0 sees; the other ranks do not need access to the folder."""
+        return FolderState(*json.loads(distributed.broadcast_from_rank0(lambda: json.dumps(self.state()).encode())))
+
+    def read_history(self, advice: str, *, skip_unfinished: bool = False) -> list[Record]:
+        """The records of `results.jsonl`. With `skip_unfinished`, a last line without its end is left out."""
+        try:
+            lines = self.results.read_bytes().splitlines(keepends=True) if self.results.exists() else []
+        except OSError as e:
+            raise UserError(f"cannot read {self.results}: {e.strerror}; {advice}") from e
+        lines = [line for line in lines if line.endswith(b"\n") or not skip_unfinished]
+        return [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
+
+    # --- starting and resuming ----------------------------------------------------------------------------------------
+
+    def spec_to_resume(self, state: FolderState, resume: bool, has_settings: bool) -> dict[str, Any] | None:
+        """The stored specification if a run is resumed, None if a new one starts; raises if neither is possible.
+
+        A run that failed before its first checkpoint starts again.
+        """
+        started = state.has_checkpoint or state.is_done
+        if state.spec is None and state.has_checkpoint:
+            raise UserError(f"{self.path} contains a checkpoint, but its {SPEC} is gone; choose another --out")
+        if state.spec is None and resume and not has_settings:
+            raise UserError(f"there is no run in {self.path} to resume")
+        if started and not resume:
+            raise UserError(f"{self.path} already contains a run; resume it with --resume, or choose another --out")
+        return state.spec if resume else None
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Context manager: no other process can write to the folder."""
+        return one_writer(self.path)
+
+    def cut_history(self, n: int) -> list[Record]:
+        """The first n records, those that the checkpoint knows. Lines that a crash left after them are deleted."""
+        advice = f"put it back as it was, or {ADVICE}"
+        try:
+            lines = self.results.read_bytes().splitlines(keepends=True)[:n] if self.results.exists() else []
+        except OSError as e:
+            raise UserError(f"cannot read {self.results}: {e.strerror}; {advice}") from e
+        records = [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
+        if len(records) < n:
+            raise UserError(
+                f"{self.results} has {len(records)} epochs, but the checkpoint in the same folder has {n}; put the "
+                "lines back, or choose another --out"
+            )
+        write_atomically(self.results, b"".join(lines))
+        return records
+
+    def _check_free(self) -> None:
+        """Refuse a folder with other files. They may be the user's data."""
+        try:
+            with os.scandir(self.path) as entries:
+                names = [e.name for e in entries if e.name not in _BEFORE_A_RUN and not e.name.endswith(_LOGS)]
+        except OSError:  # there is no such folder, or it cannot be read; writing to it raises an error then
+            return
+        others = sorted(name for name in names if not name.startswith("."))
+        if others:
+            listed = ", ".join(map(repr, others[:3])) + (", ..." if len(others) > 3 else "")
+            raise UserError(
+                f"the folder {self.path} contains {listed} and no run; choose a new or empty one, such as --out "
+                f"{shlex.quote(f'runs/{self.path.resolve().name}')}"
+            )
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def write_spec(self, description: Mapping[str, Any]) -> None:
+        write_atomically(self.path / SPEC, (json.dumps(description, indent=1) + "\n").encode())
+
+    def append(self, record: Record) -> None:
+        append_line(self.results, json.dumps(record))
+
+    def save(self, state: dict[str, Any]) -> None:
+        checkpoint.save(self.checkpoint, state)
+
+    def save_best(self, state: dict[str, Any]) -> None:
+        write_atomically(self.path / BEST, checkpoint.pack(state, checkpoint.FORMAT))
+
+    def finish(self) -> None:
+        write_atomically(self.path / DONE, b"")
+
+
+def describe_run(
+    form: str, spec: Mapping[str, Any], facts: Mapping[str, Any], device: torch.device, **environment: Any
+) -> dict[str, Any]:
+    """The content of `spec.json`."""
+    return {
+        "format": form,
+        "version": warpi.__version__,
+        "spec": dict(spec),
+        "facts": dict(facts),
+        "environment": {
+            "date": date.today().isoformat(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "device": device.type,
+            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "threads": torch.get_num_threads(),
+            **environment,
+        },
+    }
