@@ -44,7 +44,7 @@ from warpi.fewshot.data import Classes, FewShotData
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.learner import Problem
 from warpi.fewshot.learners.registry import LEARNERS
-from warpi.fewshot.spec import Spec, read_spec, specify
+from warpi.fewshot.spec import Spec, fewshot_folder, specify
 from warpi.fewshot.train import Position, Step, Training
 from warpi.training.cuda_graph import cudnn_search
 from warpi.utils.devices import Stopped
@@ -181,7 +181,7 @@ def put_aside(out: Path, settings: dict[str, Any]) -> None:
 def other_settings(out: Path, settings: dict[str, Any]) -> str:
     """What of a run folder is not as wanted; nothing where all is, or no run is there."""
     try:
-        stored = read_spec(out)
+        stored = fewshot_folder(out).read_spec()
     except UserError as e:  # of another version
         return str(e)
     if stored is None:

@@ -18,7 +18,7 @@ from warpi.audit.result import Audit, read_audit
 from warpi.audit.trusted_set import write_trusted
 from warpi.cli.app import main
 from warpi.errors import UserError
-from warpi.runs.spec import prepare
+from warpi.runs.spec import RunSpec, prepare
 
 CLASSES = ("a", "b", "c")
 
@@ -229,7 +229,8 @@ def test_a_trusted_set_holds_the_cells_as_they_were(tmp_path: Path) -> None:
             "20240000008,0.8,2.0,x,n8\n"
         )
         settings = {"data": str(tmp_path / name), "label": "kind", "drop": ("note",)}
-        _, task, truth = prepare("warpi", **settings, meta_data=str(out))
+        prepared = prepare(RunSpec.from_settings("warpi", **settings, meta_data=str(out)))
+        task, truth = prepared.task, prepared.truth
         assert task.meta is not None
         assert (task.meta.y.tolist(), truth.n_repeated) == ([0, 1, 0], 3)
 
@@ -321,7 +322,7 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
     assert "noise rate" in capsys.readouterr().out
     got = json.loads(Path(files["e.json"]).read_text())
     assert got["low"] < 0.4 < got["high"]
-    _, task, _ = prepare("warpi", data="digits", noise="pair:0.4", meta_data=files["t.npz"])
+    task = prepare(RunSpec.from_settings("warpi", data="digits", noise="pair:0.4", meta_data=files["t.npz"])).task
     assert task.meta is not None
     assert len(task.meta) == 40
     long = tmp_path / "long.csv"
@@ -386,7 +387,9 @@ def test_trusted_set_of_a_table_is_read_as_the_same_rows(tmp_path: Path) -> None
     again, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), like=table)
     assert torch.equal(again.examples.flat(torch.arange(3)), table.examples.flat(torch.tensor([3, 7, 20])))
     assert [again.classes[k] for k in again.y.tolist()] == ["x", "y", "y"]
-    _, task, _ = prepare("warpi", data=str(tmp_path / "t.csv"), label="kind", meta_data=str(tmp_path / "ok.csv"))
+    task = prepare(
+        RunSpec.from_settings("warpi", data=str(tmp_path / "t.csv"), label="kind", meta_data=str(tmp_path / "ok.csv"))
+    ).task
     assert not {3, 7, 20} & set(task.train.rows.tolist())  # used as trusted rows only
     for rows, path, said in (
         ({99: "x"}, "a.csv", "rows 0..59"),

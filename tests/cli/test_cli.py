@@ -14,7 +14,7 @@ from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.runs.rerun import command
 from warpi.runs.run import fit
-from warpi.runs.spec import prepare
+from warpi.runs.spec import RunSpec, prepare
 from warpi.sweep.plan import read_plan
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
@@ -246,9 +246,9 @@ class TestFit:
         assert main([*argv, "--resume", "--quiet"]) == 0
         capsys.readouterr()
         assert main([*argv, "--resume", "--samples", "3"]) == 2
-        assert "was begun with samples = 2, not 3" in capsys.readouterr().err
+        assert "was started with samples = 2, not 3" in capsys.readouterr().err
         assert main(argv) == 2
-        assert "already holds a run" in capsys.readouterr().err
+        assert "already contains a run" in capsys.readouterr().err
 
     def test_quiet(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*FIT, "--out", str(tmp_path), "--quiet"]) == 0
@@ -276,7 +276,7 @@ class TestFit:
             (table | {"epochs": 1}, 1, 0.05),
             ({"data": "digits", "limit": 300, "meta": 20, "noise": "pair:0.4"}, 30, 0.05),
         ):
-            recipe = prepare("ce", **settings)[0].recipe
+            recipe = prepare(RunSpec.from_settings("ce", **settings)).spec.recipe
             assert (recipe.epochs, round(recipe.lr, 4)) == (epochs, lr)
 
 

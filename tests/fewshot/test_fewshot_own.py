@@ -257,14 +257,14 @@ def test_a_garbled_spec_is_named(run: Path, change: Callable[[dict[str, Any]], A
             read()
         assert message in str(e.value)
     file.write_text(json.dumps(stored | {"version": "99.0"}))
-    with pytest.raises(UserError, match=r"spec\.json .* it is of warpi 99\.0, and this is"):
+    with pytest.raises(UserError, match=r"spec\.json .* it was written by warpi 99\.0, and this is"):
         load(run, device="cpu")
 
 
 def test_garbled_results_are_named(run: Path) -> None:
     (run / "results.jsonl").write_text("{}\n")
     for read in (partial(load, run, device="cpu"), partial(fit, run, resume=True)):
-        with pytest.raises(UserError, match=r"line 1 of .*results\.jsonl is no record of a validation"):
+        with pytest.raises(UserError, match=r"line 1 of .*results\.jsonl is not the record of a validation"):
             read()
 
 
@@ -350,7 +350,7 @@ def test_a_run_on_ones_own_data_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Step, "body", body)
-    with pytest.raises(Stopped, match=r"go on with: fit\('.*parts', resume=True, data=\.\.\.\)"):
+    with pytest.raises(Stopped, match=r"resume with: fit\('.*parts', resume=True, data=\.\.\.\)"):
         fit(tmp_path / "parts", **OWN | {"data": parts(images)})
     again = fit(tmp_path / "parts", resume=True, data=parts(images)._replace(name="renamed"), device="cpu", ways=3)
     assert calls[0] == 6
@@ -374,7 +374,7 @@ def test_other_data_than_that_of_the_run_is_refused(tmp_path: Path, capsys: pyte
     for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
         with pytest.raises(UserError, match=r"with data of your own, 'own', which must be given again; from Python"):
             read()
-    with pytest.raises(UserError, match="begun with data = 'own', not 'sines'"):
+    with pytest.raises(UserError, match="started with data = 'own', not 'sines'"):
         fit(path, resume=True, data="sines")
     with pytest.raises(UserError, match="no run in"):
         fit(tmp_path / "typo", resume=True, data=data)

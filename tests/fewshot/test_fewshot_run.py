@@ -105,7 +105,7 @@ def test_a_crash_after_a_line_of_results_cuts_it_off(tmp_path: Path) -> None:
 def test_nothing_is_put_into_a_folder_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"holds 'cat\.png' and no run; choose a new or empty one"):
+    with pytest.raises(UserError, match=r"contains 'cat\.png' and no run; choose a new or empty one"):
         fit(tmp_path / "photos", **QUICK, learner="metavrf", shots=3)
     assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat.png"]
 
@@ -113,11 +113,11 @@ def test_nothing_is_put_into_a_folder_of_somebody_else(tmp_path: Path) -> None:
 def test_a_finished_run_and_other_settings_are_refused(tmp_path: Path) -> None:
     settings = QUICK | {"learner": "metavrf", "iterations": 4, "shots": 3}
     fit(tmp_path / "run", **settings)
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match="already contains a run"):
         fit(tmp_path / "run", **settings)
-    with pytest.raises(UserError, match=r"begun with lr = 0\.001, not 0\.1"):
+    with pytest.raises(UserError, match=r"started with lr = 0\.001, not 0\.1"):
         fit(tmp_path / "run", resume=True, lr=0.1)
-    with pytest.raises(UserError, match="begun with threads = 1"):
+    with pytest.raises(UserError, match="started with threads = 1"):
         fit(tmp_path / "run", resume=True, threads=2)
     with pytest.raises(UserError, match="no run in"):
         fit(tmp_path / "other", resume=True)

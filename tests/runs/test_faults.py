@@ -299,7 +299,7 @@ def test_asked_to_stop(undisturbed: Lab, lab: Lab, step: float, number: signal.S
     assert len(stops) >= 3
     assert stops == sorted(stops)
     assert any(at > 0 for _, at in stops), "the signal alone brought these checkpoints about"
-    line = f"warpi: stopped by {number.name}; go on with: warpi fit --out {lab.out} --resume\n"
+    line = f"warpi: stopped by {number.name}; resume with: warpi fit --out {lab.out} --resume\n"
     assert lab.log.read_text() == line * len(stops)
 
 

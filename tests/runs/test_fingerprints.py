@@ -17,7 +17,8 @@ from warpi.nets.registry import make_net
 from warpi.report.experiments import find_runs, group
 from warpi.runs.fingerprints import stamp
 from warpi.runs.run import fit
-from warpi.runs.spec import DataSpec, prepare, read_once
+from warpi.runs.schema import to_stored_names
+from warpi.runs.spec import DataCache, DataSpec, RunSpec, prepare
 from warpi.sweep.queue import _other_content
 
 N = 120
@@ -34,7 +35,7 @@ def made(where: Path, **change: Any) -> dict[str, Any]:
     for p in net.parameters():
         p.data.fill_(change.get("weight", 0.01))
     save_file(net.state_dict(), where / "net.safetensors")
-    files = {"data": where / "data.npz", "meta_data": where / "trusted.npz", "weights": where / "net.safetensors"}
+    files = {"data": where / "data.npz", "trusted": where / "trusted.npz", "weights": where / "net.safetensors"}
     return {"method": "ce", "net": "mlp", "epochs": 1, **{name: str(file) for name, file in files.items()}}
 
 
@@ -43,8 +44,8 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [
     ({"y_meta": Y[1:21]}, "the set of trusted examples", "meta"),
     ({"x_test": X[:20] + 8}, "the test set", "test_set"),
     ({"y_test": Y[1:21]}, "the test set", "test_set"),
-    ({"clean": Y[::-1].copy()}, "what the data says about labels", "labels"),
-    ({"weight": 0.02}, "the file of --weights", "weights"),
+    ({"clean": Y[::-1].copy()}, "a label of the data", "labels"),
+    ({"weight": 0.02}, "the weight file", "weights"),
 ]
 
 
@@ -55,11 +56,12 @@ def test_a_run_does_not_go_on_with_other_files_nor_share_a_mean(
     run, settings = tmp_path / "run", {**made(tmp_path / "files"), "seed": 0}
     fit(run, **settings)
     fit(run, resume=True)
-    assert _other_content(run, settings) is None
+    stored = to_stored_names(settings)
+    assert _other_content(run, stored) is None
     fit(tmp_path / "other", seed=1, **made(tmp_path / "files", **change))
-    with pytest.raises(UserError, match=rf"^{what} of {run} has changed: {fact}_sha256 was"):
+    with pytest.raises(UserError, match=rf"^{what} of the run in {run} has changed: {fact}_sha256 was"):
         fit(run, resume=True)
-    assert re.search(rf": ({fact}_sha256|its sha256) was ", _other_content(run, settings) or ""), "a sweep sees it"
+    assert re.search(rf": ({fact}_sha256|its sha256) was ", _other_content(run, stored) or ""), "a sweep sees it"
     assert len(group(find_runs([run, tmp_path / "other"]))) == 2
     old = json.loads((run / "spec.json").read_text())
     del old["facts"][f"{fact}_sha256"]
@@ -73,7 +75,7 @@ def test_noise_of_the_same_labels_from_another_file(tmp_path: Path) -> None:
     np.save(file := tmp_path / "T.npy", np.eye(10))
     fit(tmp_path / "run", **few, noise=f"matrix:{file}")
     np.save(file, np.eye(10, dtype=np.float32))
-    with pytest.raises(UserError, match=r"the file of --noise of .* has changed: noise_file_sha256 was"):
+    with pytest.raises(UserError, match=r"the label file of the run in .* has changed: noise_file_sha256 was"):
         fit(tmp_path / "run", resume=True)
 
 
@@ -132,11 +134,11 @@ def test_no_change_keeps_a_stamp(tmp_path: Path) -> None:
 def test_a_stamp_is_of_what_was_read(tmp_path: Path) -> None:
     """Where several runs share what was read once, the file may change meanwhile."""
     settings = made(tmp_path)
-    data = DataSpec(settings["data"], meta_data=settings["meta_data"])
-    with read_once():
-        first = prepare(**settings)[0]
-        made(tmp_path, x_meta=X[:20] + 6)
-        second = prepare(**settings, seed=1)[0]
-        assert (first.hashes, first.stamps) == (second.hashes, second.stamps)
-        assert first.stamps == data.stamps()
+    data = DataSpec(settings["data"], meta_data=settings["trusted"])
+    cache = DataCache()
+    first = prepare(RunSpec.from_settings(**to_stored_names(settings)), cache).data
+    made(tmp_path, x_meta=X[:20] + 6)
+    second = prepare(RunSpec.from_settings(**to_stored_names(settings), seed=1), cache).data
+    assert (first.fingerprints, first.stamps) == (second.fingerprints, second.stamps)
+    assert first.stamps == data.stamps(cache)
     assert first.stamps != data.stamps()

@@ -93,8 +93,8 @@ def _as_it_was() -> Iterator[None]:
     yield
     assert ([*METHODS], [*NETS], [*sys.path]) == before
     assert not own.flags()
-    assert not own.METHOD_FILES
-    assert not own.NET_FILES
+    assert not own.METHOD_PLUGINS
+    assert not own.NET_PLUGINS
     assert "beside" not in sys.modules, "neither are its neighbours"
 
 
@@ -126,7 +126,7 @@ def test_every_command_knows_the_file(mine: str, tmp_path: Path, capsys: pytest.
     assert "mine.py" not in text
     assert str(tmp_path / "mine") not in text, "names alone"
     assert main([*use, "fit", "--out", "runs/a", "--resume", "--quiet"]) == 0
-    assert "begun with q = 0.9, not 0.8" in said(capsys, *use, "fit", "--out", "runs/a", "--resume", "--q", "0.8")
+    assert "started with q = 0.9, not 0.8" in said(capsys, *use, "fit", "--out", "runs/a", "--resume", "--q", "0.8")
 
     with using([mine]):
         module = sys.modules[type(METHODS["mine"]).__module__]
@@ -140,10 +140,7 @@ def test_every_command_knows_the_file(mine: str, tmp_path: Path, capsys: pytest.
     assert main([*use, "report", "runs/a", "--audit", "--out", "page"]) == 0
     page = Path("page/report.html").read_text()
     assert "<pre>warpi --use mine.py fit " in page
-    assert (
-        "mine.py: of your own, with METHODS = {&#x27;mine&#x27;: ...} and NETS = {&#x27;small&#x27;: ...} as it was"
-        in page
-    )
+    assert "mine.py must define METHODS = {&#39;mine&#39;: ...} and NETS = {&#39;small&#39;: ...} as before" in page
     assert main([*use, "figures", "runs/a", "--out", "figures"]) == 0
     assert main([*use, "review", "runs/a", "--out", "checked", "--export", "corrected.csv"]) == 0
     wish = ["--net", "small", "--variants", "sgd,warpi", "--repeats", "1", "--batch", "4", "--image-size", "4"]
@@ -254,7 +251,7 @@ def test_a_sweep_in_two_processes_that_is_stopped_and_goes_on(mine: str, capsys:
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=120)
     assert sweep.returncode == 130, err
-    _, again = err.strip().splitlines()[-1].split("go on with: ")
+    _, again = err.strip().splitlines()[-1].split("resume with: ")
     assert again == f"warpi --use {mine} sweep cmp.toml --jobs 2 --device cpu"
     begun = {path.parent.name for path in Path("runs/cmp").glob("*/checkpoint.safetensors")}
     assert begun <= {"mine_given_seed0", "mine_q05_given_seed0"}, "in processes that know the file"
@@ -273,13 +270,13 @@ def test_a_run_without_its_file(mine: str, capsys: pytest.CaptureFixture[str]) -
     assert main(["--use", mine, "fit", *FLAGS, "--method", "mine", "--net", "tiny", "--out", "a b"]) == 0
     capsys.readouterr()
     error = said(capsys, "audit", "a b")
-    assert "made with a method and a network of your own" in error
+    assert "made with a custom method and a custom network" in error
     assert "METHODS = {'mine': ...} and NETS = {'tiny': ...}" in error
     assert "warpi --use FILE.py audit 'a b'" in error
     assert "warpi --use FILE.py fit --out 'a b' --resume;" in said(capsys, "fit", "--out", "a b", "--resume")
     for command in re.findall(r"warpi (--use FILE.py (?:audit|fit)[^,;]*)", error):
         assert main([mine if word == "FILE.py" else word for word in shlex.split(command)]) == 0
-    with pytest.raises(UserError, match=r"method = 'mine', not 'GCE'.* or name its file as"):
+    with pytest.raises(UserError, match=r"method = 'mine', not 'GCE'.* or name its file with"):
         warpi.audit.audit("a b", method=GCE())
     with using([mine]):
         assert len(warpi.audit.audit("a b", save=False))

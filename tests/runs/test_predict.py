@@ -72,7 +72,7 @@ def test_the_training_file_gives_what_the_method_says(
     assert p.std(0).min() > 0.01
     agree = 100 * np.mean([row["predicted_label"] == given(k) for k, row in enumerate(rows)])
     said = capsys.readouterr().out
-    assert f"('animal', {N} rows, which may be wrong themselves): {agree:.2f} %" in said
+    assert f"('animal', {N} rows, some of which may be wrong): {agree:.2f} %" in said
     assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out), "--quiet"]) == 0
     assert not capsys.readouterr().out
 
@@ -123,7 +123,7 @@ def test_runs_that_cannot_predict(table: Run, here: Path, tmp_path: Path, capsys
     assert "there is no folder" in capsys.readouterr().err
     (table.path / "done").rename(tmp_path / "done")
     try:
-        with pytest.raises(UserError, match=r"is not finished, 2 of 2 epochs are done; go on with: warpi fit"):
+        with pytest.raises(UserError, match=r"is not finished, 2 of 2 epochs are done; resume it with: warpi fit"):
             warpi.predict(table.path, data)
     finally:
         (tmp_path / "done").rename(table.path / "done")
@@ -165,14 +165,14 @@ def test_every_command_reopens_the_data_as_it_was_read(
     assert stored["drop"] == ["path", "checked, when"]
     assert main(["fit", "--out", path, "--resume", "--drop", 'path,"checked, when"', "--quiet"]) == 0
     assert main(["fit", "--out", path, "--resume", "--drop", "path"]) == 2
-    assert "was begun with drop = ('path', 'checked, when'), not ('path',)" in capsys.readouterr().err
+    assert "was started with drop = ('path', 'checked, when'), not ('path',)" in capsys.readouterr().err
     assert main(["audit", path, "--csv", str(here / "audit.csv"), "--quiet"]) == 0
     assert len(read(here / "audit.csv")) == N
     assert main(["pick", "6", path, "--csv", str(here / "check.csv")]) == 0
     assert main(["report", path, "--out", str(here / "report")]) == 0
     page = (here / "report" / "report.html").read_text()
-    assert "without the columns path,&quot;checked, when&quot;" in page
-    assert "--drop &#x27;path,&quot;checked, when&quot;&#x27;" in page
+    assert "without the columns path,&#34;checked, when&#34;" in page
+    assert "--drop &#39;path,&#34;checked, when&#34;&#39;" in page
     assert main(["review", path, "--export", str(here / "corrected.json")]) == 0
     data = ["--data", str(here / "wide.csv"), "--label", "animal", "--drop", 'path,"checked, when"']
     assert main(["pick", "6", *data, "--csv", str(here / "check.csv")]) == 0
@@ -193,7 +193,7 @@ def test_a_run_from_before_columns_could_be_dropped(table: Run, tmp_path: Path) 
     """What is not used leaves no trace: the specification is as it was, and so is what its runs are compared by."""
     assert "drop" not in json.loads((table.path / "spec.json").read_text())["spec"]
     assert fit(table.path, resume=True, drop=[]).history == table.history
-    with pytest.raises(UserError, match=r"was begun with drop = \(\), not \('a',\)"):
+    with pytest.raises(UserError, match=r"was started with drop = \(\), not \('a',\)"):
         fit(table.path, resume=True, drop=["a"])
     run = fit(tmp_path / "none", data=table.path.with_suffix(".csv"), label="animal", method="ce", epochs=1, drop=[])
     assert "drop" not in json.loads((run.path / "spec.json").read_text())["spec"]
@@ -212,9 +212,7 @@ class Net(nn.Module):
 def test_a_network_of_the_users_own(table: Run, tmp_path: Path) -> None:
     data, net = table.path.with_suffix(".csv"), Net()
     run = fit(tmp_path / "own", data=data, label="animal", method="ce", epochs=1, net=net)
-    with pytest.raises(
-        UserError, match=r"made with a network of your own, .*warpi\.predict\(.*, data, net=MyNet\(\)\)"
-    ):
+    with pytest.raises(UserError, match=r"made with a custom network, .*warpi\.predict\(.*, data, net=MyNet\(\)\)"):
         warpi.predict(run.path, data)
     np.testing.assert_allclose(warpi.predict(run.path, data, net=net).probabilities, own(run), atol=1e-6)
 
@@ -340,7 +338,7 @@ def test_small_images_of_a_run_that_read_them_as_photos(
     listed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a stored run names no size, it is 224, whatever would be chosen now."""
-    monkeypatch.setattr("warpi.datasets.image_folders.usual_size", lambda _: 224)
+    monkeypatch.setattr("warpi.datasets.image_folders.default_size", lambda _: 224)
     photos = listed.path.parent / "photos"
     data = {"data": listed.path.parent / "lists" / "train.csv", "root": photos, "net": "mlp"}
     run = fit(tmp_path / "run", **data, method="ce", epochs=1, limit=20)

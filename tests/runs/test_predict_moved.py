@@ -26,7 +26,8 @@ from warpi.data.split import Split
 from warpi.datasets.registry import DATASETS, DatasetEntry
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
-from warpi.runs.packed_task import carried, task_of
+from warpi.runs.defaults import BY_DATASET
+from warpi.runs.packed_task import pack_task, unpack_task
 from warpi.runs.predictions import Predictions
 from warpi.runs.reopen import reopen
 from warpi.runs.run import fit
@@ -68,7 +69,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the data of the run is read")
 
-    for place in ("warpi.runs.reopen.prepare", "warpi.runs.spec._load", "warpi.datasets.load.load_dataset"):
+    for place in ("warpi.runs.reopen.prepare", "warpi.runs.spec.read_dataset"):
         monkeypatch.setattr(place, refuse)
 
 
@@ -197,6 +198,7 @@ def test_new_rows_are_read_as_the_data_would_say(
     if "not in memory" in kind:
         monkeypatch.setattr("warpi.datasets.image_folders.IN_MEMORY", 0)
     monkeypatch.setitem(DATASETS, "cifar10", DatasetEntry(cifar10, ""))
+    monkeypatch.setitem(BY_DATASET, "cifar10", {"net": "resnet20"})
     (tmp_path / "here").mkdir()
     (tmp_path / "new").mkdir()
     first, new = KINDS[kind](tmp_path / "here", 0), KINDS[kind](tmp_path / "new", 1000)["data"]
@@ -215,7 +217,7 @@ def test_new_rows_are_read_as_the_data_would_say(
     shutil.move(tmp_path / "moved", tmp_path / "here" / "run")
     same(warpi.predict(run, new), again)
     if kind not in ("cifar10",):
-        with pytest.raises(UserError, match=r"version that did not store how its data was read, so this must be there"):
+        with pytest.raises(UserError, match="did not store how its data was read, so the data must be in its place"):
             warpi.predict(tmp_path / "older", new)
 
 
@@ -245,7 +247,7 @@ def test_relative_paths_are_not_followed(tmp_path: Path, monkeypatch: pytest.Mon
     table(".csv", 10)(Path(), 0)
     shutil.copy("rows.csv", "trusted.csv")
     table(".csv", 10)(Path(), 500)
-    data = {"data": "rows.csv", "meta_data": "trusted.csv", "label": "animal", "drop": ["id"]}
+    data = {"data": "rows.csv", "trusted": "trusted.csv", "label": "animal", "drop": ["id"]}
     run = fit("run", **data, method="warpi", epochs=1)
     new = table(".csv", 10)(tmp_path, 2000)["data"]
     before = warpi.predict(run, new)
@@ -338,7 +340,7 @@ def test_methods_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
         with monkeypatch.context() as there:
             forbid(there)
             same(warpi.predict(run.path, new, method=Own(), net=net), warpi.predict(run, new))
-        with pytest.raises(UserError, match="made with a method and a network of your own"):
+        with pytest.raises(UserError, match="made with a custom method and a custom network"):
             warpi.predict(run.path, new)
         with pytest.raises(UserError, match=r"method = 'Own', not 'LooksLater'"):
             warpi.predict(run.path, new, method=LooksLater(), net=net)
@@ -357,9 +359,9 @@ def test_methods_that_look_at_inputs_have_them_read(
     new = digits_file(tmp_path / "new.npz")
     with caplog.at_level("INFO"):
         same(warpi.predict(run.path, new, method=method), warpi.predict(run, new))
-    assert "the data of the run is read again: the method of the run looks at inputs" in caplog.text
+    assert "the data of the run is read again: the method of the run uses its training inputs" in caplog.text
     (tmp_path / "rows.npz").unlink()
-    with pytest.raises(UserError, match=r"no file or folder '.*rows\.npz'; the method of the run looks at inputs"):
+    with pytest.raises(UserError, match=r"no file or folder '.*rows\.npz'; the method of the run uses its train"):
         warpi.predict(run.path, new, method=method)
 
 
@@ -473,10 +475,10 @@ def test_files_of_two_runs(runs: Path, tmp_path: Path) -> None:
     fit(tmp_path / "other", **DIGITS, method="warpi", seed=1)
     shutil.copytree(runs / "digits", tmp_path / "run")
     shutil.copy(tmp_path / "other" / FILE, tmp_path / "run" / FILE)
-    with pytest.raises(UserError, match=r"spec.json beside it are of two runs: noise_sha256 is '.*' in the one and '"):
+    with pytest.raises(UserError, match=r"belong to different runs: noise_sha256 is '.*' in the checkpoint and '"):
         warpi.predict(tmp_path / "run", runs / "new.npz")
     shutil.copy(runs / "table" / FILE, tmp_path / "run" / FILE)
-    with pytest.raises(UserError, match=r"are of two runs: inputs_sha256 is "):
+    with pytest.raises(UserError, match=r"belong to different runs: n_train is "):
         warpi.predict(tmp_path / "run", runs / "new.npz")
 
 
@@ -487,7 +489,7 @@ def test_other_defaults_are_refused(runs: Path, tmp_path: Path) -> None:
     spec = json.loads(file.read_text())
     del spec["spec"]["options"]["samples"]
     file.write_text(json.dumps(spec))
-    with pytest.raises(UserError, match="made by other defaults"):
+    with pytest.raises(UserError, match="made with other defaults"):
         warpi.predict(tmp_path / "run", runs / "new.npz")
 
 
@@ -510,7 +512,7 @@ def test_weights_of_an_earlier_epoch_are_not_the_end_of_a_run(tmp_path: Path) ->
     fit(path, **{**DIGITS, "epochs": 2}, method="ce")
     (path / FILE).unlink()  # what is left is that of the first epoch
     for look in (lambda: warpi.predict(path, new), lambda: reopen(path)):
-        with pytest.raises(UserError, match="is of epoch 1 of 2"):
+        with pytest.raises(UserError, match="is from epoch 1 of 2"):
             look()
 
 
@@ -583,9 +585,9 @@ def test_a_task_without_its_inputs_is_all_there_in_few_bytes(tmp_path: Path) -> 
     task = Task(*parts, tuple(map(str, range(300))), 0.25)  # type: ignore[arg-type]
     facts = {"n_train": 15_000, "n_meta": 15_000, "n_val": 10_000, "n_classes": 300}
     facts |= {"inputs_sha256": "a", "noise_sha256": "b"}  # type: ignore[dict-item]
-    checkpoint.save(tmp_path / FILE, {"data": carried(task, facts)})
+    checkpoint.save(tmp_path / FILE, {"data": pack_task(task, facts)})
     assert (tmp_path / FILE).stat().st_size < n * (2 + 4) + 10_000
-    again = task_of(checkpoint.load(tmp_path / FILE)["data"], facts, torch.device("cpu"), FILE)
+    again = unpack_task(checkpoint.load(tmp_path / FILE)["data"], facts, torch.device("cpu"), FILE)
     assert (again.shape, again.classes, again.noise_rate) == (task.shape, task.classes, task.noise_rate)
     for a, b in zip((again.train, again.meta, again.val), parts, strict=True):
         assert a is not None

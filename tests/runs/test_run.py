@@ -31,7 +31,7 @@ from warpi.methods.registry import METHODS
 from warpi.methods.warpi import WarPI
 from warpi.runs import run
 from warpi.runs.run import fit
-from warpi.runs.spec import DataSpec, prepare
+from warpi.runs.spec import DataSpec, RunSpec, prepare
 from warpi.training import checkpoint, engine
 from warpi.training.engine import Diverged, TrainingState, train
 from warpi.training.method import Log, Method, descend
@@ -178,7 +178,7 @@ class TestFolder:
 
 class TestRefusals:
     def test_a_folder_that_holds_a_run(self, whole: Path) -> None:
-        with pytest.raises(UserError, match=r"already holds a run; go on with it by --resume, or choose another --out"):
+        with pytest.raises(UserError, match="already contains a run; resume it with --resume, or choose"):
             fit(whole, **QUICK)
 
     @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ class TestRefusals:
         before = final(whole)
         with pytest.raises(UserError) as e:
             fit(whole, resume=True, **{**QUICK, setting: value})
-        assert f"begun with {setting} = {was!r}, not" in str(e.value)
+        assert f"started with {setting} = {was!r}, not" in str(e.value)
         assert final(whole) == before
 
     def test_resuming_with_another_network_of_ones_own(self, tmp_path: Path) -> None:
@@ -215,11 +215,11 @@ class TestRefusals:
         with pytest.raises(UserError, match="unknown setting 'epoch'; did you mean 'epochs'"):
             fit(whole if resume else tmp_path / "a", **SMALL, epoch=3, method="ce", resume=resume)
         with pytest.raises(UserError, match="unknown setting 'sample'; did you mean 'samples'"):
-            prepare("warpi", **SMALL, sample=3)
+            prepare(RunSpec.from_settings("warpi", **SMALL, sample=3))
         with pytest.raises(
             UserError, match=r"unknown setting 'samples': method ce has no such setting; .*one of .*warpi"
         ):
-            prepare("ce", **SMALL, samples=3)
+            prepare(RunSpec.from_settings("ce", **SMALL, samples=3))
         with pytest.raises(UserError, match="unknown method 'wrapi'; did you mean 'warpi'"):
             fit(tmp_path / "a", **SMALL, method="wrapi")
         assert not (tmp_path / "a").exists(), "a mistake leaves nothing behind"
@@ -244,7 +244,7 @@ class TestRefusals:
     )
     def test_settings_of_the_wrong_type(self, settings: dict[str, Any], message: str) -> None:
         with pytest.raises(UserError) as e:
-            prepare("warpi", **{**SMALL, **settings})
+            prepare(RunSpec.from_settings("warpi", **{**SMALL, **settings}))
         assert str(e.value) == message
 
     @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ class TestRefusals:
             (
                 b'{"format": "warpi-run/1", "facts": {}, "environment": {}, '
                 b'"spec": {"method": "e", "options": {}, "recipe": {}, "seed": 0}}',
-                "made with a method of your own",
+                "made with a custom method",
             ),
         ],
     )
@@ -304,9 +304,9 @@ class TestRefusals:
     def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
         """The folder of the data, say: a run in it would be taken for a class."""
         (tmp_path / "photos" / "cat").mkdir(parents=True)
-        with pytest.raises(UserError, match=r"photos holds 'cat' and no run; choose .* such as --out runs/photos"):
+        with pytest.raises(UserError, match=r"photos contains 'cat' and no run; choose .* such as --out runs/photos"):
             fit(tmp_path / "photos", **QUICK)
-        with pytest.raises(UserError, match=r"photos/run lies in the folder of the data"):
+        with pytest.raises(UserError, match=r"photos/run is inside the folder of the data"):
             fit(tmp_path / "photos" / "run", data=tmp_path / "photos")
         assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat"]
         (tmp_path / "empty").mkdir()
@@ -322,11 +322,11 @@ class TestRefusals:
         fit("a", data="d.npz", method="ce", epochs=1)
         monkeypatch.chdir(tmp_path / "there")
         with pytest.raises(
-            UserError, match=rf"no 'd.npz' here: --data .* begun in {tmp_path}/here: cd {tmp_path}/here"
+            UserError, match=rf"no 'd.npz' here: --data .* started in {tmp_path}/here: cd {tmp_path}/here"
         ):
             fit("../here/a", resume=True)
         edit_spec(tmp_path / "here" / "a", lambda s: s["environment"].pop("folder"))  # of an older version
-        with pytest.raises(UserError, match=r"relative path, and the run was begun in another folder: go there"):
+        with pytest.raises(UserError, match=r"relative path, and the run was started in another folder: go there"):
             fit("../here/a", resume=True)
         monkeypatch.chdir(tmp_path / "here")
         assert len(fit("a", resume=True).history) == 1
@@ -340,7 +340,7 @@ class TestRefusals:
         stray = tmp_path / "checkpoint.safetensors"
         stray.write_bytes((whole / "checkpoint.safetensors").read_bytes())
         for resume in (False, True):
-            with pytest.raises(UserError, match=r"holds a checkpoint, but the spec\.json it belongs to is gone"):
+            with pytest.raises(UserError, match=r"contains a checkpoint, but its spec\.json is gone"):
                 fit(tmp_path, **QUICK, resume=resume)
         assert stray.read_bytes() == (whole / "checkpoint.safetensors").read_bytes()
 
@@ -384,7 +384,7 @@ class TestRefusals:
             return real(*args, **settings)
 
         monkeypatch.setattr(run, "prepare", slow)
-        with pytest.raises(UserError, match="another process has begun a run in"):
+        with pytest.raises(UserError, match="another process has started a run in"):
             fit(tmp_path, **QUICK)
         assert json.loads((tmp_path / "spec.json").read_text())["spec"]["seed"] == 9
 
@@ -424,7 +424,7 @@ class TestResume:
         self, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
     ) -> None:
         Interrupt(monkeypatch, after)
-        with pytest.raises(Stopped, match=r"stopped by SIGTERM; go on with: warpi fit --out \S+ --resume") as e:
+        with pytest.raises(Stopped, match=r"stopped by SIGTERM; resume with: warpi fit --out \S+ --resume") as e:
             fit(tmp_path, **QUICK)
         assert e.value.signum == signal.SIGTERM
         position = checkpoint.load(tmp_path / "checkpoint.safetensors")["position"]
@@ -517,7 +517,8 @@ class TestResume:
         assert records(tmp_path) == records(whole)
 
     @pytest.mark.parametrize(
-        ("content", "message"), [(None, "has 0 epochs, the checkpoint beside it 2"), (b"{\n{\n", "line 1 is not JSON")]
+        ("content", "message"),
+        [(None, "has 0 epochs, but the checkpoint .* has 2"), (b"{\n{\n", "line 1 is not JSON")],
     )
     def test_results_that_were_lost(self, tmp_path: Path, content: bytes | None, message: str) -> None:
         fit(tmp_path, **QUICK)
@@ -641,7 +642,8 @@ class TestDivergence:
 
 class TestEngine:
     def test_a_record_is_the_mean_of_the_logs(self) -> None:
-        _, task, truth = prepare("ce", **{k: v for k, v in QUICK.items() if k != "method"})
+        prepared = prepare(RunSpec.from_settings("ce", **{k: v for k, v in QUICK.items() if k != "method"}))
+        task, truth = prepared.task, prepared.truth
         learner = CE()
         learner.start(task, Recipe(epochs=2, batch_size=32, lr=0.05, schedule="cosine"))
         losses: list[list[float]] = [[]]
@@ -665,7 +667,8 @@ class TestEngine:
             assert r["loss"] == pytest.approx(sum(values) / len(values), abs=1e-6)
 
     def test_scores_are_made_in_evaluation_mode_and_training_goes_on_in_training_mode(self) -> None:
-        _, task, truth = prepare("ce", **{k: v for k, v in QUICK.items() if k != "method"})
+        prepared = prepare(RunSpec.from_settings("ce", **{k: v for k, v in QUICK.items() if k != "method"}))
+        task, truth = prepared.task, prepared.truth
         learner = CE()
         learner.start(task, Recipe(epochs=1, batch_size=32, lr=0.05))
         modes: list[bool] = []
@@ -725,7 +728,7 @@ class TestOwnNetworks:
 
 class TestSettings:
     def test_options_of_a_method_are_stored_in_full_and_as_changed(self) -> None:
-        spec = prepare("warpi", **SMALL, samples=3, hidden=100)[0].to_json()
+        spec = prepare(RunSpec.from_settings("warpi", **SMALL, samples=3, hidden=100)).spec.to_json()
         assert spec["changed"] == {"samples": 3}
         assert spec["options"]["samples"] == 3
         assert spec["options"]["hidden"] == 100
@@ -741,7 +744,7 @@ class TestSettings:
         fit(tmp_path / "a", data=tmp_path / "d.npz", method="ce", **settings, resume=True)
 
     def test_the_method_is_warpi_unless_one_is_named(self) -> None:
-        assert prepare("warpi", **SMALL)[0].method == "warpi"
+        assert prepare(RunSpec.from_settings("warpi", **SMALL)).spec.method == "warpi"
 
     def test_every_setting_has_one_home(self) -> None:
         """A flag and a keyword name a field of the data, of the recipe or of the method: never of two of them."""
@@ -811,17 +814,16 @@ class TestProgress:
         fit(tmp_path / "a", **QUICK, quiet=False)
         first, second, *_ = capsys.readouterr().out.splitlines()
         assert first.endswith("; ce trains mlp for 2 epochs")
-        assert (
-            second == "this will take about 0 minutes on this CPU; what helps: a GPU, --epochs, --limit for a first try"
+        assert second == (
+            "this will take about 0 minutes on this CPU; to make it faster: use a GPU, fewer --epochs, --limit for a "
+            "first try"
         )
         assert records(tmp_path / "a") == records(whole), "the look ahead changes nothing"
-        spec, task, _ = prepare("ce", **SMALL, net="resnet50")
-        photos = FileExamples("photos", ("a.jpg",))
-        method = CE()
-        method.task = replace(task, train=Split(photos, torch.tensor([0]), torch.tensor([0])))
-        said = run._slow(spec, method, 200)
-        assert said.startswith(
-            "this will take about 3 hours on this CPU; what helps: a GPU, --image-size 64, --net resn"
+        prepared = prepare(RunSpec.from_settings("ce", **SMALL, net="resnet50"))
+        photos = Split(FileExamples("photos", ("a.jpg",)), torch.tensor([0]), torch.tensor([0]))
+        advice = run._advise_slow(replace(prepared, task=replace(prepared.task, train=photos)), 200)
+        assert advice.startswith(
+            "this will take about 3 hours on this CPU; to make it faster: use a GPU, --image-size 64, --net resn"
         )
 
     def test_rows_that_are_trusted_too_are_information(
@@ -831,11 +833,11 @@ class TestProgress:
         x, y = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) % 2
         np.savez(tmp_path / "x.npz", x=x, y=y)
         np.savez(tmp_path / "ok.npz", x=x[:6], y=y[:6])
-        settings = {"data": tmp_path / "x.npz", "meta_data": tmp_path / "ok.npz", "method": "glc", "epochs": 1}
+        settings = {"data": tmp_path / "x.npz", "trusted": tmp_path / "ok.npz", "method": "glc", "epochs": 1}
         fit(tmp_path / "a", **settings, quiet=False)
-        assert "6 rows of the data are among the trusted examples; only there" in capsys.readouterr().out
+        assert "6 rows also appear in the trusted set and are used only as trusted" in capsys.readouterr().out
         audit(tmp_path / "a")
-        assert "among the trusted" not in caplog.text + "".join(capsys.readouterr())
+        assert "also appear" not in caplog.text + "".join(capsys.readouterr())
 
     def test_a_line_an_epoch(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         fit(tmp_path / "a", **{**QUICK, "epochs": 10}, quiet=False)
@@ -878,12 +880,12 @@ class TestReviewed:
         assert (spec["method"], spec["options"], spec["changed"]) == ("_Shy", {"push": 0.5}, {"push": 0.5})
         again = fit(tmp_path / "a", **{**QUICK, "method": method}, resume=True)
         assert [r["loss"] for r in again.history] == [r["loss"] for r in run.history]
-        with pytest.raises(UserError, match=r"begun with push = 0.5, not 0.25"):
+        with pytest.raises(UserError, match=r"started with push = 0.5, not 0.25"):
             fit(tmp_path / "a", **{**QUICK, "method": _Shy(push=0.25)}, resume=True)
-        with pytest.raises(UserError, match=r"with a method of your own.* resume=True, method=MyMethod\(\)\)"):
+        with pytest.raises(UserError, match=r"with a custom method.* resume=True, method=MyMethod\(\)\)"):
             fit(tmp_path / "a", resume=True)
         assert main(["fit", "--out", str(tmp_path / "a"), "--resume"]) == 2
-        assert "with a method of your own" in capsys.readouterr().err
+        assert "with a custom method" in capsys.readouterr().err
         assert len(audit(tmp_path / "a", method=method)) == len(run.task.train)
 
     def test_a_network_of_ones_own(
@@ -910,7 +912,7 @@ class TestReviewed:
         assert spec["options"]["output"] == "sigmoid", "a value says all of its hyper-parameters"
 
     def test_nothing_to_go_on_with(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"no run in .* to go on with"):
+        with pytest.raises(UserError, match=r"no run in .* to resume"):
             fit(tmp_path / "typo", resume=True)
         assert main(["fit", "--out", str(tmp_path / "typo"), "--resume"]) == 2
         assert not (tmp_path / "typo").exists()
@@ -933,7 +935,7 @@ class TestReviewed:
 
     def test_threads_belong_to_a_run(self, tmp_path: Path) -> None:
         fit(tmp_path, **QUICK, threads=1)
-        with pytest.raises(UserError, match="begun with threads = 1, not 2"):
+        with pytest.raises(UserError, match="started with threads = 1, not 2"):
             fit(tmp_path, resume=True, threads=2)
 
     def test_threads_are_put_back(self, tmp_path: Path) -> None:
@@ -1013,10 +1015,13 @@ def test_logits_are_no_probabilities(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": Silent}, r"method is the class Silent, an instance of it is needed; give method=Silent\(\)"),
+        ({"method": Silent}, r"method is the class Silent, but an instance is needed; give method=Silent\(\)"),
         ({"method": nn.Linear}, "method must be a name .* or a warpi.Method, got the class Linear; derive"),
         ({"method": object()}, "method must be a name of `warpi list methods` or a warpi.Method, got object; derive"),
-        ({"method": Needy(0.3)}, r"the method Needy cannot be made without arguments \(.*'q'\); make it a @dataclass"),
+        (
+            {"method": Needy(0.3)},
+            r"the method Needy cannot be created without arguments \(.*'q'\); make it a",
+        ),
         (
             {"method": Silent()},
             r'Silent.step returned None, not a dict of numbers; end it with return \{"loss": loss',

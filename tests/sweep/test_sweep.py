@@ -434,9 +434,10 @@ def test_a_finished_run_with_broken_results_is_reported(tmp_path: Path, capsys: 
 def finished(plan: Plan, job: Job, **facts: Any) -> Path:
     """The folder of a run that is done, without a training."""
     settings = {key: value for key, value in job.settings.items() if key != "threads"}
-    of = spec.prepare(**settings)[0]
+    prepared = spec.prepare(spec.RunSpec.from_settings(**settings))
+    of = prepared.spec
     known = {"format": "warpi-run/1", "version": "0", "spec": of.to_json(), "facts": facts}
-    known["environment"] = {"stamps": of.stamps}
+    known["environment"] = {"stamps": prepared.data.stamps}
     content = {"spec.json": known, "sweep.json": job.settings, "done": {}}
     for name, each in content.items():
         write_bytes(plan.out / job.name / name, json.dumps(each).encode())
@@ -482,7 +483,7 @@ def test_runs_made_from_another_version_of_the_data_are_refused(
     text = f"[defaults]\nmethod = 'ce'\nepochs = 1\ndata = '{data}'\nlabel = 'label'"
     plan = read_plan(write(tmp_path, text), tmp_path / "runs")
     (job,) = plan.jobs
-    facts = folders._facts(spec.DataSpec(str(data), label="label"), 0)
+    facts = folders._facts(spec.DataSpec(str(data), label="label"), 0, None)
     path = finished(plan, job, **facts)
     reads = folders._facts.cache_info().misses
     assert folders.run_state(plan, job).done
@@ -640,16 +641,19 @@ def test_data_is_read_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None
         reads.append(args)
         return load(*args, **named)
 
-    load = spec._load
-    monkeypatch.setattr(spec, "_load", counting)
-    with spec.read_once():
-        tasks = [spec.prepare("ce", data="digits", noise="pair:0.4", seed=seed)[1] for seed in (0, 1)]
-        spec.prepare("ce", data="digits", label=None, noise="flip:0.4")
+    def prepare(cache: spec.DataCache | None, **settings: Any) -> Any:
+        return spec.prepare(spec.RunSpec.from_settings("ce", data="digits", **settings), cache).task
+
+    load = spec.read_dataset
+    monkeypatch.setattr(spec, "read_dataset", counting)
+    cache = spec.DataCache()
+    tasks = [prepare(cache, noise="pair:0.4", seed=seed) for seed in (0, 1)]
+    prepare(cache, label=None, noise="flip:0.4")
     assert reads == [("digits",)]
     assert tasks[0].train.examples.x is tasks[1].train.examples.x
-    spec.prepare("ce", data="digits")
-    assert len(reads) == 2, "not outside: a file may have changed"
-    examples = load("digits")[0].examples
+    prepare(None)
+    assert len(reads) == 2, "without a cache the file is read again, as it may have changed"
+    examples: Any = load("digits").examples
     assert examples.to("meta").x is examples.to("meta").x, "on a device once, too"
 
 
@@ -839,7 +843,7 @@ def test_a_failing_reader_is_reported_once(
     def read(*_: object, **__: object) -> None:
         raise RuntimeError("the server is away")
 
-    monkeypatch.setattr("warpi.sweep.runner.read_all", read)
+    monkeypatch.setattr("warpi.sweep.runner.load", read)
     file = tiny(tmp_path, epochs=1)
     assert sweep(file, tmp_path / "runs", "--jobs", "1") == 2
     assert (

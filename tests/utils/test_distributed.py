@@ -630,7 +630,7 @@ def test_a_run_resumes_with_other_ranks(
         os.kill(pid, signal.SIGTERM)
     assert ranks.codes() == [143] * before
     again = ["warpi", "fit", "--out", str(run.out), "--resume"] + ["--devices", "2", "--device", "cpu"] * (before == 2)
-    assert ranks.log() == f"warpi: stopped by SIGTERM; go on with: {shlex.join(again)}\n", "one rank reports it"
+    assert ranks.log() == f"warpi: stopped by SIGTERM; resume with: {shlex.join(again)}\n", "one rank reports it"
     epoch, step = run.position()
     assert epoch < 3
     assert step > 0

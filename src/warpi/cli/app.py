@@ -36,7 +36,7 @@ defines as METHODS = {"mine": Mine()} and NETS = {"tiny": build}.
 """
 COMMANDS = {
     "fit": "warpi.cli.fit:fit",
-    "predict": "warpi.runs.predictions:command",
+    "predict": "warpi.cli.predict:predict",
     "sweep": "warpi.cli.sweep:sweep",
     "report": "warpi.cli.report:report",
     "figures": "warpi.cli.figures:figures",

@@ -40,14 +40,13 @@ def audit(argv: list[str]) -> None:
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     given = parser.read(argv)
     from warpi.audit import audit as run_audit
-    from warpi.runs.spec import read_once
+    from warpi.runs.reopen import reopen
 
     if not given["quiet"]:
         _say_progress()
-    options = {name: given[name] for name in ("folds", "rows", "threshold", "device")}
-    with read_once():
-        found = run_audit(given["run"], **options)
-        files = _data_of(given["run"]).files if given["csv"] or given["parquet"] else None
+    run = reopen(given["run"], given["device"])
+    found = run_audit(run, **{name: given[name] for name in ("folds", "rows", "threshold")})
+    files = run.data.dataset.files
     paths = files.paths if files else None
     if given["csv"]:
         found.to_csv(given["csv"], paths)
@@ -142,7 +141,8 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
     if run is not None:
         if of or given["coverage"]:
             raise UserError("the run says what its data is; leave out the run, or --data and --coverage")
-        opened, dataset = reopen(run, given["device"]), _data_of(run)  # refuses data that has changed since
+        opened = reopen(run, given["device"])  # refuses data that has changed
+        dataset = opened.data.dataset
         found = read_audit(run) if (run / AUDIT_FILE).exists() else run_audit(opened)
         if found.classes != dataset.classes or found.row.max() >= len(dataset.y):
             raise UserError(f"{run / AUDIT_FILE} is about other data; make it anew with: warpi audit {run}")
@@ -152,7 +152,7 @@ def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
         )
     if "data" not in of:
         raise UserError("warpi pick: give a run folder after N, or --data")
-    dataset, _ = DataSpec(**of).read()
+    dataset = DataSpec(**of).read()
     y = _labels(dataset, of, seed)
     row = np.arange(len(y)) if dataset.trusted is None else np.flatnonzero(~dataset.trusted.numpy())
     features = None
@@ -178,7 +178,7 @@ def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
         except ValueError as e:
             raise UserError(f"{given['estimate']}: the column row is not as `warpi pick` wrote it ({e})") from e
         spec = DataSpec(**of)
-        dataset, _ = spec.read()
+        dataset = spec.read()
         checked = [cells for cells in rows if cells[CHECKED]]
         _check_same(checked, dataset, _labels(dataset, of, given["seed"]), given["estimate"])
         write_trusted(given["trusted"], dataset, labels, not given["unbalanced"], Path(spec.data)).tell()
@@ -225,16 +225,6 @@ def _check_same(rows: list[dict[str, str]], dataset: "Dataset", y: "NDArray[np.i
                 f"row {row} is {said!r} in {listed}, and {found} in {dataset.name}: rows were moved or relabelled "
                 "since; give --data as it was, with the --noise and --seed that it was read with"
             )
-
-
-def _data_of(run: Path) -> "Dataset":
-    from warpi.runs.resume import read_spec
-    from warpi.runs.spec import DataSpec
-
-    stored = read_spec(run)
-    if stored is None:
-        raise UserError(f"there is no run in {run}; give the folder that `warpi fit --out` made")
-    return DataSpec.stored(stored["spec"]).read()[0]
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

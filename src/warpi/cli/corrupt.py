@@ -24,7 +24,7 @@ def corrupt(argv: list[str]) -> None:
     out = given.pop("out")
     seed = given.pop("seed")
     spec = DataSpec(**given)
-    dataset, _ = spec.read()
+    dataset = spec.read()
     noise = Noise.parse(spec.noise)
     other = None
     if noise.other_name:

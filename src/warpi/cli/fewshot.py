@@ -48,7 +48,7 @@ def fit(argv: list[str]) -> None:
     from warpi.fewshot.data import FEWSHOT
     from warpi.fewshot.learners.registry import LEARNERS
     from warpi.fewshot.run import fit as run_fit
-    from warpi.fewshot.spec import DEFAULTS, read_spec
+    from warpi.fewshot.spec import DEFAULTS, fewshot_folder
     from warpi.fewshot.train import Training
     from warpi.utils.devices import Stopped
 
@@ -58,7 +58,7 @@ def fit(argv: list[str]) -> None:
     first.add_argument("--out", type=Path, default=None)
     first.add_argument("--resume", action="store_true")
     peek, _ = first.parse_known_args([a for a in argv if a not in ("-h", "--help")])
-    stored = read_spec(peek.out) if peek.resume and peek.out is not None else None
+    stored = fewshot_folder(peek.out).read_spec() if peek.resume and peek.out is not None else None
     data = stored["spec"].get("data") if stored else peek.data
     defaults = DEFAULTS[data if data in DEFAULTS else "sines"]
     name = peek.learner or (stored["spec"]["learner"] if stored else defaults["learner"])

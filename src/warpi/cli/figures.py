@@ -117,32 +117,15 @@ def _measure(runs: "Sequence[RunRecord]", device: str) -> None:
     if not runs:
         return
     from warpi.report.measure import measure
-    from warpi.runs.spec import read_once
+    from warpi.runs.spec import DataCache
 
-    with read_once():
-        for run in runs:
-            try:
-                measure(run.path, device)
-                print(f"{run.path} measured")
-            except UserError as error:
-                _warn(f"{run.path} is not measured: {_custom_parts(run) or error}")
-
-
-def _custom_parts(run: "RunRecord") -> str:
-    """Advice for a run that was made with a custom method or network; empty for other runs."""
-    from warpi.methods.registry import METHODS
-    from warpi.nets.registry import NETS
-
-    net = run.spec["recipe"].get("net")
-    parts = ["method"] if run.spec["method"] not in METHODS else []
-    parts += ["net"] if net is not None and net not in NETS else []
-    if not parts:
-        return ""
-    arguments = ", ".join(f"{part}=My{part.capitalize()}()" for part in parts)
-    return (
-        f"it uses a custom {' and a custom '.join(parts)}; give its file with warpi --use FILE.py figures ..., "
-        f"or run in Python: from warpi.report.measure import measure; measure({str(run.path)!r}, {arguments})"
-    )
+    cache = DataCache()
+    for run in runs:
+        try:
+            measure(run.path, device, cache=cache)
+            print(f"{run.path} measured")
+        except UserError as error:
+            _warn(f"{run.path} is not measured: {error}")
 
 
 def _reasons(kinds: Iterable[str], runs: "Sequence[RunRecord]") -> list[str]:

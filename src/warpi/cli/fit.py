@@ -105,15 +105,18 @@ def _first_flags(argv: list[str]) -> argparse.Namespace:
 def _all_flags(argv: list[str], first: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The name of the method, and the values of all flags that are set."""
     from warpi.methods.registry import METHODS
-    from warpi.runs.resume import check_own, read_spec
+    from warpi.runs.resume import check_plugins
+    from warpi.runs.run_folder import RunFolder
     from warpi.utils import distributed
 
     stored = None
     if first.resume and first.out is not None:
-        stored = json.loads(distributed.broadcast_from_rank0(lambda: json.dumps(read_spec(first.out)).encode()))
+        stored = json.loads(
+            distributed.broadcast_from_rank0(lambda: json.dumps(RunFolder(first.out).read_spec()).encode())
+        )
     name = first.method or (stored["spec"]["method"] if stored else "warpi")
     if stored and first.method is None:
-        check_own(first.out, name, None)
+        check_plugins(first.out, name, None)
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     given = _make_parser(name).read(argv)

@@ -43,7 +43,7 @@ def _print(rows: list[dict[str, Any]], hidden: tuple[str, ...] = ("core", "optio
 
 def _methods() -> list[dict[str, Any]]:
     from warpi.methods.registry import CORE, METHODS
-    from warpi.runs.plugins import METHOD_FILES, family
+    from warpi.runs.plugins import METHOD_PLUGINS, family
     from warpi.training.method import Method
 
     def needs_of(method: Method) -> list[str]:
@@ -62,7 +62,7 @@ def _methods() -> list[dict[str, Any]]:
             "cost": costs.get(name),  # relative to plain training
             "summary": _summary(m, type(m).__doc__),
             "options": asdict(m),
-            "docs": METHOD_FILES.get(name) or f"docs/methods/{name}.md",
+            "docs": METHOD_PLUGINS.get(name) or f"docs/methods/{name}.md",
         }
         for name, m in sorted(METHODS.items(), key=lambda item: CORE.index(item[0]) if item[0] in CORE else len(CORE))
     ]

@@ -1,9 +1,7 @@
 """The specification of a few-shot run: settings, checked, with the defaults that suit the data; and `spec.json`."""
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ from warpi.fewshot.learner import Learner, Problem
 from warpi.fewshot.learners.registry import LEARNERS, make_learner
 from warpi.fewshot.train import Training, check_train_ways
 from warpi.runs.defaults import to_plain_types
-from warpi.runs.resume import MEND, read_stored
-from warpi.runs.schema import check_part
+from warpi.runs.facts import differences
+from warpi.runs.run_folder import ADVICE, RunFolder, describe_run
+from warpi.runs.schema import FEWSHOT_FORMAT, check_part
 
-FORMAT = "warpi-fewshot/1"
 _IMAGES: dict[str, Any] = {"learner": "metavrf_bilstm", "ways": 5, "shots": 1, "tasks": 16, "iterations": 20_000}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sines": {"learner": "metavrf_evidence", "ways": 0, "shots": 5, "queries": 10, "tasks": 25, "iterations": 4_000},
@@ -149,71 +147,68 @@ def _resolved(root: str | Path) -> str:
 
 
 def describe(spec: Spec, learner: Learner, data: FewShotData, digest: str, device: torch.device) -> dict[str, Any]:
-    """What `spec.json` of a run holds."""
+    """The content of `spec.json`."""
     parts = {name: data.part(name) for name in ("train", "val", "test")}
-    return {
-        "format": FORMAT,
-        "version": warpi.__version__,
-        "spec": asdict(spec),
-        "facts": {
-            **{f"{name}_classes": len(part) for name, part in parts.items() if isinstance(part, Classes)},
-            "n_parameters": sum(p.numel() for p in learner.parameters()),
-            "data_sha256": digest,
-        },
-        "environment": {
-            "date": date.today().isoformat(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "device": device.type,
-            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-            "threads": torch.get_num_threads(),
-        },
+    facts = {
+        **{f"{name}_classes": len(part) for name, part in parts.items() if isinstance(part, Classes)},
+        "n_parameters": sum(p.numel() for p in learner.parameters()),
+        "data_sha256": digest,
     }
+    return describe_run(FEWSHOT_FORMAT, asdict(spec), facts, device)
 
 
-def read_spec(path: Path) -> dict[str, Any] | None:
-    """What `spec.json` of a run folder holds, which must describe a few-shot run; None where there is none."""
-    if (stored := read_stored(path, FORMAT)) is None:
-        return None
+def fewshot_folder(path: Path) -> RunFolder:
+    """The folder of a few-shot run."""
+    return RunFolder(path, FEWSHOT_FORMAT, _check_spec)
+
+
+def _check_spec(stored: dict[str, Any], file: Path) -> None:
+    """Refuse a `spec.json` that does not describe a few-shot run of this version."""
     if not all(isinstance(stored.get(name), dict) for name in ("spec", "facts", "environment")):
-        raise UserError(f"{path}/spec.json is garbled; {MEND}")
-    check_part(stored["environment"], "environment", path / "spec.json", MEND)
+        raise UserError(f"{file} is damaged; {ADVICE}")
+    check_part(stored["environment"], "environment", file, ADVICE)
     try:
         spec = Spec.from_json(stored["spec"])
         if spec.data not in FEWSHOT and not spec.own:
             raise unknown("few-shot data set", spec.data, FEWSHOT)
         spec.make()
     except (UserError, KeyError, TypeError) as e:
-        why = f"no {e}" if isinstance(e, KeyError) else str(e)
+        reason = f"no {e}" if isinstance(e, KeyError) else str(e)
         version = stored.get("version")
-        hint = "put it back as it was, or choose another --out"
+        advice = "put it back as it was, or choose another --out"
         if version != warpi.__version__:
-            hint = f"it is of warpi {version}, and this is {warpi.__version__}: go on with that version"
-        raise UserError(f"{path}/spec.json does not describe a run: {why}; {hint}") from e
-    return stored
+            advice = (
+                f"it was written by warpi {version}, and this is {warpi.__version__}: use that version to resume it"
+            )
+        raise UserError(f"{file} does not describe a run: {reason}; {advice}") from e
 
 
-def same_settings(
+def restore_spec(
     stored: Mapping[str, Any], settings: Mapping[str, Any], threads: int | None, path: Path
 ) -> tuple[Spec, int | None]:
-    """The settings of the stored run; those given again must be the same. Sums depend on the number of threads."""
+    """The specification and the thread count of a stored run. Settings that are given again must be the same.
+
+    The data may have been moved to another root, since its hash is compared. Results depend on the thread count.
+    """
     spec = Spec.from_json(stored["spec"])
-    flat, again = spec.settings | {"threads": stored["environment"].get("threads")}, to_plain_types(settings)
+    flat = spec.settings | {"threads": stored["environment"].get("threads")}
+    given = to_plain_types(settings)
     if threads is not None:
-        again["threads"] = threads
-    for name, value in again.items():
+        given["threads"] = threads
+    for name in given:
         if name not in flat:
             raise unknown("setting", name, flat)
-        if value != flat[name] and name != "root":  # the data may have been moved; its hash is compared
-            raise UserError(f"{path} was begun with {name} = {flat[name]!r}, not {value!r}; choose another --out")
-    root = again.get("root")
+    for name, before, after in differences(flat, given, ignore=("root",), shared=True):
+        raise UserError(f"{path} was started with {name} = {before!r}, not {after!r}; choose another --out")
+    root = given.get("root")
     return replace(spec, root=_resolved(root) if root else spec.root), flat["threads"]
 
 
-def same_facts(was: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    for name in now:
-        if was.get(name) != now[name]:
-            raise UserError(
-                f"the data or the learner of {path} has changed: {name} was {was.get(name)}, is {now[name]}; give what "
-                "it was made with, or choose another --out"
-            )
+def check_facts(stored: Mapping[str, Any], facts: Mapping[str, Any], path: Path) -> None:
+    """Refuse data or a learner that has changed since the run was started."""
+    known = {name: stored.get(name) for name in facts}
+    for name, before, after in differences(known, facts):
+        raise UserError(
+            f"the data or the learner of {path} has changed: {name} was {before}, is {after}; give what it was made "
+            "with, or choose another --out"
+        )

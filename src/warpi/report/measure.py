@@ -12,18 +12,20 @@ from warpi.methods.warpi import WarPI
 from warpi.report.figure_data import BINS, EDGES, KINDS, Arrays, write_arrays
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
+from warpi.runs.spec import DataCache
 from warpi.training.method import Method, evaluating
 from warpi.training.outputs import predict_rows
 
 _CHUNK = 1000  # rows whose samples of v are in memory at the same time
 
 
-def measure(folder: Path | str, device: str = "auto", **custom: Any) -> Arrays:
+def measure(folder: Path | str, device: str = "auto", *, cache: DataCache | None = None, **custom: Any) -> Arrays:
     """Compute the arrays of a finished run and store them in its folder.
 
-    `custom` are a custom method or network that the run was made with (`method=...`, `net=...`).
+    `custom` are a custom method or network that the run was made with (`method=...`, `net=...`). Pass one `cache` to
+    several calls for runs on the same data.
     """
-    arrays = compute_arrays(reopen(folder, device, custom))
+    arrays = compute_arrays(reopen(folder, device, custom, cache))
     write_arrays(Path(folder), arrays)
     return arrays
 

@@ -16,7 +16,8 @@ from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, gr
 from warpi.report.page_data import Audited, Detail, Suspect
 from warpi.report.render import render
 from warpi.report.table import HEADS, blocks, legend
-from warpi.runs.rerun import command, format_value, own_files, own_names
+from warpi.runs.facts import data_hashes
+from warpi.runs.rerun import command, custom_files, custom_names, format_tables, format_value
 
 _TRAINING = ("epochs", "batch_size", "meta_batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule")
 _SIZES = {"n_train": "for training", "n_meta": "trusted", "n_val": "for validation", "n_test": "for testing"}
@@ -28,7 +29,6 @@ _DATA = {
     "limit": "limited to",
 }
 _TEST_LABELS = {"clean": "known to be right", "given": "as given: they may be wrong"}
-_HASHES = ("inputs", "files", "labels", "noise", "noise_file", "meta", "test_set", "other", "matrix_file", "weights")
 _KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "labels that nobody has checked"}
 _LOOKS = {"right": 0, "wrong": 1, "unknown": 6}
 _WORST = 10  # number of classes in the table of the worst ones
@@ -310,10 +310,10 @@ def _suspect(s: Suspect) -> dict[str, Any]:
 def _rerun(run: RunRecord) -> tuple[str, str]:
     """The command that repeats a run, and a note with the hashes of its data."""
     state = "" if run.done else " (unfinished)"
-    hashes = [f"{n} {run.facts[f'{n}_sha256']}" for n in _HASHES if run.facts.get(f"{n}_sha256")]
+    hashes = [f"{name} {digest}" for name, digest in data_hashes(run.facts).items()]
     same = f" SHA-256 of the data (spec.json): {', '.join(hashes)}." if hashes else ""
-    tables = " and ".join(f"{table} = {{{name!r}: ...}}" for table, name in own_names(run.spec).items())
-    own = f" The run used custom code: {' and '.join(own_files(run.spec))} must define {tables}."
+    tables = format_tables(custom_names(run.spec))
+    own = f" The run used custom code: {' and '.join(custom_files(run.spec))} must define {tables}."
     note = f"Seed {run.spec['seed']}{state}: {run.path}.{same}{own if tables else ''}"
     return command(run.spec, f"again/{run.path.name}", run.environment.get("threads")), note
 

@@ -85,7 +85,7 @@ def _difference(g: Experiment, other: Experiment) -> Difference:
 
 def _alike(a: RunRecord, b: RunRecord) -> bool:
     one_file = a.spec.get("meta_data") == b.spec.get("meta_data")  # the comparison may be between two files
-    return same_test_set(a.facts, b.facts, meta=one_file)
+    return same_test_set(a.facts, b.facts, trusted=one_file)
 
 
 def _gap(run: RunRecord, other: RunRecord) -> float | None:

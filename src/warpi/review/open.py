@@ -26,23 +26,22 @@ def open_run(
     from warpi.datasets.registry import DATASETS
     from warpi.noise.noise import Noise
     from warpi.review.items import items_from_run
-    from warpi.runs import spec as settings
-    from warpi.runs.defaults import adjust_for_few_rows
-    from warpi.runs.reopen import reopen
-    from warpi.runs.resume import read_spec
+    from warpi.runs.defaults import adjust_for_few_rows, defaults_of
+    from warpi.runs.reopen import read_run_spec, reopen
+    from warpi.runs.spec import settings_to_repeat
 
-    with settings.read_once():
-        opened = reopen(run, device)
-        spec: dict[str, Any] = (read_spec(run) or {})["spec"]
-        dataset, defaults = settings.DataSpec.stored(spec).read()
+    opened = reopen(run, device)
+    dataset = opened.data.dataset
+    spec: dict[str, Any] = read_run_spec(run)["spec"]
     found = read_audit(run) if (run / AUDIT_FILE).exists() else audit(opened)
     shown = _shown(show, dataset, spec["data"])
     items = items_from_run(dataset, opened.task, opened.method.net, found, rows, shown)
     if not Noise.parse(spec["noise"]).other_name:  # else inputs are not those of the file
         items = _with_files(items, spec["data"], spec.get("meta_data"))
+    defaults = defaults_of(spec["data"], dataset)
     if spec["data"] not in DATASETS:
         defaults = adjust_for_few_rows(defaults, len(opened.task.train))
-    return items, settings.not_default(spec, defaults), found
+    return items, settings_to_repeat(spec, defaults), found
 
 
 def _with_files(items: "Items", data: str, trusted: str | None = None) -> "Items":
@@ -62,17 +61,20 @@ def open_data(
 
     from warpi.noise.noise import Noise
     from warpi.review.items import items_from_data
-    from warpi.runs.spec import DataSpec, not_default
+    from warpi.runs.defaults import defaults_of
+    from warpi.runs.spec import DataSpec, settings_to_repeat
     from warpi.utils.seeding import generator
 
     spec = DataSpec(**named)
-    dataset, defaults = spec.read()
+    dataset = spec.read()
     noise = Noise.parse(spec.noise)
     if noise.other_name:
         raise UserError(f"--noise {noise} replaces inputs, which only a run can show; leave it out")
     y = noise.apply(dataset, generator(given["seed"], "noise"), None).y
     shown = _shown(given["show"], dataset, spec.data)
-    settings = not_default({**asdict(spec), "noise": str(noise), "seed": given["seed"]}, defaults)
+    settings = settings_to_repeat(
+        {**asdict(spec), "noise": str(noise), "seed": given["seed"]}, defaults_of(spec.data, dataset)
+    )
     return _with_files(items_from_data(dataset, y, rows, shown), spec.data), settings
 
 

@@ -31,14 +31,14 @@ FACTS = (
     Fact("inputs_sha256", str, "inputs {:.8}", packed=True, decides_test=True),
     Fact("n_parameters", int, "{} parameters"),
     Fact("noise_sha256", packed=True, decides_test=True),  # the labels that were trained on
-    Fact("matrix_file_sha256", str, "matrix {:.8}", "the file of --matrix"),
-    Fact("noise_file_sha256", str, "labels {:.8}", "the file of --labels or --noise", newer=True),
+    Fact("matrix_file_sha256", str, "matrix {:.8}", "the matrix file"),
+    Fact("noise_file_sha256", str, "labels {:.8}", "the label file", newer=True),
     Fact("labels_sha256", str, "given labels {:.8}", "a label of the data", newer=True, decides_test=True),
     Fact("files_sha256", str, "image files {:.8}", "an image file", newer=True, decides_test=True),
     Fact("meta_sha256", str, "trusted {:.8}", "the set of trusted examples", newer=True),
     Fact("test_set_sha256", str, "test set {:.8}", "the test set", newer=True, decides_test=True),
     Fact("other_sha256", str, "open set {:.8}", newer=True, decides_test=True),
-    Fact("weights_sha256", str, "weights {:.8}", "the file of --weights", newer=True),
+    Fact("weights_sha256", str, "weights {:.8}", "the weight file", newer=True),
     Fact("test_sha256", newer=True, decides_test=True),  # the rows that were held out
 )
 

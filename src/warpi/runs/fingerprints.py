@@ -18,9 +18,7 @@ from warpi.utils.files import sha256
 _LINKED_LEVELS = 2  # levels of folders that may be links: `train`, and the folders of classes in it
 
 
-def fingerprint_data(
-    dataset: Dataset, trusted: Dataset | None, open_set: Dataset | None
-) -> dict[str, str | None]:
+def fingerprint_data(dataset: Dataset, trusted: Dataset | None, open_set: Dataset | None) -> dict[str, str | None]:
     """Hashes of the data that runs with all seeds share. None: the data has no such part.
 
     Inputs in memory are hashed completely. Image files that are read on demand are identified by their names and

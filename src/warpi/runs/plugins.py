@@ -25,16 +25,17 @@ from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS, Build, NetEntry, make_net
 from warpi.runs.defaults import resolve_method
+from warpi.runs.rerun import PLUGIN_FILES
 from warpi.runs.schema import STORED
 from warpi.runs.spec import DataSpec
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.utils.flags import Parser, add_fields
 
-METHOD_FILES: dict[str, str] = {}
-"""Which of METHODS come from files in use, and from which."""
-NET_FILES: dict[str, str] = {}
-"""The same of NETS."""
+METHOD_PLUGINS = PLUGIN_FILES["METHODS"]
+"""The methods in METHODS that come from a file in use, with the file."""
+NET_PLUGINS = PLUGIN_FILES["NETS"]
+"""The same for NETS."""
 _USED: dict[Path, str] = {}  # every file in use, as it was given
 
 _RUN = (
@@ -60,7 +61,7 @@ _TAKEN = {
 @contextmanager
 def using(files: Iterable[Path | str]) -> Iterator[None]:
     """Inside, METHODS and NETS hold what these files define, too. Each file is executed once, here."""
-    tables: list[dict[Any, Any]] = [METHODS, NETS, METHOD_FILES, NET_FILES, _USED]
+    tables: list[dict[Any, Any]] = [METHODS, NETS, METHOD_PLUGINS, NET_PLUGINS, _USED]
     before, paths, modules = [dict(table) for table in tables], list(sys.path), set(sys.modules)
     try:
         for file in files:
@@ -98,13 +99,13 @@ def family(method: str) -> str | None:
     """What a method of the table does about wrong labels; None where a class of the user's own does not say."""
     kind = type(METHODS[method])
     said = any("family" in vars(cls) for cls in kind.__mro__ if cls is not Method)
-    return kind.family if said or method not in METHOD_FILES else None
+    return kind.family if said or method not in METHOD_PLUGINS else None
 
 
 def stored_net(name: str) -> str:
     """A run from Python stores a network as MODULE.NAME: that of a file in use, where one has the name."""
     last = name.rpartition(".")[2]
-    return last if last in NET_FILES else name
+    return last if last in NET_PLUGINS else name
 
 
 def check_fields(path: Path, method: str | Method, options: Mapping[str, object]) -> None:
@@ -112,8 +113,8 @@ def check_fields(path: Path, method: str | Method, options: Mapping[str, object]
     name, now = resolve_method(method)
     for field in options:
         if field not in {f.name for f in fields(now)}:
-            own = name in METHOD_FILES or name not in METHODS
-            whose = f"of {METHOD_FILES.get(name, 'your own')}" if own else "of this version of warpi"
+            own = name in METHOD_PLUGINS or name not in METHODS
+            whose = f"of {METHOD_PLUGINS.get(name, 'your own')}" if own else "of this version of warpi"
             raise UserError(
                 f"the run in {path} was made with {field} = {options[field]!r}, and the method {name!r} {whose} no "
                 f"longer has a field {field!r}; {'put it back, or ' * own}train again with another --out"
@@ -137,11 +138,11 @@ def _use(file: str) -> None:
     if methods is None and nets is None:
         raise UserError(f"{file} defines neither METHODS nor NETS; end it with METHODS = {{'mine': Mine()}}")
     for name, method in (methods or {}).items():
-        place = _place(file, "METHODS", name, METHODS, METHOD_FILES)
-        METHODS[name], METHOD_FILES[name] = _method(method, place), file
+        place = _place(file, "METHODS", name, METHODS, METHOD_PLUGINS)
+        METHODS[name], METHOD_PLUGINS[name] = _method(method, place), file
     for name, build in (nets or {}).items():
-        place = _place(file, "NETS", name, NETS, NET_FILES)
-        NETS[name], NET_FILES[name] = _net(build, place, path), file
+        place = _place(file, "NETS", name, NETS, NET_PLUGINS)
+        NETS[name], NET_PLUGINS[name] = _net(build, place, path), file
 
 
 def _load(file: str, path: Path) -> ModuleType:

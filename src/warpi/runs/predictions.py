@@ -1,7 +1,5 @@
-"""What a finished run says about new rows: `predict`, and `warpi predict`. Heavy imports wait until they are needed."""
+"""Predictions of a finished run for new rows. Imports that load torch wait until they are needed."""
 
-import csv
-import io
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,39 +10,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.errors import UserError
-from warpi.utils.files import write_atomically
-from warpi.utils.flags import Parser
+from warpi.utils.files import write_csv
 
 if TYPE_CHECKING:
     from warpi.runs.run import Run
     from warpi.training.method import Method
 
-log = logging.getLogger("warpi.predictions")
+log = logging.getLogger("warpi.runs")
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Class probabilities of N new examples. Arrays are parallel; images that cannot be read are not among them."""
+    """Class probabilities of N new examples, in parallel arrays. Images that cannot be read are left out."""
 
     row: NDArray[np.int64]  # [N] positions in the new data, from 0
     probabilities: NDArray[np.float64]  # [N, K]
     classes: tuple[str, ...]  # K names
-    labels: Mapping[str, NDArray[np.int64]]  # those that the new data has, by the name of the column: [N], -1 unknown
+    labels: Mapping[str, NDArray[np.int64]]  # [N] labels of the new data by column name; -1: unknown
     paths: tuple[str, ...] | None  # [N] of image files
-    unread: int = 0  # how many images were left out
+    unread: int = 0  # number of images that could not be read
 
     def __len__(self) -> int:
         return len(self.row)
 
     @property
     def predicted(self) -> NDArray[np.int64]:
-        """The most probable class of each.  [N]"""
+        """The most probable class of each example.  [N]"""
         best: NDArray[np.int64] = self.probabilities.argmax(1)
         return best
 
     @property
     def accuracy(self) -> dict[str, tuple[float, int]]:
-        """Against each column of labels: the share in percent of rows that agree, and how many rows have a label."""
+        """By column of labels: accuracy in percent, and the number of rows that have a label."""
         known = {name: y >= 0 for name, y in self.labels.items() if (y >= 0).any()}
         return {
             name: (100 * float((self.predicted == self.labels[name])[has].mean()), int(has.sum()))
@@ -52,95 +49,75 @@ class Predictions:
         }
 
     def to_csv(self, path: Path | str) -> None:
-        """Write `row`, for images `path`, `predicted_label`, its `probability`, and a column `p_CLASS` a class."""
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        where = [] if self.paths is None else ["path"]
-        writer.writerow(["row", *where, "predicted_label", "probability", *(f"p_{name}" for name in self.classes)])
-        for i, (row, k, p) in enumerate(zip(self.row, self.predicted, self.probabilities, strict=True)):
-            place = [] if self.paths is None else [self.paths[i]]
-            writer.writerow([row, *place, self.classes[k], f"{p[k]:.8g}", *(f"{share:.8g}" for share in p)])
-        write_atomically(Path(path), text.getvalue().encode())
+        """Write one line per example: `row`, `path` for images, `predicted_label`, `probability`, `p_CLASS` ..."""
+        header = ["row", "predicted_label", "probability", *(f"p_{name}" for name in self.classes)]
+        rows = [
+            [row, self.classes[k], f"{p[k]:.8g}", *(f"{share:.8g}" for share in p)]
+            for row, k, p in zip(self.row, self.predicted, self.probabilities, strict=True)
+        ]
+        if self.paths is not None:
+            header.insert(1, "path")
+            for cells, image in zip(rows, self.paths, strict=True):
+                cells.insert(1, image)
+        write_csv(Path(path), header, rows, errors="strict")
 
 
-def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", **own: Any) -> Predictions:
+def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", **custom: Any) -> Predictions:
     """Class probabilities of new data by the trained method of a run, as it was after its last epoch.
 
-    `run` is a finished run folder, or what `fit` returned. `data` is of the kind that the run was trained on: a table
-    with the same feature columns, an array of inputs, images in a folder or a manifest. It is encoded and standardised
-    as the training rows were, which the checkpoint says; the data of the run is not needed. Labels may be absent. `own`
-    are a method or a net of your own that the run was made with, as for `fit(resume=True)`.
+    `run` is a finished run folder, or the result of `fit`. `data` must be of the same kind as the data of the run: a
+    table with the same feature columns, an array of inputs, or images in a folder or a list. It is encoded and
+    standardized like the training rows, as the checkpoint describes; the data of the run is not needed. Labels may be
+    missing. `custom` are the custom method or network that the run was made with, as for `fit(resume=True)`.
 
-    Where a checkpoint does not say it (of an older version), or a method of your own looks at inputs that it was
-    trained on, the data of the run is read again: it must be where it was, unchanged. The numbers are the same.
+    If the checkpoint does not describe the data (older versions), or a custom method uses its training inputs, the
+    data of the run is read again. It must be in its place, unchanged. The predictions are the same.
     """
     from warpi.data.placeholder import InputsNotAvailable
-    from warpi.runs.reopen import reopen, without_data
+    from warpi.runs.reopen import reopen, reopen_without_data
     from warpi.runs.run import Run
 
     if not Path(data).exists():
         raise UserError(f"no file or folder {str(data)!r}; give the new rows")
     if isinstance(run, Run):
-        return _said(run.method, data, run.path)
+        return _predict(run.method, data, run.path)
     try:
-        return _said(without_data(run, device, own), data, Path(run))
-    except InputsNotAvailable as why:
-        log.info("the data of the run is read again: %s", why)
+        return _predict(reopen_without_data(run, device, custom), data, Path(run))
+    except InputsNotAvailable as reason:
+        log.info("the data of the run is read again: %s", reason)
         try:
-            method = reopen(run, device, own).method
+            method = reopen(run, device, custom).method
         except UserError as e:
-            raise UserError(f"{e}; {why}") from e
-    return _said(method, data, Path(run))
+            raise UserError(f"{e}; {reason}") from e
+    return _predict(method, data, Path(run))
 
 
-def _said(method: "Method", data: Path | str, folder: Path) -> Predictions:
-    """What the trained method of a run says about new data, read as that of the run was."""
+def _predict(method: "Method", data: Path | str, folder: Path) -> Predictions:
+    """Read new data like that of the run in a folder, and predict it."""
     import torch
 
     from warpi.data.split import Split
     from warpi.datasets.load import read_new_inputs
-    from warpi.runs.resume import read_spec
+    from warpi.runs.reopen import read_run_spec
 
-    if (stored := read_spec(folder)) is None:
-        raise UserError(f"there is no run in {folder} any more; give the folder that `warpi fit --out` made")
-    task, first = method.task, dict(stored["spec"])
-    begun = stored["environment"].get("folder")
-    if first["root"] and begun and not Path(first["root"]).exists():
-        first["root"] = str(Path(begun, first["root"]))
-    new = read_new_inputs(str(data), first, task.train.examples, task.classes)
-    n, where = len(new.examples), task.train.examples.device
-    split = Split(new.examples.to(where), torch.arange(n), torch.zeros(n, dtype=torch.int64, device=where))
+    task = method.task
+    stored = read_run_spec(folder)
+    spec = dict(stored["spec"])
+    started_in = stored["environment"].get("folder")
+    if spec["root"] and started_in and not Path(spec["root"]).exists():
+        spec["root"] = str(Path(started_in, spec["root"]))
+    new = read_new_inputs(str(data), spec, task.train.examples, task.classes)
+    n = len(new.examples)
+    device = task.train.examples.device
+    split = Split(new.examples.to(device), torch.arange(n), torch.zeros(n, dtype=torch.int64, device=device))
     size = 1000 if len(task.shape) == 1 else method.recipe.batch_size
-    rows, p = zip(
-        *((batch.rows.cpu(), method.predict(batch.x).double().cpu()) for batch in split.batches(size)), strict=True
-    )
-    row = torch.cat(rows).numpy()
+    batches = [(batch.rows.cpu(), method.predict(batch.x).double().cpu()) for batch in split.batches(size)]
+    row = torch.cat([rows for rows, _ in batches]).numpy()
     return Predictions(
-        row,
-        torch.cat(p).numpy(),
-        task.classes,
-        {name: y.numpy()[row] for name, y in new.labels.items()},
-        None if new.paths is None else tuple(new.paths[i] for i in row),
-        n - len(row),
+        row=row,
+        probabilities=torch.cat([p for _, p in batches]).numpy(),
+        classes=task.classes,
+        labels={name: y.numpy()[row] for name, y in new.labels.items()},
+        paths=None if new.paths is None else tuple(new.paths[i] for i in row),
+        unread=n - len(row),
     )
-
-
-def command(argv: list[str]) -> None:
-    parser = Parser(prog="warpi predict", description="The classes of new rows, by the classifier of a run.")
-    parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder")
-    parser.add_argument(
-        "--data", required=True, metavar="PATH", help="new rows, in the form of the run's data; labels may be absent"
-    )
-    parser.add_output("--csv", "write row, predicted_label, probability, p_CLASS ...", required=True)
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    given = parser.read(argv)
-    found = predict(given["run"], given["data"], device=given["device"])
-    found.to_csv(given["csv"])
-    if given["quiet"]:
-        return
-    lost = f", {found.unread} images that cannot be read are left out" if found.unread else ""
-    print(f"{given['csv']}: {len(found)} rows of {given['data']}{lost}")
-    for name, (share, n) in found.accuracy.items():
-        doubt = "" if name in ("clean_label", "clean") else ", which may be wrong themselves"
-        print(f"accuracy against the labels of {given['data']} ({name!r}, {n} rows{doubt}): {share:.2f} %")

@@ -49,9 +49,7 @@ def reopen(
     return Run(folder.path, method, prepared.task, prepared.truth, history, prepared.data)
 
 
-def reopen_without_data(
-    path: Path | str, device: str = "auto", custom: Mapping[str, Any] | None = None
-) -> Method:
+def reopen_without_data(path: Path | str, device: str = "auto", custom: Mapping[str, Any] | None = None) -> Method:
     """The trained method of the run in a folder, without reading its data, which may be gone.
 
     Its task has everything but inputs. Raises `InputsNotAvailable` if they must be read (`reopen`): the checkpoint was
@@ -72,8 +70,8 @@ def reopen_without_data(
         weights = dict(state["method"])
     if packed is None:
         raise InputsNotAvailable(
-            f"the run in {folder.path} was made by a version that did not store how its data was read, so the data must "
-            "be in its place, unchanged"
+            f"the run in {folder.path} was made by a version that did not store how its data was read, so the data "
+            "must be in its place, unchanged"
         )
     task = unpack_task(packed, stored["facts"], where, folder.checkpoint)
     method = spec.make_method()

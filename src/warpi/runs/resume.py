@@ -22,7 +22,7 @@ from warpi.runs.spec import RunSpec, flatten
 from warpi.training.method import Method
 from warpi.utils import distributed
 
-_COMPARED = str | int | float | tuple  # other values, such as modules, cannot be compared with their stored names
+_COMPARED = (str, int, float, tuple)  # other values, such as modules, cannot be compared with their stored names
 
 
 def restore_spec(
@@ -46,7 +46,7 @@ def restore_spec(
     _check_paths(flat, stored["environment"].get("folder"), path)
     if flat.get("image_size") is None and flat["data"] not in DATASETS and has_images(flat["data"], flat["drop"]):
         flat["image_size"] = PHOTO  # the stored None stands for it
-    objects = {key: value for key, value in settings.items() if not isinstance(value, _COMPARED | None)}
+    objects = {key: value for key, value in settings.items() if not isinstance(value, (*_COMPARED, type(None)))}
     return RunSpec.from_settings(method if isinstance(method, Method) else spec["method"], **{**flat, **objects})
 
 
@@ -124,8 +124,8 @@ def check_same_run(stored: dict[str, Any], now: dict[str, Any], path: Path) -> N
         )
     for fact, old, new in changed_facts(stored["facts"], now["facts"]):
         raise UserError(
-            f"{fact.subject} of {path} has changed: {fact.name} was {old}, is {new}; put it back as it was, or train "
-            "again with another --out"
+            f"{fact.subject} of the run in {path} has changed: {fact.name} was {old}, is {new}; put it back as it was, "
+            "or train again with another --out"
         )
 
 

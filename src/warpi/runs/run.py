@@ -21,20 +21,21 @@ from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file, missing_package
 from warpi.runs import plugins
 from warpi.runs.defaults import ENOUGH_ROWS, FEW_ROWS_METHOD, to_plain_types
+from warpi.runs.fingerprints import file_sha256
 from warpi.runs.packed_task import pack_task
 from warpi.runs.resume import check_same_run, current_folder, resolve_threads, restore_spec
 from warpi.runs.run_folder import RunFolder, describe_run
 from warpi.runs.schema import FORMAT, to_stored_names
-from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, prepare
+from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, hashed_files, prepare
 from warpi.training import checkpoint
 from warpi.training.engine import (
     Diverged,
     Record,
     TrainingState,
+    average_over_ranks,
     check_batches,
     check_logs,
     check_weights,
-    settle,
     train,
 )
 from warpi.training.method import Method, evaluating
@@ -42,7 +43,7 @@ from warpi.training.progress import SHOWN, Progress
 from warpi.training.task import Task, Truth
 from warpi.utils import distributed
 from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
-from warpi.utils.seeding import capture_rng, restore_rng, seeded
+from warpi.utils.seeding import RngState, seeded
 
 PATIENCE = 10  # minutes: a run that will take longer on a CPU prints an estimate and advice
 
@@ -73,7 +74,7 @@ def fit(out: Path | str, **options: Any) -> Run:
 
     `method` is a name of METHODS or a custom Method. All other options are the flags of `warpi fit` with underscores:
     `data`, `noise`, `epochs`, `seed`, the settings of the method, ..., and `resume`, `device`, `threads`,
-    `checkpoint_seconds`, `tensorboard`, `quiet`. See `fitting`, which does the same step by step.
+    `checkpoint_seconds`, `checkpoint_epochs`, `tensorboard`, `quiet`. See `fitting`, which does the same step by step.
     """
     if "meta_data" in options:
         warnings.warn("meta_data is deprecated; use trusted", FutureWarning, stacklevel=2)
@@ -94,6 +95,7 @@ def fitting(
     device: str = "auto",
     threads: int | None = None,
     checkpoint_seconds: float = 300.0,
+    checkpoint_epochs: int = 1,
     tensorboard: bool = False,
     quiet: bool = True,
     caught: list[int] | None = None,
@@ -131,7 +133,7 @@ def fitting(
                     folder.write_spec(started.description)
         for record, signum, is_late in _steps(started, progress, caught, checkpoint_seconds):
             if record is not None or ((signum or is_late) and started.method.resumes_mid_epoch):
-                started.save(record)
+                started.save(record, checkpoint_epochs, bool(signum))
             if record is not None:
                 progress.line(record)
                 if board is not None:
@@ -160,32 +162,38 @@ class _StartedRun:
     writes: bool  # this is rank 0
     state: TrainingState = field(default_factory=TrainingState)
     history: list[Record] = field(default_factory=list)
-    saved_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        self.saved_at = time.monotonic()
         self.packed_task = pack_task(self.prepared.task, self.description["facts"])
 
     @property
     def steps_done(self) -> int:
         return self.state.epoch * len(self.method.loader) + self.state.step
 
-    def save(self, record: Record | None) -> None:
-        """Write a checkpoint, after the record of the epoch if there is one."""
-        settle(self.method, self.state)
+    def save(self, record: Record | None, checkpoint_epochs: int, stopping: bool) -> None:
+        """Append the record of an epoch, if there is one, and write a checkpoint.
+
+        Most epochs end without a checkpoint if `checkpoint_epochs` is larger than 1, but not the last one.
+        """
+        is_last = stopping or self.state.epoch == self.prepared.spec.recipe.epochs
+        is_due = record is None or is_last or self.state.epoch % checkpoint_epochs == 0
+        average_over_ranks(self.method, self.state)
         with distributed.raise_on_all_ranks():
             check_logs(self.method, self.state)
             check_weights(self.method, self.state)
             if self.writes:
                 if record is not None:
                     self.folder.append(record)
-                self.folder.save(
-                    {
-                        "method": checkpoint.state_of(self.method),
-                        "position": vars(self.state),
-                        "rng": capture_rng(),
-                        "data": self.packed_task,
-                    }
-                )
+                if is_due:
+                    self.folder.save(
+                        {
+                            "method": checkpoint.state_of(self.method),
+                            "position": vars(self.state),
+                            "rng": RngState.capture().to_dict(),
+                            "data": self.packed_task,
+                        }
+                    )
         if record is not None:
             self.history.append(record)
         self.saved_at = time.monotonic()
@@ -233,6 +241,7 @@ def describe_training(prepared: PreparedRun, method: Method, device: torch.devic
     """The content of `spec.json` of a training run."""
     facts = {
         **prepared.facts(),
+        **{name: file_sha256(file) for name, file in hashed_files(prepared.spec).items()},
         "n_parameters": sum(p.numel() for p in method.net.parameters()),
         "needs_meta": method.needs_meta,
         "needs_noise_rate": method.needs_noise_rate,
@@ -272,7 +281,7 @@ def _restore(started: _StartedRun) -> None:
                 position = checkpoint.restore_into(vars(TrainingState()), stored["position"])
                 started.state = TrainingState(**position)
                 checkpoint.restore(started.method, stored["method"])
-                restore_rng(stored["rng"])
+                RngState.from_dict(stored["rng"]).restore()
                 if started.device.type == "cuda" and distributed.ranks() > 1 and "cuda" in stored["rng"]:
                     torch.cuda.set_rng_state(stored["rng"]["cuda"][0], started.device)  # that of rank 0's device
     epoch = started.state.epoch
@@ -301,8 +310,8 @@ def _steps(
         if record is None:
             progress.step()
         is_late = started.writes and time.monotonic() - started.saved_at >= checkpoint_seconds
-        signum, is_late = distributed.agree(error, caught[0] if caught else 0, is_late)
-        yield record, signum, bool(is_late)
+        signum, any_late = distributed.agree(error, caught[0] if caught else 0, is_late)
+        yield record, signum, bool(any_late)
 
 
 def _how_to_resume(path: Path, where: torch.device) -> str:

@@ -17,8 +17,19 @@ import torch
 
 import warpi
 from warpi.errors import UserError
-from warpi.runs.schema import BEST, CHECKPOINT, DONE, FEWSHOT_FORMAT, FORMAT, RESULTS, SPEC, SWEEP
-from warpi.runs.schema import check_spec, read_json, read_record
+from warpi.runs.schema import (
+    BEST,
+    CHECKPOINT,
+    DONE,
+    FEWSHOT_FORMAT,
+    FORMAT,
+    RESULTS,
+    SPEC,
+    SWEEP,
+    check_spec,
+    read_json,
+    read_record,
+)
 from warpi.training import checkpoint
 from warpi.training.engine import Record
 from warpi.utils import distributed

@@ -95,8 +95,7 @@ def _is_a(value: object, kind: type) -> bool:
     return isinstance(value, kind)
 
 
-# --- names of settings -------------------------------------------------------------------------------------------------
-#
+# --- names of settings ------------------------------------------------------------------------------------------------
 # Users write `trusted` and `labels`. Run folders store `meta_data` and `noise = "given:FILE"`, as they always have, so
 # that runs of all versions can be compared and resumed.
 

@@ -18,7 +18,7 @@ from warpi.errors import unknown
 from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.noise.noise import Noise
 from warpi.runs.defaults import adjust_for_few_rows, defaults_of, resolve_defaults, resolve_method, to_plain_types
-from warpi.runs.fingerprints import file_sha256, fingerprint_data, fingerprint_rows, stamp
+from warpi.runs.fingerprints import fingerprint_data, fingerprint_rows, stamp
 from warpi.training.method import Method
 from warpi.training.recipe import LATER, Recipe
 from warpi.training.task import Moved, Task, Truth, make_task
@@ -107,7 +107,7 @@ def load(data: DataSpec, cache: DataCache | None = None) -> LoadedData:
     read = cache.read if cache else read_dataset
     root = Path(data.root) if data.root else None
     dataset = data.read(cache)
-    side = data.image_size or stored_size(dataset)
+    side = data.image_size or unusual_size(dataset)
 
     def read_second(name: str, **options: Any) -> Dataset:
         size = side if takes_size(name, options.get("drop", ())) else None
@@ -121,7 +121,7 @@ def load(data: DataSpec, cache: DataCache | None = None) -> LoadedData:
     return LoadedData(dataset, trusted, open_set, fingerprint_data(dataset, trusted, open_set), stamps)
 
 
-def stored_size(dataset: Dataset) -> int | None:
+def unusual_size(dataset: Dataset) -> int | None:
     """The side at which image files were read, as `spec.json` stores it: None stands for the usual size of photos."""
     side = dataset.examples.shape[-1] if dataset.files is not None else PHOTO
     return None if side == PHOTO else side
@@ -231,7 +231,6 @@ class PreparedRun:
             "n_classes": self.task.n_classes,
             **self.data.fingerprints,
             "noise_sha256": self.truth.noise_hash,
-            **{name: file_sha256(file) for name, file in hashed_files(self.spec).items()},
             "wrong_share": self.task.noise_rate,
             "test_labels": "clean" if self.truth.test_is_clean else "given",
         }
@@ -254,7 +253,7 @@ def prepare(spec: RunSpec, cache: DataCache | None = None) -> PreparedRun:
     data = spec.data
     defaults = defaults_of(data.data, loaded.dataset)
     if data.image_size is None:
-        data = replace(data, image_size=stored_size(loaded.dataset))
+        data = replace(data, image_size=unusual_size(loaded.dataset))
     if data.meta is None and loaded.trusted is None:
         data = replace(data, meta=defaults.get("meta"))
     task, truth = make_task(

@@ -5,30 +5,30 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from warpi.data.image_files import PHOTO
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.runs import plugins
 from warpi.runs.defaults import BY_DATASET, DATA_DEPENDENT, resolve_defaults
+from warpi.runs.facts import ABSENT, Difference, differences
 from warpi.runs.fingerprints import file_sha256, stamp
-from warpi.runs.resume import files, read_spec
-from warpi.runs.schema import read_json, read_record
-from warpi.runs.spec import DataSpec, prepare
+from warpi.runs.resume import comparable_spec
+from warpi.runs.run_folder import RunFolder
+from warpi.runs.schema import DONE, RESULTS, SPEC, SWEEP, read_json
+from warpi.runs.spec import DataCache, DataSpec, RunSpec, hashed_files, prepare
 from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan, Settings
-from warpi.training import checkpoint
 from warpi.utils.files import Busy, one_writer, write_atomically
 
 log = logging.getLogger("warpi.sweep")
 
-KEPT = ("spec.json", "sweep.json", "results.jsonl", "done")
+KEPT = (SPEC, SWEEP, RESULTS, DONE)
 """Files that are kept of a finished run: everything its figures are made from, without the weights."""
 
 
@@ -42,24 +42,28 @@ class State:
     epochs: int | None  # planned epochs; None if not known yet
 
 
-def run_state(plan: Plan, job: Job) -> State:
+def run_state(plan: Plan, job: Job, cache: DataCache | None = None) -> State:
     """The state of a run, kept results included. Raises a UserError if its folder belongs to another run."""
-    path = run_folder(plan, job)
-    return _folder_state(path, job.settings) if path.parent == plan.out else State(True, True, *_length(path))
+    path = run_folder(plan, job, cache)
+    if path.parent != plan.out:
+        return State(True, True, *_length(path))
+    return _folder_state(path, job.settings, cache)
 
 
-def run_folder(plan: Plan, job: Job) -> Path:
+def run_folder(plan: Plan, job: Job, cache: DataCache | None = None) -> Path:
     """The folder of a run: in the sweep's folder, or one with kept results if the run has not begun there."""
     path = plan.out / job.name
-    begun = checkpoint.exists(path / "checkpoint.safetensors") or (path / "done").exists()
-    return path if begun else find_kept(plan.kept, job) or path
+    folder = RunFolder(path)
+    if folder.has_checkpoint or folder.is_done:
+        return path
+    return find_kept(plan.kept, job, cache) or path
 
 
-def find_kept(folders: Sequence[Path], job: Job) -> Path | None:
+def find_kept(folders: Sequence[Path], job: Job, cache: DataCache | None = None) -> Path | None:
     """The folder with all results of a run with these settings, under its own name or under that of another sweep."""
     named = (folder / job.name for folder in folders)
     others = (path for folder in folders for path in _by_settings(folder).get(_key(job.settings), ()))
-    return next((path for path in chain(named, others) if why_not_kept(path, job.settings) is None), None)
+    return next((path for path in chain(named, others) if why_not_kept(path, job.settings, cache) is None), None)
 
 
 def _by_settings(folder: Path) -> dict[str, list[Path]]:
@@ -70,7 +74,7 @@ def _by_settings(folder: Path) -> dict[str, list[Path]]:
 @lru_cache(maxsize=64)
 def _index(folder: Path, _: int) -> dict[str, list[Path]]:
     paths: dict[str, list[Path]] = {}
-    for file in sorted(folder.glob("*/sweep.json")):
+    for file in sorted(folder.glob(f"*/{SWEEP}")):
         with suppress(UserError):  # a broken file is reported when its run is asked for by name
             paths.setdefault(_key(_read(file) or {}), []).append(file.parent)
     return paths
@@ -82,67 +86,69 @@ def _key(settings: Settings) -> str:
     return json.dumps({k: v for k, v in settings.items() if k != "root" or not named}, sort_keys=True)
 
 
-def why_not_kept(path: Path, settings: Settings) -> str | None:
+def why_not_kept(path: Path, settings: Settings, cache: DataCache | None = None) -> str | None:
     """Why a folder does not hold all results of a finished run with these settings; None if it does."""
     missing = [name for name in KEPT if not (path / name).exists()]
     if missing:
         return f"{missing[0]} is missing"
-    changed = _difference(_read(path / "sweep.json") or {}, settings) or _other_defaults(path, settings)
-    if changed := changed or _other_file(path, settings):
+    changed = _changed_setting(_read(path / SWEEP) or {}, settings) or _changed_default(path, settings)
+    if changed := changed or _changed_plugin(path, settings):
         return f"it was run with {changed[0]}, not with {changed[1]}"
-    if files := _other_content(path, settings):
+    if files := _other_content(path, settings, cache):
         return f"it was made from another version of {files}"
     return None if _is_complete(path) else "its results.jsonl does not contain every epoch"
 
 
-def _other_defaults(path: Path, settings: Settings) -> tuple[str, str] | None:
+def _changed_default(path: Path, settings: Settings) -> tuple[str, str] | None:
     """The first default that has changed since a run of a built-in data set was made: before, and now."""
-    stored = read_spec(path)
+    stored = RunFolder(path).read_spec()
     defaults = BY_DATASET.get(settings.get("data", DataSpec.data))
     if stored is None or defaults is None:
         return None
     recipe, options, _ = resolve_defaults(METHODS[settings["method"]], defaults, settings)
-    now = json.loads(json.dumps({"options": options, "recipe": {**asdict(recipe), "seed": None}}))
-    for part in now:
-        for key, value in now[part].items():
-            if (was := stored["spec"][part].get(key, value)) != value:
-                return f"{key} = {was!r}", f"{key} = {value!r}"
-    return None
+    before = {**stored["spec"]["options"], **stored["spec"]["recipe"]}
+    return _first(differences(before, _as_json({**options, **asdict(recipe)}), shared=True))
 
 
-def _other_file(path: Path, settings: Settings) -> tuple[str, str] | None:
+def _changed_plugin(path: Path, settings: Settings) -> tuple[str, str] | None:
     """The first default of a custom method that has changed since a run was made: before, and now."""
     method = METHODS[settings["method"]]
-    if settings["method"] not in plugins.METHOD_FILES or (stored := read_spec(path)) is None:
+    stored = RunFolder(path).read_spec()
+    if settings["method"] not in plugins.METHOD_PLUGINS or stored is None:
         return None
-    for key, value in json.loads(json.dumps(asdict(method))).items():
-        is_set = key in settings or f"{type(method).__name__}.{key}" in DATA_DEPENDENT
-        if not is_set and (was := stored["spec"]["options"].get(key, value)) != value:
-            return f"{key} = {was!r}", f"{key} = {value!r}"
-    return None
+    defaults = _as_json(asdict(method))
+    is_set = [name for name in defaults if name in settings or f"{type(method).__name__}.{name}" in DATA_DEPENDENT]
+    return _first(differences(stored["spec"]["options"], defaults, ignore=is_set, shared=True))
 
 
-def _other_content(path: Path, settings: Settings) -> str | None:
+def _other_content(path: Path, settings: Settings, cache: DataCache | None = None) -> str | None:
     """Which source file of a run has changed since, and how that is known; None if no change is known.
 
     Noise files, `--matrix` and `--weights` are compared by their hashes. The user's data is read again and compared
     with the stored facts if its stamp has changed. A file that no longer exists is not needed by a finished run.
     """
-    if (stored := read_spec(path)) is None:
+    stored = RunFolder(path).read_spec()
+    if stored is None:
         return None
-    data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
-    for fact, file in files(data.noise, settings, settings.get("weights")).items():
-        was = stored["facts"].get(fact)
-        if file and was and (now := _digest(file)) not in (None, was):
-            return f"{file}: its sha256 was {was:.12}, is {now:.12}"
-    if data.data not in DATASETS and not os.path.exists(data.data):
+    spec = _spec(settings)
+    for fact, file in hashed_files(spec).items():
+        before = stored["facts"].get(fact)
+        now = _digest(file) if file and before else None
+        if now not in (None, before):
+            return f"{file}: its sha256 was {before:.12}, is {now:.12}"
+    if spec.data.data not in DATASETS and not os.path.exists(spec.data.data):
         return None
-    stamps, then = data.stamps(), stored["environment"].get("stamps", {})
-    touched = [place for place in stamps if stamps[place] != then.get(place)]
-    for key, value in (_facts(data, settings["seed"], *stamps.values()) if touched else {}).items():
-        if (before := stored["facts"].get(key, value)) != value:
-            return f"{' or '.join(touched)}: {key} was {before!s:.12}, is {value!s:.12}"
+    stamps = spec.data.stamps(cache)
+    stored_stamps = stored["environment"].get("stamps", {})
+    touched = [file for file in stamps if stamps[file] != stored_stamps.get(file)]
+    facts = _facts(spec.data, settings["seed"], cache, *stamps.values()) if touched else {}
+    for name, before, now in differences(stored["facts"], facts, shared=True):
+        return f"{' or '.join(touched)}: {name} was {before!s:.12}, is {now!s:.12}"
     return None
+
+
+def _spec(settings: Settings) -> RunSpec:
+    return RunSpec.from_settings(**{name: value for name, value in settings.items() if name != "threads"})
 
 
 def _digest(file: str) -> str | None:
@@ -157,41 +163,42 @@ def _sha256(file: str, _: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _facts(data: DataSpec, seed: int, *_: str) -> dict[str, Any]:
+def _facts(data: DataSpec, seed: int, cache: DataCache | None, *_: str) -> dict[str, Any]:
     """The facts that a run of this data would store now, whatever its method; empty if the data cannot be read."""
     try:
-        spec, task, truth = prepare("ce", seed=seed, **asdict(data))
+        prepared = prepare(RunSpec.from_settings("ce", seed=seed, **asdict(data)), cache)
     except UserError as e:
         log.warning(
             "%s has changed since runs were made from it and cannot be compared with their data: %s", data.data, e
         )
         return {}
-    parts = {"n_train": task.train, "n_meta": task.meta, "n_val": task.val, "n_test": truth.test}
-    sizes = {name: len(part) if part else 0 for name, part in parts.items()}
-    return {
-        **spec.hashes,
-        "noise_sha256": truth.noise_hash,
-        **sizes,
-        "n_classes": task.n_classes,
-        "wrong_share": task.noise_rate,
-    }
+    return prepared.facts()
 
 
-def _check_fit(path: Path, settings: Settings) -> None:
-    """Raise if a run that `warpi fit` began differs from the sweep's run in any setting."""
-    if (stored := read_spec(path)) is None:
+def _check_fit(path: Path, settings: Settings, cache: DataCache | None) -> None:
+    """Raise if a run that `warpi fit` started differs from the sweep's run in any setting."""
+    stored = RunFolder(path).read_spec()
+    if stored is None:
         return
+    asked = _as_json(prepare(_spec(settings), cache).spec.to_json())
+    changed = differences(comparable_spec(stored["spec"]), comparable_spec(asked), ignore=("root",))
+    if words := _first(changed):
+        raise _begun_as_another(path, *words)
 
-    def flat(spec: Mapping[str, Any]) -> dict[str, Any]:
-        size = spec.get("image_size") or PHOTO
-        merged = {**spec, **spec["options"], **spec["recipe"], "image_size": size}
-        return {key: v for key, v in merged.items() if key not in ("options", "recipe", "changed", "root")}
 
-    asked = prepare(**{key: value for key, value in settings.items() if key != "threads"})[0].to_json()
-    was, now = flat(stored["spec"]), flat(json.loads(json.dumps(asked)))
-    for key in now:
-        if (before := was.get(key, now[key])) != now[key]:
-            raise _begun_as_another(path, f"{key} = {before!r}", f"{key} = {now[key]!r}")
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as they look after they were stored, with lists instead of tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
+
+
+def _first(changed: Sequence[Difference]) -> tuple[str, str] | None:
+    """The first difference in words: before, and now."""
+    if not changed:
+        return None
+    name, before, after = min(changed, key=lambda difference: difference.name)
+    words = [f"no {name}" if value is ABSENT else f"{name} = {value!r}" for value in (before, after)]
+    return words[0], words[1]
 
 
 def _begun_as_another(path: Path, before: str, after: str) -> UserError:
@@ -200,9 +207,9 @@ def _begun_as_another(path: Path, before: str, after: str) -> UserError:
 
 def _length(path: Path) -> tuple[int, int | None]:
     """Number of finished and of planned epochs."""
-    spec = read_spec(path)
+    spec = RunFolder(path).read_spec()
     try:
-        epoch = (path / "results.jsonl").read_bytes().count(b"\n")
+        epoch = (path / RESULTS).read_bytes().count(b"\n")
     except OSError:
         epoch = 0
     return epoch, spec["spec"]["recipe"].get("epochs") if spec else None
@@ -211,24 +218,28 @@ def _length(path: Path) -> tuple[int, int | None]:
 def _is_complete(path: Path) -> bool:
     """Whether every epoch has a readable record."""
     try:
-        lines = (file := path / "results.jsonl").read_bytes().splitlines()
-        records = [read_record(line, file, i, "") for i, line in enumerate(lines, 1)]
-    except (OSError, UserError):
+        return len(RunFolder(path).read_history("")) == _length(path)[1]
+    except UserError:
         return False
-    return len(records) == _length(path)[1]
 
 
-def _folder_state(path: Path, settings: Settings) -> State:
+def _folder_state(path: Path, settings: Settings, cache: DataCache | None) -> State:
+    folder = RunFolder(path)
     epoch, epochs = _length(path)
-    known, done = _read(path / "sweep.json"), (path / "done").exists()
-    begun = done or checkpoint.exists(path / "checkpoint.safetensors")
-    if begun and known is not None and (changed := _difference(known, settings) or _other_file(path, settings)):
+    known = _read(path / SWEEP)
+    done = folder.is_done
+    begun = done or folder.has_checkpoint
+    if (
+        begun
+        and known is not None
+        and (changed := _changed_setting(known, settings) or _changed_plugin(path, settings))
+    ):
         raise _begun_as_another(path, *changed)
     if done and not _is_complete(path):
         raise UserError(
             f"{path} is done, but its results.jsonl does not contain every epoch; delete the folder to run it again"
         )
-    if begun and known is not None and (files := _other_content(path, settings)):
+    if begun and known is not None and (files := _other_content(path, settings, cache)):
         raise UserError(
             f"{path} was made from another version of {files}; put that back, choose another --out, or delete the "
             "folder to run it again"
@@ -237,14 +248,12 @@ def _folder_state(path: Path, settings: Settings) -> State:
     return State(done, begun, epoch if begun else 0, epochs)
 
 
-def _difference(was: Settings, settings: Settings) -> tuple[str, str] | None:
-    """The first setting that differs: before, and now."""
-    now = json.loads(json.dumps(settings))
-    for key in sorted(was.keys() | now.keys()):
-        if key != "root" and was.get(key) != now.get(key):  # the location of the data does not identify it
-            before, after = (f"{key} = {each[key]!r}" if key in each else f"no {key}" for each in (was, now))
-            return before, after
-    return None
+def _changed_setting(before: Settings, settings: Settings) -> tuple[str, str] | None:
+    """The first setting that differs: before, and now. The location of the data does not identify it."""
+    set_before, set_now = (
+        {name: value for name, value in each.items() if value is not None} for each in (before, _as_json(settings))
+    )
+    return _first(differences(set_before, set_now, ignore=("root",)))
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -284,6 +293,7 @@ class Queue:
     plan: Plan
     session: str
     report: Callable[[RunEvent], None]
+    cache: DataCache = field(default_factory=DataCache)  # the data that the runs share
     ended: set[str] = field(default_factory=set)  # done or failed
     claimed: set[str] = field(default_factory=set)  # by this process
 
@@ -303,15 +313,15 @@ class Queue:
                     continue
                 path = self.plan.out / job.name
                 try:
-                    state = run_state(self.plan, job)
+                    state = run_state(self.plan, job, self.cache)
                     if state.done:
                         self.ended.add(job.name)
                         continue
                     if not state.begun:
                         path.mkdir(parents=True, exist_ok=True)
-                        _write(path / "sweep.json", job.settings)
-                    elif not (path / "sweep.json").exists():
-                        _check_fit(path, job.settings)
+                        _write(path / SWEEP, job.settings)
+                    elif not (path / SWEEP).exists():
+                        _check_fit(path, job.settings, self.cache)
                 except (UserError, OSError) as error:
                     self.mark_failed(job, str(error))
                     self.report(RunEvent("failed", job.name, reason=str(error)))
@@ -339,8 +349,8 @@ class Queue:
     def mark_done(self, claim: ClaimedRun) -> None:
         """Record that a run is complete."""
         self.ended.add(claim.job.name)
-        if not (claim.path / "sweep.json").exists():  # begun by `warpi fit`, with the same settings
-            _write(claim.path / "sweep.json", claim.job.settings)
+        if not (claim.path / SWEEP).exists():  # begun by `warpi fit`, with the same settings
+            _write(claim.path / SWEEP, claim.job.settings)
 
     def mark_failed(self, job: Job, reason: str, details: str = "") -> None:
         """Record that a run cannot be finished."""

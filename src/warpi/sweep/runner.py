@@ -26,7 +26,7 @@ from warpi.report.experiments import find_runs
 from warpi.report.table import screen, to_rich
 from warpi.report.write import write_report
 from warpi.runs import plugins
-from warpi.runs.spec import DataSpec, read_all, read_once
+from warpi.runs.spec import DataCache, DataSpec, load
 from warpi.sweep.display import Board, format_duration, states_table
 from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan
@@ -96,12 +96,12 @@ def parse_resources(device: str, per_gpu: str, jobs: int | None) -> Resources:
 def read_states(plan: Plan) -> dict[str, State | str]:
     """The state of each run, or the reason why it cannot be run."""
     states: dict[str, State | str] = {}
-    with read_once():
-        for job in plan.jobs:
-            try:
-                states[job.name] = run_state(plan, job)
-            except UserError as error:
-                states[job.name] = str(error)
+    cache = DataCache()
+    for job in plan.jobs:
+        try:
+            states[job.name] = run_state(plan, job, cache)
+        except UserError as error:
+            states[job.name] = str(error)
     return states
 
 
@@ -127,13 +127,13 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
     n_left = sum(not state.done for state in start.values())
     processes = resources.processes[:n_left]
     unfinished = [job for job in plan.jobs if isinstance(s := states[job.name], State) and not s.done]
+    cache = DataCache()
+    _check_data(plan, unfinished, cache)
+    if n_left:
+        _check_out(plan.out)
+    if len(processes) != 1:
+        cache = DataCache()  # frees the data: each worker process reads it itself
     with ExitStack() as stack:
-        stack.enter_context(read_once())
-        _check_data(plan, unfinished)
-        if n_left:
-            _check_out(plan.out)
-        if len(processes) != 1:
-            stack.close()  # each worker process reads the data itself
         board = stack.enter_context(Board(plan, start))
         caught = stack.enter_context(catch_signals())
         if n_left:
@@ -144,7 +144,7 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
             board.print(f"{plan.file}: nothing to do, all {len(start)} runs are done")
         session = f"{os.getpid()}-{time.time_ns()}"
         if len(processes) == 1:
-            _work(plan, resources, processes[0], session, caught, board.show)
+            _work(plan, resources, processes[0], session, caught, board.show, cache)
         elif processes:
             for line in _run_workers(resources, processes, session, caught, board, command):
                 board.print(line)
@@ -163,7 +163,7 @@ def _check_out(out: Path) -> None:
         raise UserError(f"cannot write to {out}: {e.strerror}; choose another --out") from e
 
 
-def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
+def _check_data(plan: Plan, jobs: Sequence[Job], cache: DataCache) -> None:
     """Read all data and given labels once, so that missing or broken files are reported before any run starts."""
     seen = set()
     for settings in (job.settings for job in jobs):
@@ -174,10 +174,9 @@ def _check_data(plan: Plan, jobs: Sequence[Job]) -> None:
         if key in seen:
             continue
         seen.add(key)
-        data.stamps()
         try:
-            _, dataset, _, _, other = read_all(data)
-            noise.check(dataset, other)
+            loaded = load(data, cache)
+            noise.check(loaded.dataset, loaded.open_set)
         except Exception as e:  # also errors of a user-defined reader
             kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
             where = f"data = {data.data!r}, root = {data.root!r}"
@@ -195,7 +194,7 @@ def serve(plan: Plan, resources: Resources, session: str) -> int:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 caught.append(signal.SIGTERM)
 
-        _work(plan, resources, resources.devices[0], session, caught, report)
+        _work(plan, resources, resources.devices[0], session, caught, report, DataCache())
     return 128 + caught[0] if caught else 0
 
 
@@ -206,6 +205,7 @@ def _work(
     session: str,
     caught: list[int],
     report: Callable[[RunEvent], None],
+    cache: DataCache,
 ) -> None:
     threads = torch.get_num_threads()
     try:
@@ -214,8 +214,7 @@ def _work(
         if device.type == "cuda":
             torch.cuda.set_device(device)
         shares_device = device.type == "cuda" and resources.jobs > 1
-        with read_once():
-            work(Queue(plan, session, report), device, caught, report, shares_device)
+        work(Queue(plan, session, report, cache), device, caught, report, shares_device, cache)
     finally:
         torch.set_num_threads(threads)
 

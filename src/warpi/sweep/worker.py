@@ -8,6 +8,7 @@ import torch
 
 from warpi.errors import UserError
 from warpi.runs.run import fitting
+from warpi.runs.spec import DataCache
 from warpi.sweep.events import RunEvent
 from warpi.sweep.queue import ClaimedRun, Queue
 from warpi.utils.devices import Stopped
@@ -21,6 +22,7 @@ def work(
     caught: list[int],
     report: Callable[[RunEvent], None],
     shares_device: bool = False,
+    cache: DataCache | None = None,
 ) -> None:
     """Train the runs of a queue until none is left or a signal is noted in `caught`.
 
@@ -40,7 +42,7 @@ def work(
         name = claim.job.name
         report(RunEvent("begun", name, claim.epoch))
         with claim.lock:
-            event, details = _train(claim, device, caught, report)
+            event, details = _train(claim, device, caught, report, cache)
             if event.kind == "requeued" and (not shares_device or name in retried):
                 event = RunEvent("failed", name, event.epoch, reason=event.reason)
             if event.kind == "done":
@@ -55,13 +57,19 @@ def work(
 
 
 def _train(
-    claim: ClaimedRun, device: torch.device, caught: list[int], report: Callable[[RunEvent], None]
+    claim: ClaimedRun,
+    device: torch.device,
+    caught: list[int],
+    report: Callable[[RunEvent], None],
+    cache: DataCache | None,
 ) -> tuple[RunEvent, str]:
     """Train one run. Returns the event that ended it, and the traceback of an unexpected error."""
     name = claim.job.name
     epoch = claim.epoch
     threads = torch.get_num_threads()
-    steps = fitting(claim.path, resume=claim.resume, device=str(device), caught=caught, **claim.job.settings)
+    steps = fitting(
+        claim.path, resume=claim.resume, device=str(device), caught=caught, cache=cache, **claim.job.settings
+    )
     reported = time.monotonic()
     try:
         while True:

@@ -1,0 +1,30 @@
+"""`warpi predict`. Imports that load torch wait until the command runs."""
+
+from pathlib import Path
+
+from warpi.runs.predictions import predict as predict_data
+from warpi.utils.flags import Parser
+
+
+def predict(argv: list[str]) -> None:
+    parser = Parser(prog="warpi predict", description="Predict the classes of new rows with the classifier of a run.")
+    parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder")
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="PATH",
+        help="new rows, of the same kind as the run's data; labels are optional",
+    )
+    parser.add_output("--csv", "write row, predicted_label, probability, p_CLASS ...", required=True)
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to compute on")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    given = parser.read(argv)
+    predictions = predict_data(given["run"], given["data"], device=given["device"])
+    predictions.to_csv(given["csv"])
+    if given["quiet"]:
+        return
+    unread = f"; {predictions.unread} images cannot be read and are left out" if predictions.unread else ""
+    print(f"{given['csv']}: {len(predictions)} rows of {given['data']}{unread}")
+    for name, (accuracy, n) in predictions.accuracy.items():
+        doubt = "" if name in ("clean_label", "clean") else ", some of which may be wrong"
+        print(f"accuracy against the labels of {given['data']} ({name!r}, {n} rows{doubt}): {accuracy:.2f} %")
