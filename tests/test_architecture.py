@@ -55,7 +55,6 @@ TORCH_FREE = [
     "warpi.runs.schema",
     "warpi.runs.facts",
     "warpi.runs.rerun",
-    "warpi.runs.setting_names",
     "warpi.runs.predictions",
     "warpi.audit",
     "warpi.audit.result",

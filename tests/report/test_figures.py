@@ -262,7 +262,7 @@ def test_a_run_that_cannot_be_measured_is_named(runs: Path, tmp_path: Path, caps
     for wish in (["--arrays"], ["--out", str(tmp_path / "x")]):
         assert main(["figures", str(mine), *wish]) == 2, "nothing is left"
         first, last = capsys.readouterr().err.splitlines()
-        assert f"measure({str(mine)!r}, method=MyMethod())" in first
+        assert f"audit({str(mine)!r}, method=MyMethod())" in first
         assert ("none of these runs could be measured" if wish == ["--arrays"] else "no figure can be drawn") in last
     shutil.copytree(runs / "detc4", tmp_path / "runs" / "detc4")
     (tmp_path / "runs" / "detc4" / FILE).unlink()

@@ -30,7 +30,7 @@ from warpi.report.page import to_html
 from warpi.report.paired import compare, mean_interval, student
 from warpi.report.table import in_columns, to_latex, to_markdown, to_rich, write_json
 from warpi.report.write import write_report
-from warpi.runs.rerun import _ours, command
+from warpi.runs.rerun import BUILTIN, command
 
 ENVIRONMENT = {"torch": "2.13.0", "python": "3.11.7", "device": "cpu", "gpu": None, "threads": 1}
 
@@ -196,7 +196,7 @@ def test_cut_off_last_line_is_ignored_and_such_a_run_is_not_finished(tmp_path: P
     [
         ('{"epoch": 2, "te', "is not JSON"),
         ('{"loss": 1.0}', "no epoch"),
-        ("3", "no record of results"),
+        ("3", "not a results record"),
         ('{"epoch":2,"loss":"x"}', "'loss'"),
     ],
 )
@@ -667,7 +667,7 @@ def test_command_of_a_bare_spec() -> None:
 
 
 def test_what_is_not_ours_is_of_a_file_of_the_users_own() -> None:
-    assert (_ours("METHODS"), _ours("NETS")) == (METHODS.keys(), NETS.keys())
+    assert {"METHODS": METHODS.keys(), "NETS": NETS.keys()} == BUILTIN
     for method, net, use, shown in (
         ("ce", "mlp", "", "mlp"),
         ("mine", "mlp", "--use FILE.py ", "mlp"),

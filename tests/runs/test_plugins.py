@@ -140,7 +140,7 @@ def test_every_command_knows_the_file(mine: str, tmp_path: Path, capsys: pytest.
     assert main([*use, "report", "runs/a", "--audit", "--out", "page"]) == 0
     page = Path("page/report.html").read_text()
     assert "<pre>warpi --use mine.py fit " in page
-    assert "mine.py must define METHODS = {&#39;mine&#39;: ...} and NETS = {&#39;small&#39;: ...} as before" in page
+    assert "mine.py must define METHODS = {&#39;mine&#39;: ...} and NETS = {&#39;small&#39;: ...}" in page
     assert main([*use, "figures", "runs/a", "--out", "figures"]) == 0
     assert main([*use, "review", "runs/a", "--out", "checked", "--export", "corrected.csv"]) == 0
     wish = ["--net", "small", "--variants", "sgd,warpi", "--repeats", "1", "--batch", "4", "--image-size", "4"]

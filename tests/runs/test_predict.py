@@ -83,7 +83,7 @@ def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFi
     a, colour, b = cells(5)
     found = warpi.predict(table.path, write(here / "new.csv", ("b", "id", "colour", "a"), (b, "x", colour, a)))
     np.testing.assert_allclose(found.probabilities, p[5:6], atol=1e-6)
-    assert caplog.messages == [f"{here / 'new.csv'}: columns that the run does not know are not used: 'id'"]
+    assert caplog.messages == [f"{here / 'new.csv'}: columns that the run does not have are not used: 'id'"]
     assert not found.labels
     assert not found.accuracy
     rows = [(*cells(k), label, clean) for k, label, clean in ((0, "", "cat"), (1, "dog", "dog"), (2, "nan", ""))]
@@ -102,7 +102,7 @@ def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFi
             [("a", "colour", "b"), (1, "red", 2), (1, "pink", 2)],
             r"column 'colour' in .*row 1 \(line 3\): 'pink'.*drop them",
         ),
-        ([("a", "colour", "b"), (1, "red", "x")], "column 'b' holds 'x', numbers in the training table"),
+        ([("a", "colour", "b"), (1, "red", "x")], "column 'b' holds 'x', but numbers in the training table"),
         ([("a", "colour", "b"), ("", "", 1)], r"missing in 'a' \(1 of 1, first row 0 \(line 2\)\), 'colour'"),
         ([("a", "colour", "b", "animal"), (1, "red", 2, "cow")], "unknown class in .* 'cow'"),
         ([("path",), ("x.png",)], r"got image files, the run was trained on a table"),
@@ -283,7 +283,7 @@ def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ("files", "what"),
     [
         (["train/cat/1.png", "test/cat/1.png"], "holds test, train; give one of them"),
-        (["cat/1.png", "2.png"], "images beside folders of classes, the first is 2.png"),
+        (["cat/1.png", "2.png"], "images beside folders of classes, such as 2.png"),
         (["cat/1.png", "cow/2.png"], "unknown class .* 'cow'"),
         (["x/readme.txt"], "holds no images"),
     ],

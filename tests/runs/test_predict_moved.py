@@ -229,7 +229,7 @@ def test_what_a_moved_run_refuses(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "here")
     for rows, what in (
         ([("a", "b"), (1, 2)], "it lacks 'colour'"),
-        ([("a", "colour", "b"), (1, "pink", 2)], "'pink'.*the training table has no such value"),
+        ([("a", "colour", "b"), (1, "pink", 2)], "'pink'.*that the training table does not have"),
         ([("a", "colour", "b", "animal"), (1, "red", 2, "cow")], "unknown class in .* 'cow'"),
         ([("path",), ("x.png",)], "got image files, the run was trained on a table"),
     ):
@@ -442,7 +442,7 @@ def test_garbled_checkpoints(runs: Path, tmp_path: Path, run: str, keys: tuple[s
     shutil.copytree(runs / run, tmp_path / "run")
     edit(tmp_path / "run", lambda state: at(state, *keys)(value))
     new = runs / ("new.csv" if run == "table" else "new.npz")
-    with pytest.raises(UserError, match=r"checkpoint.safetensors is garbled|the checkpoint does not fit"):
+    with pytest.raises(UserError, match=r"checkpoint.safetensors is garbled|the checkpoint does not match"):
         warpi.predict(tmp_path / "run", new)
 
 

@@ -719,7 +719,7 @@ class TestOwnNetworks:
     def test_mistakes(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot be copied"):
             fit(tmp_path / "a", **QUICK, net=NotCopyable(64, 10))
-        with pytest.raises(UserError, match=r"must give logits of shape \(2, 10\)"):
+        with pytest.raises(UserError, match=r"must return logits of shape \(2, 10\)"):
             fit(tmp_path / "a", **QUICK, net=nn.Linear(64, 9))
         with pytest.raises(UserError, match="net must be"):
             fit(tmp_path / "a", **QUICK, net=3)

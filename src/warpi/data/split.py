@@ -8,6 +8,7 @@ from torch import Tensor
 
 from warpi.data.batch import Batch
 from warpi.data.examples import Examples, TensorExamples
+from warpi.data.placeholder import PlaceholderExamples
 from warpi.errors import UserError
 
 
@@ -31,7 +32,7 @@ class Split:
 
     def with_strong_views(self, views: tuple[int, ...]) -> "Split":
         """The same rows; the views with these numbers are augmented strongly, as far as there is augmentation."""
-        if not views:
+        if not views or isinstance(self.examples, PlaceholderExamples):
             return self
         if not isinstance(self.examples, TensorExamples):
             raise UserError("strong augmentation needs inputs that are held in memory; use --augment weak")

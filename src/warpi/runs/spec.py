@@ -227,10 +227,10 @@ class PreparedRun:
         splits = {"train": self.task.train, "meta": self.task.meta, "val": self.task.val, "test": self.truth.test}
         return {
             **{f"n_{name}": len(split) if split else 0 for name, split in splits.items()},
-            "test_sha256": fingerprint_rows(self.truth.test.rows) if self.truth.test else None,
             "n_classes": self.task.n_classes,
             **self.data.fingerprints,
             "noise_sha256": self.truth.noise_hash,
+            "test_sha256": fingerprint_rows(self.truth.test.rows) if self.truth.test else None,
             "wrong_share": self.task.noise_rate,
             "test_labels": "clean" if self.truth.test_is_clean else "given",
         }
