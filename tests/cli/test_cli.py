@@ -128,7 +128,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "{range}"], "row 7 of train: '5'"),
     (["FIT", "--data", "{negative}"], "row 7 of train: '-1'"),
     (["FIT", "--data", "{fraction}"], "row 0 holds 0.5"),
-    (["FIT", "--data", "{lengths}"], "y has 50 rows, the inputs have 60"),
+    (["FIT", "--data", "{lengths}"], "y has 50 rows, but the inputs have 60"),
     (["FIT", "--data", "{nan}"], "row 4, column 1 holds nan"),
     (["FIT", "--data", "{no rows}"], "[0, 3]"),
     (["FIT", "--data", "{empty class}", "--meta", "0"], "1 of 4 classes have no example among the training rows: 'd'"),
@@ -140,8 +140,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "{bare}"], "has no column 'label'; columns: a, b"),
     (["FIT", "--data", "{letter}"], "allowed are .npz"),
     # columns to leave out
-    (["FIT", "--drop", "id"], "digits is no table; --drop is for tables (.csv, .tsv, .parquet): leave it out"),
-    (["FIT", "--data", "{good}", "--drop", "id"], "good.npz is no table; --drop is for tables"),
+    (["FIT", "--drop", "id"], "digits is not a table; --drop is for tables (.csv, .tsv, .parquet): leave it out"),
+    (["FIT", "--data", "{good}", "--drop", "id"], "good.npz is not a table; --drop is for tables"),
     (
         ["FIT", "--data", "{ids}", "--drop", "ids"],
         "ids.csv has no column 'ids' (did you mean 'id'?); columns: id, a, l",
@@ -149,15 +149,18 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "{ids}", "--drop", "id,label"], "ids.csv: 'label' holds the labels and cannot be dropped"),
     (
         ["FIT", "--data", "{ids}", "--drop", "id, a"],
-        "no feature column is left; columns: id, a, label; --drop le",
+        "no feature column is left; columns: id, a, label; --drop ignores id, a",
     ),
-    (["corrupt", "--drop", "id", "--out", "n.json", "--noise", "pair:0.1"], "digits is no table; --drop is for tables"),
+    (
+        ["corrupt", "--drop", "id", "--out", "n.json", "--noise", "pair:0.1"],
+        "digits is not a table; --drop is for tables",
+    ),
     (
         ["pick", "3", "--data", "{ids}", "--drop", "x", "--csv", "n.csv"],
         "ids.csv has no column 'x'; columns: id, a, la",
     ),
     (["review", "--data", "{ids}", "--drop", "x", "--out", "n"], "ids.csv has no column 'x'; columns: id, a, label"),
-    (["FIT", "--method", "warpi", "--meta", "0"], "if nobody has checked any, `warpi pick` says which to check"),
+    (["FIT", "--method", "warpi", "--meta", "0"], "`warpi pick`"),
 ]
 
 
