@@ -204,7 +204,10 @@ def test_settings_that_exclude_each_other() -> None:
 def test_bf16(compile: bool, mode: str) -> None:
     """Weights, logits and gradients are float32, and the meta gradient has almost the direction of the exact one."""
     s = Setting("residual", "warpi", batch=64)
-    s.net, s.V, s.x, s.x_meta = s.net.float(), s.V.float(), s.x.float(), s.x_meta.float()
+    s.net = s.net.float()
+    s.V = s.V.float()
+    s.x = s.x.float()
+    s.x_meta = s.x_meta.float()
     if mode != "train":
         for module in s.net.modules():
             module.training = not isinstance(module, nn.BatchNorm2d)

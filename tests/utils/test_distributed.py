@@ -345,7 +345,9 @@ class Ranks:
     """Running ranks."""
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path, pids: list[int]) -> None:
-        self.process, self._log, self.pids = process, log, pids
+        self.process = process
+        self._log = log
+        self.pids = pids
         self._codes: list[int] | None = None
 
     def codes(self, seconds: float = 60.0) -> list[int]:
@@ -373,7 +375,8 @@ class Server:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
         )
-        self.folder, self.number = folder, 0
+        self.folder = folder
+        self.number = 0
         self.ready = False
 
     def start(self, ranks: int, do: str | list[str] | list[list[str]], **options: Any) -> Ranks:
@@ -559,7 +562,8 @@ class Run:
     """A run folder."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.file = out, out / "checkpoint.safetensors"
+        self.out = out
+        self.file = out / "checkpoint.safetensors"
 
     def records(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]

@@ -78,7 +78,8 @@ def whitening_filters(channels: int) -> Tensor:
 
 def _cosine_basis(n: int) -> Tensor:
     """The orthonormal discrete cosine transform: row 0 is the mean, the others are differences.  [n, n]"""
-    k, i = torch.arange(n)[:, None], torch.arange(n)
+    k = torch.arange(n)[:, None]
+    i = torch.arange(n)
     basis = torch.cos(math.pi * k * (2 * i + 1) / (2 * n)) * math.sqrt(2 / n)
     basis[0] /= math.sqrt(2)
     return basis

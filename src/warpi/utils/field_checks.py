@@ -63,7 +63,8 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    args = get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, kind) for kind in args)
     if origin is Literal:

@@ -109,13 +109,15 @@ def add_fields(
 
 def _options_of(hint: Any, name: str) -> dict[str, Any]:
     """Arguments of `add_argument` for a value of this type."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    args = get_args(hint)
     if origin in (Union, UnionType):  # X | None, or a union of text and types that only Python can give
         several = next((a for a in args if get_origin(a) is tuple), None)
         if several is not None and str in args:
             return {"type": _tuple_or_text(get_args(several)[0]), "metavar": "A,B,...|FILE"}
         hint = str if str in args else next(a for a in args if a is not NoneType)
-        origin, args = get_origin(hint), get_args(hint)
+        origin = get_origin(hint)
+        args = get_args(hint)
     if origin is Literal:
         return {"choices": args, "metavar": "|".join(map(str, args)), "type": _one_of(args, name)}
     if origin is tuple:
