@@ -13,7 +13,7 @@ import warpi
 import warpi.audit.label_scores as scores
 from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.out_of_sample import SAMPLES, RowPredictions, concatenate, predict_out_of_sample, predict_split
-from warpi.audit.result import Audit
+from warpi.audit.result import AUDIT_FILE, Audit, read_audit
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.runs.reopen import reopen
@@ -92,6 +92,18 @@ def audit(
         except UserError as e:  # a read-only run folder; the caller still gets the audit
             log.warning("the audit is not stored in the run: %s", e)
     return result
+
+
+def load_or_make_audit(run: Run) -> Audit:
+    """The audit stored in a run folder, or a new one if there is none."""
+    file = run.path / AUDIT_FILE
+    if not file.exists():
+        return audit(run)
+    stored = read_audit(run.path)
+    dataset = run.data.dataset
+    if stored.classes != dataset.classes or stored.row.max() >= len(dataset.y):
+        raise UserError(f"{file} is about other data; recreate it with: warpi audit {run.path}")
+    return stored
 
 
 def _check_arguments(folds: int, rows: str | None, threshold: float) -> None:

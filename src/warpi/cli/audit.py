@@ -1,243 +1,208 @@
-"""`warpi audit` and `warpi pick`. Heavy imports wait until the flags are read."""
+"""`warpi audit` and `warpi pick`. Heavy imports wait until the flags are parsed."""
 
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warpi.cli.data_flags import add_data_flags
+from warpi.cli.data_flags import add_data_flags, add_trusted_output
 from warpi.errors import UserError
+from warpi.utils.files import write_atomically
 from warpi.utils.flags import Parser
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from warpi.audit.pick import Pick
     from warpi.audit.result import Audit
-    from warpi.data.dataset import Dataset
+    from warpi.audit.trusted_set import TrustedSetSummary
 
-_LINES = logging.StreamHandler()
+_HANDLER = logging.StreamHandler()
 
 
 def audit(argv: list[str]) -> None:
-    parser = Parser(prog="warpi audit", description="Which labels of a run's data are probably wrong.")
-    parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder; the audit is stored in it, too")
-    parser.add_output("--csv", "write the table, a row an example")
-    parser.add_output("--parquet", "write the table as parquet")
-    parser.add_output("--json", "write T, error rates by class and where numbers come from")
+    parser = Parser(prog="warpi audit", description="Find the labels of a run's data that are probably wrong.")
+    parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder; the audit is also stored there")
+    parser.add_output("--csv", "write a table with one line per example")
+    parser.add_output("--parquet", "write the same table as parquet")
+    parser.add_output("--json", "write the transition matrix, the error rates by class and how they were estimated")
     parser.add_argument(
-        "--folds", type=int, default=0, metavar="K", help="train K times more, to judge rows not trained on"
+        "--folds",
+        type=int,
+        default=0,
+        metavar="K",
+        help="train K more times, each time without a part of the rows, and judge the rows left out (default: 0)",
     )
     parser.add_argument(
-        "--rows", metavar="train|all", help="all: held-out rows, too; the default, unless test labels are known"
+        "--rows",
+        metavar="train|all",
+        help="all also audits the held-out rows (default: all, or train if the test labels are known to be right)",
     )
     parser.add_argument(
-        "--threshold", type=float, default=0.5, metavar="X", help="wrong_probability above which is an issue"
+        "--threshold",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="wrong_probability above which a label counts as an issue (default: 0.5)",
     )
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to compute on")
+    parser.add_argument("--quiet", action="store_true", help="print only errors")
     given = parser.read(argv)
-    from warpi.audit import audit as run_audit
+    from warpi.audit.judge import audit as audit_run
     from warpi.runs.reopen import reopen
 
     if not given["quiet"]:
-        _say_progress()
+        _log_to_stderr()
     run = reopen(given["run"], given["device"])
-    found = run_audit(run, **{name: given[name] for name in ("folds", "rows", "threshold")})
+    result = audit_run(run, folds=given["folds"], rows=given["rows"], threshold=given["threshold"])
     files = run.data.dataset.files
     paths = files.paths if files else None
     if given["csv"]:
-        found.to_csv(given["csv"], paths)
+        result.to_csv(given["csv"], paths)
     if given["parquet"]:
-        found.to_parquet(given["parquet"], paths)
+        result.to_parquet(given["parquet"], paths)
     if given["json"]:
-        _write_json(given["json"], found.summary())
+        _write_json(given["json"], result.summary())
     if not given["quiet"]:
-        _show(found)
+        _print_audit(result)
 
 
-def _show(found: "Audit") -> None:
+def _print_audit(audit: "Audit") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, rate = Console(highlight=False), found.facts["noise_rate"]
+    rate = audit.facts["noise_rate"]
     print(
-        f"{len(found)} labels, {int(found.is_label_issue.sum())} probably wrong; noise rate "
+        f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate "
         f"{100 * rate['rate']:.1f} % ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
     )
-    if found.facts["left_out"]:
-        print(f"{found.facts['left_out']} held-out rows are not audited; --rows all adds them")
+    if audit.facts["left_out"]:
+        print(f"{audit.facts['left_out']} held-out rows are not audited; --rows all adds them")
     table = Table(box=None)
-    for name in ("label", "rows", "wrong %", "95 % interval", "issues", "most often instead"):
-        table.add_column(name, justify="left" if name in ("label", "most often instead") else "right")
-    for k, c in enumerate(found.error_rates):
-        mine = found.is_label_issue & (found.given == k)
-        instead = found.suggested[mine].tolist()
-        most = found.classes[max(set(instead), key=instead.count)] if instead else ""
-        span = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}"
-        table.add_row(c["class"], str(c["n"]), f"{100 * c['rate']:.1f}", span, str(int(mine.sum())), most)
-    console.print(table)
-    print(f"probabilities: {found.facts['probabilities']}")
-    print(f"uncertainty: {found.facts['uncertainty']}")
+    for name in ("label", "rows", "wrong %", "95 % interval", "issues", "most frequent suggestion"):
+        table.add_column(name, justify="left" if name in ("label", "most frequent suggestion") else "right")
+    for k, c in enumerate(audit.error_rates):
+        issues = audit.is_label_issue & (audit.given == k)
+        suggested = audit.suggested[issues].tolist()
+        most_frequent = audit.classes[max(set(suggested), key=suggested.count)] if suggested else ""
+        interval = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}"
+        table.add_row(
+            c["class"], str(c["n"]), f"{100 * c['rate']:.1f}", interval, str(int(issues.sum())), most_frequent
+        )
+    Console(highlight=False).print(table)
+    print(f"probabilities: {audit.facts['probabilities']}")
+    print(f"uncertainty: {audit.facts['uncertainty']}")
 
 
 def pick(argv: list[str]) -> None:
     parser = Parser(
-        prog="warpi pick", description="Which examples to have checked by a person first; what the checks say."
+        prog="warpi pick",
+        description="Choose the examples that a person should check first, or estimate the noise rate from a list "
+        "that a person has checked.",
     )
-    parser.add_argument("n", type=int, nargs="?", metavar="N", help="how many")
+    parser.add_argument("n", type=int, nargs="?", metavar="N", help="number of rows to pick")
+    parser.add_argument("run", type=Path, nargs="?", metavar="DIR", help="a finished run on the data, if there is one")
+    parser.add_output("--csv", "write the list; a person fills its column checked_label")
     parser.add_argument(
-        "run", type=Path, nargs="?", metavar="DIR", help="a finished run on the data, where there is one"
+        "--unbiased", action="store_true", help="pick all rows at random, for the best estimate of the noise rate"
     )
-    parser.add_output("--csv", "write the list; fill its column checked_label")
-    parser.add_argument("--unbiased", action="store_true", help="all at random: the best estimate of the noise rate")
-    parser.add_argument("--coverage", action="store_true", help="without a run: spread over the inputs of each class")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice, and of --noise")
-    parser.add_argument("--estimate", type=Path, metavar="FILE", help="a filled list: print the noise rate it shows")
     parser.add_argument(
-        "--picked", type=Path, metavar="FILE", help="with --estimate of a file of `warpi review`: the list"
+        "--coverage", action="store_true", help="without a run: spread the rows over the inputs of each class"
     )
-    parser.add_output("--trusted", "with --estimate: write the set for --meta-data")
-    parser.add_argument("--unbalanced", action="store_true", help="--trusted: all, however many of each class")
-    parser.add_output("--json", "with --estimate: write it as JSON")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to audit the run")
-    from warpi.runs.spec import NOT_READ, READ
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the choice and of --noise")
+    parser.add_argument(
+        "--estimate", type=Path, metavar="FILE", help="read a checked list and print the noise rate it implies"
+    )
+    parser.add_argument(
+        "--picked", type=Path, metavar="FILE", help="with --estimate of an export of `warpi review`: the list itself"
+    )
+    add_trusted_output(parser, "with --estimate: write the checked rows as a set for `warpi fit --trusted`")
+    parser.add_argument(
+        "--unbalanced", action="store_true", help="with --export-trusted: write all rows, without balancing the classes"
+    )
+    parser.add_output("--json", "with --estimate: write the estimate as JSON")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to audit the run on")
+    from warpi.runs.spec import NOT_READ, READ, DataSpec
 
-    add_data_flags(parser, "data, without a run", NOT_READ)
+    add_data_flags(parser, "data without a run", NOT_READ)
     given = parser.read(argv)
-    of = {name: given[name] for name in READ if name in given}
+    settings = {name: given[name] for name in READ if name in given}
     if given["estimate"]:
         if given["n"] is not None or given["csv"]:
-            raise UserError("--estimate reads a filled list; to make one leave it out, and give N and --csv FILE")
-        _estimate(given, of)
+            raise UserError(
+                "--estimate reads a checked list; to make a new list, leave it out and give N and --csv FILE"
+            )
+        _estimate(given, settings)
         return
-    for name in ("picked", "trusted", "unbalanced", "json"):
+    for name in ("picked", "export_trusted", "unbalanced", "json"):
         if given[name]:
-            raise UserError(f"--{name} goes with --estimate FILE, a list that was filled")
-    lacking = [
-        what for what, value in (("N, how many rows", given["n"]), ("--csv FILE", given["csv"])) if value is None
-    ]
-    if lacking:
-        raise UserError(f"warpi pick: required: {' and '.join(lacking)}; or --estimate FILE for a list that was filled")
-    found = _pick(given, of)
-    found.to_csv(given["csv"])
-    random = int(found.random.sum())
-    print(f"{given['csv']}: {len(found.row)} rows to check, {random} at random, {len(found.row) - random} informative")
+            raise UserError(f"--{name.replace('_', '-')} requires --estimate FILE, a list that a person has checked")
+    required = {"N, the number of rows": given["n"], "--csv FILE": given["csv"]}
+    if absent := [name for name, value in required.items() if value is None]:
+        raise UserError(f"warpi pick: required: {' and '.join(absent)}; or --estimate FILE for a checked list")
+    from warpi.audit.pick import pick_from_data, pick_from_run
+
+    options = {name: given[name] for name in ("unbiased", "seed")}
+    if given["run"] is not None:
+        if settings or given["coverage"]:
+            raise UserError("the run defines its data; leave out the run, or --data and --coverage")
+        picked = pick_from_run(given["n"], given["run"], device=given["device"], **options)
+    else:
+        if "data" not in settings:
+            raise UserError("warpi pick: give a run folder after N, or --data")
+        picked = pick_from_data(given["n"], DataSpec(**settings), coverage=given["coverage"], **options)
+    picked.to_csv(given["csv"])
+    n, random = len(picked.row), int(picked.random.sum())
+    print(f"{given['csv']}: {n} rows to check, {random} at random, {n - random} informative")
 
 
-def _pick(given: dict[str, Any], of: dict[str, Any]) -> "Pick":
-    import numpy as np
-
-    from warpi.audit import audit as run_audit
-    from warpi.audit.pick import pick_rows
-    from warpi.audit.result import AUDIT_FILE, read_audit
-    from warpi.data.examples import TensorExamples
-    from warpi.runs.reopen import reopen
-    from warpi.runs.spec import DataSpec
-
-    n, run, unbiased, seed = given["n"], given["run"], given["unbiased"], given["seed"]
-    if run is not None:
-        if of or given["coverage"]:
-            raise UserError("the run says what its data is; leave out the run, or --data and --coverage")
-        opened = reopen(run, given["device"])  # refuses data that has changed
-        dataset = opened.data.dataset
-        found = read_audit(run) if (run / AUDIT_FILE).exists() else run_audit(opened)
-        if found.classes != dataset.classes or found.row.max() >= len(dataset.y):
-            raise UserError(f"{run / AUDIT_FILE} is about other data; make it anew with: warpi audit {run}")
-        paths = dataset.files.paths if dataset.files else None
-        return pick_rows(
-            n, found.row, found.given, found.classes, audit=found, unbiased=unbiased, paths=paths, seed=seed
-        )
-    if "data" not in of:
-        raise UserError("warpi pick: give a run folder after N, or --data")
-    dataset = DataSpec(**of).read()
-    y = _labels(dataset, of, seed)
-    row = np.arange(len(y)) if dataset.trusted is None else np.flatnonzero(~dataset.trusted.numpy())
-    features = None
-    if given["coverage"]:
-        if not isinstance(dataset.examples, TensorExamples):
-            raise UserError("--coverage compares inputs in memory; these are files: leave it out, or pick from a run")
-        features = dataset.examples.x[row]
-    paths = dataset.files.paths if dataset.files else None
-    return pick_rows(n, row, y[row], dataset.classes, features=features, unbiased=unbiased, paths=paths, seed=seed)
-
-
-def _estimate(given: dict[str, Any], of: dict[str, Any]) -> None:
-    from warpi.audit.pick import CHECKED, estimate, read_checked
-    from warpi.audit.trusted_set import write_trusted
+def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    from warpi.audit.checked import estimate_noise_rate, read_checked
+    from warpi.audit.trusted_set import write_checked_rows
     from warpi.runs.spec import DataSpec
 
     rows = read_checked(given["estimate"], given["picked"])
-    if given["trusted"]:
-        if "data" not in of:
-            raise UserError("--trusted needs the data that the rows are of: --data, and what else it was read with")
-        try:
-            labels = {int(cells["row"]): cells[CHECKED] for cells in rows if cells[CHECKED]}
-        except ValueError as e:
-            raise UserError(f"{given['estimate']}: the column row is not as `warpi pick` wrote it ({e})") from e
-        spec = DataSpec(**of)
-        dataset = spec.read()
-        checked = [cells for cells in rows if cells[CHECKED]]
-        _check_same(checked, dataset, _labels(dataset, of, given["seed"]), given["estimate"])
-        write_trusted(given["trusted"], dataset, labels, not given["unbalanced"], Path(spec.data)).tell()
-    found = estimate(rows)
-    if given["json"]:
-        _write_json(given["json"], found)
-    print(
-        f"noise rate {100 * found['rate']:.1f} % (95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f}) "
-        f"by {found['checked']} checked rows of {found['drawn']} that were drawn at random"
-    )
-    if found["left_out"]:
-        print(
-            f"{found['left_out']} more of these are checked, but not in the order of the list: they may have been "
-            "chosen for looking suspicious, and are left out of it"
-        )
-    if found["unchecked_classes"]:
-        print(f"nothing was checked of: {', '.join(found['unchecked_classes'])}; they are left out of it")
-
-
-def _labels(dataset: "Dataset", of: dict[str, Any], seed: int) -> "NDArray[np.int64]":
-    """The labels that rows are given by --noise.  [N]"""
-    from warpi.noise.noise import Noise
-    from warpi.utils.seeding import generator
-
-    noise = Noise.parse(of.get("noise", "given"))
-    if noise.other_name:
-        raise UserError(f"noise {noise} replaces inputs; pick from the data as it is")
-    return noise.apply(dataset, generator(seed, "noise"), None).y.numpy()
-
-
-def _check_same(rows: list[dict[str, str]], dataset: "Dataset", y: "NDArray[np.int64]", listed: Path) -> None:
-    """Refuse a list of other data, or of other rows: a label would land on an example that nobody looked at."""
-    for cells in rows:
-        row = int(cells["row"])
-        if not 0 <= row < len(y):
-            continue  # said where the set is written
-        if dataset.files is not None and cells.get("path"):
-            said, here = cells["path"], {dataset.files.paths[row]}
-        else:  # noise is not put on the test rows of a run
-            said, here = cells["given_label"], {dataset.classes[int(k)] for k in (y[row], dataset.y[row])}
-        if said not in here:
-            found = " or ".join(map(repr, sorted(here)))
-            raise UserError(
-                f"row {row} is {said!r} in {listed}, and {found} in {dataset.name}: rows were moved or relabelled "
-                "since; give --data as it was, with the --noise and --seed that it was read with"
+    if given["export_trusted"]:
+        if "data" not in settings:
+            raise UserError("--export-trusted needs the data of the rows: --data, and the flags it was read with")
+        spec = DataSpec(**settings)
+        print_trusted_set(
+            write_checked_rows(
+                given["export_trusted"], rows, given["estimate"], spec, given["seed"], not given["unbalanced"]
             )
+        )
+    rate = estimate_noise_rate(rows)
+    if given["json"]:
+        _write_json(given["json"], rate)
+    print(
+        f"noise rate {100 * rate['rate']:.1f} % (95 % interval {100 * rate['low']:.1f} to {100 * rate['high']:.1f}) "
+        f"from {rate['checked']} checked rows of {rate['drawn']} that were drawn at random"
+    )
+    if rate["left_out"]:
+        print(
+            f"{rate['left_out']} more of these are checked, but not in the order of the list; they are left out, since "
+            "they may have been chosen because they look suspicious"
+        )
+    if rate["unchecked_classes"]:
+        print(f"no row was checked of: {', '.join(rate['unchecked_classes'])}; the estimate leaves them out")
+
+
+def print_trusted_set(summary: "TrustedSetSummary") -> None:
+    """Print what is in a trusted set that was written, and warn about classes without an example."""
+    print(summary)
+    if summary.missing:
+        names = ", ".join(summary.missing)
+        print(f"warpi: no trusted example yet of: {names}; warpi fit needs at least one per class", file=sys.stderr)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    from warpi.utils.files import write_atomically
-
     write_atomically(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
-def _say_progress() -> None:
-    """Lines of the log about trainings to standard error."""
+def _log_to_stderr() -> None:
+    """Print the log of an audit, such as which fold is trained."""
     logger = logging.getLogger("warpi.audit")
-    _LINES.stream = sys.stderr  # that of today: notebooks and tests change it between calls
+    _HANDLER.stream = sys.stderr  # notebooks and tests replace it between calls
     if not logger.handlers:
-        _LINES.setFormatter(logging.Formatter("warpi: %(message)s"))
-        logger.addHandler(_LINES)
+        _HANDLER.setFormatter(logging.Formatter("warpi: %(message)s"))
+        logger.addHandler(_HANDLER)
         logger.setLevel(logging.INFO)

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
@@ -26,6 +27,22 @@ def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = ()) -> No
         group.add_argument(flag, action=_Store, dest=field, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
+def add_trusted_output(parser: Parser, text: str, metavar: str = "FILE") -> None:
+    """Add `--export-trusted`, and `--trusted`, its deprecated name in commands that write a trusted set."""
+    parser.add_argument("--export-trusted", type=Path, metavar=metavar, help=text)
+    parser.add_argument(
+        "--trusted",
+        action=_Store,
+        dest="export_trusted",
+        type=Path,
+        metavar=metavar,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
+    if metavar == "FILE":
+        parser.outputs.add("export_trusted")
+
+
 class _Store(argparse.Action):
     """Store a value under its field name, and warn about deprecated ways to write it."""
 
@@ -38,6 +55,8 @@ class _Store(argparse.Action):
             warn_deprecated("--noise given:FILE", "--labels FILE")
         elif flag == "--meta-data":
             warn_deprecated("--meta-data FILE", "--trusted FILE")
+        elif self.dest == "export_trusted":
+            warn_deprecated("--trusted as an output", "--export-trusted")
         earlier = getattr(namespace, "noise", value)
         if self.dest == "noise" and is_label_file(earlier) != is_label_file(value):
             raise UserError("--labels replaces all labels and --noise changes them; give only one of the two")

@@ -31,7 +31,8 @@ def find_trusted_column(columns: Collection[str], where: object) -> str | None:
     for name in sorted(MARK_NAMES.intersection(columns)):
         warn_once(f"{where}: {name!r} is not used; if it marks rows that a person has checked, rename it to 'trusted'")
     if "verified" in columns:
-        warn_old_name(where, "verified")
+        if "state" not in columns:  # `warpi review` writes both
+            warn_old_name(where, "verified")
         return "verified"
     return "trusted" if "trusted" in columns else None
 

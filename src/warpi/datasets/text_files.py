@@ -88,6 +88,12 @@ def read_cells(path: Path, delimiter: str | None = None) -> Cells:
     return Cells(rows[0], rows[1:], lines[1:])
 
 
+def read_records(path: Path) -> list[dict[str, str]]:
+    """The rows of a .csv file, each as a dict from column name to cell."""
+    names, rows, _ = read_cells(path, ",")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
 def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:
     """Reject a first line that uses another separator, as spreadsheets write it in some countries."""
     if len(names) == 1 and (other := next((mark for mark in ";\t,|" if mark != delimiter and mark in names[0]), "")):

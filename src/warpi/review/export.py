@@ -1,13 +1,10 @@
-"""Decisions as files: corrected labels of all rows, and a trusted set that `warpi fit --meta-data` takes."""
+"""Write the decisions of a review: corrected labels of all rows, and a trusted set for `warpi fit --trusted`."""
 
-import csv
 import hashlib
-import io
 import itertools
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from warpi.audit.trusted_set import TrustedSetSummary, balance_classes, original_rows
+from warpi.audit.trusted_set import TrustedSetSummary, balance_classes, decode_cells, original_rows, pack_arrays
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns
@@ -26,112 +23,131 @@ from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.decisions import Decision
 from warpi.review.items import Items
-from warpi.review.render import cells, inside, pixels, png
+from warpi.review.render import path_inside, pixels, png
 from warpi.runs.rerun import command
-from warpi.utils.files import write_atomically
+from warpi.utils.files import format_csv, write_atomically
 
 STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
+
+Place = tuple[Examples, int]
+"""An example: the examples it belongs to, and its row there."""
 
 
 def state_of(decision: Decision | None) -> str:
     return "open" if decision is None else STATES[decision.action]
 
 
-def final(items: Items, standing: Mapping[int, Decision]) -> dict[int, int]:
-    """Rows whose label is trusted now, and their class: by a person's decision, or known before."""
+def final_labels(items: Items, decisions: Mapping[int, Decision]) -> dict[int, int]:
+    """The class of every row whose label is trusted, because a person decided it or it was trusted before."""
     number = {name: k for k, name in enumerate(items.classes)}
-    decided = {row: number[d.label] for row, d in sorted(standing.items()) if d.label is not None}
+    decided = {row: number[d.label] for row, d in sorted(decisions.items()) if d.label is not None}
     return items.trusted_rows | decided
 
 
-def write_corrected(items: Items, standing: Mapping[int, Decision], path: Path) -> Path:
-    """All rows with their corrected labels: .csv to look at, with a .json beside it, or that alone.
+# --- corrected labels -------------------------------------------------------------------------------------------------
 
-    The .json, which is returned, is for `warpi fit --noise given:FILE.json`. Beside NAME.csv it is NAME.json, or
-    NAME-2.json and so on: a run may depend on an earlier one, which is never replaced.
+
+def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path) -> Path:
+    """Write the corrected labels of all rows as .json, or as .csv with a .json next to it; return the .json.
+
+    The .json is for `warpi fit --labels`. Since runs may depend on it, it is never replaced: the file next to NAME.csv
+    is NAME.json, or NAME-2.json and so on.
     """
     if path.suffix.lower() == ".csv":
-        write_atomically(path, corrected_csv(items, standing).encode(errors="surrogateescape"))
+        write_atomically(path, corrected_csv(items, decisions).encode(errors="surrogateescape"))
         for n in itertools.count(1):
+            name = path.stem + (f"-{n}" if n > 1 else "") + ".json"
             try:
-                return write_corrected(
-                    items, standing, path.with_name(path.stem + (f"-{n}" if n > 1 else "") + ".json")
-                )
-            except Taken:
+                return write_corrected(items, decisions, path.with_name(name))
+            except NameTaken:
                 continue
     if path.suffix != ".json":
-        raise UserError(f"corrected labels go to a .csv or .json file, got {path}")
+        raise UserError(f"corrected labels must go to a .csv or .json file, got {path}")
     y = torch.from_numpy(items.given.copy())
-    for row, k in final(items, standing).items():
+    for row, k in final_labels(items, decisions).items():
         y[row] = k
-    if path.exists() and not _holds(path, items, y):
-        raise _taken(path, "--export")
+    if path.exists() and not _contains_labels(path, items, y):
+        raise _name_taken(path, "--export")
     write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
     return path
 
 
-def _holds(path: Path, items: Items, y: Tensor) -> bool:
-    """Whether a file gives these labels to these very rows."""
+def _contains_labels(path: Path, items: Items, y: Tensor) -> bool:
+    """Whether a file assigns the labels y to the same rows."""
     try:
         return torch.equal(read_noise_file(path, items.dataset).y, y)
     except UserError:
         return False
 
 
-def corrected_csv(items: Items, standing: Mapping[int, Decision]) -> str:
-    """A line a row of the data set. `label` is what to use; `verified` is 1 where a person stands behind it.
+def corrected_csv(items: Items, decisions: Mapping[int, Decision]) -> str:
+    """A csv table with one line per row of the data set.
 
-    Image files have a column `path`, so that the table is a manifest for `warpi fit --data FILE --root FOLDER`.
+    The column `label` is for training; `verified` is 1 if a person has checked it. Image files have a column `path`,
+    so that the table is an image list for `warpi fit --data FILE --root FOLDER`.
     """
-    known, names, at = final(items, standing), items.classes, items.position
-    files, text = items.dataset.files, io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    head = ["row", *(["path"] if files else []), "given_label", "label", "state", "verified"]
-    writer.writerow([*head, "suggested_label", "wrong_probability"])
-    for row, given in enumerate(items.given.tolist()):
-        decision = standing.get(row)
-        state, was = state_of(decision), names[given] if decision is None else decision.given or names[given]
-        if state == "open" and row in known:
+    trusted = final_labels(items, decisions)
+    names = items.classes
+    files = items.dataset.files
+    lines = []
+    for row, k in enumerate(items.given.tolist()):
+        decision = decisions.get(row)
+        given = names[k]
+        state = state_of(decision)
+        if decision is not None:
+            given = decision.given or given
+            if decision.label is not None:
+                state = "kept" if decision.label == given else "changed"
+        elif row in trusted:
             state = "trusted"
-        elif decision is not None and decision.label is not None:
-            state = "kept" if decision.label == was else "changed"
-        line = [row, *([files.paths[row]] if files else []), was, names[known.get(row, given)], state]
-        i = at.get(row)
-        suggested = "" if i is None or items.suggested[i] < 0 else names[items.suggested[i]]
-        wrong = "" if i is None or np.isnan(items.wrong_probability[i]) else f"{items.wrong_probability[i]:.6g}"
-        writer.writerow([*line, int(row in known), suggested, wrong])
-    return text.getvalue()
+        suggested = wrong = ""
+        if (i := items.position.get(row)) is not None:
+            suggested = names[items.suggested[i]] if items.suggested[i] >= 0 else ""
+            wrong = "" if np.isnan(items.wrong_probability[i]) else f"{items.wrong_probability[i]:.6g}"
+        file = [files.paths[row]] if files else []
+        label = names[trusted.get(row, k)]
+        lines.append([row, *file, given, label, state, int(row in trusted), suggested, wrong])
+    header = ["row", *(["path"] if files else []), "given_label", "label", "state", "verified"]
+    return format_csv([*header, "suggested_label", "wrong_probability"], lines)
+
+
+# --- trusted set ------------------------------------------------------------------------------------------------------
 
 
 def trusted_name(items: Items) -> str:
-    """What a trusted set of this data is called where nobody says: a folder for images, a file for anything else."""
+    """Default name of a trusted set: a folder for images, a file for everything else."""
     if items.dataset.files is not None:
         return "trusted"
     return "trusted.csv" if isinstance(items.dataset.encoding, Columns) else "trusted.npz"
 
 
-class Taken(UserError):
-    """There is something else of that name."""
+class NameTaken(UserError):
+    """A file or folder of that name exists and has other content."""
+
+
+def _name_taken(path: Path, flag: str) -> NameTaken:
+    return NameTaken(f"{path} exists with other content, and a run may depend on it; choose another name for {flag}")
 
 
 def write_trusted(
-    items: Items, standing: Mapping[int, Decision], path: Path, balanced: bool = True
+    items: Items, decisions: Mapping[int, Decision], path: Path, balanced: bool = True
 ) -> TrustedSetSummary:
-    """Examples that are trusted: those known before, and those that a person decided about.
+    """Write the trusted examples: those that were trusted before, and those with a decision.
 
-    Balanced: the same number of every class, those known before first.
-    Images: a folder of links, one folder a class; or a .csv with paths below the folder of the data. Tables: a .csv
-    with all columns of the first, cells as they stand there. Everything else: a .npz with x and y. A run is bound to
-    the set that it was trained with, so another one of that name is never replaced.
+    Balanced: the same number of every class, examples that were trusted before first. Images become a folder of links
+    with one subfolder per class, or a .csv of paths relative to the folder of the data. Tables become a .csv with all
+    columns of the original and its cells. Everything else becomes a .npz with x and y. Since a run depends on the set
+    it was trained with, an existing set with other content is never replaced.
     """
-    chosen = final(items, standing)
-    apart = items.trusted is not None and not items.shares(items.trusted.examples)
-    before = _others(items, chosen) if apart else None
-    y = torch.tensor([*(before.y.tolist() if before else ()), *chosen.values()], dtype=torch.int64)
-    if not len(y):
-        raise UserError("nothing is trusted yet: keep or change the labels of some examples first")
-    places: list[tuple[Examples, int]] = [(before.examples, row) for row in before.rows.tolist()] if before else []
+    chosen = final_labels(items, decisions)
+    separate = items.trusted is not None and not items.shares(items.trusted.examples)
+    earlier = _earlier_examples(items, chosen) if separate else None
+    labels = [*(earlier.y.tolist() if earlier else ()), *chosen.values()]
+    if not labels:
+        raise UserError("no example is trusted yet; keep or change the labels of some examples first")
+    places: list[Place] = [(earlier.examples, row) for row in earlier.rows.tolist()] if earlier else []
     places += [(items.examples, row) for row in chosen]
+    y = torch.tensor(labels, dtype=torch.int64)
     kept = torch.arange(len(y))
     if balanced:
         kept = balance_classes(y, first=len(y) - len(chosen) + len(items.trusted_rows))
@@ -139,65 +155,32 @@ def write_trusted(
     return TrustedSetSummary.of(path, y, len(kept), items.classes)
 
 
-def _write(items: Items, places: list[tuple[Examples, int]], names: list[str], path: Path) -> None:
-    kinds, suffix = {"trusted": ("", ".csv"), "trusted.csv": (".csv",)}, path.suffix.lower()
-    allowed = kinds.get(trusted_name(items), (".npz",))
+def _earlier_examples(items: Items, chosen: Mapping[int, int]) -> Split:
+    """Trusted examples from a separate file, without copies of the chosen rows."""
+    assert items.trusted is not None
+    rows = torch.tensor(list(chosen), dtype=torch.int64)
+    y = torch.tensor(list(chosen.values()), dtype=torch.int64)
+    return items.trusted.subset(~mark_shared(items.trusted, Split(items.examples, rows, y)))
+
+
+def _write(items: Items, places: Sequence[Place], names: Sequence[str], path: Path) -> None:
+    suffix = path.suffix.lower()
+    allowed = {"trusted": ("", ".csv"), "trusted.csv": (".csv",)}.get(trusted_name(items), (".npz",))
     if suffix not in allowed:
-        shown = " or ".join({"": "a folder"}.get(kind, f"a {kind} file") for kind in allowed)
-        raise UserError(f"the trusted set of {items.dataset.name} is {shown}, got {path}")
+        kinds = " or ".join("a folder" if kind == "" else f"a {kind} file" for kind in allowed)
+        raise UserError(f"the trusted set of {items.dataset.name} must be {kinds}, got {path}")
     if not suffix:
         _write_folder(path, _links(items, places, names, path))
         return
     if suffix == ".npz":
-        content = _arrays(places, names)
+        content = pack_arrays(torch.stack([_input(*place) for place in places]), names)
     elif items.dataset.files is None:
-        content = _table(items, places, names)
+        content = _format_table(items, places, names)
     else:
-        content = _paths(items, places, names, path)
+        content = _format_image_list(items, places, names, path)
     if path.exists() and path.read_bytes() != content:
-        raise _taken(path, "--trusted")
+        raise _name_taken(path, "--export-trusted")
     write_atomically(path, content)
-
-
-def write_all(items: Items, standing: Mapping[int, Decision], folder: Path) -> tuple[Path, TrustedSetSummary]:
-    """Everything into a folder of its own: export-1, and export-2 once more has been decided. The folder, and what is
-    in its trusted set."""
-    for n in itertools.count(1):
-        path = folder / f"export-{n}"
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            trusted = write_trusted(items, standing, path / trusted_name(items))  # first: it may be refused
-            write_corrected(items, standing, path / "corrected.json")
-            write_corrected(items, standing, path / "corrected.csv")
-            return path, trusted
-        except Taken:
-            continue
-        except OSError as e:
-            raise UserError(f"cannot write {path}: {e.strerror}; choose another --out") from e
-    raise AssertionError("there is always a next number")
-
-
-def _taken(path: Path, flag: str) -> Taken:
-    return Taken(f"{path} holds something else, and a run may depend on it; choose another name for {flag}")
-
-
-def _others(items: Items, chosen: Mapping[int, int]) -> Split:
-    """Trusted examples that lie elsewhere; not those that are copies of these rows."""
-    assert items.trusted is not None
-    rows, y = (torch.tensor(list(part), dtype=torch.int64) for part in (chosen, chosen.values()))
-    new = ~mark_shared(items.trusted, Split(items.examples, rows, y))
-    return replace(items.trusted, rows=items.trusted.rows[new], y=items.trusted.y[new])
-
-
-def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path, corrected: Path | None) -> str:
-    """How to train with what was exported. `settings` are those of the run, or of reading the data, less defaults."""
-    flags = {name: value for name, value in settings.items() if name not in ("meta", "meta_data")}
-    if corrected is not None:
-        flags["noise"] = f"given:{corrected}"
-    if items.dataset.files and trusted.suffix:  # its paths are relative to the folder of the data
-        flags["root"] = items.dataset.files.root
-    names = itertools.chain(["runs/next"], (f"runs/next-{n}" for n in itertools.count(2)))  # there may be many rounds
-    return command({**flags, "meta_data": str(trusted)}, next(name for name in names if not Path(name).exists()))
 
 
 def _input(examples: Examples, row: int) -> Tensor:
@@ -206,84 +189,80 @@ def _input(examples: Examples, row: int) -> Tensor:
     return examples.x[row].cpu()
 
 
-def _arrays(places: list[tuple[Examples, int]], names: list[str]) -> bytes:
-    content = io.BytesIO()
-    np.savez_compressed(content, x=torch.stack([_input(*place) for place in places]).numpy(), y=np.array(names))
-    return content.getvalue()
-
-
-def _table(items: Items, places: list[tuple[Examples, int]], names: list[str]) -> bytes:
-    """Rows as they stand in the files that they come from; by their features where no file is known."""
-    columns, text = items.dataset.encoding, io.StringIO(newline="")
+def _format_table(items: Items, places: Sequence[Place], names: Sequence[str]) -> bytes:
+    """A csv with the original cells of each row, or cells reconstructed from its features if no file is known."""
+    columns = items.dataset.encoding
     assert isinstance(columns, Columns)
-    own = items.source and original_rows(items.source, columns.label)
-    if items.trusted_source is None:
-        others = items.source and original_rows(items.source, columns.label, "meta")
+    originals = original_rows(items.source, columns.label) if items.source else []
+    if items.trusted_source is not None:
+        trusted_originals = original_rows(items.trusted_source, columns.label)
     else:
-        others = original_rows(items.trusted_source, columns.label)
-    head = list(own[0]) if own else [*columns.categories, columns.label]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
+        trusted_originals = original_rows(items.source, columns.label, "trusted") if items.source else []
+    header = list(originals[0]) if originals else [*columns.categories, columns.label]
+    lines = []
     for (examples, row), name in zip(places, names, strict=True):
-        rows = own if items.shares(examples) else others
-        found = rows[row] if rows else dict(cells(_input(examples, row), columns))
-        writer.writerow({**found, columns.label: name}.get(column, "") for column in head)  # "": of a dropped column
-    return text.getvalue().encode()
+        rows = originals if items.shares(examples) else trusted_originals
+        cells = rows[row] if rows else decode_cells(_input(examples, row), columns)
+        # A trusted file may lack columns that are dropped.
+        lines.append([name if column == columns.label else cells.get(column, "") for column in header])
+    return format_csv(header, lines).encode()
 
 
-def _file(items: Items, examples: Examples, row: int) -> tuple[str, str] | None:
-    """Folder and path of an image; None where only its pixels are known."""
+def _image_file(items: Items, examples: Examples, row: int) -> tuple[str, str] | None:
+    """Folder and path of an image; None if only its pixels are known."""
     if isinstance(examples, FileExamples):
         return examples.root, examples.paths[row]
     files = items.dataset.files
     return (files.root, files.paths[row]) if files and examples is items.examples else None
 
 
-def _paths(items: Items, places: list[tuple[Examples, int]], names: list[str], path: Path) -> bytes:
-    """A manifest, whose paths are relative to the folder of the data."""
-    files, text = items.dataset.files, io.StringIO(newline="")
+def _format_image_list(items: Items, places: Sequence[Place], names: Sequence[str], path: Path) -> bytes:
+    """A csv of image paths relative to the folder of the data."""
+    files = items.dataset.files
     assert files is not None
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["path", "label"])
+    root = os.path.join(os.path.abspath(files.root), "")
+    lines = []
     for place, name in zip(places, names, strict=True):
-        found = _file(items, *place)
-        whole = os.path.abspath(os.path.join(*found)) if found else ""
-        below = os.path.join(os.path.abspath(files.root), "")
-        if not whole.startswith(below):
-            raise UserError(f"some trusted images lie outside {files.root}; export a folder: --trusted {path.stem}")
-        writer.writerow([whole.removeprefix(below), name])
-    return text.getvalue().encode(errors="surrogateescape")  # names of files may be any bytes
+        file = _image_file(items, *place)
+        full_path = os.path.abspath(os.path.join(*file)) if file else ""
+        if not full_path.startswith(root):
+            raise UserError(
+                f"some trusted images are outside {files.root}; export a folder: --export-trusted {path.stem}"
+            )
+        lines.append([full_path.removeprefix(root), name])
+    return format_csv(["path", "label"], lines).encode(errors="surrogateescape")  # file names may be any bytes
 
 
 def _links(
-    items: Items, places: list[tuple[Examples, int]], names: list[str], path: Path
+    items: Items, places: Sequence[Place], names: Sequence[str], path: Path
 ) -> dict[tuple[str, str], str | bytes]:
-    """(class, name of a file) -> the file to link to, or the pixels of an image that was read from elsewhere."""
+    """For each (class, file name): the file to link to, or the content of an image known only by its pixels."""
     for name in items.classes:
         if not name or name.startswith(".") or {"/", "\\", "\0"} & set(name):
-            raise UserError(f"class {name!r} cannot be the name of a folder; export a file: --trusted {path}.csv")
+            raise UserError(
+                f"class {name!r} cannot be the name of a folder; export a file: --export-trusted {path}.csv"
+            )
+    data_file = _image_file(items, items.examples, 0)
+    root = os.path.realpath(data_file[0]) if data_file else "/"
     links: dict[tuple[str, str], str | bytes] = {}
-    of_data = _file(items, items.examples, 0)
-    home = os.path.realpath(of_data[0]) if of_data else "/"
     for place, name in zip(places, names, strict=True):
-        found = _file(items, *place)
-        real = inside(*found) if found else None
-        if real is not None:
-            # The name is a place in the order of training: it must not depend on where the data lies.
-            below = hashlib.sha256(os.fsencode(os.path.relpath(real, home))).hexdigest()[:8]
-            links[name, f"{below}-{os.path.basename(real)}"] = real
+        file = _image_file(items, *place)
+        target = path_inside(*file) if file else None
+        if target is not None:
+            # Names determine the order of training, so they must not depend on the location of the data.
+            digest = hashlib.sha256(os.fsencode(os.path.relpath(target, root))).hexdigest()[:8]
+            links[name, f"{digest}-{os.path.basename(target)}"] = target
         else:
             content = png(pixels(_input(*place)))
             links[name, f"{hashlib.sha256(content).hexdigest()[:16]}.png"] = content
     return links
 
 
-def _write_folder(path: Path, links: dict[tuple[str, str], str | bytes]) -> None:
-    """It appears whole or not at all."""
+def _write_folder(path: Path, links: Mapping[tuple[str, str], str | bytes]) -> None:
+    """Write a folder of images; it appears complete or not at all."""
     if path.exists():
-        there = {(file.parent.name, file.name) for file in path.glob("*/*")}
-        if there != set(links):
-            raise _taken(path, "--trusted")
+        if {(file.parent.name, file.name) for file in path.glob("*/*")} != set(links):
+            raise _name_taken(path, "--export-trusted")
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -298,3 +277,38 @@ def _write_folder(path: Path, links: dict[tuple[str, str], str | bytes]) -> None
         raise UserError(f"cannot write {path}: {e.strerror}; choose another place") from e
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+# --- both, and the next command ---------------------------------------------------------------------------------------
+
+
+def write_all(items: Items, decisions: Mapping[int, Decision], folder: Path) -> tuple[Path, TrustedSetSummary]:
+    """Write corrected labels and a trusted set into a new subfolder export-1, export-2, ...; return both.
+
+    If nothing was decided since the last export, its folder is used again.
+    """
+    for n in itertools.count(1):
+        path = folder / f"export-{n}"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            trusted = write_trusted(items, decisions, path / trusted_name(items))  # first, since it may raise
+            write_corrected(items, decisions, path / "corrected.json")
+            write_corrected(items, decisions, path / "corrected.csv")
+            return path, trusted
+        except NameTaken:
+            continue
+        except OSError as e:
+            raise UserError(f"cannot write {path}: {e.strerror}; choose another --out") from e
+    raise AssertionError("unreachable: there is always a next number")
+
+
+def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path, corrected: Path | None) -> str:
+    """The command that trains on the exported files. `settings` are those of the run or the data, without defaults."""
+    flags = {name: value for name, value in settings.items() if name not in ("meta", "meta_data")}
+    if corrected is not None:
+        flags["noise"] = f"given:{corrected}"
+    if items.dataset.files and trusted.suffix:  # its paths are relative to the folder of the data
+        flags["root"] = items.dataset.files.root
+    names = itertools.chain(["runs/next"], (f"runs/next-{n}" for n in itertools.count(2)))
+    out = next(name for name in names if not Path(name).exists())
+    return command({**flags, "meta_data": str(trusted)}, out)

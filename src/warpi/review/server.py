@@ -1,4 +1,4 @@
-"""The review page over HTTP: for one person, on this machine, with a key that only the printed link holds."""
+"""HTTP server of the review page, for one person on this machine who has the printed link with its secret key."""
 
 import hmac
 import json
@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from warpi.errors import UserError
 from warpi.review.export import corrected_csv
-from warpi.review.session import Json, Refused, ReviewSession
+from warpi.review.session import Json, RequestRefused, ReviewSession
 
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 _ASSETS |= {"/page.css": ("page.css", "text/css"), "/icon.svg": ("icon.svg", "image/svg+xml")}
@@ -26,16 +26,17 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_LARGEST = 1 << 20  # bytes of a request
+_MAX_BYTES = 1 << 20  # of a request
 
 
 class Server(ThreadingHTTPServer):
-    """Listens on 127.0.0.1 alone."""
+    """Listens on 127.0.0.1 only."""
 
     daemon_threads = True
 
     def __init__(self, review: ReviewSession, port: int = 0) -> None:
-        self.review, self.token = review, secrets.token_urlsafe(32)
+        self.review = review
+        self.token = secrets.token_urlsafe(32)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as e:
@@ -64,8 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             try:
                 self._checked(verb)
-            except Refused as e:
-                self.close_connection = True  # a body that was not read must not be taken for the next request
+            except RequestRefused as e:
+                self.close_connection = True  # an unread body must not be parsed as the next request
                 is_page = self.path.partition("?")[0] == "/"
                 kind = "text/plain" if is_page else "application/json"
                 text = e.reason if is_page else json.dumps({"error": e.reason})
@@ -77,50 +78,51 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             url = urlsplit(self.path)
         except ValueError:
-            raise Refused(HTTPStatus.BAD_REQUEST, "this is no address") from None
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid address") from None
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
         self._check_sender(url.path, query)
         try:
             verb(url.path, query)
         except UserError as e:
-            raise Refused(HTTPStatus.CONFLICT, str(e)) from e
-        except sqlite3.Error as e:  # a full disk, say: the page keeps what was not saved, and says so
-            raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"Decisions cannot be stored: {e}") from e
+            raise RequestRefused(HTTPStatus.CONFLICT, str(e)) from e
+        except sqlite3.Error as e:  # for example a full disk; the page reports it and keeps the decision
+            raise RequestRefused(HTTPStatus.INSUFFICIENT_STORAGE, f"Decisions cannot be stored: {e}") from e
 
     def _check_sender(self, path: str, query: Mapping[str, str]) -> None:
-        """Only the page that we served, and only to who had the link.
+        """Answer only requests of the page that this server sent, to a browser that opened the link.
 
-        Host: a name that somebody points to 127.0.0.1 is not ours (DNS rebinding). Origin and Sec-Fetch-Site: other
-        pages, those on other ports of this machine included, may not ask in the name of this browser.
+        Host: another name that resolves to 127.0.0.1 is refused (DNS rebinding). Origin and Sec-Fetch-Site: other
+        pages, including those of other ports of this machine, cannot use the cookie of this browser.
         """
-        server, headers = self.server, self.headers
+        server = self.server
+        headers = self.headers
         if headers.get("Host") not in server.hosts:
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this host is not served here")
+            raise RequestRefused(HTTPStatus.MISDIRECTED_REQUEST, "unknown host name")
         origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site", "none")
         ours = {f"http://{host}" for host in server.hosts}
         if (origin is not None and origin not in ours) or (origin is None and self.command != "GET"):
-            raise Refused(HTTPStatus.FORBIDDEN, "requests from other pages are refused")
+            raise RequestRefused(HTTPStatus.FORBIDDEN, "requests from other pages are refused")
         if path != "/" and site not in ("same-origin", "none"):
-            raise Refused(HTTPStatus.FORBIDDEN, "requests from other pages are refused")
-        given = query.get("token", "") if path == "/" and self.command == "GET" else ""
-        if not any(hmac.compare_digest(key.encode(), server.token.encode()) for key in (given, self._key())):
-            raise Refused(HTTPStatus.FORBIDDEN, "open the link that warpi review printed when it was started")
+            raise RequestRefused(HTTPStatus.FORBIDDEN, "requests from other pages are refused")
+        token = query.get("token", "") if path == "/" and self.command == "GET" else ""
+        if not any(hmac.compare_digest(key.encode(), server.token.encode()) for key in (token, self._key())):
+            raise RequestRefused(HTTPStatus.FORBIDDEN, "open the link that warpi review printed when it started")
 
     def _key(self) -> str:
-        """Not by http.cookies, which gives up at odd cookies: those of all other ports of this host come along."""
+        """The key in the cookie. http.cookies fails on malformed cookies, which other ports of this host may set."""
         pairs = (part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";"))
         return next((value for name, _, value in pairs if name == self.server.cookie), "")
 
     def _get(self, path: str, query: Mapping[str, str]) -> None:
-        review, items = self.server.review, self.server.review.items
-        parts = path.strip("/").split("/")
-        match parts:
+        review = self.server.review
+        items = review.items
+        match path.strip("/").split("/"):
             case _ if path in _ASSETS:
                 self._asset(path)
             case ["api", "session"]:
                 self._json(review.session())
             case ["api", "items"]:
-                self._json(review.listed(query))
+                self._json(review.list_items(query))
             case ["api", "near", row]:
                 self._json(review.near(_id(row)))
             case ["api", "corrected.csv"]:
@@ -132,28 +134,30 @@ class _Handler(BaseHTTPRequestHandler):
             case ["trusted", k]:
                 self._picture(items.trusted_picture(_id(k)))
             case _:
-                raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+                raise RequestRefused(HTTPStatus.NOT_FOUND, "not found")
 
     def _post(self, path: str, query: Mapping[str, str]) -> None:  # noqa: ARG002
         review = self.server.review
         verbs = {"/api/decide": review.decide, "/api/undo": review.undo, "/api/export": review.export}
         if path not in verbs:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "not found")
         self._json(verbs[path](self._body()))
 
     def _body(self) -> Json:
-        if self.headers.get_content_type() != "application/json":  # a form of another page cannot send this
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
+        if self.headers.get_content_type() != "application/json":  # forms of other pages cannot send this type
+            raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit() and int(length) <= _LARGEST):
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"send at most {_LARGEST} bytes, and say how many")
+        if not (length.isascii() and length.isdigit() and int(length) <= _MAX_BYTES):
+            raise RequestRefused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"send at most {_MAX_BYTES} bytes and a Content-Length"
+            )
         try:
-            asked = json.loads(self.rfile.read(int(length)))
+            request = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
-            raise Refused(HTTPStatus.BAD_REQUEST, "not JSON") from None
-        if not isinstance(asked, dict):
-            raise Refused(HTTPStatus.BAD_REQUEST, "send a JSON object")
-        return asked
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "not JSON") from None
+        if not isinstance(request, dict):
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "send a JSON object")
+        return request
 
     def _asset(self, path: str) -> None:
         name, kind = _ASSETS[path]
@@ -163,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _picture(self, picture: tuple[str, bytes] | None) -> None:
         if picture is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no picture")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "there is no image")
         self._send(HTTPStatus.OK, *picture, {})
 
     def _json(self, content: Json) -> None:
@@ -177,11 +181,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal holds the link."""
+        """Log nothing, so that the link stays visible in the terminal."""
 
 
 def _id(text: str) -> int:
-    """A number of an item as it stands in an address; anything else is not found."""
+    """Parse the number of an item in a URL; anything else is not found."""
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+        raise RequestRefused(HTTPStatus.NOT_FOUND, "not found")
     return int(text)

@@ -1,4 +1,4 @@
-"""What the page can ask for and have done, as JSON. All state is in the store."""
+"""The requests of the review page and their answers as JSON."""
 
 import math
 from collections.abc import Mapping
@@ -12,29 +12,33 @@ from warpi.review.decisions import ACTIONS, Choice, Decision, Store
 from warpi.review.export import STATES, fit_command, state_of, write_all
 from warpi.review.items import Items
 
-_PAGE = 200  # items an answer
-_AT_ONCE = 1000  # decisions of one step; page.js knows this number
+_MAX_ITEMS = 200  # per answer
+_MAX_CHOICES = 1000  # decisions per step; page.js has the same number
+_ALL_STATES = ("open", *STATES.values())
 
 Json = dict[str, Any]
 
 
-class Refused(Exception):
-    """A request that is not answered, and why."""
+class RequestRefused(Exception):
+    """A request that is not answered, with an HTTP status and the reason."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 class ReviewSession:
-    """What can be asked and done. All state is in the store, so that any number of tabs see the same."""
+    """Answers requests of the page. All state is in the store, so all tabs see the same."""
 
     def __init__(self, items: Items, store: Store, folder: Path, settings: Mapping[str, Any]) -> None:
-        self.items, self.store, self.folder = items, store, folder
-        self.settings = settings  # how the data was read
+        self.items = items
+        self.store = store
+        self.folder = folder
+        self.settings = settings  # of the run or the data, without defaults
 
     def session(self) -> Json:
-        """What the page needs to know once, and how far the work has come."""
+        """Information that the page requests once, and the progress of the review."""
         items = self.items
         return {
             "name": items.dataset.name,
@@ -47,126 +51,133 @@ class ReviewSession:
         }
 
     def counts(self) -> Json:
-        """Items by state, all and of those to be reviewed first; trusted examples by class."""
-        items, standing = self.items, self.store.current_decisions()
-        every, first = dict.fromkeys(("open", *STATES.values()), 0), dict.fromkeys(("open", *STATES.values()), 0)
-        at = items.position
-        for row, decision in standing.items():
-            if (i := at.get(row)) is not None:
-                every[state_of(decision)] += 1
+        """Number of items by state: of all items, and of those to review first."""
+        items = self.items
+        total = dict.fromkeys(_ALL_STATES, 0)
+        first = dict.fromkeys(_ALL_STATES, 0)
+        for row, decision in self.store.current_decisions().items():
+            if (i := items.position.get(row)) is not None:
+                total[state_of(decision)] += 1
                 first[state_of(decision)] += int(items.review_first[i])
-        every["open"] = len(items) - sum(every.values())
+        total["open"] = len(items) - sum(total.values())
         first["open"] = int(items.review_first.sum()) - sum(first.values())
-        return {"all": every, "first": first}
+        return {"all": total, "first": first}
 
-    def listed(self, query: Mapping[str, str]) -> Json:
-        """Items after a place in the order of review, those that the filters let through."""
-        items, names = self.items, {name: k for k, name in enumerate(self.items.classes)}
-        after, limit = _whole(query, "after", -1), min(max(0, _whole(query, "limit", 20)), _PAGE)
-        state, scope = query.get("state", "all"), query.get("scope", "all")
-        if state not in ("all", "open", "decided", *STATES.values()) or scope not in ("all", "first"):
-            raise Refused(HTTPStatus.BAD_REQUEST, "unknown state or scope")
-        wanted = {side: query[side] for side in ("given", "suggested") if query.get(side)}
-        if not set(wanted.values()) <= set(names):
-            raise Refused(HTTPStatus.BAD_REQUEST, "unknown class")
-        fits = items.review_first.copy() if scope == "first" else items.review_first | True
-        if "given" in wanted:
-            fits &= items.given[items.row] == names[wanted["given"]]
-        if "suggested" in wanted:
-            fits &= items.suggested == names[wanted["suggested"]]
-        standing, at = self.store.current_decisions(), items.position
-        known = ("open", *STATES.values())
-        states = np.zeros(len(items), dtype=np.int8)  # places in `known`
-        for row, decision in standing.items():
-            if (i := at.get(row)) is not None:
-                states[i] = known.index(state_of(decision))
+    def list_items(self, query: Mapping[str, str]) -> Json:
+        """Items that match the filters, after a place in the order of review."""
+        items = self.items
+        after = _integer(query, "after", -1)
+        limit = min(max(0, _integer(query, "limit", 20)), _MAX_ITEMS)
+        state = query.get("state", "all")
+        scope = query.get("scope", "all")
+        if state not in ("all", "decided", *_ALL_STATES) or scope not in ("all", "first"):
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "unknown state or scope")
+        matches = items.review_first.copy() if scope == "first" else items.review_first | True
+        for name, labels in (("given", items.given[items.row]), ("suggested", items.suggested)):
+            if label := query.get(name):
+                if label not in items.classes:
+                    raise RequestRefused(HTTPStatus.BAD_REQUEST, "unknown class")
+                matches &= labels == items.classes.index(label)
+        decisions = self.store.current_decisions()
         if state != "all":
-            chosen = ("kept", "changed") if state == "decided" else (state,)
-            fits &= np.isin(states, [known.index(name) for name in chosen])
-        found = fits.nonzero()[0]
-        shown = found[found > after][:limit].tolist()
-        return {"total": len(found), "items": [self.item(i, standing.get(int(items.row[i]))) for i in shown]}
+            states = np.full(len(items), "open", dtype=object)
+            for row, decision in decisions.items():
+                if (i := items.position.get(row)) is not None:
+                    states[i] = state_of(decision)
+            matches &= np.isin(states, ["kept", "changed"] if state == "decided" else [state])
+        places = matches.nonzero()[0]
+        page = places[places > after][:limit].tolist()
+        return {"total": len(places), "items": [self.item(i, decisions.get(int(items.row[i]))) for i in page]}
 
     def item(self, i: int, decision: Decision | None) -> Json:
-        items, row = self.items, int(self.items.row[i])
-        k, s = int(items.given[row]), int(items.suggested[i])
+        """One item, with everything that the page shows about it."""
+        items = self.items
+        row = int(items.row[i])
         p = None if items.probabilities is None else [_number(value) for value in items.probabilities[i].tolist()]
         return {
             "place": i,
             "row": row,
-            "given": items.classes[k],
-            "suggested": items.classes[s] if s >= 0 else None,
+            "given": items.classes[int(items.given[row])],
+            "suggested": self.suggested(i),
             "wrong": _number(float(items.wrong_probability[i])),
             "uncertainty": _number(float(items.uncertainty[i])),
             "first": bool(items.review_first[i]),
             "p": None if p is None or None in p else p,
-            "words": items.describe(row),
+            "cells": items.describe(row),
             "path": None if items.dataset.files is None else items.dataset.files.paths[row],
-            **_shown(decision),
+            **_to_json(decision),
         }
 
+    def suggested(self, i: int) -> str | None:
+        """The suggested class of an item."""
+        k = int(self.items.suggested[i])
+        return self.items.classes[k] if k >= 0 else None
+
     def near(self, row: int) -> Json:
-        """The nearest trusted examples of a row."""
+        """The trusted and decided examples nearest to a row."""
         self.place(row)
         decided = {r: d.label for r, d in self.store.current_decisions().items() if d.label is not None}
         return {"near": self.items.nearest_trusted(row, decided)}
 
-    def decide(self, asked: Json) -> Json:
-        """Note what a person decided: an action for each of some rows. `accept` takes the suggestion."""
-        tab, step, wanted = _text(asked, "tab"), _text(asked, "step"), asked.get("choices")
-        if (
-            not isinstance(wanted, list)
-            or not 0 < len(wanted) <= _AT_ONCE
-            or not all(isinstance(c, dict) for c in wanted)
-        ):
-            raise Refused(HTTPStatus.BAD_REQUEST, f"choices must be 1 to {_AT_ONCE} objects")
-        outcome = self.store.decide([self.choice(c) for c in wanted], tab, step)
+    def decide(self, request: Json) -> Json:
+        """Store the decisions of one step, each an action for a row."""
+        tab = _text(request, "tab")
+        step = _text(request, "step")
+        choices = request.get("choices")
+        is_valid = isinstance(choices, list) and all(isinstance(c, dict) for c in choices)
+        if not is_valid or not 0 < len(choices) <= _MAX_CHOICES:
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"choices must be 1 to {_MAX_CHOICES} objects")
+        outcome = self.store.decide([self.choice(c) for c in choices], tab, step)
         return {
-            "done": {row: _shown(decision) for row, decision in outcome.done.items()},
-            "refused": {row: _shown(decision) for row, decision in outcome.refused.items()},
+            "done": {row: _to_json(decision) for row, decision in outcome.done.items()},
+            "refused": {row: _to_json(decision) for row, decision in outcome.refused.items()},
             "counts": self.counts(),
         }
 
-    def choice(self, asked: Json) -> Choice:
-        row, seen, action, label = (asked.get(key) for key in ("row", "seen", "action", "label"))
+    def choice(self, request: Json) -> Choice:
+        """Check a decision. The action `accept` changes the label to the suggestion."""
+        row, seen, action, label = (request.get(key) for key in ("row", "seen", "action", "label"))
         if type(row) is not int or type(seen) is not int:
-            raise Refused(HTTPStatus.BAD_REQUEST, "row and seen must be whole numbers")
-        items, i = self.items, self.place(row)
-        given, s = items.classes[int(items.given[row])], int(items.suggested[i])
-        suggested = items.classes[s] if s >= 0 else None
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "row and seen must be integers")
+        items = self.items
+        suggested = self.suggested(self.place(row))
+        given = items.classes[int(items.given[row])]
         if action == "accept":
             if suggested is None:
-                raise Refused(HTTPStatus.BAD_REQUEST, f"there is no suggestion for row {row}")
-            action, label = "change", suggested
+                raise RequestRefused(HTTPStatus.BAD_REQUEST, f"there is no suggestion for row {row}")
+            action = "change"
+            label = suggested
         if action == "change" and label not in items.classes:
-            raise Refused(HTTPStatus.BAD_REQUEST, "unknown class")
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "unknown class")
         if action == "keep" or (action == "change" and label == given):
-            action, label = "keep", given
+            action = "keep"
+            label = given
         if action not in ACTIONS:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"action must be one of {', '.join(ACTIONS)}, accept")
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"action must be one of {', '.join(ACTIONS)}, accept")
         return Choice(row, seen, action, label if action in ("keep", "change") else None, given, suggested)
 
-    def undo(self, asked: Json) -> Json:
-        """Take back the last step of a tab. Its rows may be on another list than the one that is reviewed now."""
-        done = self.store.undo(_text(asked, "tab"), _text(asked, "step"))
+    def undo(self, request: Json) -> Json:
+        """Undo the last step of a tab. Its rows may be missing from the list that is reviewed now."""
+        done = self.store.undo(_text(request, "tab"), _text(request, "step"))
         places = [self.items.position[row] for row in done if row in self.items.position]
         changed = [self.item(i, done[int(self.items.row[i])]) for i in sorted(places)]
         return {"items": changed, "rows": sorted(done), "counts": self.counts()}
 
-    def export(self, asked: Json) -> Json:  # noqa: ARG002
-        """Write everything into the folder of the review."""
+    def export(self, request: Json) -> Json:  # noqa: ARG002
+        """Write corrected labels and a trusted set into the folder of the review."""
         folder, trusted = write_all(self.items, self.store.current_decisions(), self.folder)
         command = fit_command(self.items, self.settings, trusted.path, folder / "corrected.json")
         paths = {"path": str(trusted.path), "corrected": str(folder / "corrected.csv")}
         return {**trusted._asdict(), **paths, "command": command}
 
     def place(self, row: int) -> int:
+        """The place of a row in the order of review."""
         if row not in self.items.position:
-            raise Refused(HTTPStatus.NOT_FOUND, "no such item")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "no such item")
         return self.items.position[row]
 
 
-def _shown(decision: Decision | None) -> Json:
+def _to_json(decision: Decision | None) -> Json:
     if decision is None:
         return {"state": "open", "label": None, "seen": 0}
     return {"state": state_of(decision), "label": decision.label, "seen": decision.id}
@@ -176,15 +187,15 @@ def _number(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-def _whole(query: Mapping[str, str], name: str, default: int) -> int:
+def _integer(query: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(query.get(name, default))
     except ValueError:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number") from None
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"{name} must be an integer") from None
 
 
-def _text(asked: Json, name: str) -> str:
-    value = asked.get(name)
+def _text(request: Json, name: str) -> str:
+    value = request.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= 64 or not value.isascii():
-        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} must be text of 1 to 64 ASCII characters")
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"{name} must be text of 1 to 64 ASCII characters")
     return value
