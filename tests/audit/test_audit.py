@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from warpi.audit import audit, out_of_sample
 from warpi.audit.judge import uncertainty
 from warpi.audit.result import Audit, read_audit
 from warpi.cli.app import main
+from warpi.data.image_files import FileExamples
 from warpi.errors import UserError
 from warpi.estimator.classifier import NoisyLabelClassifier
 from warpi.methods.plain import CE
@@ -256,7 +258,7 @@ def test_folds_leave_out_trusted_images_that_cannot_be_read(tmp_path: Path, monk
     (tmp_path / "list.csv").write_text("\n".join(lines))
     (tmp_path / "0.png").write_bytes(b"not an image")
     monkeypatch.setattr("warpi.datasets.image_folders.IN_MEMORY", 0)  # read files when they are needed
-    monkeypatch.setattr("warpi.data.image_files.default_workers", lambda: 0)
+    monkeypatch.setattr("warpi.datasets.image_folders.FileExamples", partial(FileExamples, workers=0))
     done = warpi.fit(
         tmp_path / "run",
         data=str(tmp_path / "list.csv"),

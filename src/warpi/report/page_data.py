@@ -184,7 +184,9 @@ def _read_audit(path: Path, device: str) -> Audited:
     """The audit of a run, which is computed if there is none."""
     from warpi.review.open import open_run
 
-    items, _, found = open_run(path, device=device)
+    opened = open_run(path, device=device)
+    items = opened.items
+    found = opened.audit
     rate = found.facts["noise_rate"]
     return Audited(
         n=len(found),

@@ -124,9 +124,8 @@ class ReviewSession:
         tab = _text(request, "tab")
         step = _text(request, "step")
         choices = request.get("choices")
-        is_valid = isinstance(choices, list) and all(isinstance(c, dict) for c in choices)
-        if not is_valid or not 0 < len(choices) <= _MAX_CHOICES:
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"choices must be 1 to {_MAX_CHOICES} objects")
+        if not isinstance(choices, list) or not 0 < len(choices) <= _MAX_CHOICES:
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"choices must be a list of 1 to {_MAX_CHOICES} objects")
         outcome = self.store.decide([self.choice(c) for c in choices], tab, step)
         return {
             "done": {row: _to_json(decision) for row, decision in outcome.done.items()},
@@ -134,8 +133,10 @@ class ReviewSession:
             "counts": self.counts(),
         }
 
-    def choice(self, request: Json) -> Choice:
+    def choice(self, request: object) -> Choice:
         """Check a decision. The action `accept` changes the label to the suggestion."""
+        if not isinstance(request, dict):
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a choice must be an object")
         row, seen, action, label = (request.get(key) for key in ("row", "seen", "action", "label"))
         if type(row) is not int or type(seen) is not int:
             raise RequestRefused(HTTPStatus.BAD_REQUEST, "row and seen must be integers")
