@@ -204,6 +204,18 @@ def test_modules_stay_small() -> None:
     assert not {name: size for name, size in sizes.items() if size > 450}, "split by responsibility"
 
 
+def test_functions_have_at_most_80_lines() -> None:
+    functions = [
+        (name, node)
+        for name, path in MODULES.items()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert len(functions) > 1500
+    sizes = {f"{name}.{node.name}": (node.end_lineno or 0) - node.lineno + 1 for name, node in functions}
+    assert not {name: size for name, size in sizes.items() if size > 80}
+
+
 def test_package_inits_define_no_logic() -> None:
     """They hold a docstring, imports and tables of names; only the top level and lazy names need an assignment."""
     inits = [path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE]
