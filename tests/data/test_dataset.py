@@ -1,4 +1,4 @@
-"""Dataset: what is known about the truth, what is refused, and which examples two sets share."""
+"""Dataset: known labels, invalid input, and examples that two sets share."""
 
 import os
 from collections import Counter
@@ -37,7 +37,7 @@ def data(y: list[int], **more: Any) -> Dataset:
     return Dataset("made", examples(len(y)), torch.tensor(y), ("a", "b", "c"), **more)
 
 
-def test_truth_is_the_clean_label_where_there_is_one() -> None:
+def test_truth_prefers_the_clean_label() -> None:
     y = [0, 1, 2, 0]
     assert data(y).truth.tolist() == y
     assert data(y, clean=torch.tensor([2, -1, -1, 1])).truth.tolist() == [2, 1, 2, 1]
@@ -57,26 +57,26 @@ def test_truth_is_the_clean_label_where_there_is_one() -> None:
         ({"y": torch.tensor([0, 1, 2, -1])}, "labels of made: row 3 has label -1"),
     ],
 )
-def test_labels_that_do_not_fit(wrong: dict[str, Any], what: str) -> None:
+def test_invalid_labels(wrong: dict[str, Any], what: str) -> None:
     with pytest.raises(UserError, match=what):
         replace(data([0, 1, 2, 0]), **wrong)
 
 
 @pytest.mark.parametrize(
-    ("clean", "verified", "known", "trusted"),
+    ("clean", "marks", "known", "trusted"),
     [
         (None, None, None, None),
-        ([-1, -1, -1], None, None, None),  # nothing is known
-        ([1, -1, 0], None, [1, -1, 0], [True, False, True]),  # someone has looked at some
-        ([1, 2, 0], None, [1, 2, 0], None),  # a benchmark: nothing says which were checked
+        ([-1, -1, -1], None, None, None),  # no label is known
+        ([1, -1, 0], None, [1, -1, 0], [True, False, True]),  # some rows were checked
+        ([1, 2, 0], None, [1, 2, 0], None),  # a benchmark, without marks of checked rows
         ([1, -1, 0], [False, True, False], [1, -1, 0], [False, True, False]),
         (None, [False, True, False], None, [False, True, False]),
     ],
 )
-def test_put_together(clean: Any, verified: Any, known: Any, trusted: Any) -> None:
+def test_from_parts(clean: Any, marks: Any, known: Any, trusted: Any) -> None:
     y = {name: torch.arange(n) % 3 for name, n in (("train", 3), ("test", 4), ("trusted", 5))}
     parts = {name: (examples(len(labels)), labels) for name, labels in y.items()}
-    tensors = (None if values is None else torch.tensor(values) for values in (clean, verified))
+    tensors = (None if values is None else torch.tensor(values) for values in (clean, marks))
     made = Dataset.from_parts("n", parts, ("a", "b", "c"), **dict(zip(("clean", "trusted"), tensors, strict=True)))
     assert (None if made.clean is None else made.clean.tolist()) == known
     assert (None if made.trusted is None else made.trusted.tolist()) == trusted
@@ -91,14 +91,14 @@ def test_put_together(clean: Any, verified: Any, known: Any, trusted: Any) -> No
 
 
 class Masked(TensorExamples):
-    """Says of every row that it could be read."""
+    """Reports explicitly that every row could be read."""
 
     def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[ReadBatch]:
         for read in super().stream(batches, augment=augment, views=views):
             yield ReadBatch(read.views, torch.ones(len(read.views[0]), dtype=torch.bool))
 
 
-def test_batches_of_one_that_was_asked_for_are_given() -> None:
+def test_batches_of_one_are_kept_if_requested() -> None:
     loader = Loader(Split(Masked(examples().x, ONE), torch.arange(4), torch.arange(4)), 1, 0)
     assert sorted(int(batch.y) for batch in loader.epoch(0)) == [0, 1, 2, 3]
 
@@ -117,24 +117,24 @@ values = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, m
 
 @given(values, values, st.data())
 @settings(max_examples=60, deadline=None)
-def test_shared_inputs_are_counted(a: list[Any], b: list[Any], chance: st.DataObject) -> None:
-    rows_a = chance.draw(st.lists(st.integers(0, len(a) - 1), max_size=8))
-    rows_b = chance.draw(st.lists(st.integers(0, len(b) - 1), max_size=8))
-    wanted = (Counter(a[i] for i in rows_a) & Counter(b[j] for j in rows_b)).total()
+def test_shared_inputs(a: list[Any], b: list[Any], rng: st.DataObject) -> None:
+    rows_a = rng.draw(st.lists(st.integers(0, len(a) - 1), max_size=8))
+    rows_b = rng.draw(st.lists(st.integers(0, len(b) - 1), max_size=8))
+    expected = (Counter(a[i] for i in rows_a) & Counter(b[j] for j in rows_b)).total()
     for kind in (torch.float32, torch.uint8):
         x, y = torch.tensor(a).to(kind), torch.tensor(b).to(kind)
-        assert overlap(split(x, rows_a), split(y, rows_b)) == wanted
+        assert overlap(split(x, rows_a), split(y, rows_b)) == expected
         images = split(x.view(-1, 1, 1, 2), rows_a), split(y.view(-1, 1, 1, 2), rows_b)
-        assert overlap(*images) == wanted
+        assert overlap(*images) == expected
 
 
 examples_of_two = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12)  # (input, label)
 
 
 @given(examples_of_two, examples_of_two)
-@settings(max_examples=200, deadline=None)
-def test_an_example_stands_for_one_of_the_same_input(a: list[Any], b: list[Any]) -> None:
-    """Against a loop: those with the same label first, then in order."""
+@settings(max_examples=80, deadline=None)
+def test_each_example_matches_at_most_one(a: list[Any], b: list[Any]) -> None:
+    """Agrees with a loop: equal labels first, then the order of the rows."""
     free, left = dict(enumerate(a)), list[int]()
     for one in b:
         match = next((i for i, other in free.items() if other == one), None)
@@ -149,26 +149,26 @@ def test_an_example_stands_for_one_of_the_same_input(a: list[Any], b: list[Any])
     assert mark_shared(labelled(a), labelled(b)).tolist() == [i not in free for i in range(len(a))]
 
 
-def test_minus_zero_is_zero() -> None:
+def test_minus_zero_equals_zero() -> None:
     assert overlap(split(torch.tensor([[0.0, 1]])), split(torch.tensor([[-0.0, 1]]))) == 1
 
 
-def test_inputs_that_cannot_be_compared_are_not_shared() -> None:
+def test_incomparable_inputs_are_not_shared() -> None:
     x = torch.zeros(3, 4)
     assert overlap(split(x), split(x.t().contiguous())) == 0
-    assert overlap(split(x), split(x.int())) == 0  # the same bytes, not the same numbers
+    assert overlap(split(x), split(x.int())) == 0  # the same bytes, but not the same numbers
     assert overlap(split(x), Split(FileExamples("", ("a.png",)), torch.arange(1), torch.zeros(1))) == 0
-    columns = torch.arange(12.0).view(4, 3).t()  # the rows do not lie in one piece
+    columns = torch.arange(12.0).view(4, 3).t()  # the rows are not contiguous
     assert overlap(split(columns), split(columns.contiguous())) == 3
 
 
-def test_files_are_known_by_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_compared_by_resolved_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train/a.png", "train/b.png", "train/deep/c.png", "other/a.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "linked").symlink_to(tmp_path / "train")
     (tmp_path / "checked").mkdir()
-    (tmp_path / "checked" / "mine.png").symlink_to(tmp_path / "train" / "b.png")
+    (tmp_path / "checked" / "linked.png").symlink_to(tmp_path / "train" / "b.png")
     (tmp_path / "checked" / "dead.png").symlink_to(tmp_path / "gone.png")
 
     def files(root: str, *paths: str) -> Split:
@@ -177,15 +177,15 @@ def test_files_are_known_by_where_they_lie(tmp_path: Path, monkeypatch: pytest.M
     train = files(str(tmp_path / "train"), "a.png", "b.png", "deep/c.png", "gone.png")
     assert overlap(train, train) == 4
     assert overlap(train, files(str(tmp_path / "linked"), "deep/c.png", "x.png", "a.png")) == 2
-    assert overlap(train, files(str(tmp_path / "checked"), "mine.png", "dead.png")) == 1
-    assert overlap(files(str(tmp_path / "checked"), "mine.png"), train) == 1
-    assert overlap(train, files(str(tmp_path / "other"), "a.png")) == 0  # of the same name, in another place
+    assert overlap(train, files(str(tmp_path / "checked"), "linked.png", "dead.png")) == 1
+    assert overlap(files(str(tmp_path / "checked"), "linked.png"), train) == 1
+    assert overlap(train, files(str(tmp_path / "other"), "a.png")) == 0  # the same name in another folder
     monkeypatch.chdir(tmp_path / "train")
     assert overlap(train, files("", "a.png", os.path.join("..", "train", "b.png"))) == 2
     assert overlap(replace(train, rows=torch.tensor([1]), y=torch.zeros(1)), train) == 1
 
 
-def test_overlap_is_quick() -> None:
-    """As many bytes as CIFAR has, in about a second; here a tenth of them, and time to spare."""
+def test_overlap_is_fast() -> None:
+    """CIFAR should take about a second; this is a tenth of it, with a generous limit."""
     x = torch.randint(256, (5_000, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert overlap(split(x), split(x[4_000:].clone())) == 1_000

@@ -1,4 +1,4 @@
-"""Split, TensorExamples and Loader: every row in its turn, and a stream that can be taken up at any batch."""
+"""Split, TensorExamples and Loader: every row is read, and a stream can be resumed at any batch."""
 
 import itertools
 from collections import deque
@@ -22,8 +22,8 @@ ONE = Scale(torch.tensor(0.0), torch.tensor(1.0))
 
 
 def numbered(n: int, first: int = 0) -> Split:
-    """n rows of a larger set; the input of a row is its number, its label that number times ten."""
-    rows = torch.arange(first, first + n).flip(0)  # not in order, so that rows and positions cannot be mixed up
+    """n rows of a larger set; the input of a row is its number, and its label is ten times that."""
+    rows = torch.arange(first, first + n).flip(0)  # reversed, so that rows and positions differ
     return Split(TensorExamples(torch.arange(float(first + n + 5))[:, None], ONE), rows, rows * 10)
 
 
@@ -42,7 +42,7 @@ def same(a: Iterable[Batch], b: Iterable[Batch]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Ahead(TensorExamples):
-    """Reads three batches ahead of what it gives, as reader processes do, and cannot read the rows in `lost`."""
+    """Reads three batches ahead, as reader processes do, and cannot read the rows in `lost`."""
 
     lost: tuple[int, ...] = ()
 
@@ -64,7 +64,7 @@ class Ahead(TensorExamples):
 
 
 class TestSplit:
-    def test_batches_give_every_row_once_in_order(self) -> None:
+    def test_batches_return_every_row_in_order(self) -> None:
         split = numbered(10, first=3)
         batches = list(split.batches(4))
         assert [len(b.y) for b in batches] == [4, 4, 2]
@@ -72,7 +72,7 @@ class TestSplit:
         assert torch.equal(torch.cat([b.y for b in batches]), split.y)
         assert torch.equal(torch.cat([b.rows for b in batches]), torch.arange(10))
 
-    def test_rows_that_cannot_be_read_leave_the_labels_too(self) -> None:
+    def test_unreadable_rows_have_no_labels(self) -> None:
         split = numbered(7)
         for batch in Ahead.of(split, 2, 6).batches(3):
             assert torch.equal(batch.x[:, 0] * 10, batch.y.float())
@@ -80,7 +80,7 @@ class TestSplit:
         rows = torch.cat([b.rows for b in Ahead.of(split, 2, 6).batches(3)])
         assert set(split.rows[rows].tolist()) == {0, 1, 3, 4, 5}
 
-    def test_to_leaves_the_rows_on_the_cpu(self) -> None:
+    def test_rows_stay_on_the_cpu(self) -> None:
         moved = numbered(4).to("meta")
         assert moved.y.device.type == "meta"
         assert moved.examples.device.type == "meta"
@@ -88,22 +88,22 @@ class TestSplit:
 
 
 class TestTensorExamples:
-    def test_normalises(self) -> None:
+    def test_normalizes(self) -> None:
         x = torch.tensor([[2.0, 4.0], [6.0, 8.0]])
         examples = TensorExamples(x, Scale(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])))
         (read,) = examples.stream([(torch.tensor([1, 0]), 0)], augment=False)
         assert torch.equal(read.views[0], torch.tensor([[2.5, 1.5], [0.5, 0.5]]))
         assert read.kept is None
 
-    def test_an_augmented_image_is_a_crop_of_the_reflected_one(self) -> None:
+    def test_augmentation_crops_the_reflected_image(self) -> None:
         examples, rows = images(), torch.tensor([4, 1, 1, 0])
         (read,) = examples.stream([(rows, 9)], augment=True)
         padded = torch.nn.functional.pad(examples.x.float(), [2] * 4, mode="reflect")
-        for row, got in zip(rows.tolist(), read.views[0] * 4 + 10, strict=True):
+        for row, actual in zip(rows.tolist(), read.views[0] * 4 + 10, strict=True):
             windows = [padded[row, :, i : i + 5, j : j + 5] for i, j in itertools.product(range(5), repeat=2)]
-            assert any(torch.allclose(got, w) or torch.allclose(got, w.flip(2)) for w in windows)
+            assert any(torch.allclose(actual, w) or torch.allclose(actual, w.flip(2)) for w in windows)
 
-    def test_the_seed_alone_decides_the_augmentation(self) -> None:
+    def test_augmentation_depends_only_on_the_seed(self) -> None:
         examples, rows = images(), torch.arange(6)
         many = list(examples.stream([(rows, s) for s in (3, 4, 3)], augment=True, views=2))
         (alone,) = examples.stream([(rows, 3)], augment=True, views=2)
@@ -112,12 +112,12 @@ class TestTensorExamples:
         assert not torch.equal(many[0].views[0], many[1].views[0])
         assert not torch.equal(alone.views[0], alone.views[1]), "two views are two draws"
 
-    def test_the_global_generator_is_left_alone(self) -> None:
+    def test_global_generator_does_not_change(self) -> None:
         before = torch.get_rng_state()
         list(images().stream([(torch.arange(6), 1)], augment=True))
         assert torch.equal(before, torch.get_rng_state())
 
-    def test_without_augmentation_the_middle(self) -> None:
+    def test_center_crop_without_augmentation(self) -> None:
         x = torch.arange(2 * 1 * 6 * 6, dtype=torch.uint8).view(2, 1, 6, 6)
         examples = TensorExamples(x, ONE, Crop(4, 2))
         (read,) = examples.stream([(torch.tensor([1]), 0)], augment=False, views=3)
@@ -125,7 +125,7 @@ class TestTensorExamples:
         assert len(read.views) == 3
         assert all(torch.equal(view, x[1:, :, 1:5, 1:5].float()) for view in read.views)
 
-    def test_standardised_over_the_training_rows_only(self) -> None:
+    def test_scale_is_fitted_to_the_training_rows(self) -> None:
         x = torch.tensor([[1.0, 5.0], [3.0, 5.0], [100.0, -9.0]])
         examples = TensorExamples(x, Scale(torch.zeros(2), torch.ones(2)), standardise=True)
         scale = examples.fit_scale(torch.tensor([0, 1]))
@@ -136,7 +136,7 @@ class TestTensorExamples:
         assert torch.equal(read.views[0], torch.tensor([[-1.0, 0.0], [1.0, 0.0], [98.0, 0.0]]))
         assert images().fit_scale(torch.arange(3)) is None
 
-    def test_replaced_is_a_copy(self) -> None:
+    def test_replace_inputs_returns_a_copy(self) -> None:
         a, b = images(4), images(4)
         b = replace(b, x=255 - b.x)
         mixed = a.replace_inputs(torch.tensor([1, 3]), b, torch.tensor([0, 2]))
@@ -147,7 +147,7 @@ class TestTensorExamples:
         with pytest.raises(UserError, match=r"same shape \(3, 5, 5\), got \(3, 7, 7\)"):
             a.replace_inputs(torch.tensor([0]), images(4, size=7), torch.tensor([0]))
 
-    def test_flat_is_raw(self) -> None:
+    def test_flat_returns_raw_inputs(self) -> None:
         examples = images()
         assert torch.equal(examples.flat(torch.tensor([2])), examples.x[2].float().reshape(1, -1))
 
@@ -157,11 +157,11 @@ sizes = st.tuples(st.integers(1, 25), st.integers(1, 30))  # rows, batch size
 
 class TestLoader:
     @given(sizes, st.integers(0, 2**40))
-    @settings(max_examples=40, deadline=None)
-    def test_every_row_once_a_pass_but_for_the_incomplete_batch(self, size: tuple[int, int], seed: int) -> None:
+    @settings(max_examples=25, deadline=None)
+    def test_every_row_once_per_pass(self, size: tuple[int, int], seed: int) -> None:
         n, batch_size = size
         loader = Loader(numbered(n), batch_size, seed)
-        size_given = min(n, batch_size)  # a batch larger than the split is the split
+        size_given = min(n, batch_size)  # a batch is never larger than the split
         orders = []
         for t in range(3):
             batches = list(loader.epoch(t))
@@ -175,8 +175,8 @@ class TestLoader:
             assert orders[0] != orders[1], "every pass has an order of its own"
 
     @given(sizes, st.integers(0, 60), st.booleans())
-    @settings(max_examples=40, deadline=None)
-    def test_goes_on_exactly_from_any_batch(self, size: tuple[int, int], stop: int, ahead: bool) -> None:
+    @settings(max_examples=25, deadline=None)
+    def test_resumes_at_any_batch(self, size: tuple[int, int], stop: int, ahead: bool) -> None:
         split = Ahead.of(numbered(size[0]), 1, 4) if ahead else numbered(size[0])
         whole = [b for t in range(4) for b in Loader(split, size[1], 7).epoch(t)]
         first, second = Loader(split, size[1], 7), Loader(split, size[1], 7)
@@ -187,22 +187,22 @@ class TestLoader:
         assert same(whole, head + rest)
 
     @given(sizes, st.integers(0, 40), st.booleans())
-    @settings(max_examples=40, deadline=None)
-    def test_draws_go_on_exactly(self, size: tuple[int, int], stop: int, ahead: bool) -> None:
+    @settings(max_examples=25, deadline=None)
+    def test_draws_resume_exactly(self, size: tuple[int, int], stop: int, ahead: bool) -> None:
         split = Ahead.of(numbered(size[0])) if ahead else numbered(size[0])
         reference, first, second = (Loader(split, size[1], 7) for _ in range(3))
         whole = [reference.draw() for _ in range(50)]
         head = [first.draw() for _ in range(stop)]
         assert first.state_dict() == {"count": stop}, "what was read ahead has not been given"
-        second.draw()  # a stream that is under way is dropped
+        second.draw()  # the running stream is dropped
         second.load_state_dict(first.state_dict())
         assert same(whole, head + [second.draw() for _ in range(50 - stop)])
 
-    def test_draws_are_the_passes_one_after_the_other(self) -> None:
+    def test_draws_follow_the_passes(self) -> None:
         drawn, passed = Loader(numbered(10), 4, 1), Loader(numbered(10), 4, 1)
         assert same([drawn.draw() for _ in range(6)], [b for t in range(3) for b in passed.epoch(t)])
 
-    def test_augmentation_goes_on_exactly(self) -> None:
+    def test_augmentation_resumes_exactly(self) -> None:
         split = Split(images(6), torch.arange(6), torch.arange(6))
         whole = [b for t in range(3) for b in Loader(split, 2, 5, views=2).epoch(t)]
         late = Loader(split, 2, 5, views=2)
@@ -211,36 +211,36 @@ class TestLoader:
         assert len(whole[0].views) == 2
         assert not torch.equal(whole[0].x, next(Loader(split, 2, 5, augment=False).epoch(0)).x)
 
-    def test_an_epoch_of_another_number_of_steps(self) -> None:
+    def test_epoch_with_another_number_of_steps(self) -> None:
         loader = Loader(numbered(10), 4, 2)
         drawn = Loader(numbered(10), 4, 2)
-        loader.steps = 5  # more than a pass of two batches
+        loader.steps = 5  # more than the two batches of a pass
         assert same([b for t in range(2) for b in loader.epoch(t)], [drawn.draw() for _ in range(10)])
 
-    def test_an_epoch_that_is_over_is_empty(self) -> None:
+    def test_finished_epoch_is_empty(self) -> None:
         loader = Loader(numbered(10), 4, 2)
         list(loader.epoch(0))
         assert list(loader.epoch(0)) == []
         assert loader.count == 2
 
-    def test_an_epoch_that_was_left_out_is_not_made_up_for(self) -> None:
-        """FineTune does not touch its meta loader for most epochs; resuming must find the same batches."""
+    def test_skipped_epochs_stay_skipped(self) -> None:
+        """FineTune does not use its trusted loader in most epochs; resuming must give the same batches."""
         loader, other = Loader(numbered(10), 4, 2), Loader(numbered(10), 4, 2)
-        wanted = [list(other.epoch(t)) for t in range(4)][3]
-        assert same(loader.epoch(3), wanted)
+        expected = [list(other.epoch(t)) for t in range(4)][3]
+        assert same(loader.epoch(3), expected)
 
-    def test_the_position_is_counted_before_the_batch_is_used(self) -> None:
+    def test_count_is_updated_before_the_batch_is_returned(self) -> None:
         loader = Loader(Ahead.of(numbered(20)), 2, 0)
         for k, _ in enumerate(loader.epoch(0), 1):
             assert loader.state_dict() == {"count": k}
 
-    def test_draws_and_epochs_of_one_loader_share_one_position(self) -> None:
+    def test_draws_and_epochs_share_one_position(self) -> None:
         loader, reference = Loader(numbered(10), 4, 2), Loader(numbered(10), 4, 2)
-        got = [loader.draw(), *loader.epoch(0), *loader.epoch(1), loader.draw()]
-        assert same(got, [reference.draw() for _ in range(5)])
+        actual = [loader.draw(), *loader.epoch(0), *loader.epoch(1), loader.draw()]
+        assert same(actual, [reference.draw() for _ in range(5)])
         assert loader.count == 5
 
-    def test_unreadable_rows_leave_batch_labels_and_rows(self) -> None:
+    def test_unreadable_rows_are_removed_from_batches(self) -> None:
         split = numbered(12)
         for batch in Loader(Ahead.of(split, 0, 5, 11), 4, 3).epoch(0):
             assert len(batch.x) == len(batch.y) == len(batch.rows)
@@ -255,13 +255,13 @@ class TestLoader:
         assert order(1) == order(1)
         assert order(1) != order(2)
 
-    def test_global_generators_are_left_alone(self) -> None:
+    def test_global_generators_do_not_change(self) -> None:
         before = torch.get_rng_state()
         list(Loader(Split(images(), torch.arange(6), torch.arange(6)), 2, 0).epoch(0))
         assert torch.equal(before, torch.get_rng_state())
 
-    def test_rows_are_about_equally_often_first(self) -> None:
-        """A permutation that favours a row would show: 2,000 passes over 5 rows, chi-square with 4 degrees."""
+    def test_permutations_are_uniform(self) -> None:
+        """The first row is uniform: 2,000 passes over 5 rows, chi-square test with 4 degrees of freedom."""
         loader = Loader(numbered(5), 1, 0)
         counts = torch.bincount(torch.tensor([int(loader._index(5 * p)) for p in range(2000)]), minlength=5)
         assert float(((counts - 400) ** 2 / 400).sum()) < 18.5  # p = 0.001

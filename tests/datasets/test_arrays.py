@@ -1,4 +1,4 @@
-"""Arrays of the user's own."""
+"""Arrays of the user (.npz, .npy)."""
 
 import io
 import warnings
@@ -49,7 +49,7 @@ def test_features(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("y", [["b", "a", "b"], np.array([b"b", b"a", b"b"]), [[1], [0], [1]], [1.0, 0.0, 1.0]])
-def test_forms_of_labels(tmp_path: Path, y: Any) -> None:
+def test_label_types(tmp_path: Path, y: Any) -> None:
     assert read_arrays(save(tmp_path, X=np.eye(3), Y=y)).y.tolist() == [1, 0, 1]
 
 
@@ -101,7 +101,7 @@ def test_unknown_truth(tmp_path: Path) -> None:
     assert read_arrays(save(tmp_path, x=x, y=[0, 1, 1], clean=[-1, -1, -1])).clean is None
 
 
-def test_another_key_for_the_labels(tmp_path: Path) -> None:
+def test_label_key(tmp_path: Path) -> None:
     file = save(tmp_path, x=np.eye(2), y=[0, 0], coarse=[5, 6])
     assert read_arrays(file, label="coarse").classes == ("5", "6")
     with pytest.raises(UserError, match="no array 'fine'"):
@@ -116,9 +116,9 @@ def test_separate_files(tmp_path: Path) -> None:
     assert read_arrays(tmp_path / "photos.npy").y.tolist() == [1, 0]
     np.save(tmp_path / "photos_labels.npy", [0, 1])
     assert read_arrays(tmp_path / "photos.npy").y.tolist() == [0, 1]
-    np.save(tmp_path / "mine.npy", ["b", "a"])
-    assert read_arrays(tmp_path / "photos.npy", label=str(tmp_path / "mine.npy")).y.tolist() == [1, 0]
-    assert read_arrays(tmp_path / "photos.npy", label="mine.npy").classes == ("a", "b")
+    np.save(tmp_path / "names.npy", ["b", "a"])
+    assert read_arrays(tmp_path / "photos.npy", label=str(tmp_path / "names.npy")).y.tolist() == [1, 0]
+    assert read_arrays(tmp_path / "photos.npy", label="names.npy").classes == ("a", "b")
     with pytest.raises(UserError, match=r"no labels for .*absent\.npy"):
         read_arrays(tmp_path / "photos.npy", label="absent.npy")
 
@@ -133,28 +133,28 @@ def test_separate_files(tmp_path: Path) -> None:
         ((1, 16, 16), True, Crop(16, 2)),
         ((12, 16, 3), False, None),
         ((3, 12, 16), True, None),
-        ((3, 3, 1), False, Crop(3, 0)),  # a 1 or 3 at both ends: the reading that is square
+        ((3, 3, 1), False, Crop(3, 0)),  # 1 or 3 at both ends: the square reading
         ((3, 1, 1), True, Crop(1, 0)),
-        ((3, 3, 3), True, Crop(3, 0)),  # both are: channels first
-        ((1, 5, 3), True, None),  # neither is: channels first
+        ((3, 3, 3), True, Crop(3, 0)),  # both are square: channels first
+        ((1, 5, 3), True, None),  # neither is square: channels first
     ],
 )
 def test_images(tmp_path: Path, shape: tuple[int, ...], first: bool, crop: Crop | None) -> None:
     x = np.random.default_rng(1).integers(0, 256, (6, *shape), dtype=np.uint8)
     data = read_arrays(save(tmp_path, x=x, y=[0, 1] * 3))
-    want = x[:, None] if len(shape) == 2 else x if first else np.moveaxis(x, 3, 1)
+    expected = x[:, None] if len(shape) == 2 else x if first else np.moveaxis(x, 3, 1)
     assert isinstance(data.examples, TensorExamples)
     assert data.examples.x.dtype == torch.uint8
-    np.testing.assert_array_equal(x_of(data), want)
+    np.testing.assert_array_equal(x_of(data), expected)
     assert data.examples.crop == crop
     assert not data.examples.standardise
-    assert data.examples.shape == want.shape[1:]
-    for got, naive in zip(data.examples.scale, (np.mean, np.std), strict=True):
-        assert got.shape == (want.shape[1], 1, 1)
-        np.testing.assert_allclose(got.flatten(), naive(want.astype(np.float64), axis=(0, 2, 3)), rtol=1e-5)
+    assert data.examples.shape == expected.shape[1:]
+    for actual, naive in zip(data.examples.scale, (np.mean, np.std), strict=True):
+        assert actual.shape == (expected.shape[1], 1, 1)
+        np.testing.assert_allclose(actual.flatten(), naive(expected.astype(np.float64), axis=(0, 2, 3)), rtol=1e-5)
 
 
-def test_images_of_test_and_meta_share_the_scale(tmp_path: Path) -> None:
+def test_all_parts_have_the_same_scale(tmp_path: Path) -> None:
     x = np.random.default_rng(1).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
     file = save(tmp_path, x=x, y=[0, 1] * 3, x_test=x[:2] // 2, y_test=[0, 1])
     data = read_arrays(file)
@@ -166,12 +166,12 @@ def test_images_of_test_and_meta_share_the_scale(tmp_path: Path) -> None:
     assert isinstance(second.examples, TensorExamples)
     assert second.examples.scale is data.examples.scale
     assert second.classes == ("0", "1")
-    flat = np.full((4, 8, 8), 7, np.uint8)  # a constant image has no deviation
+    flat = np.full((4, 8, 8), 7, np.uint8)  # a constant image
     constant = read_arrays(save(tmp_path, x=flat, y=[0, 1] * 2)).examples
     assert next(iter(constant.stream([(torch.arange(4), 0)], augment=False))).views[0].abs().max() == 0
 
 
-def test_a_second_file_is_read_like_the_first(tmp_path: Path) -> None:
+def test_second_file_is_read_like_the_first(tmp_path: Path) -> None:
     first = read_arrays(save(tmp_path, x=np.eye(3), y=[0, 1, 1], classes=["cat", "dog"]))
     assert read_arrays(save(tmp_path, x=np.ones((1, 3)), y=[1]), like=first).y.tolist() == [1]
     assert read_arrays(save(tmp_path, x=np.ones((1, 3)), y=["dog"]), like=first).y.tolist() == [1]
@@ -184,7 +184,7 @@ def test_a_second_file_is_read_like_the_first(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=what):
             read_arrays(save(tmp_path, **arrays), like=first)
     names = read_arrays(save(tmp_path, x=np.eye(2), y=[5, 9]))
-    assert read_arrays(save(tmp_path, x=np.ones((1, 2)), y=[9]), like=names).y.tolist() == [1]  # numbers are names
+    assert read_arrays(save(tmp_path, x=np.ones((1, 2)), y=[9]), like=names).y.tolist() == [1]  # the numbers are names
 
 
 @pytest.mark.parametrize(
@@ -269,16 +269,16 @@ def changed(whole: bytes, mark: bytes, offset: int, new: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("a.npy", changed(WHOLE[2], b"(3, 3)", 0, b"(3, 3 ")),  # a bracket that is left open
-        ("a.npy", changed(WHOLE[2], b"(3, 3)", 0, b"(03,3)")),  # not a number in python
-        ("a.npy", changed(WHOLE[2], b"(3, 3)", 0, b"(3,93)")),  # fewer numbers than it says
-        ("a.npz", changed(WHOLE[1], b"x.npy", 40, b"\xff" * 10)),  # garbled after it was compressed
+        ("a.npy", changed(WHOLE[2], b"(3, 3)", 0, b"(3, 3 ")),  # an unclosed bracket
+        ("a.npy", changed(WHOLE[2], b"(3, 3)", 0, b"(03,3)")),  # not a Python number
+        ("a.npy", changed(WHOLE[2], b"(3, 3)", 0, b"(3,93)")),  # fewer numbers than declared
+        ("a.npz", changed(WHOLE[1], b"x.npy", 40, b"\xff" * 10)),  # damaged compressed data
         ("a.npz", changed(WHOLE[0], b"PK\x01\x02", 8, b"\x01")),  # encrypted
-        ("a.npz", changed(WHOLE[0], b"PK\x01\x02", 10, b"\x63")),  # compressed in a way that is not known
-        ("a.npz", changed(WHOLE[0], b"NUMPY", 80, b"x")),  # a checksum that is wrong
+        ("a.npz", changed(WHOLE[0], b"PK\x01\x02", 10, b"\x63")),  # unknown compression
+        ("a.npz", changed(WHOLE[0], b"NUMPY", 80, b"x")),  # a wrong checksum
     ],
 )
-def test_damage_of_every_kind(tmp_path: Path, name: str, data: bytes) -> None:
+def test_damaged_files(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     np.save(tmp_path / "y.npy", np.arange(3))
     with pytest.raises(UserError, match=rf"{name}: not a readable file of plain arrays, objects are rejected \("):
@@ -286,8 +286,8 @@ def test_damage_of_every_kind(tmp_path: Path, name: str, data: bytes) -> None:
 
 
 @given(st.sampled_from(WHOLE), st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 40))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_file_gives_data_or_an_error(tmp_path: Path, whole: bytes, place: int, value: int, cut: int) -> None:
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_gives_data_or_an_error(tmp_path: Path, whole: bytes, place: int, value: int, cut: int) -> None:
     data = bytearray(whole)
     data[place % len(data)] = value
     file = tmp_path / ("a.npy" if whole is WHOLE[2] else "a.npz")
@@ -295,7 +295,7 @@ def test_a_damaged_file_gives_data_or_an_error(tmp_path: Path, whole: bytes, pla
     np.save(tmp_path / "y.npy", np.arange(3))
     said = str(file)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy on headers of python 2
+        warnings.simplefilter("ignore")  # of numpy about Python 2 headers
         try:
             read_arrays(file)
         except UserError as e:
@@ -304,7 +304,7 @@ def test_a_damaged_file_gives_data_or_an_error(tmp_path: Path, whole: bytes, pla
     assert "\n" not in said
 
 
-def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = save(tmp_path, x=np.eye(2), y=[0, 1])
     for name in ("x.npy", "y.npy"):
         np.save(tmp_path / name, np.arange(2))
@@ -316,7 +316,7 @@ def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def denied(path: object, *_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(io, "open", denied)  # root may read anything
+    monkeypatch.setattr(io, "open", denied)  # root can read all files
     for path in (file, tmp_path / "x.npy"):
         with pytest.raises(UserError, match=rf"cannot read {path}: Permission denied; check"):
             read_arrays(path)

@@ -45,7 +45,7 @@ def picture(path, array=None, **options):
 
 
 def png_of(width, height):
-    """A PNG that says it is this large and holds nothing."""
+    """A PNG header of this size without content."""
     chunks = [
         (b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)),
         (b"IDAT", zlib.compress(b"")),
@@ -59,7 +59,7 @@ def png_of(width, height):
 
 @pytest.fixture
 def examples(tmp_path):
-    """Seven images of the size they are stored in, so that scaling changes nothing."""
+    """Seven images of the stored size, so that scaling changes nothing."""
     shapes = [(18, 18), (18, 25), (30, 18), (18, 18), (18, 19), (18, 18), (21, 18)]
     for k, shape in enumerate(shapes):
         picture(tmp_path / f"{k}.png", pixels(k, *shape))
@@ -72,7 +72,7 @@ def copy(examples, **changes):
 
 
 def raw(x):
-    """Back to pixels 0..255.  [3, H, W] -> [H, W, 3]"""
+    """Convert back to pixels 0..255.  [3, H, W] -> [H, W, 3]"""
     return (x * files.IMAGENET.std + files.IMAGENET.mean).round().byte().permute(1, 2, 0).numpy()
 
 
@@ -112,7 +112,7 @@ def test_turns_photos_upright(tmp_path, orientation):
         3: upright[::-1, ::-1],
         4: upright[::-1],
         5: upright.transpose(1, 0, 2),
-        6: np.rot90(upright, 1),  # the camera was turned: the viewer turns it a quarter clockwise
+        6: np.rot90(upright, 1),  # a quarter turn of the camera
         7: upright[::-1, ::-1].transpose(1, 0, 2),
         8: np.rot90(upright, -1),
     }[orientation]
@@ -122,7 +122,7 @@ def test_turns_photos_upright(tmp_path, orientation):
     np.testing.assert_array_equal(np.asarray(decode(str(path), 18)), upright)
 
 
-def test_damaged_orientation_is_no_orientation(tmp_path):
+def test_damaged_orientation_is_ignored(tmp_path):
     path = picture(tmp_path / "x.png", pixels(2), exif=b"Exif\x00\x00MM\x00\x2a\xff\xff\xff\xff")
     np.testing.assert_array_equal(np.asarray(decode(str(path), 18)), pixels(2))
 
@@ -130,9 +130,9 @@ def test_damaged_orientation_is_no_orientation(tmp_path):
 def test_every_mode_becomes_rgb(tmp_path):
     def colour(image, name="x.png", **options):
         image.save(tmp_path / name, **options)
-        found = np.asarray(decode(str(tmp_path / name), 18)).reshape(-1, 3)
-        assert (found == found[0]).all()
-        return tuple(int(c) for c in found[0])
+        result = np.asarray(decode(str(tmp_path / name), 18)).reshape(-1, 3)
+        assert (result == result[0]).all()
+        return tuple(int(c) for c in result[0])
 
     box = (18, 18)
     assert colour(Image.new("L", box, 40)) == (40, 40, 40)
@@ -157,27 +157,27 @@ def test_every_mode_becomes_rgb(tmp_path):
 def test_sixteen_bits_are_scaled(tmp_path):
     deep = (np.arange(18 * 18).reshape(18, 18) * 202).astype(np.uint16)  # 0..65246
     for name in ("deep.png", "deep.tif"):
-        found = np.asarray(decode(str(picture(tmp_path / name, deep)), 18)).astype(int)
-        assert np.abs(found - (deep // 256)[..., None]).max() <= 1
+        result = np.asarray(decode(str(picture(tmp_path / name, deep)), 18)).astype(int)
+        assert np.abs(result - (deep // 256)[..., None]).max() <= 1
 
 
 # ---------------------------------------------------------------------------------------------- streaming
 
 
-def test_middle_crop_is_normalised(examples):
+def test_center_crop_is_normalized(examples):
     (x,) = collect(examples, [(torch.tensor([1, 2]), 0)], augment=False)[0]
     assert x.shape == (2, *examples.shape)
     assert x.is_contiguous()
     wide, tall = pixels(1, 18, 25), pixels(2, 30, 18)
-    np.testing.assert_array_equal(raw(x[0]), wide[1:17, 4:20])  # middle square 3..21, its middle 4..20
+    np.testing.assert_array_equal(raw(x[0]), wide[1:17, 4:20])  # center square 3..21, its center 4..20
     np.testing.assert_array_equal(raw(x[1]), tall[7:23, 1:17])
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = (wide[1:17, 4:20] / 255 - mean) / std
     np.testing.assert_allclose(x[0].permute(1, 2, 0).numpy(), expected, atol=1e-5)
 
 
-def test_training_crops_are_windows_of_the_image_and_all_of_them_occur(examples):
-    """Rows 0 (18 x 18) and 1 (18 x 25): every offset and mirror image turns up, and nothing else."""
+def test_training_crops_are_all_windows_of_the_image(examples):
+    """Rows 0 (18 x 18) and 1 (18 x 25): every offset and flip occurs, and nothing else."""
     rows = torch.tensor([0, 1]).repeat(150)
     views = [view for seed in range(3) for view in collect(examples, [(rows, seed)], views=2)[0]]
     for row, image in ((0, pixels(0)), (1, pixels(1, 18, 25))):
@@ -191,19 +191,19 @@ def test_training_crops_are_windows_of_the_image_and_all_of_them_occur(examples)
         assert 0.4 < np.mean([mirror for *_, mirror in seen]) < 0.6
 
 
-def test_chance_follows_from_seed_position_and_view_alone(examples):
+def test_augmentation_depends_on_seed_position_and_view(examples):
     rows = torch.tensor([1] * 6)
     a, b = collect(examples, [(rows, 11)], views=2)[0]
-    assert not torch.equal(a, b)  # views differ from each other
-    assert len({x.numpy().tobytes() for x in a}) > 1  # and so do positions
+    assert not torch.equal(a, b)  # views differ
+    assert len({x.numpy().tobytes() for x in a}) > 1  # positions differ
     assert same(collect(examples, [(rows, 11)], views=2), [(a, b)])
-    assert torch.equal(collect(examples, [(rows[:3], 11)])[0][0], a[:3])  # not on how many there are
+    assert torch.equal(collect(examples, [(rows[:3], 11)])[0][0], a[:3])  # independent of the batch size
     assert not torch.equal(collect(examples, [(rows, 12)])[0][0], a)
     one, two = collect(examples, [(rows, 11)], augment=False, views=2)[0]
     assert torch.equal(one, two)
 
 
-def test_readers_give_the_same_as_the_main_process_and_can_start_anywhere(examples, caplog):
+def test_readers_agree_with_the_main_process(examples, caplog):
     paths = (*examples.paths, "gone.png")
     batches = [*BATCHES, (torch.tensor([7, 1] + [2] * 40), 8), (torch.arange(8), 9)]
     here, there = copy(examples, paths=paths), copy(examples, paths=paths, workers=2)
@@ -214,30 +214,30 @@ def test_readers_give_the_same_as_the_main_process_and_can_start_anywhere(exampl
     assert split[3].kept.tolist() == [False] + [True] * 41
     assert len(split[3].views[0]) == 41
     assert list(here.bad) == list(there.bad) == [str(Path(examples.root) / "gone.png")]
-    assert len(caplog.records) == 2  # once a path, by each of the two
+    assert len(caplog.records) == 2  # once per path for each of the two
     tail = list(there.stream(batches[2:], augment=True, views=2))
     assert same([read.views for read in tail], [read.views for read in whole[2:]])
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """Every reader process that is started."""
-    found = []
+    """All reader processes that were started."""
+    result = []
 
     def start(*args, **options):
-        found.append(subprocess.Popen(*args, **options))
-        return found[-1]
+        result.append(subprocess.Popen(*args, **options))
+        return result[-1]
 
     monkeypatch.setattr(files, "subprocess", type("Watched", (), {"Popen": start, "PIPE": subprocess.PIPE}))
-    yield found
-    for process in found:
+    yield result
+    for process in result:
         assert process.returncode is not None, "a reader process is left"
         assert process.stdin.closed
         assert process.stdout.closed
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("warpi-read")]
 
 
-def test_stopping_early_leaves_no_process_and_reads_a_bounded_way_ahead(examples, started):
+def test_stopping_early_ends_the_readers(examples, started):
     asked = []
 
     def endless():
@@ -252,22 +252,22 @@ def test_stopping_early_leaves_no_process_and_reads_a_bounded_way_ahead(examples
     assert 1 <= len(started) <= 2
 
     asked.clear()
-    next(examples.stream(endless(), augment=True))  # in the main process: nothing ahead
+    next(examples.stream(endless(), augment=True))  # the main process does not read ahead
     assert len(asked) == 1
 
 
-def test_a_dropped_loader_ends_its_readers(examples, started):
+def test_deleted_loader_ends_its_readers(examples, started):
     split = Split(copy(examples, workers=2), torch.arange(7), torch.zeros(7, dtype=torch.int64))
-    loaders = [Loader(split, 3, seed) for seed in range(2)]  # both at once, as for noisy and trusted examples
+    loaders = [Loader(split, 3, seed) for seed in range(2)]  # two at a time, as for noisy and trusted examples
     alone = [Loader(Split(examples, split.rows, split.y), 3, seed) for seed in range(2)]
     for loader, other in zip(loaders * 2, alone * 2, strict=True):
         assert torch.equal(loader.draw().x, other.draw().x)
     del loaders, loader
-    gc.collect()  # a loader and its endless stream hold each other
+    gc.collect()  # a loader and its stream reference each other
     assert len(started) == 4
 
 
-def test_an_error_in_the_plan_ends_the_readers(examples, started):
+def test_error_in_the_batches_ends_the_readers(examples, started):
     def plan():
         yield torch.tensor([0]), 0
         raise KeyError("broken plan")
@@ -277,7 +277,7 @@ def test_an_error_in_the_plan_ends_the_readers(examples, started):
     assert len(started) == 1
 
 
-def test_a_reader_that_dies_is_an_error_that_names_the_file(examples, started, monkeypatch, tmp_path):
+def test_crashed_reader_is_an_error(examples, started, monkeypatch, tmp_path):
     script = tmp_path / "dies.py"
     script.write_text("import sys; sys.stdin.readline(); print('null\\n' + 'x' * 767); sys.exit(3)")
     monkeypatch.setattr(files, "_READER", str(script))
@@ -287,7 +287,7 @@ def test_a_reader_that_dies_is_an_error_that_names_the_file(examples, started, m
 
 
 def test_reader_program(examples):
-    """What a reader answers, that it does not import torch, and that it goes when nobody listens."""
+    """A reader answers requests, does not import torch, and ends when its output is closed."""
     paths = [str(Path(examples.root) / name) for name in ("0.png", "gone.png")]
     request = {"paths": paths, "seed": 1, "first": 0, "short": 18, "size": 16, "views": 1, "augment": False}
     sent = json.dumps(request).encode() + b"\n"
@@ -337,7 +337,7 @@ def bad_files(tmp_path):
         "cut.jpg": data[: len(data) // 2],
         "text.png": b"this is not an image",
         "bomb.png": png_of(50_000, 50_000),
-        "large.png": png_of(10_000, 10_000),  # Pillow only warns
+        "large.png": png_of(10_000, 10_000),  # Pillow only warns about it
         "program.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
     }
     for name, content in contents.items():
@@ -348,7 +348,7 @@ def bad_files(tmp_path):
     return [*contents, "folder.jpg", "float.tif", "strip.png", "gone.jpg"]
 
 
-def test_bad_files_are_left_out_logged_once_and_counted(examples, bad_files, caplog):
+def test_bad_files_are_skipped_and_logged_once(examples, bad_files, caplog):
     paths = (*examples.paths, *bad_files)
     some = copy(examples, paths=paths, max_bad=0.7)
     order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(0))
@@ -383,7 +383,7 @@ def test_too_many_bad_files_are_an_error(examples, bad_files):
         collect(copy(examples, paths=paths[:8], max_bad=0), [(torch.arange(8), 0)])
 
 
-def test_a_batch_of_nothing_is_answered(examples, bad_files):
+def test_batch_without_readable_files(examples, bad_files):
     some = copy(examples, paths=(*examples.paths, *bad_files[:3]))
     one, none = some.stream([(torch.tensor([1, 7]), 0), (torch.tensor([8, 9]), 0)], augment=True, views=2)
     assert one.kept.tolist() == [True, False]
@@ -391,7 +391,7 @@ def test_a_batch_of_nothing_is_answered(examples, bad_files):
     assert [view.shape for view in none.views] == [(0, 3, SIZE, SIZE)] * 2
 
 
-def test_an_evaluation_batch_of_nothing_is_passed_over(examples, bad_files):
+def test_evaluation_skips_empty_batches(examples, bad_files):
     some = copy(examples, paths=(*bad_files[:2], *examples.paths[:3], bad_files[2]))
     split = Split(some, torch.arange(6), torch.arange(10, 16))
     assert [batch.y.tolist() for batch in split.batches(2)] == [[12, 13], [14]]
@@ -400,48 +400,48 @@ def test_an_evaluation_batch_of_nothing_is_passed_over(examples, bad_files):
         list(Split(some, torch.tensor([0, 5]), torch.tensor([1, 1])).batches(1))
 
 
-def test_a_training_batch_of_one_is_passed_over_and_counted(examples, bad_files):
-    """Batches of 2 out of 7 good and 3 bad files: those with fewer than two images are missing, the others are as
-    they would be without the bad ones, and a run that goes on finds the same."""
+def test_training_skips_batches_of_one(examples, bad_files):
+    """Batches of 2 from 7 good and 3 bad files: those with fewer than two images are skipped, the others are unchanged,
+    and a resumed run gets the same batches."""
     paths = (*examples.paths, *bad_files[:3])
     split = Split(copy(examples, paths=paths), torch.arange(10), torch.arange(10))
     planned = [Loader(split, 2, 3)._index(k).tolist() for k in range(20)]
-    wanted = [k for k, rows in enumerate(planned) if max(rows) < 7]
-    assert 0 < len(wanted) < 20
+    expected = [k for k, rows in enumerate(planned) if max(rows) < 7]
+    assert 0 < len(expected) < 20
     loader, seen = Loader(split, 2, 3), []
     for t in range(4):
         for batch in loader.epoch(t):
             seen.append((loader.count - 1, batch))
-        assert loader.count == 5 * (t + 1)  # also where the last batch of an epoch was left out
-    assert [k for k, _ in seen] == wanted
+        assert loader.count == 5 * (t + 1)  # even if the last batch of an epoch was skipped
+    assert [k for k, _ in seen] == expected
     assert all(batch.rows.tolist() == planned[k] for k, batch in seen)
     for done in range(0, 20, 3):
         late = Loader(split, 2, 3)
         late.load_state_dict({"count": done})
         rest = [batch for t in range(4) for batch in late.epoch(t)]
-        assert [b.rows.tolist() for b in rest] == [planned[k] for k in wanted if k >= done]
+        assert [b.rows.tolist() for b in rest] == [planned[k] for k in expected if k >= done]
         assert torch.equal(rest[-1].x, seen[-1][1].x)
     drawn = Loader(split, 2, 3)
-    assert [drawn.draw().rows.tolist() for _ in wanted] == [planned[k] for k in wanted]
+    assert [drawn.draw().rows.tolist() for _ in expected] == [planned[k] for k in expected]
 
-    single = Loader(split, 1, 3)  # batches of one are what was asked for
+    single = Loader(split, 1, 3)  # batches of one were requested
     assert sum(1 for _ in single.epoch(0)) == 7
     assert single.count == 10
 
 
-def test_a_loader_that_finds_nothing_does_not_look_for_ever(examples, bad_files):
+def test_loader_without_readable_files_stops(examples, bad_files):
     some = copy(examples, paths=(examples.paths[0], *bad_files[:3]))
     with pytest.raises(UserError, match="too few of the 4 training examples can be read"):
         Loader(Split(some, torch.arange(4), torch.arange(4)), 2, 0).draw()
 
 
-def test_pillow_is_asked_for(monkeypatch):
+def test_missing_pillow(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(UserError, match=r"pip install 'warpi\[images\]'"):
         FileExamples("", ("x.png",))
 
 
-def test_settings_are_checked():
+def test_invalid_settings():
     for wrong in ({"size": 0}, {"workers": -1}, {"max_bad": 2.0}):
         with pytest.raises(UserError, match="allowed are"):
             FileExamples("", ("x.png",), **wrong)
@@ -450,7 +450,7 @@ def test_settings_are_checked():
 # ---------------------------------------------------------------------------------------------- the rest of Examples
 
 
-def test_in_memory_form_equals_the_files(examples, caplog):
+def test_images_in_memory_equal_the_files(examples, caplog):
     some = copy(examples, paths=(*examples.paths[:3], "gone.png", *examples.paths[3:]))
     tensor, kept = load_images(some)
     assert isinstance(tensor, TensorExamples)
@@ -462,13 +462,13 @@ def test_in_memory_form_equals_the_files(examples, caplog):
     (y,) = collect(examples, [(rows, 0)], augment=False)[0]
     assert torch.equal(x, y)
     assert len(caplog.records) == 1
-    odd = copy(examples, size=32)  # stored as 37: the middle of the middle is not always the middle
+    odd = copy(examples, size=32)  # stored as 37, where centers are rounded
     (x,) = collect(load_images(odd)[0], [(rows, 0)], augment=False)[0]
     (y,) = collect(odd, [(rows, 0)], augment=False)[0]
     assert torch.equal(x, y)
 
 
-def test_flat_is_the_raw_middle_crop(examples, bad_files, monkeypatch):
+def test_flat_is_the_raw_center_crop(examples, bad_files, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda shape, *, dtype, **_: torch.full(shape, 7, dtype=dtype))
     some = copy(examples, paths=(*examples.paths, bad_files[0]))
     x = some.flat(torch.tensor([1, 7]))
@@ -478,7 +478,7 @@ def test_flat_is_the_raw_middle_crop(examples, bad_files, monkeypatch):
     assert some.flat(torch.arange(0)).shape == (0, 3 * 16 * 16)
 
 
-def test_replaced_takes_files_of_another_folder(examples, tmp_path):
+def test_replace_inputs_with_files_of_another_folder(examples, tmp_path):
     picture(tmp_path / "other" / "z.png", pixels(99))
     other = FileExamples(str(tmp_path / "other"), ("z.png",), SIZE, workers=0)
     mixed = examples.replace_inputs(torch.tensor([2]), other, torch.tensor([0]))
@@ -499,7 +499,7 @@ def classes_in(root, **numbers):
             picture(root / name / f"{i}.png", pixels(10 * k + i))
 
 
-def test_folder_a_class(tmp_path):
+def test_one_folder_per_class(tmp_path):
     root = tmp_path / "pets"
     classes_in(root, dog=2, cat=3)
     picture(root / "cat" / "deep" / "er" / "x.JPG")
@@ -521,7 +521,7 @@ def test_folder_a_class(tmp_path):
         read_folder(root, classes=("cat", "bird"), in_memory=False)
 
 
-def test_small_folders_are_held_in_memory(tmp_path):
+def test_small_folders_are_read_into_memory(tmp_path):
     root = tmp_path / "pets"
     classes_in(root, cat=3, dog=2)
     (root / "cat" / "1.png").write_bytes(b"")
@@ -562,8 +562,8 @@ def test_a_class_may_be_called_train(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("Train", "Test"), ("training", "validation"), ("train", "valid"), ("test", "meta")])
-def test_parts_that_are_called_otherwise_are_no_classes(tmp_path, names):
-    """They used to be learned as such."""
+def test_folders_that_look_like_parts_are_an_error(tmp_path, names):
+    """They must not become classes."""
     for name in names:
         classes_in(tmp_path / name, cat=1, dog=1)
     listed = ", ".join(sorted(names))
@@ -571,11 +571,11 @@ def test_parts_that_are_called_otherwise_are_no_classes(tmp_path, names):
         UserError, match=rf"holds {listed}, with folders in each: .* call them train, test \(or val\) and"
     ):
         read_folder(tmp_path, in_memory=False)
-    classes_in(tmp_path, **{names[0]: 1})  # a class, then
+    classes_in(tmp_path, **{names[0]: 1})  # a class in this case
     assert read_folder(tmp_path, in_memory=False).classes == tuple(sorted(names))
 
 
-def test_files_that_are_not_read_are_told(tmp_path, caplog):
+def test_skipped_files_are_logged(tmp_path, caplog):
     classes_in(tmp_path, cat=1, dog=1)
     picture(tmp_path / "dog" / "x.jfif", format="JPEG")
     for name in ("a.HEIC", "b.heic", "c.txt", "none", "Thumbs.db", ".DS_Store", "desktop.ini"):
@@ -590,7 +590,7 @@ def test_files_that_are_not_read_are_told(tmp_path, caplog):
     assert f"{tmp_path}: 1 images outside the folders of the classes are not used, such as loose.png" in caplog.messages
 
 
-def test_folders_of_almost_the_same_name_are_told(tmp_path, caplog):
+def test_similar_folder_names_are_logged(tmp_path, caplog):
     classes_in(tmp_path, cat=2, Cat=1, dog=1)
     assert read_folder(tmp_path, size=SIZE, in_memory=False).classes == ("Cat", "cat", "dog")
     (message,) = caplog.messages
@@ -610,7 +610,7 @@ def test_folder_errors(tmp_path):
         read_folder(tmp_path)
 
 
-def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+def test_folder_without_permission(tmp_path, monkeypatch):
     classes_in(tmp_path, cat=1, dog=1)
     classes_in(tmp_path / "cat", deep=1)
     scandir = os.scandir
@@ -620,12 +620,12 @@ def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch)
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", denied)  # root may read anything
+    monkeypatch.setattr(os, "scandir", denied)  # root can read all files
     with pytest.raises(UserError, match=r"cannot read .*cat: Permission denied"):
         read_folder(tmp_path, in_memory=False)
 
 
-def test_folder_by_a_relative_path(tmp_path, monkeypatch):
+def test_relative_folder(tmp_path, monkeypatch):
     classes_in(tmp_path, cat=1, dog=1)
     monkeypatch.chdir(tmp_path)
     data = read_folder(Path("."), size=SIZE, in_memory=False)
@@ -667,7 +667,7 @@ def test_manifest_reads_its_images(tmp_path):
     np.testing.assert_array_equal(data.examples.x[0].permute(1, 2, 0), pixels(2))
 
 
-def test_manifest_of_images_that_lie_elsewhere(tmp_path, caplog):
+def test_manifest_with_missing_images(tmp_path, caplog):
     for k in range(40):
         picture(tmp_path / "photos" / f"{k}.png", pixels(k))
     text = "path,label\n" + "".join(f"{k}.png,{'ab'[k % 2]}\n" for k in range(40))
@@ -680,13 +680,13 @@ def test_manifest_of_images_that_lie_elsewhere(tmp_path, caplog):
         manifest(tmp_path, text.replace("0.png", "photos/0.png", 1), in_memory=None)
 
 
-def test_manifest_that_was_written_on_windows(tmp_path):
+def test_manifest_from_windows(tmp_path):
     picture(tmp_path / "photos" / "0.png")
     with pytest.raises(UserError, match=r"none of the 2 listed images exists; .*; write / between folders, not \\$"):
         manifest(tmp_path, "path,label\nphotos\\0.png,a\nphotos\\1.png,b\n", in_memory=None)
 
 
-def test_manifest_truth(tmp_path):
+def test_manifest_clean_labels(tmp_path):
     rows = "path,label,clean_label{}\n1,a,b{}\n2,b,{}\n3,a,a{}\n"
     some = manifest(tmp_path, rows.format("", "", "", ""))
     assert some.clean.tolist() == [1, -1, 0]
@@ -701,8 +701,8 @@ def test_manifest_truth(tmp_path):
     assert blank.clean is blank.trusted is None
 
 
-def test_a_column_trusted_marks_rows_of_a_manifest(tmp_path, caplog):
-    """No column of a manifest is a feature, so it can mean nothing else; it used to be ignored without a word."""
+def test_trusted_column_of_a_manifest(tmp_path, caplog):
+    """The rows are used as trusted examples."""
     marked = manifest(
         tmp_path, "path,label,clean_label,Trusted\n1,a,b,yes\n2,b,,1.0\n3,a,,0\n4,b,a,\n5,a,,1\n6,b,,x\n7,b,,\n"
     )
@@ -710,7 +710,7 @@ def test_a_column_trusted_marks_rows_of_a_manifest(tmp_path, caplog):
     assert marked.truth.tolist() == [1, 1, 0, 0, 0, 1, 1]
     assert not caplog.messages
     task, _ = make_task(marked, val=0.0, test=0.0)
-    assert task.meta.rows.tolist() == [0, 1, 4, 5]  # as those that a table marks
+    assert task.meta.rows.tolist() == [0, 1, 4, 5]  # as in a table
     assert task.train.rows.tolist() == [2, 3, 6]
     parts = manifest(tmp_path, "path,label,trusted,split\n1,a,1,test\n2,b,0,\n3,a,1,train\n")
     assert parts.trusted.tolist() == [False, True]
@@ -718,7 +718,7 @@ def test_a_column_trusted_marks_rows_of_a_manifest(tmp_path, caplog):
         manifest(tmp_path, "path,label,trusted\n1,a,1\n2,b,maybe\n")
 
 
-def test_columns_of_a_manifest_that_seem_to_mark_rows_are_told(tmp_path, caplog):
+def test_names_of_the_trusted_column(tmp_path, caplog):
     data = manifest(tmp_path, "path,label,checked\n1,a,1\n2,b,0\n", "checked.csv")
     assert data.trusted is None
     (message,) = caplog.messages
@@ -739,8 +739,8 @@ def test_columns_of_a_manifest_that_seem_to_mark_rows_are_told(tmp_path, caplog)
     assert not caplog.messages
 
 
-def test_manifest_cells_as_pandas_writes_them(tmp_path):
-    """A column of whole numbers with blanks is one of floats there. It used to make classes of its own."""
+def test_manifest_written_by_pandas(tmp_path):
+    """pandas writes a column of integers with blanks as floats, which must not become separate classes."""
     data = manifest(tmp_path, "path,label,clean_label,verified\n1,1,1.0,1.0\n2,2,,\n3,1,2.0,0.0\n")
     assert data.classes == ("1", "2")
     assert data.y.tolist() == [0, 1, 0]
@@ -748,11 +748,11 @@ def test_manifest_cells_as_pandas_writes_them(tmp_path):
     assert data.trusted.tolist() == [True, False, False]
     words = manifest(tmp_path, "path,label,clean_label\n1,a,a\n2,b,nan\n3,a,NA\n4,none,None\n5,none,none\n")
     assert words.classes == ("None", "a", "b", "none")
-    assert words.clean.tolist() == [1, -1, -1, 0, 3]  # there is a class that is called so
+    assert words.clean.tolist() == [1, -1, -1, 0, 3]  # a class has this name
     new = tmp_path / "new.csv"
     new.write_text("path,label,clean_label\n1,1.0,nan\n2,,2\n")
-    found = read_new_images(new, 8, ("1", "2"))
-    assert {name: labels.tolist() for name, labels in found.labels.items()} == {
+    result = read_new_images(new, 8, ("1", "2"))
+    assert {name: labels.tolist() for name, labels in result.labels.items()} == {
         "label": [0, -1],
         "clean_label": [-1, 1],
     }
@@ -763,11 +763,11 @@ def test_manifest_cells_as_pandas_writes_them(tmp_path):
     [
         'path,label,remark\n"a, b.png",x,\n1.png,y,"two\nlines"\n',
         'path, label, "re\nmark"\n"a, b.png", "x", q\n1.png, y, r\n',
-        "path\tlabel\t\t\na, b.png\tx\t\t\n1.png\ty\t\t\n",  # two columns without a name: they are not used
+        "path\tlabel\t\t\na, b.png\tx\t\t\n1.png\ty\t\t\n",  # two unnamed columns, which are ignored
         'path,label\n"a, b.png",x\n,\n\n1.png,y\n,',
     ],
 )
-def test_ways_to_write_a_manifest(tmp_path, text):
+def test_manifest_formats(tmp_path, text):
     data = manifest(tmp_path, text)
     assert data.examples.paths == ("a, b.png", "1.png")
     assert data.classes == ("x", "y")
@@ -815,7 +815,7 @@ def test_manifest_errors(tmp_path, text, message):
         manifest(tmp_path, text)
 
 
-def test_manifest_of_other_classes(tmp_path):
+def test_manifest_with_given_classes(tmp_path):
     with pytest.raises(UserError, match=r"unknown class in .* line 3: 'bb'; did you mean 'b'"):
         manifest(tmp_path, "path,label\n1,a\n2,bb\n", classes=("a", "b"))
     with pytest.raises(UserError, match=r"cannot read .*absent\.csv: No such file"):
@@ -875,7 +875,7 @@ def test_clothing1m(clothes, caplog):
     assert "1 images removed from training" in caplog.text
 
 
-def test_clothing1m_is_found(clothes, tmp_path_factory, monkeypatch):
+def test_clothing1m_folder(clothes, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("WARPI_DATA", str(clothes))
     assert len(clothing1m(None, in_memory=False).y) == 4
     above = tmp_path_factory.mktemp("all")
@@ -950,7 +950,7 @@ def test_food101n_errors(food, monkeypatch):
         food101n(food)
 
 
-def test_in_memory_copy_is_logged_by_path(tmp_path, caplog):
+def test_unreadable_file_in_memory_is_logged(tmp_path, caplog):
     classes_in(tmp_path, cat=2, dog=2)
     (tmp_path / "dog" / "1.png").write_bytes(b"")
     with caplog.at_level(logging.WARNING, "warpi.datasets"):

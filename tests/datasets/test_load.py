@@ -1,4 +1,4 @@
-"""load_dataset: every kind of name and path, read alike the second time, with the settings that suit it."""
+"""load_dataset: every kind of name and path, second files, and data-dependent defaults."""
 
 import csv
 import io
@@ -47,7 +47,7 @@ def write(path: Path, *lines: str) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One of each kind, six rows of two classes; the names of the classes are those in `classes`."""
+    """Write one file of each kind, with six rows of two classes named by `classes`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WARPI_DATA", raising=False)
     y = [0, 1] * 3
@@ -102,12 +102,12 @@ def test_every_kind_of_path(
     assert sorted(dataset.y.tolist()) == [0, 0, 0, 1, 1, 1]
     assert dataset.name == Path(path).stem
     assert (defaults["net"], defaults["epochs"]) == suits
-    assert defaults.get("meta") is None  # how many to trust is for the user to say
+    assert defaults.get("meta") is None  # the user chooses the number of trusted rows
     (read,) = dataset.examples.stream([(torch.arange(6), 0)], augment=True)
     assert read.views[0].shape == (6, *shape)
 
 
-def test_a_manifest_is_told_from_a_table_by_its_header(here: Path) -> None:
+def test_manifest_is_recognized_by_its_header(here: Path) -> None:
     write(here / "a.csv", "Path,label", "folder/cat/0.png,cat", "folder/dog/1.png,dog")
     assert load_dataset("a.csv")[0].examples.shape == (3, 20, 20)
     write(here / "a.csv", "path_length,label", "1.5,cat", "2.5,dog")
@@ -118,7 +118,7 @@ def test_a_manifest_is_told_from_a_table_by_its_header(here: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("path", "settings"), [(path, settings) for path, settings, *_ in KINDS])
-def test_a_second_file_is_read_like_the_first(path: str, settings: dict[str, Any]) -> None:
+def test_second_file_is_read_like_the_first(path: str, settings: dict[str, Any]) -> None:
     first, _ = load_dataset(path, **settings)
     second, _ = load_dataset(path, like=first, **settings)
     assert second.classes == first.classes
@@ -155,17 +155,17 @@ def test_classes_and_categories_come_from_the_first_file(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_the_label_file_of_the_first_is_not_that_of_the_second() -> None:
-    np.save("mine.npy", ["dog"] * 3 + ["cat"] * 3)
-    first, _ = load_dataset("flat.npy", label="mine.npy")
+def test_second_array_has_its_own_label_file() -> None:
+    np.save("names.npy", ["dog"] * 3 + ["cat"] * 3)
+    first, _ = load_dataset("flat.npy", label="names.npy")
     assert first.y.tolist() == [1, 1, 1, 0, 0, 0]
     np.save("checked.npy", np.ones((1, 3)))
     np.save("checked_labels.npy", ["dog"])
-    assert load_dataset("checked.npy", label="mine.npy", like=first)[0].y.tolist() == [1]
+    assert load_dataset("checked.npy", label="names.npy", like=first)[0].y.tolist() == [1]
 
 
-def test_a_second_folder_is_read_from_its_files_where_the_first_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that images which are in both can be found."""
+def test_second_folder_is_not_in_memory_if_the_first_is_not(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are in both can then be recognized."""
     in_memory, _ = load_dataset("folder", image_size=16)
     assert isinstance(in_memory.examples, TensorExamples)
     monkeypatch.setattr(folders, "IN_MEMORY", 0)
@@ -183,8 +183,8 @@ def test_a_second_folder_is_read_from_its_files_where_the_first_is(here: Path, m
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_size_follows_the_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median of their shorter sides up to 64 pixels, else 224; a file that cannot be read has no say."""
+def test_default_image_size(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of the shorter sides up to 64 pixels, else 224; unreadable files are ignored."""
     for side, size in ((64, 64), (65, 224)):
         for name in ("cat", "dog"):
             picture(here / f"of{side}" / name / "a.png", side)
@@ -195,14 +195,18 @@ def test_the_size_follows_the_files(here: Path, monkeypatch: pytest.MonkeyPatch)
     picture(here / "folder" / "cat" / "large.png", 300)
     folder, _ = load_dataset("folder")
     assert folder.examples.shape == (3, 20, 20)
-    assert load_dataset("of65", like=folder)[0].examples.shape == (3, 20, 20)  # trusted ones: as the first
+    assert load_dataset("of65", like=folder)[0].examples.shape == (
+        3,
+        20,
+        20,
+    )  # trusted images have the size of the first
     monkeypatch.setattr("warpi.runs.defaults._CONVOLUTIONS_PAY", 5)
     _, defaults = load_dataset("folder")
     assert (defaults["net"], defaults["epochs"]) == SMALL
 
 
-def test_names(here: Path, digits: Any) -> None:
-    (here / "digits").mkdir()  # a name goes before a folder that is called so
+def test_built_in_name(here: Path, digits: Any) -> None:
+    (here / "digits").mkdir()  # a name has priority over a folder of that name
     dataset, defaults = load_dataset("digits")
     assert dataset.examples.shape == digits.examples.shape == (64,)
     assert defaults["net"] == "mlp"
@@ -210,9 +214,9 @@ def test_names(here: Path, digits: Any) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_defaults_are_settings_that_there_are() -> None:
-    found = [*BY_DATASET.values()] + [load_dataset(path)[1] for path, *_ in KINDS[:9]]
-    for defaults in found:
+def test_defaults_are_valid_settings() -> None:
+    result = [*BY_DATASET.values()] + [load_dataset(path)[1] for path, *_ in KINDS[:9]]
+    for defaults in result:
         assert defaults["net"] in NETS
         for name, value in defaults.items():
             if "." in name:
@@ -222,7 +226,7 @@ def test_defaults_are_settings_that_there_are() -> None:
         assert recipe.lr_at(0) > 0
 
 
-def test_few_rows_are_trained_on_as_far_in_smaller_steps() -> None:
+def test_few_rows_take_more_and_smaller_steps() -> None:
     table, photos = defaults_for((4,), 3), defaults_for((3, 224, 224), 3)
     assert adjust_for_few_rows(table, 1000) == table
     for given in ({"epochs": 30}, {"lr": 0.05}, {"net": "resnet20"}):
@@ -238,7 +242,7 @@ def test_few_rows_are_trained_on_as_far_in_smaller_steps() -> None:
 
 @pytest.fixture
 def published(here: Path) -> Callable[[str], Path]:
-    """The layouts of Clothing1M and Food-101N with an image a part."""
+    """The layouts of Clothing1M and Food-101N with one image per part."""
     keys = [f"images/{k}.png" for k in range(3)]
     for key in keys:
         picture(here / "clothing1m" / key)
@@ -257,7 +261,7 @@ def published(here: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if entry.sized])
-def test_named_image_files_at_any_size(published: Callable[[str], Path], name: str) -> None:
+def test_built_in_image_files_at_any_size(published: Callable[[str], Path], name: str) -> None:
     for size in (None, 16):
         dataset, defaults = load_dataset(name, root=published(name), image_size=size)
         assert dataset.test is not None
@@ -272,7 +276,7 @@ def test_named_image_files_at_any_size(published: Callable[[str], Path], name: s
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["digits", "cifar10", "table.csv", "flat.npz", "table.parquet"])
-def test_what_has_one_size_cannot_be_read_at_another(name: str) -> None:
+def test_fixed_image_size(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} cannot be read at another size"):
         load_dataset(name, image_size=32)
 
@@ -312,7 +316,7 @@ def test_mistakes(here: Path, data: str, what: str) -> None:
     assert "\n" not in str(e.value)
 
 
-def test_trusted_examples_that_are_all_of_the_data(here: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_trusted_examples_that_are_all_rows(here: Path, recwarn: pytest.WarningsRecorder) -> None:
     first, _ = load_dataset("table.csv")
     again, _ = load_dataset(str(here / "table.csv"), like=first)
     with pytest.raises(UserError, match="all 6 rows of table are also among the trusted examples, none is left"):
@@ -330,8 +334,8 @@ NUMBERS = np.random.default_rng(1).normal(size=(2600, 3)).astype(np.float32)
 PIXELS = np.random.default_rng(1).integers(0, 256, (2600, 1, 4, 4), dtype=np.uint8)
 
 
-def test_rows_of_few_values_may_be_trusted_and_tested_on(caplog: pytest.LogCaptureFixture) -> None:
-    """A table of three categorical columns: rows that look like a test row are no copies of it."""
+def test_equal_rows_of_few_values_cause_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """In a table of three categorical columns, a row that equals a test row need not be a copy."""
     for n in (1, 10, 100):
         caplog.clear()
         check_disjoint(of_rows(CODES[2500 : 2500 + n]), of_rows(CODES[2000:2500]), of_rows(CODES[:2000]))
@@ -344,12 +348,12 @@ def test_rows_of_few_values_may_be_trusted_and_tested_on(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("x", [NUMBERS, PIXELS], ids=["numbers", "images"])
 @pytest.mark.parametrize("copies", [1, 50])
-def test_copies_of_test_rows_are_not_trusted(x: np.ndarray, copies: int) -> None:
+def test_trusted_copies_of_test_rows_are_an_error(x: np.ndarray, copies: int) -> None:
     test, noisy, trusted = x[2000:2500], x[:2000], np.concatenate([x[2000 : 2000 + copies], x[2500:]])
     for rows in (
         noisy,
-        np.repeat(noisy, 3, axis=0),  # rare classes are often repeated
-        np.concatenate([noisy, test]),  # the test set is a part of the data
+        np.repeat(noisy, 3, axis=0),  # repeated rows of rare classes
+        np.concatenate([noisy, test]),  # the test set is part of the data
         noisy[:0],
     ):
         with pytest.raises(
@@ -359,7 +363,7 @@ def test_copies_of_test_rows_are_not_trusted(x: np.ndarray, copies: int) -> None
     check_disjoint(of_rows(trusted[copies:]), of_rows(test), of_rows(noisy))
 
 
-def test_many_copies_among_rows_of_few_values_are_not_trusted() -> None:
+def test_many_trusted_copies_are_an_error() -> None:
     rare = np.concatenate([CODES, np.roll(CODES, 700, 0)], axis=1)  # 46,656 possible rows
     test, noisy = rare[2000:2500], rare[:2000]
     check_disjoint(of_rows(rare[2500:]), of_rows(test), of_rows(noisy))
@@ -367,7 +371,7 @@ def test_many_copies_among_rows_of_few_values_are_not_trusted() -> None:
         check_disjoint(of_rows(test[:100]), of_rows(test), of_rows(noisy))
 
 
-def test_image_files_that_are_trusted_and_tested_on(tmp_path: Path) -> None:
+def test_trusted_test_images_are_an_error(tmp_path: Path) -> None:
     files = [FileExamples(str(tmp_path), tuple(f"{part}{k}.png" for k in range(9))) for part in ("a", "b", "c")]
     noisy, test, other = (Split(f, torch.arange(9), torch.zeros(9, dtype=torch.int64)) for f in files)
     check_disjoint(other, test, noisy)
@@ -384,23 +388,23 @@ def test_too_few_rows(here: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("path", ["table.csv", "table.parquet", "flat.npz", "flat.npy", "list.csv"])
-def test_files_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_files_without_permission(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     def denied(file: object, *_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(file))
 
-    monkeypatch.setattr(io, "open", denied)  # root may read anything
+    monkeypatch.setattr(io, "open", denied)  # root can read all files
     with pytest.raises(UserError, match=f"cannot read {path}: Permission denied"):
         load_dataset(path)
 
 
-def test_a_named_data_set_knows_its_labels() -> None:
+def test_built_in_data_sets_take_no_label() -> None:
     with pytest.raises(UserError, match="digits has fixed labels"):
         load_dataset("digits", label="species")
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "manifest"])
-def test_one_trusted_example_of_each_of_many_numbered_classes(tmp_path: Path, kind: str) -> None:
-    """It is no quantity: the classes are those of the first file."""
+def test_one_trusted_example_per_numbered_class(tmp_path: Path, kind: str) -> None:
+    """The labels are not a quantity, because the first file defines the classes."""
     many, one = np.arange(120) % 30, np.arange(30)
     if kind == "npz":
         np.savez(tmp_path / "a.npz", x=np.eye(120), y=many, x_meta=np.eye(30, 120), y_meta=one)
@@ -420,18 +424,18 @@ def test_one_trusted_example_of_each_of_many_numbered_classes(tmp_path: Path, ki
     assert second.y.tolist() == one.tolist()
 
 
-def test_labels_and_marks_of_arrays_as_they_are_often_saved(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_label_and_mark_arrays(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     x, text = np.arange(12.0).reshape(6, 2), np.array(["1.0", "2.0"] * 3)
     np.savez("a.npz", x=x, y=text, trusted=np.array([1, 0, 0, 1, 0, 0]))
     dataset, _ = load_dataset("a.npz")
-    assert dataset.classes == ("1", "2")  # as those of a table
+    assert dataset.classes == ("1", "2")  # as in a table
     assert dataset.trusted is not None
     assert dataset.trusted.tolist() == [True, False, False, True, False, False]
     np.savez("b.npz", x=x[:2], y=np.array([2.0, 1.0]))
     assert load_dataset("b.npz", like=dataset)[0].y.tolist() == [1, 0]
     assert not caplog.messages
     np.savez("c.npz", x=x, y=text, clean=text, checked=np.ones(6), note=np.array([{}], dtype=object))
-    assert load_dataset("c.npz")[0].trusted is None  # and what is not looked at need not be readable
+    assert load_dataset("c.npz")[0].trusted is None  # unused arrays need not be readable
     assert caplog.messages == [
         "c.npz: 'checked' is not used; if it marks rows that a person has checked, rename it to 'trusted'"
     ]
@@ -449,8 +453,8 @@ def test_labels_and_marks_of_arrays_as_they_are_often_saved(here: Path, caplog: 
 
 
 @pytest.mark.usefixtures("here")
-def test_paths_of_images_in_a_column_of_another_name(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Their names used to be learned, or to be too many."""
+def test_image_paths_in_another_column(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Names of images must not become features unnoticed."""
     write(here / "a.csv", "Image,label", "cat/0.PNG,cat", "dog/1.jpeg,dog")
     load_dataset("a.csv")
     (message,) = caplog.messages
@@ -466,11 +470,11 @@ def test_paths_of_images_in_a_column_of_another_name(here: Path, caplog: pytest.
     write(here / "c.csv", "icon,size,label", *(f"{k % 2}.png,{k},{k % 2}" for k in range(4)))
     caplog.clear()
     assert load_dataset("c.csv")[0].examples.shape == (3,)
-    assert not caplog.messages  # few of them: a code
+    assert not caplog.messages  # few values: a code
 
 
-def test_what_takes_a_size(here: Path) -> None:
-    """Arrays beside images that are read small used to be asked for that size, which they cannot have."""
+def test_takes_size(here: Path) -> None:
+    """Only image files take a size."""
     assert here.is_dir()
     takes = [name for name in ("folder", "list.csv", "table.csv", "flat.npz", "digits", "food101n") if takes_size(name)]
     assert takes == ["folder", "list.csv", "food101n"]
@@ -478,7 +482,7 @@ def test_what_takes_a_size(here: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("data", ["digits", "cifar10", "flat.npz", "flat.npy", "folder", "list.csv"])
-def test_columns_are_dropped_of_tables_only(data: str) -> None:
+def test_drop_is_for_tables(data: str) -> None:
     with pytest.raises(UserError, match=rf"{data} .*--drop is for tables \(\.csv, \.tsv, \.parquet\)"):
         load_dataset(data, drop=["size"])
     if data not in DATASETS:
@@ -493,8 +497,8 @@ def test_dropped_columns(data: str) -> None:
     assert load_dataset(data, drop=["colour"], like=first)[0].examples.shape == (1,)
 
 
-def test_a_table_that_has_a_path_which_is_dropped(here: Path) -> None:
-    """Paths make a list of images of it otherwise."""
+def test_dropped_path_makes_a_table(here: Path) -> None:
+    """With its column path, it would be a manifest."""
     write(here / "a.csv", "Path,size,label", "x/1.png,1,cat", "x/2.png,2,dog")
     assert takes_size("a.csv")
     assert not takes_size("a.csv", ("Path",))

@@ -91,10 +91,10 @@ def test_pipeline_transforms_trusted_examples(small: tuple[Arrays, Arrays, Array
     with sklearn.config_context(enable_metadata_routing=True):
         model = fast("warpi").set_fit_request(X_trusted=True, y_trusted=True)
         pipe = Pipeline([("scale", StandardScaler()), ("model", model)], transform_input=["X_trusted"])
-        got = pipe.fit(x, y, X_trusted=x_trusted, y_trusted=y_trusted).predict_proba(x_test)
+        actual = pipe.fit(x, y, X_trusted=x_trusted, y_trusted=y_trusted).predict_proba(x_test)
     scale = StandardScaler().fit(x)
-    want = fast("warpi").fit(scale.transform(x), y, scale.transform(x_trusted), y_trusted)
-    np.testing.assert_allclose(got, want.predict_proba(scale.transform(x_test)), atol=1e-6)
+    expected = fast("warpi").fit(scale.transform(x), y, scale.transform(x_trusted), y_trusted)
+    np.testing.assert_allclose(actual, expected.predict_proba(scale.transform(x_test)), atol=1e-6)
 
 
 def test_grid_search_routes_trusted_rows(small: tuple[Arrays, Arrays, Arrays]) -> None:

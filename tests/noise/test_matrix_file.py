@@ -28,7 +28,7 @@ from warpi.report.experiments import find_runs, group
 from warpi.sweep.queue import _other_content
 from warpi.training.task import make_task
 
-FIXED = settings(max_examples=25, deadline=None, derandomize=True)
+FIXED = settings(max_examples=12, deadline=None, derandomize=True)
 seeds, sizes = st.integers(0, 2**31), st.integers(2, 8)
 CLASSES = ("cat", "dog", "eel")
 GOOD = [[0.6, 0.4, 0.0], [0.0, 0.7, 0.3], [0.25, 0.0, 0.75]]
@@ -53,7 +53,7 @@ def data(n: int = 60, classes: Sequence[str] = CLASSES, seed: int = 2) -> Datase
 
 
 def some_matrix(k: int, seed: int) -> Tensor:
-    """Rows that sum to 1, with zeros in them.  [K, K]"""
+    """Rows that sum to 1, some entries zero.  [K, K]"""
     T = torch.rand(k, k, generator=seeded(seed), dtype=torch.float64)
     T *= T > 0.3
     T += torch.eye(k)
@@ -75,7 +75,7 @@ def bare_csv(folder: Path, T: Tensor) -> Path:
 
 
 def named_csv(folder: Path, T: Tensor, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> Path:
-    """With names, and where these are said, in another order of the classes."""
+    """A csv with names, optionally in another order of the classes."""
     k = len(T)
     rows, columns = rows or range(k), columns or range(k)
     with (folder / "named.csv").open("w", newline="") as file:
@@ -107,34 +107,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("matrices")
 
 
-# What is drawn -------------------------------------------------------------------------------------------------------
+# Drawn labels -------------------------------------------------------------------------------------------------------
 
 
 @FIXED
 @examples_of(k=sizes, seed=seeds)
-def test_every_form_of_a_file_gives_the_same_labels(k: int, seed: int, folder: Path) -> None:
+def test_all_file_formats_give_the_same_labels(k: int, seed: int, folder: Path) -> None:
     T, made = some_matrix(k, seed), data(200, named(k), seed)
-    wanted = noise_kinds.matrix(made.y, T, seeded(seed)).y
+    expected = noise_kinds.matrix(made.y, T, seeded(seed)).y
     for write in WRITERS:
         drawn = Noise.parse(f"matrix:{write(folder, T)}").apply(made, seeded(seed))
-        assert torch.equal(drawn.y, wanted), write.__name__
+        assert torch.equal(drawn.y, expected), write.__name__
         assert drawn.T is not None
         assert drawn.T.dtype == torch.float64
-        assert torch.equal(drawn.T, T), write.__name__  # to the last bit
+        assert torch.equal(drawn.T, T), write.__name__  # exactly
         assert drawn.replaced is None
 
 
 @FIXED
-@examples_of(k=sizes, seed=seeds, chance=st.randoms(use_true_random=False))
-def test_names_may_be_in_any_order(k: int, seed: int, chance, folder: Path) -> None:  # type: ignore[no-untyped-def]
-    T, rows, columns = some_matrix(k, seed), chance.sample(range(k), k), chance.sample(range(k), k)
+@examples_of(k=sizes, seed=seeds, rng=st.randoms(use_true_random=False))
+def test_names_may_be_in_any_order(k: int, seed: int, rng, folder: Path) -> None:  # type: ignore[no-untyped-def]
+    T, rows, columns = some_matrix(k, seed), rng.sample(range(k), k), rng.sample(range(k), k)
     assert torch.equal(read_matrix(named_csv(folder, T, rows, columns), named(k)), T)
     assert torch.equal(read_matrix(named_json(folder, T, rows), named(k)), T)
 
 
 @FIXED
 @examples_of(k=sizes, seed=seeds)
-def test_shares_are_those_of_the_matrix(k: int, seed: int, folder: Path) -> None:
+def test_label_shares_follow_the_matrix(k: int, seed: int, folder: Path) -> None:
     T, made = some_matrix(k, seed), data(20_000, named(k), seed)
     noisy = Noise.parse(f"matrix:{npy(folder, T)}").apply(made, seeded(seed)).y
     for i in range(k):
@@ -147,13 +147,13 @@ def test_shares_are_those_of_the_matrix(k: int, seed: int, folder: Path) -> None
 
 @FIXED
 @examples_of(k=sizes, seed=seeds)
-def test_the_identity_changes_nothing(k: int, seed: int, folder: Path) -> None:
+def test_identity_changes_nothing(k: int, seed: int, folder: Path) -> None:
     made = data(300, named(k), seed)
     assert torch.equal(Noise.parse(f"matrix:{npy(folder, torch.eye(k))}").apply(made, seeded(seed)).y, made.y)
 
 
 @pytest.mark.parametrize("kind", ["pair:0.4", "uniform:0.6", "flip:0.3"])
-def test_the_matrix_of_another_kind_is_that_kind(kind: str, folder: Path) -> None:
+def test_matrix_of_another_kind_gives_its_labels(kind: str, folder: Path) -> None:
     made = data(2000, named(6))
     same = Noise.parse(kind).apply(made, seeded(5))
     assert same.T is not None
@@ -162,7 +162,7 @@ def test_the_matrix_of_another_kind_is_that_kind(kind: str, folder: Path) -> Non
     assert not torch.equal(drawn.y, made.y)
 
 
-def test_the_seed_decides_and_the_truth_knows_the_matrix(folder: Path) -> None:
+def test_labels_follow_the_seed(folder: Path) -> None:
     T, made = some_matrix(4, 1), data(400, named(4))
     noise = f"matrix:{named_csv(folder, T)}"
     (one, truth), (same, _), (other, other_truth) = (make_task(made, noise, seed=seed) for seed in (0, 0, 1))
@@ -176,7 +176,7 @@ def test_the_seed_decides_and_the_truth_knows_the_matrix(folder: Path) -> None:
     assert other.noise_rate != one.noise_rate
 
 
-# Files as people write them ------------------------------------------------------------------------------------------
+# Files ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def test_the_seed_decides_and_the_truth_knows_the_matrix(folder: Path) -> None:
         ("T.json", json.dumps({"n": 5, "classes": CLASSES, "T": GOOD, "noise_rate": {"rate": 0.3}})),
     ],
 )
-def test_files_that_are_read(name: str, text: str, tmp_path: Path) -> None:
+def test_valid_files(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, newline="")
     assert read_matrix(tmp_path / name, CLASSES).tolist() == GOOD
 
 
-def test_rounding_is_allowed_and_not_mended(tmp_path: Path) -> None:
+def test_rounding_errors_are_kept(tmp_path: Path) -> None:
     (tmp_path / "T.json").write_text(changed(2, 0, 0.2500009))
     assert read_matrix(tmp_path / "T.json", CLASSES)[2].tolist() == [0.2500009, 0.0, 0.75]
 
@@ -203,7 +203,7 @@ def test_rounding_is_allowed_and_not_mended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
 def test_numbers_of_any_type(dtype: type, tmp_path: Path) -> None:
     np.save(tmp_path / "T.npy", np.eye(3)[[1, 2, 0]].astype(dtype))
-    np.save(tmp_path / "third.npy", np.full((3, 3), 1 / 3, np.float32))  # rounded, and taken as it is
+    np.save(tmp_path / "third.npy", np.full((3, 3), 1 / 3, np.float32))  # rounded, but not normalized
     assert read_matrix(tmp_path / "T.npy", CLASSES).tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     assert (read_matrix(tmp_path / "third.npy", CLASSES) == float(np.float32(1 / 3))).all()
 
@@ -274,7 +274,7 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ("T.npy", "[[1, 0], [0, 1]]", "not a readable file of plain arrays"),
     ],
 )
-def test_files_that_are_refused(name: str, text: str | None, message: str, tmp_path: Path) -> None:
+def test_invalid_files(name: str, text: str | None, message: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / name).write_bytes(text.encode("latin1"))
     noise = Noise.parse(f"matrix:{tmp_path / name}")
@@ -295,20 +295,20 @@ def test_files_that_are_refused(name: str, text: str | None, message: str, tmp_p
         (np.array([[None]]), "plain arrays|pickle"),
     ],
 )
-def test_arrays_that_are_refused(array: np.ndarray, message: str, tmp_path: Path) -> None:
+def test_invalid_arrays(array: np.ndarray, message: str, tmp_path: Path) -> None:
     np.save(tmp_path / "T.npy", array)
     with pytest.raises(UserError, match=message):
         read_matrix(tmp_path / "T.npy", CLASSES)
 
 
-def test_several_arrays_are_refused(tmp_path: Path) -> None:
+def test_several_arrays_are_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "T.npz", T=np.eye(3))
     (tmp_path / "T.npz").rename(tmp_path / "T.npy")
     with pytest.raises(UserError, match="holds several arrays"):
         read_matrix(tmp_path / "T.npy", CLASSES)
 
 
-def test_which_file_noise_hangs_on() -> None:
+def test_file_of_a_noise() -> None:
     for text, file in (
         ("matrix:a/T.csv", "a/T.csv"),
         ("matrix:T.json", "T.json"),
@@ -318,14 +318,14 @@ def test_which_file_noise_hangs_on() -> None:
         ("flip:0.4", None),
     ):
         assert Noise.parse(text).file == file
-    assert Noise.parse("matrix:T.json").other_name is None  # nothing is read for that, there is no such file
+    assert Noise.parse("matrix:T.json").other_name is None  # the file does not exist and is not read
 
 
-# Through the shell ---------------------------------------------------------------------------------------------------
+# Commands -----------------------------------------------------------------------------------------------------------
 
 
-def test_corrupt_writes_what_fit_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # relative paths begin here
+def test_corrupt_and_fit_draw_the_same_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for relative paths
     T = some_matrix(10, 3)
     noise = f"matrix:{bare_csv(Path(), T)}"
     assert main(["corrupt", "--data", "digits", "--noise", noise, "--seed", "4", "--out", "noise.json"]) == 0
@@ -341,15 +341,15 @@ def test_corrupt_writes_what_fit_draws(tmp_path: Path, monkeypatch: pytest.Monke
         assert torch.equal(truth.T.cpu(), T)
 
 
-def test_a_run_goes_on_only_with_the_same_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_needs_the_same_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, run = tmp_path / "T.npy", str(tmp_path / "run")
     np.save(file, some_matrix(10, 3).numpy())
     few = ["--data", "digits", "--limit", "200", "--meta", "20", "--method", "ce", "--epochs", "1", "--quiet"]
     assert main(["fit", *few, "--noise", f"matrix:{file}", "--out", run]) == 0
-    again = ["fit", "--out", run, "--resume", "--quiet"]
-    assert main(again) == 0
+    resume = ["fit", "--out", run, "--resume", "--quiet"]
+    assert main(resume) == 0
     np.save(file, some_matrix(10, 4).numpy())
-    assert main(again) == 2
+    assert main(resume) == 2
     assert "has changed: noise_sha256 was" in capsys.readouterr().err
     other = str(tmp_path / "other")
     assert main(["fit", *few, "--noise", f"matrix:{file}", "--seed", "1", "--out", other]) == 0
@@ -357,14 +357,14 @@ def test_a_run_goes_on_only_with_the_same_matrix(tmp_path: Path, capsys: pytest.
     assert len(labels) == 2, "two states of one file are not two seeds of one experiment"
     assert all(label.startswith("ce (labels ") for label in labels)
     file.unlink()
-    assert main(again) == 2
+    assert main(resume) == 2
     assert f"there is no file {file}" in capsys.readouterr().err
 
 
-def test_a_method_takes_a_matrix_from_a_file(
+def test_method_reads_a_matrix_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same run as from the numbers; known by its hash; needed no more where nothing is trained."""
+    """The run equals one with the numbers themselves; the file is hashed, and only needed for training and audit."""
     monkeypatch.chdir(tmp_path)
     T = some_matrix(10, 3)
     np.save("T.npy", T.numpy())
@@ -393,12 +393,12 @@ def test_a_method_takes_a_matrix_from_a_file(
     assert "matrix must be the numbers of T row by row, such as 0.9,0.1,0.2,0.8, or a file" in capsys.readouterr().err
 
 
-def test_what_an_audit_measures_can_be_drawn_from(tmp_path: Path, digits: Dataset) -> None:
-    run, found = str(tmp_path / "run"), str(tmp_path / "audit.json")
+def test_matrix_of_an_audit(tmp_path: Path, digits: Dataset) -> None:
+    run, result = str(tmp_path / "run"), str(tmp_path / "audit.json")
     few = ["--data", "digits", "--limit", "300", "--meta", "20", "--method", "ce", "--epochs", "1", "--quiet"]
     assert main(["fit", *few, "--noise", "pair:0.4", "--out", run]) == 0
-    assert main(["audit", run, "--json", found, "--quiet"]) == 0
-    drawn = Noise.parse(f"matrix:{found}").apply(digits, seeded())
+    assert main(["audit", run, "--json", result, "--quiet"]) == 0
+    drawn = Noise.parse(f"matrix:{result}").apply(digits, seeded())
     assert drawn.T is not None
     assert drawn.T.tolist() == read_audit(run).T.tolist()
     assert hash_labels(drawn.y) != hash_labels(digits.y)

@@ -1,4 +1,4 @@
-"""Noise manifests: what is written comes back, and a file that cannot be trusted is refused."""
+"""Noise files: a round trip, and errors for changed files and other rows."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def rehash(content: dict[str, Any]) -> None:
     content["sha256"] = hashlib.sha256(struct.pack(f"<{len(numbers)}q", *numbers)).hexdigest()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**31), n=st.integers(1, 20), k=st.integers(1, 6), table=st.booleans(), outside=st.booleans()
 )
@@ -61,10 +61,10 @@ def test_round_trip(tmp_path: Path, seed: int, n: int, k: int, table: bool, outs
         torch.randint(-1, 50, (n,), generator=g) if outside else None,
     )
     path = write(tmp_path / "noise.json", labels, n_classes=k, seed=seed)
-    got = read_noise_file(path, data(n, k))
-    for there, here in zip(got, labels, strict=True):
-        assert (there is None) == (here is None)
-        assert there is None or (torch.equal(there, here) and there.dtype == here.dtype)
+    actual = read_noise_file(path, data(n, k))
+    for read, written in zip(actual, labels, strict=True):
+        assert (read is None) == (written is None)
+        assert read is None or (torch.equal(read, written) and read.dtype == written.dtype)
     assert read_noise_name(path) == "uniform:1.0"
     assert json.loads(path.read_text())["sha256"] == hash_labels(labels.y, labels.replaced)
 
@@ -93,10 +93,10 @@ def test_rows_may_come_in_any_order(tmp_path: Path) -> None:
         content[key] = [content[key][i] for i in (2, 0, 3, 1)]
     rehash(content)
     path.write_text(json.dumps(content))
-    got = read_noise_file(path, data())
-    assert got.y.tolist() == [2, 0, 1, 1]
-    assert got.replaced is not None
-    assert got.replaced.tolist() == [-1, 5, 6, -1]
+    actual = read_noise_file(path, data())
+    assert actual.y.tolist() == [2, 0, 1, 1]
+    assert actual.replaced is not None
+    assert actual.replaced.tolist() == [-1, 5, 6, -1]
 
 
 def changed(**new: Any) -> Callable[[dict[str, Any]], None]:
@@ -135,10 +135,10 @@ def changed(**new: Any) -> Callable[[dict[str, Any]], None]:
         (changed(T={"a": 1}), False, "'T' must be 3 x 3"),
     ],
 )
-def test_a_changed_file_is_refused(
+def test_changed_files_are_errors(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], honest: bool, message: str
 ) -> None:
-    """`honest`: with the checksum made anew, so that what is wrong is the content itself."""
+    """`honest`: with a correct checksum, so that only the content is wrong."""
     path = write(tmp_path / "noise.json")
     content = json.loads(path.read_text())
     change(content)
@@ -162,7 +162,7 @@ def test_a_changed_file_is_refused(
         (b"3", "format is None"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_files_are_errors(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "noise.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
@@ -178,7 +178,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         write(tmp_path / "no" / "folder" / "noise.json")
 
 
-def test_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "noise.json")
     before = path.read_bytes()
 
@@ -203,7 +203,7 @@ def test_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: p
     assert read_noise_file(path, data()).y.tolist() == [0, 0, 0, 0]
 
 
-# The rows that the labels are for ------------------------------------------------------------------------------------
+# Rows that the labels belong to -------------------------------------------------------------------------------------
 
 MOVED = "rows were moved, renamed, added, removed or changed"
 
@@ -217,7 +217,7 @@ def arrays(folder: Path, order: Sequence[int] = range(6), **more: Any) -> Datase
 
 def table(folder: Path, order: Sequence[int] = range(6), **read: Any) -> Dataset:
     folder.mkdir(exist_ok=True)
-    head, *lines = (  # seconds since 1970 need float64: without that column the others are held in float32
+    head, *lines = (  # seconds since 1970 need float64; without that column, the others are float32
         "id,size,hue,time,label,second,split",
         *(f"{9 - i},{i / 7},{'xyz'[i % 3]},{1.7e9 + i},{'abcabc'[i]},{'bcabca'[i]},train" for i in range(6)),
     )
@@ -241,12 +241,12 @@ def of(path: Path, dataset: Dataset) -> Path:
     return path
 
 
-def test_arrays_in_another_order_are_refused(tmp_path: Path) -> None:
-    """Labels used to be put on the wrong rows without a word."""
+def test_arrays_in_another_order(tmp_path: Path) -> None:
+    """Labels must not be used for other rows."""
     path = of(tmp_path / "n.json", arrays(tmp_path / "one"))
     read_noise_file(
         path, arrays(tmp_path / "two", clean=np.array(list("abcabc")))
-    )  # what else the file holds is no input
+    )  # other arrays of the file are not inputs
     with pytest.raises(UserError, match=f"{MOVED}.*in 'x'.*order.*create the file again"):
         read_noise_file(path, arrays(tmp_path / "three", [1, 0, 2, 3, 4, 5]))
     assert labels_of(tmp_path / "n.json", "data", "n_classes", "classes") == ["x", 3, ["a", "b", "c"]]
@@ -262,7 +262,7 @@ def labels_of(path: Path, *keys: str) -> list[Any]:
     return [content[key] for key in keys]
 
 
-def test_a_manifest_without_inputs_is_read_as_before(tmp_path: Path) -> None:
+def test_file_without_input_hashes(tmp_path: Path) -> None:
     path = of(tmp_path / "n.json", arrays(tmp_path / "one"))
     content = json.loads(path.read_text())
     del content["inputs"], content["classes"]
@@ -274,7 +274,7 @@ def test_a_manifest_without_inputs_is_read_as_before(tmp_path: Path) -> None:
             read_noise_file(path, arrays(tmp_path / "one"))
 
 
-def test_a_table_is_known_by_the_columns_that_both_have(tmp_path: Path) -> None:
+def test_tables_are_compared_by_common_columns(tmp_path: Path) -> None:
     path = of(tmp_path / "n.json", table(tmp_path / "one"))
     fewer = of(tmp_path / "fewer.json", table(tmp_path / "one", drop=("id", "time")))
     settings: list[dict[str, Any]] = [
@@ -294,8 +294,8 @@ def test_a_table_is_known_by_the_columns_that_both_have(tmp_path: Path) -> None:
         read_noise_file(path, replace(arrays(tmp_path / "four"), name="t"))
 
 
-def test_words_of_a_table_count_too(tmp_path: Path) -> None:
-    """Also where rows for testing bring new ones."""
+def test_text_columns_are_compared(tmp_path: Path) -> None:
+    """This includes categories that only occur in test rows."""
     path = of(tmp_path / "n.json", table(tmp_path / "one", drop=("id", "size", "time", "second")))
     file = tmp_path / "one" / "t.csv"
     file.write_text(file.read_text() + "1,1,a new word,1.7e9,a,a,test\n")
@@ -305,15 +305,15 @@ def test_words_of_a_table_count_too(tmp_path: Path) -> None:
         read_noise_file(path, load_dataset(str(file))[0])
 
 
-def test_image_files_are_known_by_where_they_lie(tmp_path: Path) -> None:
-    here = photos(tmp_path)
-    path = of(tmp_path / "n.json", load_dataset(str(here))[0])
-    read_noise_file(path, load_dataset(str(here), image_size=16)[0])
-    read_noise_file(path, read_folder(here, in_memory=False))
+def test_image_files_are_compared_by_path(tmp_path: Path) -> None:
+    folder = photos(tmp_path)
+    path = of(tmp_path / "n.json", load_dataset(str(folder))[0])
+    read_noise_file(path, load_dataset(str(folder), image_size=16)[0])
+    read_noise_file(path, read_folder(folder, in_memory=False))
     (tmp_path / "elsewhere").mkdir()
-    moved = here.rename(tmp_path / "elsewhere" / "photos")
+    moved = folder.rename(tmp_path / "elsewhere" / "photos")
     read_noise_file(path, load_dataset(str(moved))[0])
-    listed = tmp_path / "photos.csv"  # paths that begin somewhere else
+    listed = tmp_path / "photos.csv"  # paths that start in another folder
     files = sorted(moved.glob("*/*"))
     listed.write_text("path,label\n" + "".join(f"{f.relative_to(tmp_path)},{f.parent.name}\n" for f in files))
     read_noise_file(path, load_dataset(str(listed))[0])
@@ -324,12 +324,12 @@ def test_image_files_are_known_by_where_they_lie(tmp_path: Path) -> None:
     read_noise_file(path, load_dataset(str(moved))[0])
     (moved / "b" / "1.png").rename(moved / "a" / "1.png")
     (moved / "a" / "0.png").unlink()
-    with pytest.raises(UserError, match=MOVED):  # not the number of rows, which says less
+    with pytest.raises(UserError, match=MOVED):  # a better message than the number of rows
         read_noise_file(path, load_dataset(str(moved))[0])
 
 
-def test_classes_that_were_renamed_are_refused(tmp_path: Path) -> None:
-    """Labels are numbers of classes, and these are in the order of their names."""
+def test_renamed_classes_are_an_error(tmp_path: Path) -> None:
+    """Labels are positions of classes, which are sorted by name."""
     made = arrays(tmp_path / "one")
     path = of(tmp_path / "n.json", made)
     with pytest.raises(UserError, match="its classes are a, b, c, those of the data b, c, z"):
@@ -345,13 +345,13 @@ def test_corrupt_binds_labels_to_rows(tmp_path: Path, capsys: pytest.CaptureFixt
     out = str(tmp_path / "n.json")
     assert main(["corrupt", "--data", str(tmp_path / "one" / "x.npz"), "--noise", "pair:0.5", "--out", out]) == 0
     for folder, code in (("one", 0), ("two", 2)):
-        data, again = str(tmp_path / folder / "x.npz"), str(tmp_path / "again.json")
-        assert main(["corrupt", "--data", data, "--noise", f"given:{out}", "--out", again]) == code
+        data, copy = str(tmp_path / folder / "x.npz"), str(tmp_path / "copy.json")
+        assert main(["corrupt", "--data", data, "--noise", f"given:{out}", "--out", copy]) == code
     assert MOVED in capsys.readouterr().err
 
 
-def test_labels_from_a_matrix_of_ones_own(tmp_path: Path) -> None:
-    """As docs/data.md does it."""
+def test_custom_labels(tmp_path: Path) -> None:
+    """The example in docs/data.md."""
     made, T = arrays(tmp_path / "one"), torch.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]], dtype=torch.float64)
     y = torch.multinomial(T[made.y], 1, generator=torch.Generator().manual_seed(0))[:, 0]
     write_noise_file(tmp_path / "own.json", data=made, noise="own", seed=0, labels=NoisyLabels(y, T))
