@@ -19,8 +19,7 @@ class GCE(Method):
     def step(self, batch: Batch) -> Log:
         p = self.net(batch.x).softmax(dim=1).gather(1, batch.y[:, None]).squeeze(1)  # [B]
         loss = ((1 - p**self.q) / self.q).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}
 
 
 METHODS = {"my_gce": GCE(), "my_gce_q05": GCE(q=0.5)}  # the names for `warpi --use`

@@ -15,7 +15,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils import distributed
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 def bounded_losses(z: Tensor, eps: float = 1e-5) -> Tensor:
@@ -62,18 +62,13 @@ class CAL(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2021
 
-    alpha_sieve: float = setting(2.0, "largest weight of the peer term in the first phase")
-    alpha: float = setting(1.0, "largest weight of the peer term in the second phase")
+    alpha_sieve: float = setting(2.0, "largest weight of the peer term in the first phase", low=0)
+    alpha: float = setting(1.0, "largest weight of the peer term in the second phase", low=0)
     sieve: float = setting(-8.0, "threshold below which a given label is kept")
-    sieve_share: float = setting(65 / 165, "share of the epochs that the first phase takes")
+    sieve_share: float = setting(65 / 165, "share of the epochs that the first phase takes", low=0, high=1)
     slow: bool = setting(
         False, "divide the learning rate by 1 + alpha, as the published code does (logs show the undivided rate)"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, alpha_sieve=0, alpha=0)
-        within(self, sieve_share=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -133,5 +128,4 @@ class CAL(Method):
             loss = loss - covariance(losses, batch.y, cluster, self.T, self.mean, self.prior)
             self.sums.index_add_(0, cluster, losses.detach())
             self.counts.index_add_(0, cluster, torch.ones_like(losses[:, 0]))
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}

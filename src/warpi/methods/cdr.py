@@ -10,7 +10,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.training.method import Log, Method
 from warpi.training.task import Task
 from warpi.utils import distributed
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -34,11 +34,7 @@ class CDR(Method):
     year: ClassVar[int | None] = 2021
     needs_noise_rate: ClassVar[bool] = True
 
-    tau: float | None = setting(None, "share of wrong labels (default: the task's noise rate)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, tau=(0, 1))
+    tau: float | None = setting(None, "share of wrong labels (default: the task's noise rate)", low=0, high=1)
 
     def check(self, task: Task) -> None:
         if self.tau is None:

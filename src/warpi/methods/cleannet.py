@@ -15,7 +15,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, generator, seeded
 
 
@@ -70,19 +70,14 @@ class CleanNet(Method):
     weighting: Literal["soft", "hard"] = setting(
         "soft", "weigh examples by their similarity (soft), or keep those above the margin (hard)"
     )
-    references: int = setting(32, "number of reference vectors per class")
-    margin: float = setting(0.1, "cosine similarity above which a label counts as right")
-    negative: float = setting(5.0, "weight of wrong labels in the similarity loss")
-    recon: float = setting(0.1, "weight of the reconstruction loss")
-    unverified: float = setting(0.1, "weight of the similarity loss on unverified examples")
-    embedding_lr: float = setting(1e-3, "learning rate of the embedding networks (Adam)")
-    embedding_steps: int = setting(50, "training steps of the embedding networks before each epoch")
-    warm_up: float = setting(1 / 6, "share of the epochs in which all examples have weight 1")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, references=1, negative=0, recon=0, unverified=0, embedding_lr=0, embedding_steps=1)
-        within(self, margin=(-1, 1), warm_up=(0, 1))
+    references: int = setting(32, "number of reference vectors per class", low=1)
+    margin: float = setting(0.1, "cosine similarity above which a label counts as right", low=-1, high=1)
+    negative: float = setting(5.0, "weight of wrong labels in the similarity loss", low=0)
+    recon: float = setting(0.1, "weight of the reconstruction loss", low=0)
+    unverified: float = setting(0.1, "weight of the similarity loss on unverified examples", low=0)
+    embedding_lr: float = setting(1e-3, "learning rate of the embedding networks (Adam)", low=0)
+    embedding_steps: int = setting(50, "training steps of the embedding networks before each epoch", low=1)
+    warm_up: float = setting(1 / 6, "share of the epochs in which all examples have weight 1", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -129,5 +124,4 @@ class CleanNet(Method):
     def step(self, batch: Batch) -> Log:
         w = self.w[batch.rows]
         loss = (w * cross_entropy(self.net(batch.x), batch.y)).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "weight": w.mean()}
+        return {"loss": descend(loss, self.optimizer), "weight": w.mean()}

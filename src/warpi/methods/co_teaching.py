@@ -14,7 +14,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -37,14 +37,13 @@ class CoTeaching(Method):
     needs_noise_rate: ClassVar[bool] = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5}  # an MLP learns a table in one of 30 epochs
 
-    forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
-    gradual: float = setting(10.0, "epochs T_k in which the share left out rises to tau, at most half of all epochs")
-    exponent: float = setting(1.0, "exponent c of that rise; 1 is linear")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, forget_rate=(0, 1))
-        at_least(self, exponent=0, gradual=0)
+    forget_rate: float | None = setting(
+        None, "share tau of the examples to leave out (default: the task's noise rate)", low=0, high=1
+    )
+    gradual: float = setting(
+        10.0, "epochs T_k in which the share left out rises to tau, at most half of all epochs", low=0
+    )
+    exponent: float = setting(1.0, "exponent c of that rise; 1 is linear", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(set_noise_rate(task, self.forget_rate), recipe)

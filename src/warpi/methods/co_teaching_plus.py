@@ -14,7 +14,7 @@ from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -39,14 +39,13 @@ class CoTeachingPlus(Method):
     needs_noise_rate: ClassVar[bool] = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5, "warm_up": 3.0}
 
-    forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
-    gradual: float = setting(10.0, "epochs T_k in which the share left out rises to tau, at most half of all epochs")
-    warm_up: float = setting(20.0, "epochs of plain Co-teaching, at most half of all epochs")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, forget_rate=(0, 1))
-        at_least(self, gradual=0, warm_up=0)
+    forget_rate: float | None = setting(
+        None, "share tau of the examples to leave out (default: the task's noise rate)", low=0, high=1
+    )
+    gradual: float = setting(
+        10.0, "epochs T_k in which the share left out rises to tau, at most half of all epochs", low=0
+    )
+    warm_up: float = setting(20.0, "epochs of plain Co-teaching, at most half of all epochs", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(set_noise_rate(task, self.forget_rate), recipe)

@@ -15,7 +15,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import penultimate, predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import generator
 
 
@@ -38,15 +38,12 @@ class D2L(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2018
 
-    k: int = setting(20, "number of neighbors for the dimensionality estimate")
-    points: int = setting(1280, "number of examples at which the dimensionality is estimated")
-    window: int = setting(5, "number of past epochs with which the current dimensionality is compared")
-    settle: float = setting(1 / 3, "share of the epochs, at the start, in which no turning point is looked for")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, k=2, points=4, window=1)
-        within(self, settle=(0, 1))
+    k: int = setting(20, "number of neighbors for the dimensionality estimate", low=2)
+    points: int = setting(1280, "number of examples at which the dimensionality is estimated", low=4)
+    window: int = setting(5, "number of past epochs with which the current dimensionality is compared", low=1)
+    settle: float = setting(
+        1 / 3, "share of the epochs, at the start, in which no turning point is looked for", low=0, high=1
+    )
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -90,5 +87,4 @@ class D2L(Method):
         z = self.net(batch.x)
         losses = self.alpha * cross_entropy(z, batch.y) + (1 - self.alpha) * cross_entropy(z, z.argmax(dim=1))
         loss = losses.mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "alpha": self.alpha.clone()}
+        return {"loss": descend(loss, self.optimizer), "alpha": self.alpha.clone()}

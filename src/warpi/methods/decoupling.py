@@ -12,7 +12,7 @@ from warpi.functional.selection import disagreement, selected_mean
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -33,12 +33,8 @@ class Decoupling(Method):
     n_nets: ClassVar[int] = 2
     needs_different_nets: ClassVar[bool] = True
 
-    warm_up: float = setting(0.1, "share of the epochs that train on all examples")
-    least: float = setting(0.1, "smallest denominator of the mean loss, as a share of the batch")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warm_up=(0, 1), least=(0.001, 1))
+    warm_up: float = setting(0.1, "share of the epochs that train on all examples", low=0, high=1)
+    least: float = setting(0.1, "smallest denominator of the mean loss, as a share of the batch", low=0.001, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -16,7 +16,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -48,15 +48,17 @@ class DivideMix(Method):
     n_views: ClassVar[int] = 2  # M
     for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0, "ramp_up": 1.6}
 
-    tau: float = setting(0.5, "smallest probability of being clean at which a label is used")
-    temperature: float = setting(0.5, "temperature T of sharpening; lower is sharper")
-    alpha: float = setting(4.0, "parameter of mixup's Beta distribution")
-    lambda_u: float = setting(25.0, "weight of the loss on unlabeled examples, which is a mean over the classes")
-    lambda_r: float = setting(1.0, "weight of the penalty on uneven class predictions")
-    warm_up: float = setting(10.0, "epochs with cross-entropy, at least one and at most half of all epochs")
-    ramp_up: float = setting(16.0, "epochs in which lambda_u rises to its full value, at most half of all epochs")
+    tau: float = setting(0.5, "smallest probability of being clean at which a label is used", low=0, high=1)
+    temperature: float = setting(0.5, "temperature T of sharpening; lower is sharper", low=0.001)
+    alpha: float = setting(4.0, "parameter of mixup's Beta distribution", low=0)
+    lambda_u: float = setting(25.0, "weight of the loss on unlabeled examples, which is a mean over the classes", low=0)
+    lambda_r: float = setting(1.0, "weight of the penalty on uneven class predictions", low=0)
+    warm_up: float = setting(10.0, "epochs with cross-entropy, at least one and at most half of all epochs", low=0)
+    ramp_up: float = setting(
+        16.0, "epochs in which lambda_u rises to its full value, at most half of all epochs", low=0
+    )
     confidence_penalty: float = setting(
-        0.0, "weight of the negative entropy in the warm-up (the paper: 1 for asymmetric noise)"
+        0.0, "weight of the negative entropy in the warm-up (the paper: 1 for asymmetric noise)", low=0
     )
 
     @classmethod
@@ -64,11 +66,6 @@ class DivideMix(Method):
         # The error of unlabeled examples is a mean over the classes: docs/methods/dividemix.md
         fewer = {"lambda_u": cls.lambda_u * n_classes / 10} if n_classes < 10 else {}
         return {**super().data_defaults(table, n_classes), **fewer}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, temperature=1e-3, alpha=0, lambda_u=0, lambda_r=0, confidence_penalty=0, warm_up=0, ramp_up=0)
-        within(self, tau=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

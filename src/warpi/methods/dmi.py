@@ -14,7 +14,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import reset_optimizer_state, restart, warmup_epochs
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -40,14 +40,9 @@ class DMI(Method):
     year: ClassVar[int | None] = 2019
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}  # why: docs/methods/dmi.md
 
-    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before the determinant loss")
-    rate: float = setting(0.1, "factor of the determinant loss")
-    epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warmup=(0, 1))
-        at_least(self, rate=0, epsilon=1e-30)
+    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before the determinant loss", low=0, high=1)
+    rate: float = setting(0.1, "factor of the determinant loss", low=0)
+    epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm", low=1e-30)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -62,8 +57,7 @@ class DMI(Method):
 
     def step(self, batch: Batch) -> Log:
         loss = _loss(self, self.net(batch.x), batch.y)
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}
 
 
 @dataclass
@@ -83,15 +77,10 @@ class DMINS(Method):
     year: ClassVar[int | None] = 2021
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}
 
-    warmup: float = setting(0.7, "share of the teacher's and of the student's epochs with cross-entropy")
-    rate: float = setting(0.1, "factor of the determinant loss")
-    epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm")
-    teaching: float = setting(0.5, "share of the epochs that train the teacher")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warmup=(0, 1), teaching=(0, 1))
-        at_least(self, rate=0, epsilon=1e-30)
+    warmup: float = setting(0.7, "share of the teacher's and of the student's epochs with cross-entropy", low=0, high=1)
+    rate: float = setting(0.1, "factor of the determinant loss", low=0)
+    epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm", low=1e-30)
+    teaching: float = setting(0.5, "share of the epochs that train the teacher", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -115,8 +104,7 @@ class DMINS(Method):
 
     def step(self, batch: Batch) -> Log:
         loss = _loss(self, self.net(batch.x), self.labels[batch.rows])
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}
 
 
 def _loss(method: DMI | DMINS, z: Tensor, y: Tensor) -> Tensor:

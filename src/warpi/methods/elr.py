@@ -11,7 +11,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -31,13 +31,8 @@ class ELR(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2020
 
-    beta: float = setting(0.7, "share of the memory kept per step")
-    strength: float = setting(3.0, "weight lambda of the regularization")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, beta=(0, 1))
-        at_least(self, strength=0)
+    beta: float = setting(0.7, "share of the memory kept per step", low=0, high=1)
+    strength: float = setting(3.0, "weight lambda of the regularization", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -47,8 +42,7 @@ class ELR(Method):
         z = self.net(batch.x)
         t = update_memory(self.memory, batch.rows, z, self.beta)
         loss = (cross_entropy(z, batch.y) + self.strength * memory_regularizer(z, t)).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}
 
 
 def memory_regularizer(z: Tensor, t: Tensor) -> Tensor:

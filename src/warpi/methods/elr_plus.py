@@ -13,7 +13,7 @@ from warpi.methods.elr import memory_regularizer, update_memory
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -36,16 +36,11 @@ class ELRPlus(Method):
     year: ClassVar[int | None] = 2020
     n_nets: ClassVar[int] = 2
 
-    beta: float = setting(0.7, "share of the memory kept per step")
-    strength: float = setting(3.0, "weight lambda of the regularization")
-    alpha: float = setting(1.0, "parameter of mixup's Beta distribution; 0 turns mixup off")
-    averaging: float = setting(0.997, "share gamma of the averaged weights kept per step")
-    ramp_up: float = setting(0.5, "share of the steps in which gamma rises to its full value")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, beta=(0, 1), averaging=(0, 1), ramp_up=(0, 1))
-        at_least(self, strength=0, alpha=0)
+    beta: float = setting(0.7, "share of the memory kept per step", low=0, high=1)
+    strength: float = setting(3.0, "weight lambda of the regularization", low=0)
+    alpha: float = setting(1.0, "parameter of mixup's Beta distribution; 0 turns mixup off", low=0)
+    averaging: float = setting(0.997, "share gamma of the averaged weights kept per step", low=0, high=1)
+    ramp_up: float = setting(0.5, "share of the steps in which gamma rises to its full value", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

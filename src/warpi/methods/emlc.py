@@ -15,7 +15,7 @@ from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, last_layer, penultimate
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -62,12 +62,8 @@ class EMLC(Method):
     least_meta_batch: ClassVar[int] = 3  # as for MLC
     n_nets: ClassVar[int] = 2
 
-    embedding: int = setting(128, "size of the label embedding")
-    hidden: int = setting(128, "hidden units of the network that judges labels")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, embedding=1, hidden=1)
+    embedding: int = setting(128, "size of the label embedding", low=1)
+    hidden: int = setting(128, "hidden units of the network that judges labels", low=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

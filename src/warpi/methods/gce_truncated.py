@@ -12,7 +12,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -34,19 +34,17 @@ class TruncatedGCE(Method):
     year: ClassVar[int | None] = 2018
     for_tables: ClassVar[dict[str, Any]] = {"start_prune": 1 / 3}  # why: docs/methods/gce_truncated.md
 
-    q: float = setting(0.7, "exponent of the loss of the kept examples: 0 is cross-entropy, 1 half the absolute error")
-    k: float = setting(0.5, "examples whose label has at most this probability are pruned")
-    start_prune: float = setting(0.7, "share of the epochs before the first pruning")
-    prune_every: float = setting(1 / 12, "share of the epochs between two prunings")
+    q: float = setting(
+        0.7, "exponent of the loss of the kept examples: 0 is cross-entropy, 1 half the absolute error", low=0, high=1
+    )
+    k: float = setting(0.5, "examples whose label has at most this probability are pruned", low=1e-6, high=1)
+    start_prune: float = setting(0.7, "share of the epochs before the first pruning", low=0, high=1)
+    prune_every: float = setting(1 / 12, "share of the epochs between two prunings", low=0, high=1)
 
     @classmethod
     def data_defaults(cls, table: bool, n_classes: int) -> dict[str, Any]:
         # Many classes are learned too late for pruning to begin early.
         return super().data_defaults(table and n_classes <= 20, n_classes)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, q=(0, 1), k=(1e-6, 1), start_prune=(0, 1), prune_every=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -67,5 +65,4 @@ class TruncatedGCE(Method):
     def step(self, batch: Batch) -> Log:
         kept = self.kept[batch.rows]  # [B]
         loss = truncated_cross_entropy(self.net(batch.x), batch.y, kept, self.q, self.k).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "kept": kept.mean()}
+        return {"loss": descend(loss, self.optimizer), "kept": kept.mean()}

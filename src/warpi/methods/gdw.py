@@ -14,7 +14,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils import distributed
-from warpi.utils.field_checks import at_least, setting
+from warpi.utils.field_checks import setting
 
 
 def balance_gradient(g: Tensor, y: Tensor) -> Tensor:
@@ -49,17 +49,13 @@ class GDW(Method):
     year: ClassVar[int | None] = 2021
     needs_meta: ClassVar[bool] = True
 
-    hidden: int = setting(100, "hidden units of the weighting network")
-    meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)")
-    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network")
+    hidden: int = setting(100, "hidden units of the weighting network", low=1)
+    meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)", low=0)
+    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network", low=0)
     class_lr: float = setting(
-        100.0, "learning rate eta of the class-level weights (the authors: 1,000 for 100 classes)"
+        100.0, "learning rate eta of the class-level weights (the authors: 1,000 for 100 classes)", low=0
     )
-    clip: float = setting(0.2, "largest change of a class-level weight in one step")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, hidden=1, meta_lr=0, meta_weight_decay=0, class_lr=0, clip=0)
+    clip: float = setting(0.2, "largest change of a class-level weight in one step", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -14,7 +14,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -38,12 +38,8 @@ class GLC(Method):
     needs_meta: ClassVar[bool] = True
 
     warmup: float = setting(
-        0.3, "share of the epochs that train the network from which the corruption matrix is estimated"
+        0.3, "share of the epochs that train the network from which the corruption matrix is estimated", low=0, high=1
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warmup=(0, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -71,5 +67,4 @@ class GLC(Method):
             z, z_gold = self.net(torch.cat([batch.x, gold.x])).split([len(batch.y), len(gold.y)])
             noisy = forward_loss(z, batch.y, self.C).mean()
             loss = (1 - self.gold) * noisy + self.gold * cross_entropy(z_gold, gold.y).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}

@@ -15,7 +15,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -41,14 +41,15 @@ class JoCoR(Method):
     needs_noise_rate: ClassVar[bool] = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 10.0}
 
-    forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
-    gradual: float = setting(10.0, "epochs T_k in which the share left out and lambda rise, at most half of all epochs")
-    agreement: float = setting(0.9, "weight lambda of the agreement of the networks; the labels get 1 - lambda")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, forget_rate=(0, 1), agreement=(0, 1))
-        at_least(self, gradual=0)
+    forget_rate: float | None = setting(
+        None, "share tau of the examples to leave out (default: the task's noise rate)", low=0, high=1
+    )
+    gradual: float = setting(
+        10.0, "epochs T_k in which the share left out and lambda rise, at most half of all epochs", low=0
+    )
+    agreement: float = setting(
+        0.9, "weight lambda of the agreement of the networks; the labels get 1 - lambda", low=0, high=1
+    )
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(set_noise_rate(task, self.forget_rate), recipe)

@@ -55,5 +55,4 @@ class L2RW(Method):
         noisy = forward(self.net, batch.x)
         w, judged = self.weigh(noisy, batch.y)
         loss = (w * cross_entropy(noisy.z, batch.y)).sum()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "meta_loss": judged, "used": (w > 0).to(w).mean()}
+        return {"loss": descend(loss, self.optimizer), "meta_loss": judged, "used": (w > 0).to(w).mean()}

@@ -15,7 +15,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -40,14 +40,11 @@ class LCCN(Method):
     year: ClassVar[int | None] = 2019
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}  # why: docs/methods/lccn.md
 
-    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before true labels are sampled")
-    fixed: float = setting(0.43, "share of the remaining epochs in which T stays fixed")
-    alpha: float = setting(1.0, "concentration of the Dirichlet prior on the rows of T")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warmup=(0, 1), fixed=(0, 1))
-        at_least(self, alpha=1e-6)
+    warmup: float = setting(
+        0.7, "share of the epochs with cross-entropy, before true labels are sampled", low=0, high=1
+    )
+    fixed: float = setting(0.43, "share of the remaining epochs in which T stays fixed", low=0, high=1)
+    alpha: float = setting(1.0, "concentration of the Dirichlet prior on the rows of T", low=1e-6)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -77,8 +74,7 @@ class LCCN(Method):
             self.latent[batch.rows] = target = latent_labels(logits.detach(), batch.y, phi, self.generator)
             self._count(target, batch.y, 1.0)
         loss = cross_entropy(logits, target).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}
 
     def _count(self, latent: Tensor, y: Tensor, sign: float) -> None:
         self.counts.index_put_((latent, y), self.counts.new_full(y.shape, sign), accumulate=True)

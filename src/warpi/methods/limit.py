@@ -8,7 +8,7 @@ from torch import nn
 from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.training.method import Log, Method, descend
-from warpi.utils.field_checks import at_least, setting
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -32,12 +32,8 @@ class LIMIT(Method):
     year: ClassVar[int | None] = 2020
     n_nets: ClassVar[int] = 2  # the classifier and q
 
-    beta: float = setting(1.0, "weight of the penalty on predicted gradients")
+    beta: float = setting(1.0, "weight of the penalty on predicted gradients", low=0)
     dist: Literal["gaussian", "laplace"] = setting("gaussian", "distribution of a gradient around its prediction")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, beta=0)
 
     def step(self, batch: Batch) -> Log:
         classifier, q = self.nets

@@ -18,7 +18,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -45,9 +45,12 @@ class LossCorrection(Method):
     direction: Literal["forward", "backward"] = setting(
         "forward", "correct the predictions (forward) or the losses (backward)"
     )
-    warmup: float = setting(0.3, "share of the epochs that train the network from which T is estimated")
+    warmup: float = setting(0.3, "share of the epochs that train the network from which T is estimated", low=0, high=1)
     quantile: float = setting(
-        0.97, "quantile of p(i | x) that picks the anchor of class i; 1 is the maximum, less skips outliers"
+        0.97,
+        "quantile of p(i | x) that picks the anchor of class i; 1 is the maximum, less skips outliers",
+        low=0,
+        high=1,
     )
     matrix: tuple[float, ...] | str | None = setting(
         None, "the transition matrix T, row by row, or a file that contains it (default: estimate T)"
@@ -55,7 +58,6 @@ class LossCorrection(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, warmup=(0, 1), quantile=(0, 1))
         if isinstance(self.matrix, str) and Path(self.matrix).suffix.lower() not in SUFFIXES:
             raise UserError(
                 f"matrix must be the numbers of T row by row, such as 0.9,0.1,0.2,0.8, or a file that contains T "
@@ -89,8 +91,7 @@ class LossCorrection(Method):
             loss = forward_loss(z, batch.y, self.T).mean()  # Theorem 2; with T = I cross-entropy
         else:
             loss = backward_loss(z, batch.y, self.T_inverse).mean()  # Theorem 1
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}
 
 
 def _given(matrix: tuple[float, ...] | str, classes: Sequence[str]) -> Tensor:

@@ -15,7 +15,7 @@ from warpi.training.method import Log, Method, descend, evaluating
 from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 def bootstrap_targets(y: Tensor, z: Tensor, w: Tensor) -> Tensor:
@@ -57,14 +57,9 @@ class MCorrection(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2019
 
-    alpha: float = setting(32.0, "parameter of mixup's Beta distribution")
-    reg: float = setting(1.0, "weight of the penalty on uneven class predictions")
-    warm_up: float = setting(0.7, "share of the epochs with mixup only")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, alpha=0, reg=0)
-        within(self, warm_up=(0, 1))
+    alpha: float = setting(32.0, "parameter of mixup's Beta distribution", low=0)
+    reg: float = setting(1.0, "weight of the penalty on uneven class predictions", low=0)
+    warm_up: float = setting(0.7, "share of the epochs with mixup only", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -108,5 +103,4 @@ class MCorrection(Method):
         loss = soft_cross_entropy(z, targets).mean()
         if self.correcting:
             loss = loss + self.reg * prior_penalty(z)
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}

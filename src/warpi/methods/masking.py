@@ -16,7 +16,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -48,17 +48,17 @@ class Masking(Method):
     year: ClassVar[int | None] = 2018
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
-    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before the generator of T starts")
-    mask: tuple[float, ...] | None = setting(
-        None, "possible transitions: 0 or 1 per entry of T, row by row (default: read from the estimated T)"
+    warmup: float = setting(
+        0.7, "share of the epochs with cross-entropy, before the generator of T starts", low=0, high=1
     )
-    critics: int = setting(5, "critic steps per generator step")
-    game_lr: float = setting(1e-5, "learning rate of generator and critic (Adam)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warmup=(0, 1), **({} if self.mask is None else {"mask": (0, 1)}))
-        at_least(self, critics=0, game_lr=0)
+    mask: tuple[float, ...] | None = setting(
+        None,
+        "possible transitions: 0 or 1 per entry of T, row by row (default: read from the estimated T)",
+        low=0,
+        high=1,
+    )
+    critics: int = setting(5, "critic steps per generator step", low=0)
+    game_lr: float = setting(1e-5, "learning rate of generator and critic (Adam)", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -114,5 +114,4 @@ class Masking(Method):
             loss = -(p * columns.detach()).sum(1).clamp_min(1e-8).log().mean()
         else:
             loss = cross_entropy(z, batch.y).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}

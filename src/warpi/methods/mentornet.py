@@ -14,7 +14,7 @@ from warpi.functional.selection import follow_percentile, keep_at_random, self_p
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -38,19 +38,17 @@ class MentorNetPD(Method):
     family: ClassVar[str] = "selection"
     year: ClassVar[int | None] = 2018
 
-    share: float = setting(0.75, "share p of a batch whose losses lie below the threshold")
-    averaging: float = setting(0.5, "share of the threshold kept per step (moving average)")
-    softness: float = setting(1.0, "gamma: range of losses over which weights fall from 1 to 0 in the last epochs")
-    burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1")
-    linear_from: float = setting(0.9, "share of the epochs after which weights fall linearly with the loss")
-    early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in")
-    dropout: float = setting(0.05, "share of each batch left out at random after the burn-in")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, share=(0, 1), averaging=(0, 1), burn_in=(0, 1), linear_from=(0, 1), early_dropout=(0, 1))
-        within(self, dropout=(0, 1))
-        at_least(self, softness=0)
+    share: float = setting(0.75, "share p of a batch whose losses lie below the threshold", low=0, high=1)
+    averaging: float = setting(0.5, "share of the threshold kept per step (moving average)", low=0, high=1)
+    softness: float = setting(
+        1.0, "gamma: range of losses over which weights fall from 1 to 0 in the last epochs", low=0
+    )
+    burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1", low=0, high=1)
+    linear_from: float = setting(
+        0.9, "share of the epochs after which weights fall linearly with the loss", low=0, high=1
+    )
+    early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in", low=0, high=1)
+    dropout: float = setting(0.05, "share of each batch left out at random after the burn-in", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -75,8 +73,7 @@ class MentorNetPD(Method):
             len(losses), self.dropped, self.generator
         )
         loss = (v * losses).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "weight": v.mean()}
+        return {"loss": descend(loss, self.optimizer), "weight": v.mean()}
 
 
 @dataclass
@@ -101,18 +98,13 @@ class MentorNetDD(Method):
     year: ClassVar[int | None] = 2018
     needs_meta: ClassVar[bool] = True
 
-    share: float = setting(0.75, "share p of a batch whose losses lie below the threshold")
-    averaging: float = setting(0.5, "share of the threshold kept per step (moving average)")
-    hidden: int = setting(20, "hidden units of the mentor")
-    mentor_lr: float = setting(0.01, "learning rate of the mentor (Adam)")
-    burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1")
-    early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in")
-    dropout: float = setting(0.05, "share of each batch left out at random after the burn-in")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, share=(0, 1), averaging=(0, 1), burn_in=(0, 1), early_dropout=(0, 1), dropout=(0, 1))
-        at_least(self, hidden=1, mentor_lr=0)
+    share: float = setting(0.75, "share p of a batch whose losses lie below the threshold", low=0, high=1)
+    averaging: float = setting(0.5, "share of the threshold kept per step (moving average)", low=0, high=1)
+    hidden: int = setting(20, "hidden units of the mentor", low=1)
+    mentor_lr: float = setting(0.01, "learning rate of the mentor (Adam)", low=0)
+    burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1", low=0, high=1)
+    early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in", low=0, high=1)
+    dropout: float = setting(0.05, "share of each batch left out at random after the burn-in", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -137,8 +129,7 @@ class MentorNetDD(Method):
         mentor_loss = self.teach_mentor()
         v = self.judged(losses.detach()).detach().sigmoid().maximum(self.burning)
         loss = (v * keep_at_random(len(losses), self.dropped, self.generator) * losses).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "mentor_loss": mentor_loss, "weight": v.mean()}
+        return {"loss": descend(loss, self.optimizer), "mentor_loss": mentor_loss, "weight": v.mean()}
 
     def judged(self, losses: Tensor) -> Tensor:
         """The mentor's logit that a label with this loss is right.  [B] -> [B]"""

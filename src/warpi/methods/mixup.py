@@ -7,7 +7,7 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.functional.mixup import mixup
 from warpi.training.method import Log, Method, descend
-from warpi.utils.field_checks import at_least, setting
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -25,15 +25,12 @@ class Mixup(Method):
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2018
 
-    alpha: float = setting(1.0, "parameter of the Beta distribution of the mixing weight; 0 is plain cross-entropy")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, alpha=0)
+    alpha: float = setting(
+        1.0, "parameter of the Beta distribution of the mixing weight; 0 is plain cross-entropy", low=0
+    )
 
     def step(self, batch: Batch) -> Log:
         y = one_hot(batch.y, self.task.n_classes)  # [B, K]
         x, target = mixup(batch.x, y, self.alpha, self.generator)
         loss = soft_cross_entropy(self.net(x), target).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}

@@ -13,7 +13,7 @@ from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, penultimate
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -62,13 +62,9 @@ class MLC(Method):
     needs_meta: ClassVar[bool] = True
     least_meta_batch: ClassVar[int] = 3  # one to train on, two for L_meta: BatchNorm needs two
 
-    embedding: int = setting(128, "size of the label embedding")
-    hidden: int = setting(128, "units in each hidden layer of the meta-network")
-    meta_lr: float = setting(3e-4, "learning rate of the meta-network (Adam)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, embedding=1, hidden=1, meta_lr=0)
+    embedding: int = setting(128, "size of the label embedding", low=1)
+    hidden: int = setting(128, "units in each hidden layer of the meta-network", low=1)
+    meta_lr: float = setting(3e-4, "learning rate of the meta-network (Adam)", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -14,7 +14,7 @@ from warpi.training.bilevel import batch_gradient
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 def normalize_columns(T: Tensor) -> Tensor:
@@ -45,14 +45,9 @@ class MLCWang(Method):
     needs_meta: ClassVar[bool] = True
     for_tables: ClassVar[dict[str, Any]] = {"matrix_lr": 30.0}  # why: docs/methods/mlc_wang.md
 
-    warm_up: float = setting(3 / 8, "share of the epochs with cross-entropy, before the matrix is used")
-    virtual_lr: float = setting(1e-3, "learning rate of the virtual step, on the loss summed over the batch")
-    matrix_lr: float = setting(0.11, "learning rate eta of the matrix")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warm_up=(0, 1))
-        at_least(self, virtual_lr=0, matrix_lr=0)
+    warm_up: float = setting(3 / 8, "share of the epochs with cross-entropy, before the matrix is used", low=0, high=1)
+    virtual_lr: float = setting(1e-3, "learning rate of the virtual step, on the loss summed over the batch", low=0)
+    matrix_lr: float = setting(0.11, "learning rate eta of the matrix", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -78,9 +73,7 @@ class MLCWang(Method):
         noisy = forward(self.net, batch.x)
         if not self.correcting:
             loss = cross_entropy(noisy.z, batch.y).mean()
-            descend(loss, self.optimizer)
-            return {"loss": loss.detach()}
+            return {"loss": descend(loss, self.optimizer)}
         T, judged = self.matrix(noisy, batch.y)
         loss = cross_entropy(noisy.z @ T, batch.y).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "meta_loss": judged, "diagonal": T.diagonal().mean()}
+        return {"loss": descend(loss, self.optimizer), "meta_loss": judged, "diagonal": T.diagonal().mean()}

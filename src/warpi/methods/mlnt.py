@@ -19,7 +19,7 @@ from warpi.training.outputs import feature_size, penultimate
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils import distributed
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, k: int, generator: Generator) -> Tensor:
@@ -55,22 +55,23 @@ class MLNT(Method):
     year: ClassVar[int | None] = 2019
     least_batch: ClassVar[int] = 2  # labels come from neighbors in the batch
 
-    updates: int = setting(10, "number M of synthetic label sets per batch")
-    share: float = setting(0.5, "share of the labels of a batch that are replaced")
-    neighbours: int = setting(10, "number of nearest neighbors from which a replacement label is drawn")
-    fast_lr: float = setting(0.02, "learning rate of the steps towards synthetic labels")
-    warm_up: float = setting(0.1, "share of the epochs with cross-entropy only")
+    updates: int = setting(10, "number M of synthetic label sets per batch", low=1)
+    share: float = setting(0.5, "share of the labels of a batch that are replaced", low=0, high=1)
+    neighbours: int = setting(10, "number of nearest neighbors from which a replacement label is drawn", low=1)
+    fast_lr: float = setting(0.02, "learning rate of the steps towards synthetic labels", low=0)
+    warm_up: float = setting(0.1, "share of the epochs with cross-entropy only", low=0, high=1)
     ramp: float = setting(
-        0.2, "share of the epochs, after the warm-up, in which the consistency loss gains its full weight"
+        0.2,
+        "share of the epochs, after the warm-up, in which the consistency loss gains its full weight",
+        low=0,
+        high=1,
     )
     averaging: tuple[float, ...] = setting(
-        (0.99, 0.999), "share of the teacher kept per step: during that ramp, and afterwards"
+        (0.99, 0.999), "share of the teacher kept per step: during that ramp, and afterwards", low=0, high=1
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, updates=1, neighbours=1, fast_lr=0)
-        within(self, share=(0, 1), warm_up=(0, 1), ramp=(0, 1), averaging=(0, 1))
         if len(self.averaging) not in (1, 2):
             raise UserError(
                 f"averaging must be one or two shares (during the ramp, and afterwards), got {self.averaging}"

@@ -13,7 +13,7 @@ from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -50,16 +50,13 @@ class MSLC(Method):
     year: ClassVar[int | None] = 2021
     needs_meta: ClassVar[bool] = True
 
-    warm_up: float = setting(2 / 3, "share of the epochs with cross-entropy, before labels are corrected")
-    virtual: float = setting(10.0, "learning rate of the virtual step, as a multiple of the classifier's")
-    hidden: int = setting(100, "hidden units of each weighting network")
-    meta_lr: float = setting(1e-3, "learning rate of the weighting networks (Adam)")
-    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting networks")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warm_up=(0, 1))
-        at_least(self, virtual=0, hidden=1, meta_lr=0, meta_weight_decay=0)
+    warm_up: float = setting(
+        2 / 3, "share of the epochs with cross-entropy, before labels are corrected", low=0, high=1
+    )
+    virtual: float = setting(10.0, "learning rate of the virtual step, as a multiple of the classifier's", low=0)
+    hidden: int = setting(100, "hidden units of each weighting network", low=1)
+    meta_lr: float = setting(1e-3, "learning rate of the weighting networks (Adam)", low=0)
+    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting networks", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -11,7 +11,7 @@ from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -40,13 +40,9 @@ class MWNet(Method):
     year: ClassVar[int | None] = 2019
     needs_meta: ClassVar[bool] = True
 
-    hidden: int = setting(100, "hidden units of the weighting network")
-    meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)")
-    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, hidden=1, meta_lr=0, meta_weight_decay=0)
+    hidden: int = setting(100, "hidden units of the weighting network", low=1)
+    meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)", low=0)
+    meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

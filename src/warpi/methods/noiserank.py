@@ -15,7 +15,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 def label_posterior(h: Tensor, y: Tensor, n_classes: int, k: int, gamma: float, among: Tensor) -> Tensor:
@@ -49,16 +49,11 @@ class NoiseRank(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2020
 
-    k: int = setting(50, "number of neighbors that vote on a label")
-    gamma: float = setting(1.0, "kernel coefficient; a larger value lets only close neighbors vote")
-    cut: float = setting(0.5, "largest probability of being wrong at which a label is used")
-    warm_up: float = setting(1 / 6, "share of the epochs that train on all labels")
-    rounds: int = setting(10, "number of times the labels are ranked")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, k=1, gamma=0, rounds=1)
-        within(self, cut=(0, 1), warm_up=(0, 1))
+    k: int = setting(50, "number of neighbors that vote on a label", low=1)
+    gamma: float = setting(1.0, "kernel coefficient; a larger value lets only close neighbors vote", low=0)
+    cut: float = setting(0.5, "largest probability of being wrong at which a label is used", low=0, high=1)
+    warm_up: float = setting(1 / 6, "share of the epochs that train on all labels", low=0, high=1)
+    rounds: int = setting(10, "number of times the labels are ranked", low=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -83,5 +78,4 @@ class NoiseRank(Method):
     def step(self, batch: Batch) -> Log:
         w = self.kept[batch.rows]
         loss = selected_mean(cross_entropy(self.net(batch.x), batch.y), w)
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "kept": w.mean()}
+        return {"loss": descend(loss, self.optimizer), "kept": w.mean()}

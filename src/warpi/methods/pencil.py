@@ -14,7 +14,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
 from warpi.utils import distributed
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting, within
 
 
 def divergence(z: Tensor, y_tilde: Tensor) -> Tensor:
@@ -40,18 +40,17 @@ class PENCIL(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2019
 
-    alpha: float = setting(0.1, "weight of the compatibility with the given labels")
-    beta: float = setting(0.4, "weight of the entropy of the predictions")
+    alpha: float = setting(0.1, "weight of the compatibility with the given labels", low=0)
+    beta: float = setting(0.4, "weight of the entropy of the predictions", low=0)
     label_lr: float = setting(
-        600.0, "learning rate lambda of the label distributions; one label moves by lambda / batch size"
+        600.0, "learning rate lambda of the label distributions; one label moves by lambda / batch size", low=0
     )
-    stage1: float = setting(70 / 320, "share of the epochs at which the first stage ends")
+    stage1: float = setting(70 / 320, "share of the epochs at which the first stage ends", low=0, high=1)
     stage2: float = setting(200 / 320, "share of the epochs at which the second stage ends")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, alpha=0, beta=0, label_lr=0)
-        within(self, stage1=(0, 1), stage2=(self.stage1, 1))
+        within(self, stage2=(self.stage1, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -10,7 +10,7 @@ from warpi.functional.mixup import mixup
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 def _cross_entropy_step(method: Method, batch: Batch) -> Log:
@@ -22,8 +22,7 @@ def _cross_entropy_step(method: Method, batch: Batch) -> Log:
         loss = soft_cross_entropy(method.net(x), q).mean()
     else:
         loss = cross_entropy(method.net(batch.x), batch.y).mean()
-    descend(loss, method.optimizer)
-    return {"loss": loss.detach()}
+    return {"loss": descend(loss, method.optimizer)}
 
 
 @dataclass
@@ -69,11 +68,9 @@ class FineTune(Method):
 
     needs_meta: ClassVar[bool] = True
 
-    share: float = setting(1 / 12, "share of the epochs, at the end, that train on the trusted examples only")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, share=(0, 1))
+    share: float = setting(
+        1 / 12, "share of the epochs, at the end, that train on the trusted examples only", low=0, high=1
+    )
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

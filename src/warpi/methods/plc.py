@@ -14,7 +14,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
 from warpi.utils import distributed
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 def correct_labels(y: Tensor, f: Tensor, theta: Tensor | float) -> Tensor:
@@ -44,16 +44,11 @@ class PLC(Method):
     for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0}
 
     theta: float = setting(
-        0.3, "a label is changed if its probability is below theta times the largest one; initial value"
+        0.3, "a label is changed if its probability is below theta times the largest one; initial value", low=0, high=1
     )
-    beta: float = setting(0.1, "increase of theta after an epoch in which few labels change")
-    warm_up: float = setting(8.0, "epochs without corrections, at most half of all epochs")
-    window: int = setting(5, "number of epochs over which predictions are averaged")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, window=1, beta=0, warm_up=0)
-        within(self, theta=(0, 1))
+    beta: float = setting(0.1, "increase of theta after an epoch in which few labels change", low=0)
+    warm_up: float = setting(8.0, "epochs without corrections, at most half of all epochs", low=0)
+    window: int = setting(5, "number of epochs over which predictions are averaged", low=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -80,5 +75,4 @@ class PLC(Method):
         y = self.y[batch.rows]
         self.record[self.slot.expand_as(batch.rows), batch.rows] = z.detach().softmax(dim=1).float()
         loss = cross_entropy(z, y).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "changed": (y != batch.y).float().mean()}
+        return {"loss": descend(loss, self.optimizer), "changed": (y != batch.y).float().mean()}

@@ -15,7 +15,7 @@ from warpi.training.outputs import penultimate, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -42,20 +42,19 @@ class PTD(Method):
     year: ClassVar[int | None] = 2020
     for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}
 
-    warmup: float = setting(0.3, "share of the epochs before T is estimated")
+    warmup: float = setting(0.3, "share of the epochs before T is estimated", low=0, high=1)
     revise: float = setting(0.6, "share of the epochs after which the correction of T is learned")
-    parts: int = setting(20, "number r of parts")
-    nmf_steps: int = setting(20, "updates of the non-negative matrix factorization")
-    fit_steps: int = setting(300, "largest number of steps that fit the matrices of the parts")
-    fit_lr: float = setting(0.02, "learning rate of that fit (Adam)")
-    enough: float = setting(1e-3, "mean squared error of a class at which its fit stops")
-    revision_lr: float = setting(5e-7, "learning rate of the correction of T (Adam)")
+    parts: int = setting(20, "number r of parts", low=1)
+    nmf_steps: int = setting(20, "updates of the non-negative matrix factorization", low=1)
+    fit_steps: int = setting(300, "largest number of steps that fit the matrices of the parts", low=1)
+    fit_lr: float = setting(0.02, "learning rate of that fit (Adam)", low=0)
+    enough: float = setting(1e-3, "mean squared error of a class at which its fit stops", low=0)
+    revision_lr: float = setting(5e-7, "learning rate of the correction of T (Adam)", low=0)
     anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, warmup=(0, 1), revise=(self.warmup, 1))
-        at_least(self, parts=1, nmf_steps=1, fit_steps=1, fit_lr=0, enough=0, revision_lr=0)
+        within(self, revise=(self.warmup, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -96,5 +95,4 @@ class PTD(Method):
             descend(reweighted_loss(z.detach(), batch.y, self.columns(batch)).mean(), self.delta_optimizer)
         losses = reweighted_loss(z, batch.y, self.columns(batch)) if self.phase else cross_entropy(z, batch.y)
         loss = losses.mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}

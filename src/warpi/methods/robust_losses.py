@@ -9,14 +9,13 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional import losses
 from warpi.training.method import Log, Method, descend
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 def _step(method: Method, values: Tensor) -> Log:
     """One optimizer step on the mean of the losses of a batch.  [B]"""
     loss = values.mean()
-    descend(loss, method.optimizer)
-    return {"loss": loss.detach()}
+    return {"loss": descend(loss, method.optimizer)}
 
 
 @dataclass
@@ -46,11 +45,7 @@ class GCE(Method):
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2018
 
-    q: float = setting(0.7, "exponent of the loss: 0 is cross-entropy, 1 is half the absolute error")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, q=(0, 1))
+    q: float = setting(0.7, "exponent of the loss: 0 is cross-entropy, 1 is half the absolute error", low=0, high=1)
 
     def step(self, batch: Batch) -> Log:
         return _step(self, losses.generalized_cross_entropy(self.net(batch.x), batch.y, self.q))
@@ -69,14 +64,13 @@ class SCE(Method):
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2019
 
-    alpha: float = setting(0.1, "weight of the cross-entropy (the paper: 0.1 on CIFAR-10, 6 on CIFAR-100)")
-    beta: float = setting(1.0, "weight of the reverse cross-entropy (the paper: 1 on CIFAR-10, 0.1 on CIFAR-100)")
-    clip: float = setting(1e-4, "probability that replaces 0 in a one-hot label, so that its logarithm is finite")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, alpha=0, beta=0)
-        within(self, clip=(1e-38, 1))
+    alpha: float = setting(0.1, "weight of the cross-entropy (the paper: 0.1 on CIFAR-10, 6 on CIFAR-100)", low=0)
+    beta: float = setting(
+        1.0, "weight of the reverse cross-entropy (the paper: 1 on CIFAR-10, 0.1 on CIFAR-100)", low=0
+    )
+    clip: float = setting(
+        1e-4, "probability that replaces 0 in a one-hot label, so that its logarithm is finite", low=1e-38, high=1
+    )
 
     def step(self, batch: Batch) -> Log:
         A = math.log(self.clip)
@@ -94,11 +88,7 @@ class Focal(Method):
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2017
 
-    gamma: float = setting(2.0, "how strongly easy examples are down-weighted; 0 is cross-entropy")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, gamma=0)
+    gamma: float = setting(2.0, "how strongly easy examples are down-weighted; 0 is cross-entropy", low=0)
 
     def step(self, batch: Batch) -> Log:
         return _step(self, losses.focal(self.net(batch.x), batch.y, self.gamma))
@@ -118,11 +108,7 @@ class Bootstrap(Method):
     year: ClassVar[int | None] = 2015
 
     hard: bool = setting(False, "mix the label with the predicted class instead of the predicted probabilities")
-    beta: float = setting(0.95, "weight of the given label (the paper: 0.95 if soft, 0.8 if hard)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, beta=(0, 1))
+    beta: float = setting(0.95, "weight of the given label (the paper: 0.95 if soft, 0.8 if hard)", low=0, high=1)
 
     def step(self, batch: Batch) -> Log:
         loss = losses.hard_bootstrap if self.hard else losses.soft_bootstrap
@@ -140,11 +126,7 @@ class LabelSmoothing(Method):
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2016
 
-    smoothing: float = setting(0.1, "probability epsilon that is spread evenly over all classes")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, smoothing=(0, 1))
+    smoothing: float = setting(0.1, "probability epsilon that is spread evenly over all classes", low=0, high=1)
 
     def step(self, batch: Batch) -> Log:
         return _step(self, losses.smooth_cross_entropy(self.net(batch.x), batch.y, self.smoothing))

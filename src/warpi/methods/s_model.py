@@ -15,7 +15,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -40,11 +40,7 @@ class SModel(Method):
     year: ClassVar[int | None] = 2017
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
-    warmup: float = setting(0.7, "share of the epochs before the noise layer is added")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, warmup=(0, 1))
+    warmup: float = setting(0.7, "share of the epochs before the noise layer is added", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -68,5 +64,4 @@ class SModel(Method):
             loss = forward_loss(z, batch.y, self.b.softmax(1)).mean()
         else:
             loss = cross_entropy(z, batch.y).mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}

@@ -13,7 +13,7 @@ from warpi.methods.co_teaching import set_noise_rate
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -36,14 +36,14 @@ class SELFIE(Method):
     year: ClassVar[int | None] = 2019
     needs_noise_rate: ClassVar[bool] = True
 
-    forget_rate: float | None = setting(None, "share tau of the examples to leave out (default: the task's noise rate)")
-    unsure: float = setting(0.05, "largest normalized entropy epsilon at which past predictions count as consistent")
-    history: float = setting(0.15, "number q of past predictions kept, as a share of the epochs")
-    warm_up: float = setting(0.25, "share of the epochs with cross-entropy on all examples")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, forget_rate=(0, 1), unsure=(0, 1), history=(0, 1), warm_up=(0, 1))
+    forget_rate: float | None = setting(
+        None, "share tau of the examples to leave out (default: the task's noise rate)", low=0, high=1
+    )
+    unsure: float = setting(
+        0.05, "largest normalized entropy epsilon at which past predictions count as consistent", low=0, high=1
+    )
+    history: float = setting(0.15, "number q of past predictions kept, as a share of the epochs", low=0, high=1)
+    warm_up: float = setting(0.25, "share of the epochs with cross-entropy on all examples", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(set_noise_rate(task, self.forget_rate), recipe)

@@ -15,7 +15,7 @@ from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import generator
 
 
@@ -37,16 +37,11 @@ class SMP(Method):
     family: ClassVar[str] = "refinement"
     year: ClassVar[int | None] = 2019
 
-    alpha: float = setting(0.5, "weight of the corrected labels")
-    per_class: int = setting(1280, "number of examples per class among which prototypes are chosen")
-    n_prototypes: int = setting(8, "number of prototypes per class")
-    apart: float = setting(0.95, "largest similarity of a prototype to a denser point")
-    warm_up: float = setting(1 / 3, "share of the epochs on the given labels only")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, per_class=1, n_prototypes=1)
-        within(self, alpha=(0, 1), apart=(-1, 1.01), warm_up=(0, 1))
+    alpha: float = setting(0.5, "weight of the corrected labels", low=0, high=1)
+    per_class: int = setting(1280, "number of examples per class among which prototypes are chosen", low=1)
+    n_prototypes: int = setting(8, "number of prototypes per class", low=1)
+    apart: float = setting(0.95, "largest similarity of a prototype to a denser point", low=-1, high=1.01)
+    warm_up: float = setting(1 / 3, "share of the epochs on the given labels only", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -76,5 +71,4 @@ class SMP(Method):
         y_hat = self.y_hat[batch.rows]
         losses = (1 - self.alpha) * cross_entropy(z, batch.y) + self.alpha * cross_entropy(z, y_hat)
         loss = losses.mean()
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach(), "changed": (y_hat != batch.y).float().mean()}
+        return {"loss": descend(loss, self.optimizer), "changed": (y_hat != batch.y).float().mean()}

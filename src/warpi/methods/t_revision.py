@@ -15,7 +15,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting, within
 
 
 @dataclass
@@ -40,18 +40,20 @@ class TRevision(Method):
     year: ClassVar[int | None] = 2019
     for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}  # why: docs/methods/t_revision.md
 
-    warmup: float = setting(0.3, "share of the epochs before T is estimated")
+    warmup: float = setting(0.3, "share of the epochs before T is estimated", low=0, high=1)
     revise: float = setting(0.6, "share of the epochs after which T is revised")
     quantile: float = setting(
-        0.97, "quantile of p(i | x) that picks the anchor of class i; 1 is the maximum, less skips outliers"
+        0.97,
+        "quantile of p(i | x) that picks the anchor of class i; 1 is the maximum, less skips outliers",
+        low=0,
+        high=1,
     )
-    revision_lr: float = setting(5e-7, "learning rate of the revision of T (Adam)")
+    revision_lr: float = setting(5e-7, "learning rate of the revision of T (Adam)", low=0)
     anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, warmup=(0, 1), revise=(self.warmup, 1), quantile=(0, 1))
-        at_least(self, revision_lr=0)
+        within(self, revise=(self.warmup, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -78,5 +80,4 @@ class TRevision(Method):
         loss = losses.mean()
         if self.phase == 2:
             descend(reweighted_loss(z.detach(), batch.y, column).mean(), self.delta_optimizer)
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}

@@ -16,7 +16,7 @@ from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, penultimate
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -62,18 +62,15 @@ class VRI(Method):
     needs_meta: ClassVar[bool] = True
     for_tables: ClassVar[dict[str, Any]] = {"output": "tanh"}
 
-    samples: int = setting(1, "number L of samples of v per example")
-    kl: float = setting(1e-3, "weight lambda of the KL divergence, which is summed over the classes")
+    samples: int = setting(1, "number L of samples of v per example", low=1)
+    kl: float = setting(1e-3, "weight lambda of the KL divergence, which is summed over the classes", low=0)
     output: Literal["sigmoid", "tanh", "unbounded"] = setting("sigmoid", "function from a Gaussian sample to v")
-    embedding: int = setting(64, "size of the label embedding")
-    hidden: tuple[int, ...] = setting((1024, 512, 512), "units of the hidden layers of the meta-network")
-    meta_lr: float = setting(3e-4, "learning rate of the meta-network (Adam)")
-    meta_weight_decay: float = setting(5e-4, "weight decay of the meta-network")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, samples=1, kl=0, embedding=1, meta_lr=0, meta_weight_decay=0)
-        within(self, hidden=(1, 2**20))
+    embedding: int = setting(64, "size of the label embedding", low=1)
+    hidden: tuple[int, ...] = setting(
+        (1024, 512, 512), "units of the hidden layers of the meta-network", low=1, high=2**20
+    )
+    meta_lr: float = setting(3e-4, "learning rate of the meta-network (Adam)", low=0)
+    meta_weight_decay: float = setting(5e-4, "weight decay of the meta-network", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -14,7 +14,7 @@ from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method, evaluating
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import at_least, setting
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -55,24 +55,20 @@ class WarPI(Method):
     needs_meta: ClassVar[bool] = True
     for_tables: ClassVar[dict[str, Any]] = {"output": "tanh", "label_input": "one_hot"}  # why: docs/methods/warpi.md
 
-    samples: int = setting(10, "number L of samples of v per example; 0 uses the mean of v instead")
+    samples: int = setting(10, "number L of samples of v per example; 0 uses the mean of v instead", low=0)
     output: Literal["sigmoid", "tanh", "unbounded"] = setting("sigmoid", "function h from a Gaussian sample to v")
     label_input: Literal["embedding", "one_hot"] = setting("embedding", "how the given label enters the meta-network")
     activation: Literal["tanh", "relu"] = setting("tanh", "activation of the meta-network's hidden layers")
-    hidden: int = setting(100, "units in each hidden layer of the meta-network")
+    hidden: int = setting(100, "units in each hidden layer of the meta-network", low=1)
     mean_init: Literal["zero"] | None = setting(
         None,
         "initial weights of the layer that outputs the mean of v: zero gives all examples the same mean "
         "(default: Xavier)",
     )
-    meta_lr: float = setting(3e-4, "learning rate beta of the meta-network (Adam)")
+    meta_lr: float = setting(3e-4, "learning rate beta of the meta-network (Adam)", low=0)
     virtual_lr: float | None = setting(
-        None, "learning rate alpha of the virtual step (default: the classifier's current learning rate)"
+        None, "learning rate alpha of the virtual step (default: the classifier's current learning rate)", low=0
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, samples=0, hidden=1, meta_lr=0, virtual_lr=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -214,8 +214,8 @@ def evaluating(nets: Iterable[nn.Module]) -> Iterator[None]:
             module.training = training
 
 
-def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Take one step of an optimizer along the gradient of a loss, averaged over the ranks.
+def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Take one step of an optimizer along the gradient of a loss, averaged over the ranks; return the detached loss.
 
     Only the parameters of the optimizer get gradients, not a meta-network that contributed to the loss.
     """
@@ -224,3 +224,4 @@ def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     loss.backward(inputs=[p for p in parameters if p.requires_grad])  # type: ignore[no-untyped-call]
     distributed.average(p.grad for p in parameters if p.grad is not None)
     optimizer.step()
+    return loss.detach()

@@ -13,30 +13,38 @@ from warpi.errors import UserError, unknown
 T = TypeVar("T")
 
 
-def setting(default: T, help: str) -> T:
-    """A dataclass field with a default and the help text of its command-line flag."""
-    described: T = field(default=default, metadata={"help": help})
+def setting(default: T, help: str, low: float | None = None, high: float | None = None) -> T:
+    """A dataclass field with a default, the help text of its command-line flag, and limits for `check_types`."""
+    described: T = field(default=default, metadata={"help": help, "low": low, "high": high})
     return described
 
 
 def at_least(settings: object, **limits: float) -> None:
     """Check that fields are finite numbers not below their limits. None is allowed."""
-    for name, limit in limits.items():
-        value = getattr(settings, name)
-        if value is not None and not (math.isfinite(value) and value >= limit):
-            raise UserError(f"{name} must be at least {limit:g}{'' if value < limit else ' and finite'}, got {value}")
+    for name, low in limits.items():
+        _check_limits(name, getattr(settings, name), low, None)
 
 
 def within(settings: object, **limits: tuple[float, float]) -> None:
     """Check that fields (numbers or tuples of numbers) are in closed intervals. None is allowed."""
     for name, (low, high) in limits.items():
-        value = getattr(settings, name)
-        if value is not None and not all(low <= x <= high for x in (value if isinstance(value, tuple) else (value,))):
+        _check_limits(name, getattr(settings, name), low, high)
+
+
+def _check_limits(name: str, value: Any, low: float | None, high: float | None) -> None:
+    if value is None or low is None:
+        return
+    numbers = value if isinstance(value, tuple) else (value,)
+    if high is not None:
+        if not all(low <= x <= high for x in numbers):
             raise UserError(f"{name} must be between {low:g} and {high:g}, got {value}")
+    elif not all(math.isfinite(x) and x >= low for x in numbers):
+        finite = "" if any(x < low for x in numbers) else " and finite"
+        raise UserError(f"{name} must be at least {low:g}{finite}, got {value}")
 
 
 def check_types(settings: object) -> None:
-    """Check that every field of a dataclass has its declared type."""
+    """Check that every field of a dataclass has its declared type and is within the limits of its `setting`."""
     hints = get_type_hints(type(settings))
     for f in fields(settings):  # type: ignore[arg-type]
         hint = hints[f.name]
@@ -47,6 +55,7 @@ def check_types(settings: object) -> None:
                     raise unknown(f.name.replace("_", " "), value, map(str, get_args(hint)))
                 raise UserError(f"{f.name} must be one of {', '.join(map(repr, get_args(hint)))}, got {value!r}")
             raise UserError(f"{f.name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
+        _check_limits(f.name, value, f.metadata.get("low"), f.metadata.get("high"))
 
 
 def split_names(text: str) -> list[str]:
