@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from warpi import CE, Batch, Log, Method, Recipe, Task, load_dataset, make_task, setting, train
-from warpi.functional.losses import cross_entropy
+from warpi.functional import cross_entropy
 from warpi.training import adam, bilevel_step
 from warpi.utils.seeding import derive, seeded
 
