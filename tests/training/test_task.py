@@ -1,4 +1,4 @@
-"""make_task: split once, disjoint, corrupt what is noisy and nothing else, and hide the truth."""
+"""make_task: parts without overlap, noise in the noisy parts only, and no access to the true labels."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -21,24 +21,26 @@ from warpi.noise.noise_file import hash_labels
 from warpi.training.task import Task, Truth, _warn_uneven, make_task
 from warpi.utils.seeding import generator
 
-SOME = settings(max_examples=40, deadline=None, derandomize=True)
+SOME = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 def made(
-    counts: list[int], *, seed: int = 0, name: str = "made", standardise: bool = False, wrong: float = 0.0, **more: Any
+    counts: list[int], *, seed: int = 0, name: str = "made", standardize: bool = False, wrong: float = 0.0, **more: Any
 ) -> Dataset:
-    """So many examples of each class, shuffled; input i is (i, i, ...) so that a row is known by its content."""
-    n, k, chance = sum(counts), len(counts), torch.Generator().manual_seed(seed)
-    clean = torch.repeat_interleave(torch.arange(k), torch.tensor(counts))[torch.randperm(n, generator=chance)]
-    y = torch.where(torch.rand(n, generator=chance) < wrong, (clean + 1) % k, clean)
+    """A shuffled data set with these class counts. Input i is (i, i, ...), so that its content identifies a row."""
+    n = sum(counts)
+    k = len(counts)
+    rng = torch.Generator().manual_seed(seed)
+    clean = torch.repeat_interleave(torch.arange(k), torch.tensor(counts))[torch.randperm(n, generator=rng)]
+    y = torch.where(torch.rand(n, generator=rng) < wrong, (clean + 1) % k, clean)
     x = torch.arange(n).float()[:, None].expand(n, 3).clone() + 1000 * seed
-    examples = TensorExamples(x, Scale(torch.tensor(0.0), torch.tensor(1.0)), standardise=standardise)
+    examples = TensorExamples(x, Scale(torch.tensor(0.0), torch.tensor(1.0)), standardise=standardize)
     more = {"clean": clean, **more}
     return Dataset(name, examples, y, tuple(f"class {i}" for i in range(k)), **more)
 
 
 def split_of(dataset: Dataset) -> Split:
-    """A data set as somebody else's test or trusted set."""
+    """A data set as the test or trusted set of another one."""
     return Split(dataset.examples, torch.arange(len(dataset.y)), dataset.y)
 
 
@@ -56,7 +58,7 @@ def counts_of(y: Tensor, k: int) -> list[int]:
 
 
 def check_stratified(taken: list[int], of: list[int], share: float) -> None:
-    """Every class gives its share, rounded up or down, and the sum is right."""
+    """Check that every class has its share, rounded up or down, and that the total is right."""
     assert sum(taken) == round(share * sum(of))
     assert all(abs(t - share * n) < 1 for t, n in zip(taken, of, strict=True))
 
@@ -84,18 +86,18 @@ def test_a_task(dataset: Dataset, noise: str, seed: int, val: float, test: float
     task, truth = make_task(dataset, noise, meta=n_meta, val=val, test=test, seed=seed)
     rows = rows_of(task, truth)
 
-    # pairwise disjoint, and together the whole
+    # without overlap and complete
     assert sorted(chain(*rows.values())) == list(range(n))
     assert set(rows) == {"train", "meta"} | ({"val"} if val else set()) | ({"test"} if test else set())
     assert all(list(r) == sorted(r) for r in rows.values())
 
-    # trusted rows: as many as were asked for, balanced, and true
+    # trusted rows: the requested number, balanced, with true labels
     assert task.meta is not None
     assert len(task.meta) == n_meta
     assert sorted(counts_of(task.meta.y, k)) == sorted([per_class] * (k - more % k) + [per_class + 1] * (more % k))
     assert torch.equal(task.meta.y, clean[task.meta.rows])
 
-    # train and val carry exactly the noise that `warpi corrupt` with this seed writes
+    # train and val have exactly the noise that `warpi corrupt` writes with this seed
     noisy = Noise.parse(noise).apply(dataset, generator(seed, "noise"))
     for split in (task.train, task.val):
         if split is not None:
@@ -103,14 +105,14 @@ def test_a_task(dataset: Dataset, noise: str, seed: int, val: float, test: float
     assert truth.noise_hash == hash_labels(noisy.y)
     assert truth.T is None if noisy.T is None else torch.equal(truth.T, noisy.T)
 
-    # the truth
+    # true labels
     assert torch.equal(truth.clean, clean[task.train.rows])
     assert task.noise_rate == pytest.approx(float((truth.clean != task.train.y).double().mean()))
     if truth.test is not None:
         assert torch.equal(truth.test.y, clean[truth.test.rows])
         assert truth.test_is_clean
 
-    # test and val are stratified by what is true
+    # test and val are stratified by the true labels
     for split, share, of in ((truth.test, test, torch.arange(n)), (task.val, val, None)):
         if split is not None:
             of = torch.tensor(sorted(rows["train"] + rows["val"])) if of is None else of
@@ -119,7 +121,7 @@ def test_a_task(dataset: Dataset, noise: str, seed: int, val: float, test: float
 
 @SOME
 @given(data_sets, noises, noises, seeds)
-def test_the_split_depends_on_the_seed_and_not_on_the_noise(dataset: Dataset, a: str, b: str, seed: int) -> None:
+def test_the_split_depends_on_the_seed_but_not_on_the_noise(dataset: Dataset, a: str, b: str, seed: int) -> None:
     first = rows_of(*make_task(dataset, a, meta=10, seed=seed))
     assert rows_of(*make_task(dataset, a, meta=10, seed=seed)) == first
     assert rows_of(*make_task(dataset, b, meta=10, seed=seed)) == first
@@ -152,16 +154,16 @@ def test_limit(dataset: Dataset, seed: int, limit: int) -> None:
     check_stratified(counts_of(dataset.clean[rows], k), counts_of(dataset.clean, k), share)
 
 
-# --- what the published code got wrong ------------------------------------------------------------------------------
+# --- an error of the published code ------------------------------------------------------------------------------
 
 
-def test_no_trusted_image_is_among_the_noisy_ones(digits: Dataset) -> None:
-    """The published code drew the trusted set and the noisy set independently, so that they shared images."""
+def test_no_trusted_image_is_also_a_noisy_one(digits: Dataset) -> None:
+    """The published code drew the trusted set and the noisy set independently, so they shared images."""
     task, truth = make_task(digits, "flip:0.4", meta=200, seed=4)
     contents = {}
     for name, split in parts(task, truth).items():
         contents[name] = {bytes(x.to(torch.uint8).tolist()) for x in 16 * next(split.batches(2000)).x}
-        assert len(contents[name]) == len(split)  # no image of digits comes twice
+        assert len(contents[name]) == len(split)  # digits has no duplicate images
     everything = set().union(*contents.values())
     assert len(everything) == sum(map(len, contents.values())) == len(digits.y)
 
@@ -181,27 +183,27 @@ def reachable(value: object) -> Iterator[object]:
         yield from reachable(item)
 
 
-def test_a_task_holds_nothing_of_the_truth() -> None:
+def test_a_task_contains_no_true_labels() -> None:
     own_test, dataset = split_of(made([10, 10, 10], seed=9)), made([60, 60, 60])
     for source in (dataset, replace(dataset, test=own_test)):
         task, truth = make_task(source, "symmetric:0.5", meta=9, seed=2)
-        found = list(reachable(task))
-        assert not any(isinstance(o, Truth | Dataset) for o in found)
-        assert {id(o) for o in found if isinstance(o, Split)} == {id(s) for s in (task.train, task.meta, task.val)}
+        objects = list(reachable(task))
+        assert not any(isinstance(o, Truth | Dataset) for o in objects)
+        assert {id(o) for o in objects if isinstance(o, Split)} == {id(s) for s in (task.train, task.meta, task.val)}
         assert truth.test is not None
         assert truth.clean is not None
         assert dataset.clean is not None
         secrets = [dataset.clean, truth.clean, truth.T, truth.test.y, truth.test.rows]
-        for tensor in (o for o in found if isinstance(o, Tensor)):
+        for tensor in (o for o in objects if isinstance(o, Tensor)):
             assert not any(tensor.shape == s.shape and torch.equal(tensor, s) for s in secrets if s is not None)
-        assert truth.noise_hash not in [o for o in found if isinstance(o, str)]
+        assert truth.noise_hash not in [o for o in objects if isinstance(o, str)]
 
 
-# --- where trusted examples come from -------------------------------------------------------------------------------
+# --- sources of trusted examples -------------------------------------------------------------------------------
 
 
-def test_rows_that_a_person_has_checked() -> None:
-    """Their label is the true one where that is known, else the given one."""
+def test_rows_marked_as_trusted() -> None:
+    """They have the true label if it is known, else the given one."""
     plain = made([40, 40], wrong=0.4)
     assert plain.clean is not None
     trusted = torch.arange(80) % 3 == 0
@@ -249,7 +251,7 @@ def test_a_trusted_set_that_comes_with_the_data() -> None:
     assert make_task(dataset, meta=0)[0].meta is None
 
 
-def test_a_second_file_goes_first() -> None:
+def test_a_second_file_has_priority() -> None:
     own, second = split_of(made([5, 5], seed=3)), made([6, 8], seed=4, name="second")
     dataset = made([40, 40], meta=own, trusted=torch.ones(80, dtype=torch.bool))
     task, _ = make_task(dataset, meta_data=second)
@@ -262,7 +264,7 @@ def test_a_second_file_goes_first() -> None:
 
 
 @pytest.mark.parametrize("rare", [1, 2, 3])
-def test_no_class_loses_its_last_row_to_a_set_that_is_held_out(rare: int) -> None:
+def test_no_class_loses_its_last_training_row(rare: int) -> None:
     task, truth = make_task(made([40, 40, *[rare] * 9]), test=0.25, val=0.25)
     assert min(counts_of(task.train.y, 11)) >= 1
     assert truth.test is not None
@@ -287,7 +289,7 @@ def test_a_test_set_that_comes_with_the_data() -> None:
     assert torch.equal(truth.test.y, own.y)
     assert truth.test_is_clean
     assert len(task.train) + 4 + len(task.val or ()) == 80
-    assert not make_task(replace(dataset, test_is_clean=False), meta=4)[1].test_is_clean, "nobody has said so"
+    assert not make_task(replace(dataset, test_is_clean=False), meta=4)[1].test_is_clean, "the test labels may be wrong"
     _, small = make_task(dataset, meta=4, limit=25)
     assert small.test is not None
     assert len(small.test) == 25
@@ -295,10 +297,10 @@ def test_a_test_set_that_comes_with_the_data() -> None:
     assert torch.equal(small.test.y, own.y[small.test.rows])
 
 
-def test_features_are_standardised_by_the_training_rows_alone() -> None:
-    own, second = (split_of(made([20, 20], seed=s, standardise=True)) for s in (3, 4))
+def test_features_are_standardized_by_the_training_rows_only() -> None:
+    own, second = (split_of(made([20, 20], seed=s, standardize=True)) for s in (3, 4))
     for extra in ({}, {"test": own, "meta": second}):
-        dataset = made([40, 40], standardise=True, **extra)
+        dataset = made([40, 40], standardize=True, **extra)
         task, truth = make_task(dataset, meta=10, seed=1)
         assert isinstance(task.train.examples, TensorExamples)
         x = dataset.examples.flat(task.train.rows).double()
@@ -311,8 +313,8 @@ def test_features_are_standardised_by_the_training_rows_alone() -> None:
         torch.testing.assert_close(train.std(0, correction=0), torch.ones(3).double())
 
 
-def test_features_that_never_change_are_left_at_zero() -> None:
-    dataset = made([40, 40], standardise=True)
+def test_constant_features_become_zero() -> None:
+    dataset = made([40, 40], standardize=True)
     dataset.examples.x[:, 1] = 7.0  # type: ignore[attr-defined]
     x = next(make_task(dataset, meta=4)[0].train.batches(200)).x
     assert bool((x[:, 1] == 0).all())
@@ -333,7 +335,7 @@ def test_open_set_noise_reaches_noisy_rows_only() -> None:
         assert bool(hit.any()) == is_noisy
     assert torch.equal(dataset.examples.flat(torch.arange(100))[:, 0].long(), torch.arange(100))
 
-    # no class is right for such a row, and the oracle says how many there are
+    # none of the classes is right for such a row, and the noise rate counts them
     assert truth.clean is not None
     replaced = noisy.replaced[task.train.rows] >= 0
     assert torch.equal(truth.clean < 0, replaced)
@@ -394,21 +396,21 @@ def test_mistakes(dataset: Dataset, settings: dict[str, Any], words: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_trusted_rows_of_a_second_file_are_used_only_there() -> None:
+def test_rows_that_also_occur_in_a_second_file_are_only_trusted() -> None:
     dataset = made([60, 60])
     rows = torch.arange(0, 120, 5)
     second = Dataset(
         "second", TensorExamples(dataset.examples.x[rows], dataset.examples.scale), dataset.y[rows], dataset.classes
     )  # type: ignore[attr-defined]
     task, truth = make_task(dataset, meta_data=second)
-    found = {int(v) for name, split in parts(task, truth).items() if name != "meta" for v in split.rows}
-    assert found == set(range(120)) - set(rows.tolist())
+    others = {int(v) for name, split in parts(task, truth).items() if name != "meta" for v in split.rows}
+    assert others == set(range(120)) - set(rows.tolist())
 
 
-def test_rows_that_only_look_like_trusted_ones_are_kept() -> None:
-    """With few possible values most rows look like some trusted example."""
-    chance = torch.Generator().manual_seed(0)
-    x, y = torch.randint(4, (2000, 4), generator=chance).float(), torch.randint(3, (2000,), generator=chance)
+def test_rows_equal_to_trusted_ones_by_coincidence_are_kept() -> None:
+    """With few possible values most rows equal some trusted example."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randint(4, (2000, 4), generator=rng).float(), torch.randint(3, (2000,), generator=rng)
     one = Scale(torch.tensor(0.0), torch.tensor(1.0))
     noisy, checked = (
         Dataset("x", TensorExamples(x[rows], one), y[rows], ("a", "b", "c"))
@@ -420,7 +422,7 @@ def test_rows_that_only_look_like_trusted_ones_are_kept() -> None:
 
 
 @pytest.mark.parametrize(("limit", "words"), [(None, "all 40 rows of made are trusted"), (20, "20 of 40 rows of made")])
-def test_no_row_is_left_that_is_not_trusted(limit: int | None, words: str) -> None:
+def test_only_trusted_rows_raise(limit: int | None, words: str) -> None:
     trusted = torch.ones(40, dtype=torch.bool)
     with pytest.raises(UserError, match=f"{words}.* none is left to train on as noisy; trust only rows that somebody"):
         make_task(made([20, 20], trusted=trusted), test=0.9, val=0.0, limit=limit)
@@ -432,17 +434,17 @@ def test_trusted_examples_in_the_test_set_are_refused() -> None:
         make_task(made([40, 40], test=own, meta=own))
 
 
-def test_trusted_examples_that_only_look_like_test_rows_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Of a few categorical columns."""
-    chance = torch.Generator().manual_seed(0)
-    x, y = torch.randint(4, (2600, 4), generator=chance).float(), torch.randint(3, (2600,), generator=chance)
+def test_trusted_examples_equal_to_test_rows_by_coincidence_warn(caplog: pytest.LogCaptureFixture) -> None:
+    """With a few categorical columns."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randint(4, (2600, 4), generator=rng).float(), torch.randint(3, (2600,), generator=rng)
     one, names = Scale(torch.tensor(0.0), torch.tensor(1.0)), ("a", "b", "c")
     noisy, test, checked = (
         Dataset("x", TensorExamples(x[rows], one), y[rows], names)
         for rows in (slice(2000), slice(2000, 2500), slice(2500, None))
     )
     task, truth = make_task(replace(noisy, test=split_of(test)), meta_data=checked)
-    assert sum("of 100 trusted examples are also in the test set, by chance some" in m for m in caplog.messages) == 1
+    assert sum("of 100 trusted examples are also in the test set, about" in m for m in caplog.messages) == 1
     assert task.meta is not None
     assert truth.test is not None
     assert (len(task.meta), len(truth.test)) == (100, 500)  # all are kept
@@ -457,49 +459,49 @@ def test_examples_are_moved_once(tiny: tuple[Task, Truth]) -> None:
     assert task.train.examples is task.val.examples is task.meta.examples is truth.test.examples  # type: ignore[union-attr]
 
 
-def test_uneven_trusted_examples_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    def told(trusted: list[int], given: list[int]) -> bool:
+def test_uneven_trusted_examples_warn(caplog: pytest.LogCaptureFixture) -> None:
+    def warns(trusted: list[int], given: list[int]) -> bool:
         caplog.clear()
         counts = (torch.arange(3).repeat_interleave(torch.tensor(n)) for n in (trusted, given))
         with caplog.at_level("WARNING"):
             _warn_uneven(*counts, ("a", "b", "c"))
         return any("12 of a, 3 of b" in r.getMessage() for r in caplog.records)
 
-    assert told([12, 3, 6], [100, 100, 100])
-    assert not told([12, 3, 6], [400, 100, 200])  # as the data is
-    assert not told([5, 5, 5], [400, 100, 200])  # even
-    assert not told([8, 3, 6], [100, 100, 100])
+    assert warns([12, 3, 6], [100, 100, 100])
+    assert not warns([12, 3, 6], [400, 100, 200])  # like the data
+    assert not warns([5, 5, 5], [400, 100, 200])  # even
+    assert not warns([8, 3, 6], [100, 100, 100])
     caplog.clear()
     _warn_uneven(*(torch.arange(3).repeat_interleave(torch.tensor(n)) for n in ([4, 8, 12], [30, 100, 300])), ("abc"))
-    assert not caplog.records  # between even and as the data is
+    assert not caplog.records  # between even and like the data
 
 
-def test_trusted_examples_on_another_scale_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """In a Pipeline they easily miss the scaler; what was learned from them was nothing, in silence."""
+def test_trusted_examples_on_another_scale_warn(caplog: pytest.LogCaptureFixture) -> None:
+    """In a Pipeline they easily miss the scaler, and meta methods would silently learn nothing."""
     x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
-    x[:, 0] = 0  # a feature that does not vary says nothing
+    x[:, 0] = 0  # a constant feature is ignored
     data = Dataset("x", make_features(x), y, ("a", "b", "c"))
-    for moved, told in (([0, 0, 0, 0], ""), ([9, 0, 0, 0], ""), ([0, 0, 9, -9], "in 2 of 4 features the mean")):
+    for shift, message in (([0, 0, 0, 0], ""), ([9, 0, 0, 0], ""), ([0, 0, 9, -9], "in 2 of 4 features the mean")):
         caplog.clear()
-        make_task(data, meta_data=Dataset("m", make_features(x[:30] + torch.tensor(moved)), y[:30], data.classes))
-        assert told in caplog.text
-        assert bool(caplog.records) == bool(told)
+        make_task(data, meta_data=Dataset("m", make_features(x[:30] + torch.tensor(shift)), y[:30], data.classes))
+        assert message in caplog.text
+        assert bool(caplog.records) == bool(message)
 
 
-def test_corrected_labels_hold_for_held_out_rows_whose_truth_nobody_knows() -> None:
+def test_corrected_labels_apply_to_test_rows_without_known_truth() -> None:
     data = made([40, 40], wrong=0.3, clean=None)
-    mended = 1 - data.y
-    corrected = replace(data, label_sets={"mended": mended})
-    _, truth = make_task(corrected, "given:mended", meta=0)
+    corrected_y = 1 - data.y
+    corrected = replace(data, label_sets={"corrected": corrected_y})
+    _, truth = make_task(corrected, "given:corrected", meta=0)
     assert truth.test is not None
-    assert torch.equal(truth.test.y, mended[truth.test.rows])
+    assert torch.equal(truth.test.y, corrected_y[truth.test.rows])
 
-    half = torch.where(torch.arange(80) < 40, data.y, -1)  # the truth about some rows stays the truth
-    _, truth = make_task(replace(corrected, clean=half), "given:mended", meta=0)
+    half = torch.where(torch.arange(80) < 40, data.y, -1)  # known true labels of some rows are kept
+    _, truth = make_task(replace(corrected, clean=half), "given:corrected", meta=0)
     assert truth.test is not None
     rows = truth.test.rows
-    assert torch.equal(truth.test.y, torch.where(half[rows] >= 0, half[rows], mended[rows]))
+    assert torch.equal(truth.test.y, torch.where(half[rows] >= 0, half[rows], corrected_y[rows]))
 
-    _, truth = make_task(data, "symmetric:0.4", meta=0)  # noise that is made is for training rows alone
+    _, truth = make_task(data, "symmetric:0.4", meta=0)  # synthetic noise only affects training rows
     assert truth.test is not None
     assert torch.equal(truth.test.y, data.y[truth.test.rows])

@@ -1,4 +1,4 @@
-"""Files as they are replaced: links stay links, pipes and devices stay what they are, folders are refused."""
+"""Atomic writes: links remain links, pipes and devices are written to, folders are refused."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from warpi.errors import UserError
 from warpi.utils.files import write_atomically
 
 
-def test_a_link_stays_one_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+def test_a_link_remains_and_its_target_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     target, link, twice = tmp_path / "far" / "target.csv", tmp_path / "link.csv", tmp_path / "twice.csv"
     target.write_bytes(b"old")
@@ -28,7 +28,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_replaced(tmp_path: Path) -> No
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["far", "link.csv", "target.csv", "twice.csv"]
 
 
-def test_a_link_to_what_is_not_there_yet(tmp_path: Path) -> None:
+def test_a_link_to_a_missing_file(tmp_path: Path) -> None:
     link = tmp_path / "link.csv"
     link.symlink_to("later.csv")
     write_atomically(link, b"new")
@@ -41,7 +41,7 @@ def test_a_link_to_what_is_not_there_yet(tmp_path: Path) -> None:
     assert lost.is_symlink()
 
 
-def test_a_link_that_leads_in_a_circle(tmp_path: Path) -> None:
+def test_a_circular_link(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(UserError, match="the link points to itself"):
@@ -49,8 +49,8 @@ def test_a_link_that_leads_in_a_circle(tmp_path: Path) -> None:
     assert (tmp_path / "a").is_symlink()
 
 
-def test_a_link_is_kept_where_the_last_file_is(tmp_path: Path) -> None:
-    """A link may lead to another disk, to which nothing can be moved."""
+def test_a_link_is_renamed_to_keep_the_old_file(tmp_path: Path) -> None:
+    """Its target may be on another disk, so the target cannot be renamed."""
     (tmp_path / "target").write_bytes(b"old")
     (tmp_path / "link").symlink_to("target")
     write_atomically(tmp_path / "link", b"new", keep=tmp_path / "kept")
@@ -59,7 +59,7 @@ def test_a_link_is_kept_where_the_last_file_is(tmp_path: Path) -> None:
     assert (tmp_path / "link").read_bytes() == b"new"
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     pipe, link, got = tmp_path / "pipe", tmp_path / "link", list[bytes]()
     os.mkfifo(pipe)
@@ -67,7 +67,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     for path in (pipe, link):
         reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
         reader.start()
-        write_atomically(path, b"x" * 100_000)  # more than a pipe holds at a time
+        write_atomically(path, b"x" * 100_000)  # more than the buffer of a pipe
         reader.join(timeout=10)
         assert got.pop() == b"x" * 100_000
         assert stat.S_ISFIFO(pipe.stat().st_mode)
@@ -77,13 +77,13 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 def test_a_device_is_written_to(tmp_path: Path) -> None:
     device = tmp_path / "null"
     try:
-        os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))  # one of our own: that of all is not put at risk
+        os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))  # so that a bug cannot replace /dev/null
     except OSError:
-        pytest.skip("a device cannot be made here")
+        pytest.skip("devices cannot be created on this system")
     try:
         write_atomically(device, b"new")
     except UserError as e:
-        pytest.skip(f"a device cannot be used here: {e}")
+        pytest.skip(f"devices cannot be used on this system: {e}")
     finally:
         is_device = stat.S_ISCHR(device.stat().st_mode)
     assert is_device
@@ -91,7 +91,7 @@ def test_a_device_is_written_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to_file", [True, False], ids=["file", "pipe"])
 def test_standard_output_keeps_its_order(to_file: bool, tmp_path: Path) -> None:
-    """Under another name: what is wrong here would replace /dev/stdout for all, where root runs the tests."""
+    """Uses another name, because a bug could replace /dev/stdout if root runs the tests."""
     program = (
         "import pathlib, warpi.utils.files; warpi.utils.files._STREAMS = {'stream': 1}; print('before')\n"
         "warpi.utils.files.write_atomically(pathlib.Path('stream'), b'table\\n'); print('after')"
@@ -124,7 +124,7 @@ def test_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("bench meta-step --json .", "--json"),
     ],
 )
-def test_a_folder_is_refused_before_anything_is_done(
+def test_commands_refuse_a_folder_before_doing_anything(
     argv: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
