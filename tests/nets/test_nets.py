@@ -1,4 +1,4 @@
-"""Networks: sizes, the fc(features) form, forward-mode derivatives, and where weights come from."""
+"""Networks: sizes, the form fc(features), forward-mode derivatives, custom networks and weight files."""
 
 import os
 import pickle
@@ -24,7 +24,7 @@ from warpi.nets.resnet import _PadShortcut, resnet18, resnet20, resnet32, resnet
 from warpi.nets.wide_resnet import wrn28_10
 from warpi.utils.seeding import seeded
 
-# The same architectures, narrow; the size is such that no BatchNorm sees only two numbers.
+# Narrow versions of the architectures. The image size gives every BatchNorm more than two values.
 NARROW: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda s, k: MLP(s, k, hidden=(8, 6)), (2, 3)),
     "conv4": (lambda s, k: Conv4(s, k, channels=4), (2, 28, 28)),
@@ -81,7 +81,7 @@ def count_preact(channels: int, k: int, stem: int, widths: tuple[int, ...], dept
     for w in widths:
         for _ in range(depth):
             total += 2 * c + 9 * c * w + 2 * w + 9 * w * w  # norm, conv, norm, conv
-            total += c * w if c != w else 0  # the shortcut has no norm of its own
+            total += c * w if c != w else 0  # the shortcut has no normalization
             c = w
     return total + (2 * c if last_norm else 0) + c * k + k
 
@@ -112,7 +112,7 @@ def test_number_of_parameters(name: str, shape: tuple[int, ...], k: int, publish
     assert published is None or by_hand == published
 
 
-def test_the_table_and_this_file_name_the_same_nets() -> None:
+def test_the_registry_and_this_file_have_the_same_nets() -> None:
     assert list(NARROW) == list(NETS)
     assert all(entry.summary and "\n" not in entry.summary for entry in NETS.values())
 
@@ -130,7 +130,7 @@ def test_the_table_and_this_file_name_the_same_nets() -> None:
         ("resnet50", (3, 32, 32), 2048),
     ],
 )
-def test_full_nets_give_logits_of_their_features(name: str, shape: tuple[int, ...], d: int) -> None:
+def test_logits_are_those_of_the_features(name: str, shape: tuple[int, ...], d: int) -> None:
     net = make_net(name, shape, 7).eval()
     x = torch.randn(2, *shape)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_full_nets_give_logits_of_their_features(name: str, shape: tuple[int, ..
     assert z.isfinite().all()
 
 
-def test_initialisation_follows_the_global_seed_alone() -> None:
+def test_initialization_depends_only_on_the_global_seed() -> None:
     nets = []
     for seed in (0, 0, 1):
         with seeded(seed):
@@ -151,7 +151,7 @@ def test_initialisation_follows_the_global_seed_alone() -> None:
     assert not torch.equal(nets[0]["conv1.weight"], nets[2]["conv1.weight"])
 
 
-def test_he_initialisation_has_the_variance_it_should() -> None:
+def test_he_initialization_has_the_right_variance() -> None:
     with seeded(0):
         cifar, wide = resnet32((3, 8, 8), 10), resnet18((3, 8, 8), 10)
     fan_in = cifar.get_submodule("layer3.0.conv1").weight  # 32 -> 64 channels
@@ -176,14 +176,14 @@ def test_option_a_shortcut_is_every_second_pixel_between_zero_channels() -> None
 
 
 def norm(h: Tensor, state: dict[str, Tensor], name: str) -> Tensor:
-    """BatchNorm of a batch by its own mean and biased variance."""
+    """BatchNorm with the mean and biased variance of the batch."""
     mean, var = h.mean((0, 2, 3), keepdim=True), h.var((0, 2, 3), correction=0, keepdim=True)
     weight, bias = (state[f"{name}.{part}"].view(1, -1, 1, 1) for part in ("weight", "bias"))
     return (h - mean) / (var + 1e-5).sqrt() * weight + bias
 
 
 def shuffled_norms(net: nn.Module) -> dict[str, Tensor]:
-    """The state of a network whose BatchNorms are no longer the identity map."""
+    """The state of a network whose BatchNorms are not the identity."""
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight, 1.0, 0.3)
@@ -191,7 +191,7 @@ def shuffled_norms(net: nn.Module) -> dict[str, Tensor]:
     return {k: v.clone() for k, v in net.state_dict().items()}
 
 
-def test_bottleneck_resnet_is_what_its_formula_says() -> None:
+def test_bottleneck_resnet_equals_its_formula() -> None:
     net, x = narrow("resnet50")
     s = shuffled_norms(net)
     h = F.relu(norm(F.conv2d(x, s["conv1.weight"], stride=2, padding=3), s, "bn1"))
@@ -209,7 +209,7 @@ def test_bottleneck_resnet_is_what_its_formula_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet20", "resnet32"])
-def test_basic_resnets_are_what_their_formula_says(name: str) -> None:
+def test_basic_resnets_equal_their_formula(name: str) -> None:
     net, x = narrow(name)
     s = shuffled_norms(net)
     h = F.relu(norm(F.conv2d(x, s["conv1.weight"], padding=1), s, "bn1"))
@@ -230,7 +230,7 @@ def test_basic_resnets_are_what_their_formula_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["preact18", "wrn28_10"])
-def test_preactivation_nets_are_what_their_formula_says(name: str) -> None:
+def test_preactivation_nets_equal_their_formula(name: str) -> None:
     net, x = narrow(name)
     s = shuffled_norms(net)
     h = F.conv2d(x, s["conv1.weight"], padding=1)
@@ -240,7 +240,7 @@ def test_preactivation_nets_are_what_their_formula_says(name: str) -> None:
             a = F.relu(norm(h, s, f"{at}.bn1"))
             r = F.relu(norm(F.conv2d(a, s[f"{at}.conv1.weight"], stride=stride, padding=1), s, f"{at}.bn2"))
             r = F.conv2d(r, s[f"{at}.conv2.weight"], padding=1)
-            resized = j == 0 and (i > 1 or name == "wrn28_10")  # a wide net widens in its first stage already
+            resized = j == 0 and (i > 1 or name == "wrn28_10")  # a wide network also widens in its first stage
             h = r + (F.conv2d(a, s[f"{at}.shortcut.weight"], stride=stride) if resized else h)
     if name == "wrn28_10":
         h = F.relu(norm(h, s, "bn1"))
@@ -279,7 +279,7 @@ def test_dropout_of_wide_resnets_is_off_by_default_and_in_evaluation() -> None:
 # -- derivatives ----------------------------------------------------------------------------------------------------
 
 
-# torch's own first import of its jvp rules uses a part of torch that torch deprecates.
+# The first import of torch's jvp rules uses a deprecated part of torch.
 jvp_warns = pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
 
 
@@ -296,7 +296,7 @@ def test_gradient_reaches_every_parameter(name: str) -> None:
 @jvp_warns
 @pytest.mark.parametrize("name", NETS)
 def test_forward_mode_derivative(name: str) -> None:
-    """J g by jvp against central differences and against <u, J g> = <J^T u, g>, BatchNorm in train mode."""
+    """Compare J g with central differences and with <u, J g> = <J^T u, g>, with BatchNorm in training mode."""
     net, x = narrow(name)
     net.train()
     theta = {k: p.detach() for k, p in net.named_parameters()}
@@ -331,7 +331,7 @@ def test_forward_mode_derivative_with_dropout() -> None:
     theta = {k: p.detach() for k, p in net.named_parameters()}
 
     def logits(params: dict[str, Tensor]) -> Tensor:
-        with seeded(5):  # the same units are dropped each time
+        with seeded(5):  # the same dropout mask each time
             buffers = {k: b.clone() for k, b in net.named_buffers()}
             return functional_call(net, (params, buffers), (x,))  # type: ignore[no-any-return]
 
@@ -341,33 +341,33 @@ def test_forward_mode_derivative_with_dropout() -> None:
     torch.testing.assert_close((jg * jg).sum(), sum((jtu[k] * theta[k]).sum() for k in theta))
 
 
-# -- networks of one's own ------------------------------------------------------------------------------------------
+# -- custom networks ------------------------------------------------------------------------------------------
 
 
-def test_own_module_is_copied() -> None:
-    mine = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    mine[2].eval()  # a frozen BatchNorm stays frozen
-    one, two = make_net(mine, (2, 3), 3), make_net(mine, (2, 3), 3)
-    before = [p.clone() for p in mine.parameters()]
+def test_a_module_is_copied() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    module[2].eval()  # a frozen BatchNorm stays frozen
+    one, two = make_net(module, (2, 3), 3), make_net(module, (2, 3), 3)
+    before = [p.clone() for p in module.parameters()]
     with torch.no_grad():
         for p in one.parameters():
             p.add_(1.0)
-    for a, b, c, old in zip(one.parameters(), two.parameters(), mine.parameters(), before, strict=True):
+    for a, b, c, old in zip(one.parameters(), two.parameters(), module.parameters(), before, strict=True):
         assert torch.equal(b, old)
         assert torch.equal(c, old)
         assert torch.equal(a, old + 1)
     assert one.training
     assert not one[2].training
-    assert all(torch.equal(a, b) for a, b in zip(one.buffers(), mine.buffers(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one.buffers(), module.buffers(), strict=True))
 
 
-def test_own_function_and_class_are_called_with_shape_and_classes() -> None:
+def test_functions_and_classes_are_called_with_shape_and_classes() -> None:
     net = make_net(lambda shape, k: nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1], k)), (2, 5), 4)
     assert net(torch.zeros(3, 2, 5)).shape == (3, 4)
     assert isinstance(make_net(MLP, (7,), 2), MLP)
 
 
-def test_own_module_of_another_precision_and_with_lazy_layers() -> None:
+def test_modules_with_another_precision_or_lazy_layers() -> None:
     assert make_net(nn.Linear(3, 2).double(), (3,), 2).weight.dtype == torch.float64
     lazy = nn.LazyLinear(2)
     net = make_net(lazy, (3,), 2)
@@ -404,7 +404,7 @@ class Uncopiable(nn.Module):
         (7, "must be a name, an nn.Module or a function .* got int"),
     ],
 )
-def test_networks_that_do_not_fit_are_refused(net: object, says: str) -> None:
+def test_unsuitable_networks_are_refused(net: object, says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
         make_net(net, (2,), 2)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -450,7 +450,7 @@ def save(net_or_state: nn.Module | object, path: Path) -> Path:
 
 
 def trained(shape: tuple[int, ...] = (3, 8, 8), k: int = 4) -> nn.Module:
-    """A network whose every tensor, statistics included, differs from a fresh one."""
+    """A network in which every tensor, including statistics, differs from a new one."""
     with seeded(3):
         net = make_net("resnet32", shape, k).train()
         net(torch.randn(4, *shape))
@@ -472,15 +472,15 @@ def test_weights_round_trip(tmp_path: Path, suffix: str) -> None:
         assert loaded.bn1.num_batches_tracked == 1
 
 
-def test_weights_for_own_module(tmp_path: Path) -> None:
+def test_weights_for_a_module(tmp_path: Path) -> None:
     path = save(nn.Linear(3, 2), tmp_path / "w.safetensors")
-    mine = nn.Linear(3, 2)
-    assert not same(mine, make_net(mine, (3,), 2, path))
-    assert same(make_net(nn.Linear(3, 2), (3,), 2, path), make_net(mine, (3,), 2, path))
+    module = nn.Linear(3, 2)
+    assert not same(module, make_net(module, (3,), 2, path))
+    assert same(make_net(nn.Linear(3, 2), (3,), 2, path), make_net(module, (3,), 2, path))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_another_number_of_classes_keeps_the_fresh_last_layer(tmp_path: Path, suffix: str) -> None:
+def test_another_number_of_classes_keeps_the_new_last_layer(tmp_path: Path, suffix: str) -> None:
     net = trained(k=4)
     path = save(net, tmp_path / f"w{suffix}")
     with seeded(11):
@@ -501,7 +501,7 @@ def test_files_without_batch_counters_load(tmp_path: Path) -> None:
 
 
 def changed(**changes: Tensor | None) -> dict[str, Tensor]:
-    """A good state dict with some entries replaced, added, or (None) taken out; __ stands for a dot."""
+    """A valid state dict with some entries replaced, added, or (None) removed; __ means a dot."""
     state = trained().state_dict()
     for key, value in changes.items():
         name = key.replace("__", ".")
@@ -543,7 +543,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, state: dict[str,
         ([torch.ones(1)], "holds list; save"),
     ],
 )
-def test_files_that_are_no_state_dict_are_refused(tmp_path: Path, state: object, says: str) -> None:
+def test_files_without_a_state_dict_are_refused(tmp_path: Path, state: object, says: str) -> None:
     with pytest.raises(UserError, match=says):
         make_net("mlp", (5,), 2, save(state, tmp_path / "w.pth"))
 
@@ -560,7 +560,7 @@ def test_damaged_files_are_refused(tmp_path: Path, suffix: str) -> None:
 
 
 class Evil:
-    """What a malicious weight file holds: a call that is made when the pickle is opened."""
+    """The content of a malicious weight file: a call that runs when the pickle is opened."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -588,7 +588,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, plain: bool) 
         ("torchvision", "are for the net 'resnet50', got 'mlp'"),
     ],
 )
-def test_weights_that_are_not_there(weights: str, says: str) -> None:
+def test_missing_weights(weights: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         make_net("mlp", (5,), 2, weights)
 
@@ -618,8 +618,8 @@ def test_torchvision_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert net.fc.weight.shape == (14, 2048)
 
 
-def test_torchvision_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.device("meta"):  # nothing is loaded: save the time to draw weights
+def test_failing_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):  # saves the time to draw weights
         monkeypatch.setitem(sys.modules, "torchvision", None)
         with pytest.raises(UserError, match="needs the package 'torchvision'"):
             make_net("resnet50", (3, 64, 64), 14, "torchvision")
