@@ -158,7 +158,8 @@ def test_from_noisy_labels_to_a_better_classifier(
         server.kill()
         with closing(Store(run / "review" / "decisions.sqlite", {})) as store:
             assert {row: d.label for row, d in store.current_decisions().items()} == decided
-        server = Served(str(run), "--rows", str(rows), "--port", "0")
+        port = server.link.partition("/?")[0].rpartition(":")[2]
+        server = Served(str(run), "--rows", str(rows), "--port", port)
         visit(page, server.link)
         expect(page.locator("#count")).to_have_text(f"{len(decided)} of 60 suspicious rows reviewed")
         assert row_shown(page) not in decided

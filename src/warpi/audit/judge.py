@@ -33,7 +33,7 @@ def audit(
     threshold: float = 0.5,
     device: str = "auto",
     save: bool = True,
-    **own: Any,
+    **custom: Any,
 ) -> Audit:
     """Audit the labels a run was trained on.
 
@@ -46,11 +46,11 @@ def audit(
         threshold: a row is an issue if its wrong_probability is higher.
         device: "auto", "cpu" or "cuda".
         save: whether to store the result in the run folder.
-        own: a custom method or net that the run was trained with, as in `fit(resume=True)`.
+        custom: a custom method or net that the run was trained with, as in `fit(resume=True)`.
     """
     _check_arguments(folds, rows, threshold)
     if isinstance(run, Path | str):
-        run = reopen(run, device, own)
+        run = reopen(run, device, custom)
     method, path = (run, None) if isinstance(run, Method) else (run.method, run.path)
     if not hasattr(method, "task"):
         raise UserError("this method has not been trained; train it first, or give a run folder")
@@ -117,11 +117,11 @@ def _check_arguments(folds: int, rows: str | None, threshold: float) -> None:
 
 def _held_out_splits(run: Run | Method, method: Method) -> list[Split]:
     """Rows of the data that were not used for training and whose labels are as noisy as the others."""
-    splits = [method.task.val]
-    if isinstance(run, Run) and not run.truth.test_is_clean:
-        test = run.truth.test
-        splits.append(test if test is not None and test.examples is method.task.train.examples else None)
-    return [split for split in splits if split is not None]
+    splits = [] if method.task.val is None else [method.task.val]
+    test = None if isinstance(run, Method) or run.truth.test_is_clean else run.truth.test
+    if test is not None and test.examples is method.task.train.examples:
+        splits.append(test)
+    return splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,22 +174,15 @@ def _describe_in_sample(n_val: int) -> str:
 def _without_memorization(train: RowPredictions, val: RowPredictions) -> tuple[RowPredictions, float]:
     """Remove the effect of training on the labels from all probabilities; return the size of the correction, too."""
     p, memorization = scores.remove_memorization(train.p, train.y, scores.log_odds(val.p, val.y))
-    per_network = [
-        scores.remove_memorization(
-            network_p, train.y, scores.log_odds(val.per_network[s] if len(val.y) else val.p, val.y)
-        )[0]
-        for s, network_p in enumerate(train.per_network)
-    ]
-    return replace(train, p=p, per_network=np.array(per_network).reshape(train.per_network.shape)), memorization
+    per_network = train.per_network.copy()
+    for s, val_p in enumerate(val.per_network):
+        per_network[s] = scores.remove_memorization(per_network[s], train.y, scores.log_odds(val_p, val.y))[0]
+    return replace(train, p=p, per_network=per_network), memorization
 
 
 def _with_temperature(predictions: RowPredictions, temperature: float) -> RowPredictions:
-    per_network = [scores.apply_temperature(p, temperature) for p in predictions.per_network]
-    return replace(
-        predictions,
-        p=scores.apply_temperature(predictions.p, temperature),
-        per_network=np.array(per_network).reshape(predictions.per_network.shape),
-    )
+    p, per_network = (scores.apply_temperature(p, temperature) for p in (predictions.p, predictions.per_network))
+    return replace(predictions, p=p, per_network=per_network)
 
 
 def _audited_rows(method: Method, evidence: _Evidence, held_out: list[Split]) -> tuple[Ints, RowPredictions]:
@@ -228,9 +221,7 @@ def uncertainty(predictions: RowPredictions, T: Floats, folds: bool = False) -> 
         varied.append(f"{SAMPLES} samples of the label probability")
     if len(predictions.per_network):
         variance += np.stack([scores.label_quality(p, y, T) for p in predictions.per_network]).var(0)
-        varied.append(
-            "the networks of the run and of the fold" if folds else f"{len(predictions.per_network)} networks"
-        )
+        varied.append("the networks of run and fold" if folds else f"{len(predictions.per_network)} networks")
     if varied:
         return np.sqrt(variance), f"standard deviation of wrong_probability over {' and over '.join(varied)}"
     q = scores.posterior(predictions.p, y, T)
@@ -253,9 +244,7 @@ def _rate_margin(
 def _warn(method: Method, facts: Mapping[str, Any], can_check: bool, trusted_left_out: bool) -> None:
     """Log a warning for each reason not to trust the audit."""
     if method.trusts_given_labels:
-        log.warning(
-            "%s learns wrong labels as if they were right, so its audit misses them; audit warpi", facts["method"]
-        )
+        log.warning("%s learns wrong labels like right ones, so its audit misses them; audit warpi", facts["method"])
     if facts["folds"] and facts["n_trusted"] and not can_check:
         log.warning("a class has a single trusted row, which is never left out, so the rates cannot be checked")
     elif not trusted_left_out:

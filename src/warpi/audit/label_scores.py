@@ -79,10 +79,10 @@ def estimate_transition(p: Floats, y: Ints, steps: int = 100, strength: float = 
 
 
 def apply_temperature(p: Floats, temperature: float) -> Floats:
-    """softmax(log p / temperature).  [N, K]"""
+    """softmax(log p / temperature).  [..., K]"""
     z = np.log(np.maximum(np.asarray(p, np.float64), _TINY)) / temperature
-    e = np.exp(z - z.max(1, keepdims=True))
-    return np.asarray(e / e.sum(1, keepdims=True))
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True))
 
 
 def fit_temperature(p: Floats, y: Ints) -> float:

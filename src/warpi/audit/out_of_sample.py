@@ -49,6 +49,7 @@ class RowPredictions:
         )
 
 
+# Names of the arrays in a file of stored predictions.
 _STORED_NAMES = {"positions": "at", "y": "y", "p": "p", "per_network": "each", "label_log_probs": "given"}
 _TRUSTED = "trusted_"  # prefix of the names of the trusted rows in a file
 
