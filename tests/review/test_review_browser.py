@@ -17,7 +17,7 @@ import torch
 if os.environ.get("WARPI_BROWSER") != "required":
     pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
-from test_review import make_images, serve
+from review_helpers import make_images, serve
 
 from warpi.data.dataset import Dataset, Files
 from warpi.review.decisions import Store

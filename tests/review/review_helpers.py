@@ -1,0 +1,99 @@
+"""Data, decisions and an HTTP client for the tests of `warpi review`."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Scale, TensorExamples
+from warpi.review.decisions import Choice, Decision, Store
+from warpi.review.items import Items
+from warpi.review.server import Server
+from warpi.review.session import ReviewSession
+
+NAMES = ("<b>bold</b>", "a & b", '"quote"\'')
+
+
+def make_choice(row: int, label: str | None = "b", seen: int = 0, action: str = "change") -> Choice:
+    return Choice(row, seen, action, label, "a", "b")
+
+
+def make_decisions(rows: dict[int, str]) -> dict[int, Decision]:
+    return {row: Decision(i, row, "change", label, "", "") for i, (row, label) in enumerate(rows.items())}
+
+
+def make_images(n: int = 24, classes: tuple[str, ...] = NAMES) -> Dataset:
+    """Images in memory, with class names full of markup."""
+    x = torch.randint(256, (n, 3, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    examples = TensorExamples(x, Scale(torch.tensor(127.0), torch.tensor(64.0)))
+    return Dataset("x<y", examples, torch.arange(n) % len(classes), classes)
+
+
+class Client:
+    """Sends requests like a browser, or like an attacker."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.port = server.server_port
+        self.cookie = f"{server.cookie}={server.token}"
+
+    def ask(
+        self, method: str, path: str, body: object = None, **headers: str | None
+    ) -> tuple[int, Any, dict[str, str]]:
+        sent = {"Host": f"127.0.0.1:{self.port}", "Cookie": self.cookie}
+        if method == "POST":
+            sent |= {"Origin": f"http://127.0.0.1:{self.port}", "Content-Type": "application/json"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[misc]
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in sent.items():
+                if value is not None:
+                    connection.putheader(name, value)
+            if method == "POST" and "Content_Length" not in headers:
+                connection.putheader("Content-Length", str(len(content)))
+            connection.endheaders(content)
+            answer = connection.getresponse()
+            raw = answer.read()
+            kind = answer.headers.get_content_type()
+            return answer.status, json.loads(raw) if kind == "application/json" else raw, dict(answer.headers)
+
+    def decide(
+        self, row: int, action: str, label: str | None = None, seen: int = 0, tab: str = "t", step: str = ""
+    ) -> Any:
+        choices = [{"row": row, "seen": seen, "action": action, "label": label}]
+        return self.ask("POST", "/api/decide", {"tab": tab, "step": step or f"{row}{action}", "choices": choices})
+
+
+@contextmanager
+def serve(items: Items, folder: Path, port: int = 0) -> Iterator[Client]:
+    with (
+        closing(Store(folder / "decisions.sqlite", items.identity)) as store,
+        Server(ReviewSession(items, store, folder, {"data": "x", "noise": "given", "seed": 0}), port) as server,
+    ):
+        connections: list[socket.socket] = []
+        accept = server.get_request
+
+        def accept_and_record() -> tuple[socket.socket, Any]:
+            connection, address = accept()
+            connections.append(connection)
+            return connection, address
+
+        server.get_request = accept_and_record  # type: ignore[method-assign]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield Client(server)
+        finally:
+            server.shutdown()
+            thread.join()
+            for connection in connections:  # as if the process had ended
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,138 @@
+"""The store of decisions: concurrency, undo, and safety against crashes."""
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from review_helpers import make_choice
+
+from warpi.errors import UserError
+from warpi.review.decisions import Store
+
+
+def test_decisions_are_stored(store: Store) -> None:
+    store.decide([make_choice(3), make_choice(5, "a", action="keep")], "tab", "1")
+    store.decide([make_choice(9, None, action="unsure")], "tab", "2")
+    with closing(Store(store.path, {"classes": ["a", "b"]})) as reopened:
+        decisions = {row: (d.action, d.label) for row, d in reopened.current_decisions().items()}
+    assert decisions == {3: ("change", "b"), 5: ("keep", "a"), 9: ("unsure", None)}
+
+
+def test_decisions_about_other_data_are_refused(store: Store) -> None:
+    with pytest.raises(UserError, match="decisions about other data: classes"):
+        Store(store.path, {"classes": ["a", "c"]})
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"not a database, but long enough to be one" * 50)
+    with pytest.raises(UserError, match="cannot store decisions in"):
+        Store(tmp_path / "x", {})
+
+
+def test_undo_restores_the_previous_decision(store: Store) -> None:
+    (first,) = store.decide([make_choice(3)], "tab", "1").done.values()
+    assert first is not None
+    store.decide([make_choice(3, "a", first.id, "keep")], "tab", "2")
+    assert store.undo("tab", "3") == {3: first}
+    assert store.undo("tab", "4") == {3: None}
+    assert store.undo("tab", "5") == {}
+    assert [line[2] for line in store.log()] == ["change", "keep", "undo", "undo"]
+
+
+def test_decisions_of_one_step_are_undone_together(store: Store) -> None:
+    store.decide([make_choice(row) for row in range(4)], "tab", "1")
+    assert store.undo("tab", "2") == dict.fromkeys(range(4))
+
+
+def test_log_is_append_only(store: Store) -> None:
+    store.decide([make_choice(3)], "tab", "1")
+    with closing(sqlite3.connect(store.path)) as db:
+        for change in ("DELETE FROM log", "UPDATE log SET label = 'a'"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                db.execute(change)
+
+
+def test_second_of_two_tabs_is_refused(store: Store) -> None:
+    first = store.decide([make_choice(3), make_choice(4)], "one", "1").done
+    second = store.decide([make_choice(4, "a"), make_choice(5)], "two", "2")
+    assert second.refused == {4: first[4]}
+    assert set(second.done) == {5}
+    assert set(store.current_decisions()) == {3, 4, 5}
+    assert first[4] is not None
+    store.decide([make_choice(4, "a", first[4].id)], "two", "3")  # a tab that has seen the decision may change it
+    assert store.current_decisions()[4].label == "a"
+    later = store.current_decisions()[4]
+    assert store.undo("one", "4") == {3: None, 4: later}  # the later decision of the other tab stays
+
+
+def test_repeated_step_is_stored_once(store: Store) -> None:
+    first = store.decide([make_choice(3)], "tab", "1")
+    assert store.decide([make_choice(3)], "tab", "1") == first
+    store.decide([make_choice(4)], "tab", "2")
+    assert store.undo("tab", "u") == store.undo("tab", "u") == {4: None}
+    assert len(store.log()) == 3
+    assert set(store.current_decisions()) == {3}
+
+
+def test_failed_step_leaves_the_store_usable(store: Store) -> None:
+    store.decide([make_choice(1)], "tab", "1")
+    entry = "INSERT INTO log (time, tab, step, row, action, given, undoes) VALUES ('', '', '', 2, 'undo', '', 99)"
+    store._db.execute("PRAGMA foreign_keys = ON")
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"), store._writing() as db:  # noqa: PT012
+        db.execute("PRAGMA defer_foreign_keys = ON")  # so that the commit fails, not the insert
+        db.execute(entry)
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.decide([make_choice(row, "b" * 500) for row in range(2, 200)], "tab", "2")
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.decide([make_choice(3)], "tab", "2")
+    assert set(store.current_decisions()) == {1, 3}
+
+
+def test_random_steps_match_a_model_in_memory(store: Store) -> None:
+    """Two tabs decide and undo in random order; the result equals that of lists in memory."""
+    rng = random.Random(0)
+    steps: dict[str, list[int]] = {"one": [], "two": []}
+    stack: dict[int, list[tuple[int, str]]] = {row: [] for row in range(5)}  # row -> (step, label)
+    for n in range(80):
+        tab = rng.choice(["one", "two"])
+        if rng.random() < 0.35:
+            store.undo(tab, str(n))
+            if steps[tab]:
+                last = steps[tab].pop()
+                for row in stack:
+                    stack[row] = [entry for entry in stack[row] if entry[0] != last]
+        else:
+            rows = rng.sample(range(5), rng.randint(1, 3))
+            label = rng.choice("ab")
+            seen = {row: d.id for row, d in store.current_decisions().items()}
+            store.decide([make_choice(row, label, seen.get(row, 0)) for row in rows], tab, str(n))
+            steps[tab].append(n)
+            for row in rows:
+                stack[row].append((n, label))
+    expected = {row: entries[-1][1] for row, entries in stack.items() if entries}
+    assert {row: d.label for row, d in store.current_decisions().items()} == expected
+
+
+def test_decisions_survive_a_kill(tmp_path: Path) -> None:
+    program = (
+        "import itertools, sys\nfrom pathlib import Path\nfrom warpi.review.decisions import Choice, Store\n"
+        "store = Store(Path(sys.argv[1]), {})\n"
+        "for n in itertools.count():\n"
+        "    store.decide([Choice(n, 0, 'keep', 'a', 'a', None)], 'tab', str(n))\n    print(n, flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "d.sqlite")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(40):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        last = 39 + len([line for line in process.stdout if line.endswith("\n")])
+    with closing(Store(tmp_path / "d.sqlite", {})) as store:
+        assert set(range(last + 1)) <= set(store.current_decisions())
