@@ -48,10 +48,10 @@ def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: p
     passes._warn_untraced.cache_clear()
     s = Setting(net, "warpi", device)
     with seeded(3):
-        wanted_value, wanted = s.oracle()
+        wanted_value, wanted = s.reference_gradient()
     configure_passes(s.net, TRACED)
     with caplog.at_level(logging.WARNING), seeded(3):
-        value, grads = s.lookahead()
+        value, grads = s.gradient()
     draws_the_same = net != "numpy" and ("dropout" not in net or device == "cpu")  # fused kernels draw other masks
     if draws_the_same:
         assert value.item() == pytest.approx(wanted_value.item(), rel=EXACT)
@@ -162,8 +162,8 @@ def test_only_the_last_children_move(compile: bool) -> None:
     assert {name.split(".")[0] for name in names} == {"shortcut", "fc"}
     for name, p in frozen.net.named_parameters():
         p.requires_grad_(name in names)
-    value, got = s.lookahead()
-    wanted_value, wanted = frozen.oracle()
+    value, got = s.gradient()
+    wanted_value, wanted = frozen.reference_gradient()
     assert value.item() == pytest.approx(wanted_value.item(), rel=EXACT)
     assert_same(got, wanted)
     assert len(forward(s.net, s.x).done.vjp(torch.ones(6, K).double())) == len(list(s.net.parameters()))
@@ -181,9 +181,9 @@ def test_a_depth_without_weights_raises() -> None:
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_finite_difference_is_close(compile: bool) -> None:
     s = Setting("residual", "warpi")
-    _, wanted = s.oracle()
+    _, wanted = s.reference_gradient()
     configure_passes(s.net, PassConfig(difference=True, compile=compile))
-    _, got = s.lookahead()
+    _, got = s.gradient()
     assert_same(got, wanted, 0.1)
     with pytest.raises(AssertionError):
         assert_same(got, wanted, 1e-9)  # it is not the exact product
@@ -211,11 +211,11 @@ def test_bf16(compile: bool, mode: str) -> None:
     if mode != "train":
         for module in s.net.modules():
             module.training = not isinstance(module, nn.BatchNorm2d)
-    _, exact = s.oracle()
+    _, exact = s.reference_gradient()
     configure_passes(s.net, PassConfig(bf16=True, compile=compile))
     noisy = forward(s.net, s.x)
     assert noisy.z.dtype == torch.float32
-    _, grads = s.lookahead()
+    _, grads = s.gradient()
     a, b = torch.cat([g.flatten() for g in grads]), torch.cat([g.flatten() for g in exact])
     assert F.cosine_similarity(a, b, dim=0) > 0.9
     assert {p.dtype for p in s.net.parameters()} == {torch.float32}
@@ -451,10 +451,10 @@ def test_numbers_that_change_later_count() -> None:
 def test_a_difference_needs_the_same_masks() -> None:
     s = Setting("dropout", "warpi")
     with seeded(3):
-        _, wanted = s.oracle()
+        _, wanted = s.reference_gradient()
     configure_passes(s.net, PassConfig(compile=True, difference=True))
     with seeded(3):
-        _, got = s.lookahead()
+        _, got = s.gradient()
     assert_same(got, wanted, 0.1)
 
 

@@ -272,13 +272,13 @@ class Setting:
         self.loss: LogitLoss = make_loss(self.V, y)
         self.meta_loss: LogitLoss = lambda z: F.cross_entropy(z, y_meta)
 
-    def lookahead(self) -> tuple[Tensor, list[Tensor]]:
+    def gradient(self) -> tuple[Tensor, list[Tensor]]:
         self.V.zero_grad()
         noisy = forward(self.net, self.x)
         value = meta_gradient(noisy, self.loss, self.x_meta, self.meta_loss, self.phi, LR)
         return value, [grad_of(p) for p in self.phi]
 
-    def oracle(self, lr: float = LR) -> tuple[Tensor, list[Tensor]]:
+    def reference_gradient(self, lr: float = LR) -> tuple[Tensor, list[Tensor]]:
         """L_meta(theta_hat(phi)) and its gradient, by double backward through the network."""
         with (
             sdpa_kernel(SDPBackend.MATH),
@@ -287,7 +287,7 @@ class Setting:
             return double_backward(self.net, self.x, self.loss, self.x_meta, self.meta_loss, self.phi, lr)
 
     def value(self) -> float:
-        return float(self.oracle()[0])
+        return float(self.reference_gradient()[0])
 
 
 def double_backward(
@@ -324,11 +324,11 @@ def assert_same(got: Sequence[Tensor], wanted: Sequence[Tensor], rtol: float = E
 def test_equals_double_backward(net: str, loss: str, device: str) -> None:
     s = Setting(net, loss, device)
     with seeded(3):  # the same dropout masks for both
-        wanted_value, wanted = s.oracle()  # first, because it does not change the vectors of spectral norm
+        wanted_value, wanted = s.reference_gradient()  # first, because it does not change the vectors of spectral norm
     if isinstance(s.net, Numpy):
         s.net.rng = np.random.default_rng(0)
     with seeded(3):
-        value, grads = s.lookahead()
+        value, grads = s.gradient()
     assert float(value) == pytest.approx(float(wanted_value), rel=EXACT)
     assert_same(grads, wanted)
     assert min(float(g.norm()) for g in wanted) > 0  # the comparison is not with zero
@@ -338,7 +338,7 @@ def test_equals_double_backward(net: str, loss: str, device: str) -> None:
 @pytest.mark.parametrize("net", ["mlp", "residual"])
 def test_equals_finite_differences(net: str, loss: str) -> None:
     s, h = Setting(net, loss), 1e-5
-    _, grads = s.lookahead()
+    _, grads = s.gradient()
     for seed in range(3):
         generator = make_generator(seed)
         along = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in s.phi]
@@ -358,14 +358,14 @@ def test_equals_finite_differences(net: str, loss: str) -> None:
 def test_holds_in_evaluation_mode() -> None:
     s = Setting("mlp", "warpi")
     s.net.eval()
-    (value, grads), (wanted_value, wanted) = s.lookahead(), s.oracle()
+    (value, grads), (wanted_value, wanted) = s.gradient(), s.reference_gradient()
     assert float(value) == pytest.approx(float(wanted_value), rel=EXACT)
     assert_same(grads, wanted)
 
 
 def test_adds_to_existing_gradients() -> None:
     s = Setting("mlp", "warpi")
-    _, grads = s.lookahead()
+    _, grads = s.gradient()
     for p, g in zip(s.phi, grads, strict=True):
         p.grad = 2 * g
     meta_gradient(forward(s.net, s.x), s.loss, s.x_meta, s.meta_loss, s.phi, torch.tensor(LR, dtype=torch.float64))
@@ -411,7 +411,7 @@ def test_running_statistics_equal_those_of_one_plain_pass(net: str) -> None:
     s = Setting(net, "warpi")
     reference = copy.deepcopy(s.net)
     with seeded(3):
-        s.lookahead()
+        s.gradient()
     with seeded(3):
         reference(s.x)
     buffers = dict(s.net.named_buffers())
@@ -427,7 +427,7 @@ def test_the_global_generator_advances_as_in_two_plain_passes(net: str) -> None:
     s = Setting(net, "warpi")
     with seeded(3):
         before = torch.get_rng_state()
-        s.lookahead()
+        s.gradient()
         after = torch.get_rng_state()
     with seeded(3):
         s.net(s.x)
@@ -445,9 +445,9 @@ def test_only_networks_that_need_it_are_differentiated_twice(net: str, caplog: p
     for _ in "ab":  # two networks of one type with three steps each log one line
         s = Setting(net, "mwnet")
         with seeded(3):
-            s.lookahead()
-            s.lookahead()
-            s.lookahead()
+            s.gradient()
+            s.gradient()
+            s.gradient()
         assert bool(passes._jvp_obstacles[s.net]) == (net in TWICE)
     assert [r.name for r in caplog.records] == ["warpi.autodiff"] * (net in TWICE)
     assert all("exact, but slower" in r.getMessage() and type(s.net).__name__ in r.getMessage() for r in caplog.records)
@@ -457,16 +457,16 @@ def test_a_failing_product_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> Non
     s, tried = Setting("weight norm", "warpi"), []
     real = passes.jvp
     monkeypatch.setattr(passes, "jvp", lambda *args: (tried.append(1), real(*args))[1])
-    _, first = s.lookahead()
+    _, first = s.gradient()
     s.net.load_state_dict(s.net.state_dict())
-    _, second = s.lookahead()
+    _, second = s.gradient()
     assert len(tried) == 1
     assert_same(second, first)  # training mode does not read running statistics
 
 
 def test_a_network_is_freed_with_its_last_reference() -> None:
     s = Setting("spectral norm", "warpi")
-    s.lookahead()
+    s.gradient()
     net, known = weakref.ref(s.net), len(passes._jvp_obstacles)
     del s
     gc.collect()
@@ -491,12 +491,12 @@ def test_the_real_step_works_after_double_backward(net: str) -> None:
 def test_lstm_in_single_precision() -> None:
     """On a CPU only float32 has a fused kernel, without a forward-mode rule but twice differentiable."""
     s = Setting("lstm", "mwnet")  # draws no random numbers, which would depend on the precision
-    wanted_value, wanted = s.oracle()
+    wanted_value, wanted = s.reference_gradient()
     s.net = s.net.float()
     s.V = s.V.float()
     s.x = s.x.float()
     s.x_meta = s.x_meta.float()
-    value, grads = s.lookahead()
+    value, grads = s.gradient()
     assert "mkldnn_rnn_layer" in passes._jvp_obstacles[s.net]
     assert float(value) == pytest.approx(float(wanted_value), rel=1e-5)
     assert_same([g.double() for g in grads], wanted, rtol=1e-3)
@@ -547,7 +547,7 @@ def test_an_operator_without_either_derivative_raises(twice: type[Double], place
     s.net = Once(twice, place).double()
     for _ in "ab":
         with pytest.raises(UserError, match=r"^Once has an operator .*autograd.Function.* nor twice .* such as ce$"):
-            s.lookahead()
+            s.gradient()
 
 
 def test_out_of_memory_is_not_taken_for_a_missing_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,7 +557,7 @@ def test_out_of_memory_is_not_taken_for_a_missing_rule(monkeypatch: pytest.Monke
     s = Setting("mlp", "warpi")
     monkeypatch.setattr(passes, "jvp", full)
     with pytest.raises(torch.OutOfMemoryError):
-        s.lookahead()
+        s.gradient()
     assert s.net not in passes._jvp_obstacles
 
 

@@ -169,7 +169,7 @@ def do_normalize() -> None:
     """Compare the synchronized layer with BatchNorm on the whole batch."""
     with distributed.process_group(torch.device("cpu")), doubles():
         torch.manual_seed(0)
-        mine = slice(4 * distributed.rank(), 4 * distributed.rank() + 4)
+        share = slice(4 * distributed.rank(), 4 * distributed.rank() + 4)
         cases: list[tuple[type[nn.Module], tuple[int, ...]]]
         cases = [(nn.BatchNorm1d, (8, 5)), (nn.BatchNorm1d, (8, 5, 6)), (nn.BatchNorm2d, (8, 5, 3, 4))]
         options: list[dict[str, Any]]
@@ -183,14 +183,14 @@ def do_normalize() -> None:
             assert isinstance(part[0], SharedBatchNorm)
             x, w, t = (torch.randn(shape) for _ in range(3))
             directions = {name: torch.randn_like(p) for name, p in whole.named_parameters()}
-            whole(x), part(x[mine])  # running statistics of more than one batch
-            a, b = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+            whole(x), part(x[share])  # running statistics of more than one batch
+            a, b = x.clone().requires_grad_(), x[share].clone().requires_grad_()
             y, z = whole(a), part(b)
-            torch.testing.assert_close(z, y[mine])
-            (y * w).sum().backward(), (z * w[mine]).sum().backward()
+            torch.testing.assert_close(z, y[share])
+            (y * w).sum().backward(), (z * w[share]).sum().backward()
             assert a.grad is not None
             assert b.grad is not None
-            torch.testing.assert_close(b.grad, a.grad[mine])
+            torch.testing.assert_close(b.grad, a.grad[share])
             for p, q in zip(part.parameters(), whole.parameters(), strict=True):
                 assert p.grad is not None
                 distributed.average([p.grad])
@@ -202,10 +202,10 @@ def do_normalize() -> None:
                 buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
                 return lambda p, x: functional_call(net, (p, {k: v.clone() for k, v in buffers.items()}), (x,))
 
-            here = {name: p.detach() for name, p in whole.named_parameters()}
-            _, ahead = jvp(call(whole), (here, x), (directions, t))
-            _, share = jvp(call(part), (here, x[mine]), (directions, t[mine]))
-            torch.testing.assert_close(share, ahead[mine])
+            parameters = {name: p.detach() for name, p in whole.named_parameters()}
+            _, expected = jvp(call(whole), (parameters, x), (directions, t))
+            _, product = jvp(call(part), (parameters, x[share]), (directions, t[share]))
+            torch.testing.assert_close(product, expected[share])
             if option != {"track_running_stats": False}:
                 torch.testing.assert_close(part.eval()(x), whole.eval()(x))
         half = synchronize_batchnorm(nn.BatchNorm1d(3)).float()
@@ -271,7 +271,7 @@ def do_fit_and_fail(out: str, how: str) -> None:
         os.write(1, f"elsewhere: {e}\n".encode())  # unbuffered, because ranks share their log
         raise SystemExit(2) from e
     except UserError as e:
-        os.write(1, f"own: {e}\n".encode())
+        os.write(1, f"this rank: {e}\n".encode())
         raise SystemExit(2) from e
 
 
@@ -490,13 +490,13 @@ def assert_cut(split: Split, size: int, ranks: int, first: int, n: int, views: i
     ((*whole,),) = shared(split, size, 1, first, n, views)
     parts = shared(split, size, ranks, first, n, views)
     for k, batch in enumerate(whole):
-        mine = [part[k] for part in parts]
-        assert {len(b.y) for b in mine} == {len(batch.y) // ranks}
-        assert torch.equal(torch.cat([b.rows for b in mine]), batch.rows)
-        assert torch.equal(torch.cat([b.y for b in mine]), batch.y)
+        shares = [part[k] for part in parts]
+        assert {len(b.y) for b in shares} == {len(batch.y) // ranks}
+        assert torch.equal(torch.cat([b.rows for b in shares]), batch.rows)
+        assert torch.equal(torch.cat([b.y for b in shares]), batch.y)
         for v in range(views):
-            assert torch.equal(torch.cat([b.views[v] for b in mine]), batch.views[v])
-        assert len(set(torch.cat([b.rows for b in mine]).tolist())) == len(batch.y), "disjoint"
+            assert torch.equal(torch.cat([b.views[v] for b in shares]), batch.views[v])
+        assert len(set(torch.cat([b.rows for b in shares]).tolist())) == len(batch.y), "disjoint"
 
 
 @settings(max_examples=10, deadline=None)
@@ -550,8 +550,8 @@ def test_samples_equal_those_of_one_process(ranks: int, b: int, n: int) -> None:
     parts = []
     for r in range(ranks):
         with as_rank(r, ranks):
-            mine = slice(r * b, (r + 1) * b)
-            parts.append(DiagGaussian(mean[mine], log_var[mine]).rsample(n, torch.Generator().manual_seed(2)))
+            share = slice(r * b, (r + 1) * b)
+            parts.append(DiagGaussian(mean[share], log_var[share]).rsample(n, torch.Generator().manual_seed(2)))
     assert torch.equal(torch.cat(parts, 1), whole)
 
 
@@ -578,9 +578,10 @@ class Run:
     def assert_like(self, other: "Run") -> None:
         """Assert that both runs are the same up to float32 rounding."""
         assert (self.out / "done").exists()
-        mine, theirs = self.records(), other.records()
-        assert len(mine) == len(theirs) >= 3
-        for a, b in zip(mine, theirs, strict=True):
+        records = self.records()
+        expected = other.records()
+        assert len(records) == len(expected) >= 3
+        for a, b in zip(records, expected, strict=True):
             assert a["epoch"] == b["epoch"]
             assert a["loss"] == pytest.approx(b["loss"], rel=2e-3)
             assert a.get("meta_loss", 0) == pytest.approx(b.get("meta_loss", 0), rel=2e-2)
@@ -633,8 +634,10 @@ def test_a_run_resumes_with_other_ranks(
     for pid in ranks.pids if before == after else ranks.pids[-1:]:
         os.kill(pid, signal.SIGTERM)
     assert ranks.codes() == [143] * before
-    again = ["warpi", "fit", "--out", str(run.out), "--resume"] + ["--devices", "2", "--device", "cpu"] * (before == 2)
-    assert ranks.log() == f"warpi: stopped by SIGTERM; resume with: {shlex.join(again)}\n", "one rank reports it"
+    command = ["warpi", "fit", "--out", str(run.out), "--resume"] + ["--devices", "2", "--device", "cpu"] * (
+        before == 2
+    )
+    assert ranks.log() == f"warpi: stopped by SIGTERM; resume with: {shlex.join(command)}\n", "one rank reports it"
     epoch, step = run.position()
     assert epoch < 3
     assert step > 0
@@ -649,7 +652,7 @@ def test_a_run_resumes_with_other_ranks(
 def test_a_rank_without_access_to_the_folder(server: Server, undisturbed: Run, tmp_path: Path) -> None:
     """On another machine the path may not exist; rank 0 sends the contents."""
     run = Run(tmp_path / "run")
-    elsewhere = tmp_path / "nothing" / "here"
+    elsewhere = tmp_path / "missing" / "folder"
     commands = [[*FIT, "--out", str(out), "--checkpoint-seconds", "0"] for out in (run.out, elsewhere)]
     ranks = server.start(2, commands)
     wait_until(run.file.exists, ranks.log)
@@ -670,7 +673,7 @@ def test_the_others_notice_a_lost_rank(server: Server, alone: Run, tmp_path: Pat
     assert ranks.codes(10.0) == [-signal.SIGKILL, distributed.EXIT_RANK_LOST], ranks.log()
     (line,) = ranks.log().splitlines()
     assert line.startswith("warpi: rank 1 of 2 lost another process of this run (")
-    assert line.endswith(f"; go on with: warpi fit --out {run.out} --resume --devices 2 --device cpu")
+    assert line.endswith(f"; resume with: warpi fit --out {run.out} --resume --devices 2 --device cpu")
     assert checkpoint.exists(run.file)
     server.run(1, [*FIT, "--out", str(run.out), "--resume"])
     run.assert_like(alone)
@@ -768,13 +771,16 @@ def test_all_ranks_stop_if_one_diverges(server: Server, tmp_path: Path) -> None:
     ranks = server.start(2, "do_fit_and_fail", out=str(tmp_path / "run"), how="nan")
     assert ranks.codes(20.0) == [2, 2], ranks.log()
     message = "loss became nan at epoch 1, step 3"
-    assert sorted(line.partition(message)[0] for line in ranks.log().splitlines()) == ["elsewhere: rank 1: ", "own: "]
+    assert sorted(line.partition(message)[0] for line in ranks.log().splitlines()) == [
+        "elsewhere: rank 1: ",
+        "this rank: ",
+    ]
 
 
 def test_an_error_in_the_middle_of_a_step(server: Server, tmp_path: Path) -> None:
     ranks = server.start(2, "do_fit_and_fail", out=str(tmp_path / "run"), how="error")
     assert ranks.codes(20.0) == [distributed.EXIT_RANK_LOST, 2], ranks.log()
-    assert "own: a file has gone" in ranks.log()
+    assert "this rank: a file has gone" in ranks.log()
     assert "warpi: rank 0 of 2 lost another process of this run (" in ranks.log()
 
 
