@@ -31,7 +31,7 @@ FAR = np.array([2.0**31, 0, -(2.0**40)])  # the first is about as large as secon
 
 
 def model(**params: Any) -> NoisyLabelClassifier:
-    return NoisyLabelClassifier("warpi", epochs=2, random_state=0, **params)
+    return NoisyLabelClassifier("glc", epochs=2, random_state=0, **params)
 
 
 def seen(x: np.ndarray) -> torch.Tensor:
@@ -169,20 +169,13 @@ def test_estimator_ignores_offsets(form: Any, change: Any) -> None:
 
 
 @pytest.mark.parametrize("form", [np.asarray, as_frame])
-def test_saved_and_exported(tmp_path: Path, form: Any) -> None:
+def test_saved(tmp_path: Path, form: Any) -> None:
     x = form(X + FAR)
     made = model().fit(x, Y, form(X[:9] + FAR), Y[:9])
     assert made.encode(x).dtype == np.float64
     expected = made.predict_proba(x)
     made.save(tmp_path / "model")
     np.testing.assert_array_equal(NoisyLabelClassifier.load(tmp_path / "model").predict_proba(x), expected)
-    if form is np.asarray:  # the export of a frame covers this case
-        return
-    onnxruntime = pytest.importorskip("onnxruntime")
-    made.to_onnx(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    (actual,) = session.run(["probabilities"], {"x": made.encode(x)})
-    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_older_files_can_be_loaded(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def table() -> tuple[pd.DataFrame, np.ndarray]:
     truth = rng.integers(3, size=240)
     frame = pd.DataFrame(
         {
-            "size": 1000 + 50 * truth + 10 * rng.normal(size=240),
+            "size": 2.0**31 + 50 * truth + 10 * rng.normal(size=240),  # needs float64
             "colour": pd.Categorical.from_codes(truth, ["red", "green", "blue", "never seen"]),
             "place": np.array(["north", "south", "west"])[(truth + rng.integers(2, size=240)) % 3],
             "old": rng.random(240) < 0.5,
@@ -509,8 +509,8 @@ def test_damaged_files_raise_errors(small: tuple[Arrays, Arrays, Arrays], tmp_pa
         with pytest.raises(UserError, match=str(path)):
             NoisyLabelClassifier.load(path)
     for other, why in (
-        (content[:-1], "not a whole classifier"),
-        (pickle.dumps(model), "not a whole classifier"),
+        (content[:-1], "not a complete classifier"),
+        (pickle.dumps(model), "not a complete classifier"),
         (pack({}, "warpi-checkpoint/1"), "not a classifier of this version"),
     ):
         path.write_bytes(other)
@@ -521,7 +521,7 @@ def test_damaged_files_raise_errors(small: tuple[Arrays, Arrays, Arrays], tmp_pa
             NoisyLabelClassifier.load(tmp_path / name)
     path.write_text("age,income\n" * 50)
     with pytest.raises(
-        UserError, match=r"not a whole classifier.*give an unchanged file that NoisyLabelClassifier.save wrote"
+        UserError, match=r"not a complete classifier.*give an unchanged file that NoisyLabelClassifier.save wrote"
     ):
         NoisyLabelClassifier.load(path)
 
