@@ -1,4 +1,4 @@
-"""Tables that a benchmark writes into a page of docs, between two marks, and what they were made on."""
+"""Shared by the benchmarks: paths, machine and versions, and tables between two marks of a page."""
 
 import os
 import platform
@@ -19,6 +19,7 @@ def made_on(*packages: str) -> dict[str, str]:
 
 
 def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Replace the text between two marks of a page."""
     head, _, rest = page.read_text().partition(marks[0])
     _, _, tail = rest.partition(marks[1])
     write_atomically(page, f"{head}{marks[0]}\n{text}\n{marks[1]}{tail}".encode())

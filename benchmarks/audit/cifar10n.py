@@ -1,12 +1,12 @@
-"""Wrong ones among human labels: CIFAR-10N (`random1`), `warpi audit` and cleanlab on the same probabilities.
+"""Detecting wrong human labels: CIFAR-10N (`random1`), `warpi audit` and cleanlab on the same probabilities.
 
-    python3 benchmarks/audit/cifar10n.py --root DATA --out OUT [--method ce]    trains, on a GPU; needs no cleanlab
-    python -m benchmarks.audit.cifar10n --compare OUT                           elsewhere; needs cleanlab
+    python -m benchmarks.audit.cifar10n --root DATA --out OUT [--method ce]     train, on a GPU; without cleanlab
+    python -m benchmarks.audit.cifar10n --compare OUT                           compare; needs cleanlab
 
 The first writes OUT/METHOD.npz (out-of-sample probabilities) and OUT/METHOD.json; the second compares, and writes
-results/audit_cifar10n.json and the table of docs/audit.md. DATA holds CIFAR-10 and the labels of CIFAR-N. A run that
-was interrupted goes on where it was, if --work is the same. 1,000 trusted examples, disjoint from the rest, take their
-true labels from CIFAR-10; nothing else of the truth is seen before the AUROC.
+results/audit_cifar10n.json and the table of docs/audit.md. DATA contains CIFAR-10 and the labels of CIFAR-N. An
+interrupted run is resumed if --work is the same. The 1,000 trusted examples are disjoint from the others and have the
+true labels of CIFAR-10; the true labels of the other examples are only used to compute the scores.
 """
 
 import argparse
@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import ROOT
+from benchmarks.common import RESULTS, ROOT
 
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "audit_cifar10n.json", ROOT / "docs" / "audit.md"
+OUT = RESULTS / "audit_cifar10n.json"
+PAGE = ROOT / "docs" / "audit.md"
 
 BINS = (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.01)  # of wrong_probability
 
 
-def found(bad: np.ndarray, score: np.ndarray, issue: np.ndarray) -> dict[str, float]:
-    """How well a score and a decision find the labels that are wrong."""
+def detection(bad: np.ndarray, score: np.ndarray, issue: np.ndarray) -> dict[str, float]:
+    """How well a score and a decision detect wrong labels."""
     from sklearn.metrics import roc_auc_score
 
     hits = int((issue & bad).sum())
@@ -59,28 +60,29 @@ def train(args: argparse.Namespace) -> None:
     }
     settings |= {"limit": args.limit} if args.limit else {}
     settings |= {"compile": args.compile} if args.compile is not None else {}
-    run, began = args.work / f"{args.method}-{args.net}-{args.epochs}", time.perf_counter()
+    run = args.work / f"{args.method}-{args.net}-{args.epochs}"
+    began = time.perf_counter()
     if not (run / "done").exists():
         warpi.fit(run, **settings, device=device, resume=(run / "spec.json").exists(), quiet=False)
     trained = time.perf_counter() - began
     done = reopen(run, device)
     clean = done.truth.clean.cpu().numpy()
 
-    def look(a: Audit) -> dict[str, Any]:
+    def summarize(a: Audit) -> dict[str, Any]:
         bad = clean != a.given
-        got = found(bad, a.wrong_probability, a.is_label_issue) | {"noise_rate": a.facts["noise_rate"]}
-        guess = a.probabilities.argmax(1)
-        return got | {
+        scores = detection(bad, a.wrong_probability, a.is_label_issue) | {"noise_rate": a.facts["noise_rate"]}
+        predicted = a.probabilities.argmax(1)
+        return scores | {
             "wrong": float(bad.mean()),
-            "accuracy_of_p": float((guess == clean).mean()),
+            "accuracy_of_p": float((predicted == clean).mean()),
             "facts": dict(a.facts),
         }
 
-    inside = look(audit(done, device=device, save=False))
+    inside = summarize(audit(done, device=device, save=False))
     print("in sample", json.dumps(inside), flush=True)
     began = time.perf_counter()
     a = audit(done, folds=args.folds, device=device)
-    outside = look(a)
+    outside = summarize(a)
     print("out of sample", json.dumps(outside), flush=True)
     half = np.float16
     np.savez_compressed(
@@ -126,19 +128,19 @@ def compare(folder: Path) -> None:
             issue = find_label_issues(y, p, filter_by=by)
             for score in ("self_confidence", "normalized_margin"):
                 quality = get_label_quality_scores(y, p, method=score)
-                rows[f"cleanlab, {score}, {by}"] = found(bad, 1 - quality, issue)
+                rows[f"cleanlab, {score}, {by}"] = detection(bad, 1 - quality, issue)
         rows["warpi audit, in sample"] = {k: ours["in_sample"][k] for k in ("auroc", "precision", "recall")}
-        if abs(found(bad, wrong, wrong > 0.5)["auroc"] - rows["warpi audit"]["auroc"]) > 1e-3:
-            raise SystemExit(f"{file} and its .json are not of one run")
-        told = [(wrong >= low) & (wrong < high) for low, high in pairwise(BINS)]
+        if abs(detection(bad, wrong, wrong > 0.5)["auroc"] - rows["warpi audit"]["auroc"]) > 1e-3:
+            raise SystemExit(f"{file} and its .json do not belong to one run")
+        bins = [(wrong >= low) & (wrong < high) for low, high in pairwise(BINS)]
         record["methods"][file.stem] = {
             "n": len(y),
             "wrong": float(bad.mean()),
             "found": rows,
-            "told": [{"n": int(m.sum()), "said": float(wrong[m].mean()), "true": float(bad[m].mean())} for m in told],
+            "told": [{"n": int(m.sum()), "said": float(wrong[m].mean()), "true": float(bad[m].mean())} for m in bins],
             "run": ours,
         }
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    OUT.write_text(json.dumps(record, indent=1) + "\n")
     page, begin, end = PAGE.read_text(), "<!-- audit_cifar10n begins -->\n", "<!-- audit_cifar10n ends -->"
     head, rest = page.split(begin)
     PAGE.write_text(head + begin + "\n" + table(record) + "\n" + end + rest.split(end)[1])
@@ -159,12 +161,12 @@ def table(record: dict[str, Any]) -> str:
         ]
         for row, r in m["found"].items():
             lines.append(f"| {row} | {r['auroc']:.4f} | {r['precision']:.3f} | {r['recall']:.3f} |")
-        said, true = (" | ".join(f"{100 * b[k]:.0f} %" for b in m["told"]) for k in ("said", "true"))
+        estimated, true = (" | ".join(f"{100 * b[k]:.0f} %" for b in m["told"]) for k in ("said", "true"))
         lines += [
             "",
             "| rows | " + " | ".join(f"{b['n']:,}" for b in m["told"]) + " |",
             "|:---|" + "---:|" * len(m["told"]),
-            f"| wrong, says the audit | {said} |",
+            f"| wrong according to the audit | {estimated} |",
             f"| wrong | {true} |",
         ]
         rate = run["out_of_sample"]["noise_rate"]
@@ -184,13 +186,15 @@ def main() -> None:
     parser.add_argument("--compare", type=Path, metavar="OUT")
     parser.add_argument("--root", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("/tmp/audit_cifar10n"), help="run folders, for going on")
+    parser.add_argument(
+        "--work", type=Path, default=Path("/tmp/audit_cifar10n"), help="folder of the run folders, which can be resumed"
+    )
     parser.add_argument("--method", default="warpi")
     parser.add_argument("--net", default="resnet32")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--folds", type=int, default=2)
     parser.add_argument("--trusted", type=int, default=1000)
-    parser.add_argument("--limit", type=int, default=None, help="rows, for a try")
+    parser.add_argument("--limit", type=int, default=None, help="number of rows, for a quick test")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -1,10 +1,10 @@
 """Finding wrong labels: `warpi audit` and cleanlab on the same splits of digits.
 
     python -m benchmarks.audit.digits          writes results/audit_digits.json and the tables of docs/audit.md
-    python -m benchmarks.audit.digits --tables writes the tables again from the results
+    python -m benchmarks.audit.digits --tables only writes the tables
 
-Needs cleanlab (`pip install 'warpi[cleanlab]'`). Every noise and seed is stored as it ends, and not repeated.
-Choices were made on other seeds (10 to 14).
+Needs cleanlab (`pip install 'warpi[cleanlab]'`). Finished runs are stored and not repeated.
+The settings were chosen on other seeds (10 to 14).
 """
 
 import json
@@ -32,22 +32,26 @@ from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
 import warpi
-from benchmarks.common import ROOT
+from benchmarks.common import RESULTS, ROOT
 from warpi.audit import audit
 from warpi.audit.pick import pick_rows
 from warpi.audit.result import Audit
 
-NOISES, SEEDS, META, FOLDS = ("pair:0.4", "uniform:0.4"), range(5), 50, 5
+NOISES = ("pair:0.4", "uniform:0.4")
+SEEDS = range(5)
+META = 50
+FOLDS = 5
 CLASSIFIERS = {
     "LogisticRegression": lambda seed: LogisticRegression(max_iter=2000),  # noqa: ARG005
     "MLPClassifier": lambda seed: MLPClassifier((128,), max_iter=200, random_state=seed),
     "RandomForestClassifier": lambda seed: RandomForestClassifier(200, random_state=seed),
 }
-OUT, PAGE = ROOT / "benchmarks" / "results" / "audit_digits.json", ROOT / "docs" / "audit.md"
+OUT = RESULTS / "audit_digits.json"
+PAGE = ROOT / "docs" / "audit.md"
 
 
-def found(bad: np.ndarray, score: np.ndarray, issue: np.ndarray) -> dict[str, float]:
-    """How well a score and a decision find the labels that are wrong."""
+def detection(bad: np.ndarray, score: np.ndarray, issue: np.ndarray) -> dict[str, float]:
+    """How well a score and a decision detect wrong labels."""
     hits = int((issue & bad).sum())
     return {
         "auroc": float(roc_auc_score(bad, score)),
@@ -67,7 +71,7 @@ def ours(a: Audit, clean: np.ndarray, T: np.ndarray) -> dict[str, float]:
     share = np.array([bad[a.given == k].mean() for k in range(len(a.classes))])
     inside = [r["low"] <= s <= r["high"] for r, s in zip(a.error_rates, share, strict=True)]
     return {
-        **found(bad, a.wrong_probability, a.is_label_issue),
+        **detection(bad, a.wrong_probability, a.is_label_issue),
         "ece": calibration(bad, a.wrong_probability),
         "right_after_fix": float((np.where(a.is_label_issue, a.suggested, a.given) == clean).mean()),
         "intervals_that_hold": float(np.mean(inside)),
@@ -78,7 +82,7 @@ def ours(a: Audit, clean: np.ndarray, T: np.ndarray) -> dict[str, float]:
 
 
 def fit(method: warpi.Method, task: warpi.Task, truth: warpi.Truth, seed: int) -> float:
-    """Train; the test accuracy of the last epoch."""
+    """Train, and return the test accuracy of the last epoch."""
     _, defaults = warpi.load_dataset("digits")
     recipe = warpi.Recipe(
         **{k: defaults[k] for k in ("net", "epochs", "batch_size", "meta_batch_size", "lr")}, seed=seed
@@ -105,7 +109,7 @@ def run(noise: str, seed: int) -> dict[str, Any]:
     after: dict[str, float] = {"warpi before": before}
     ce = fit(warpi.CE(), task, truth, seed)
     after["ce before"] = ce
-    half = a.ranked[: int(a.is_label_issue.sum()) // 2]  # the surest half of the issues
+    half = a.ranked[: int(a.is_label_issue.sum()) // 2]  # the half of the issues with the highest probability
     for name, at in (("all issues", np.flatnonzero(a.is_label_issue)), ("the surest half", half)):
         labels = y.copy()
         labels[at] = a.suggested[at]
@@ -123,19 +127,21 @@ def run(noise: str, seed: int) -> dict[str, Any]:
             began = time.perf_counter()
             issues = CleanLearning(make(seed), seed=seed, cv_n_folds=FOLDS).find_label_issues(x, labels)[: len(y)]
             score, issue = 1 - issues["label_quality"].to_numpy(), issues["is_label_issue"].to_numpy()
-            rows[f"cleanlab, {name}"] = found(bad, score, issue) | {"seconds": time.perf_counter() - began}
+            rows[f"cleanlab, {name}"] = detection(bad, score, issue) | {"seconds": time.perf_counter() - began}
     issue = find_label_issues(**b.cleanlab())
     score = 1 - get_label_quality_scores(**b.cleanlab())
-    rows[f"cleanlab on the probabilities of --folds {FOLDS}"] = found(bad, score, issue)
+    rows[f"cleanlab on the probabilities of --folds {FOLDS}"] = detection(bad, score, issue)
     split = {"n": len(y), "wrong": float(bad.mean()), "noise_hash": truth.noise_hash}
     return {"noise": noise, "seed": seed, "split": split, "found": rows, "accuracy": after}
 
 
 def more_trusted(noise: str, seed: int, n: int = 50) -> dict[str, float]:
-    """Test accuracy where a person checks n more rows, which become trusted: the most suspicious ones, or by `pick`."""
+    """Test accuracy if a person checks n more rows, which become trusted: the most suspicious ones, or by `pick`."""
     task, truth = warpi.make_task(warpi.load_dataset("digits")[0], noise, meta=META, seed=seed)
     method = warpi.WarPI(output="tanh", label_input="one_hot")
-    found, split, right = {"before": fit(method, task, truth, seed)}, task.train, truth.clean
+    accuracy = {"before": fit(method, task, truth, seed)}
+    split = task.train
+    right = truth.clean
     a = audit(method)
     picked = pick_rows(n, a.row, a.given, a.classes, audit=a, seed=seed)
     choices = {"the most suspicious": a.ranked[:n], "warpi pick": np.searchsorted(a.row, picked.row)}
@@ -144,8 +150,8 @@ def more_trusted(noise: str, seed: int, n: int = 50) -> dict[str, float]:
         rows, y = torch.cat([task.meta.rows, split.rows[at]]), torch.cat([task.meta.y, right[at]])
         train = replace(split, rows=split.rows[rest], y=split.y[rest])
         grown = replace(task, train=train, meta=replace(task.meta, rows=rows, y=y))
-        found[name] = fit(warpi.WarPI(output="tanh", label_input="one_hot"), grown, truth, seed)
-    return found
+        accuracy[name] = fit(warpi.WarPI(output="tanh", label_input="one_hot"), grown, truth, seed)
+    return accuracy
 
 
 def tables(record: dict[str, Any]) -> str:
@@ -185,10 +191,10 @@ def tables(record: dict[str, Any]) -> str:
         for name in [n for n in runs[0]["found"] if n.startswith("warpi")]:
             get = lambda key, name=name, runs=runs: mean(r["found"][name][key] for r in runs)
             lines.append(
-                f"`{name}`: {100 * get('right_after_fix'):.1f} % of labels are right once its issues are corrected; "
+                f"`{name}`: {100 * get('right_after_fix'):.1f} % of labels are right after its issues are corrected; "
                 f"{100 * get('intervals_that_hold'):.0f} % of the classes have their true error rate in the interval; "
                 f"AUROC of `uncertainty` for mistakes of `is_label_issue` {get('uncertainty_finds_mistakes'):.2f}; "
-                f"mean error of T {get('T_error'):.3f} (half the sum of |difference| a row); {get('seconds'):.1f} s."
+                f"mean error of T {get('T_error'):.3f} (half the sum of |difference| per row); {get('seconds'):.1f} s."
             )
             lines.append("")
     versions = ", ".join(f"{k} {v}" for k, v in record["versions"].items())
@@ -200,7 +206,7 @@ def tables(record: dict[str, Any]) -> str:
 
 
 def stamp() -> dict[str, Any]:
-    """Where and when runs are made."""
+    """Machine, versions and date."""
     versions = {"warpi": warpi.__version__, "python": platform.python_version()}
     versions |= {p: version(p) for p in ("torch", "numpy", "scikit-learn", "cleanlab")}
     machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), one thread"

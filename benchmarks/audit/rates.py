@@ -1,8 +1,8 @@
-"""Is the noise rate that `warpi audit` names the right one? Made-up tables and digits, with and without folds.
+"""How accurate are the noise rates of `warpi audit`? On synthetic tables and digits, with and without folds.
 
     python -m benchmarks.audit.rates          writes results/audit_rates.json and the table of docs/audit.md
 
-Every run is stored as it ends, and not repeated. About ten minutes on 2 CPU cores.
+Finished runs are stored and not repeated. About ten minutes on 2 CPU cores.
 """
 
 import json
@@ -18,15 +18,19 @@ import numpy as np
 import torch
 
 import warpi
-from benchmarks.common import ROOT
+from benchmarks.common import RESULTS, ROOT
 from warpi.audit import audit
 from warpi.data.numeric import make_features
 from warpi.runs.defaults import defaults_for, resolve_defaults, resolve_method
 from warpi.utils.seeding import derive, seeded
 
-OUT, PAGE = ROOT / "benchmarks" / "results" / "audit_rates.json", ROOT / "docs" / "audit.md"
-FOLDS, METHODS = 5, ("warpi", "clean_only", "fine_tune")
-TABLES: dict[str, dict[str, Any]] = {  # classes, columns, distance of the centres, centres a class; rows, trusted rows
+OUT = RESULTS / "audit_rates.json"
+PAGE = ROOT / "docs" / "audit.md"
+FOLDS = 5
+METHODS = ("warpi", "clean_only", "fine_tune")
+TABLES: dict[
+    str, dict[str, Any]
+] = {  # classes, columns, distance of the centers, rows, trusted rows, centers per class
     "2 classes, 30 % of one of them": {"K": 2, "D": 5, "sep": 0.6, "n": 2000, "m": 80, "kind": "one", "rate": 0.3},
     "3 classes, no noise": {"K": 3, "D": 4, "sep": 1.0, "n": 2000, "m": 150, "kind": "pair", "rate": 0.0},
     "3 classes, pair:0.3": {"K": 3, "D": 4, "sep": 1.0, "n": 3000, "m": 150, "kind": "pair", "rate": 0.3},
@@ -40,16 +44,16 @@ DIGITS = ("pair:0.4", "uniform:0.4")
 def table(
     K: int, D: int, sep: float, n: int, m: int, kind: str, rate: float, parts: int = 1, seed: int = 0
 ) -> tuple[warpi.Task, np.ndarray]:
-    """Gaussian classes that overlap; the task, and the true labels of its training rows."""
-    chance = np.random.default_rng(seed)
-    centres = sep * chance.normal(size=(K, parts, D))
-    y = chance.integers(0, K, n + m)
-    x = (centres[y, chance.integers(0, parts, n + m)] + chance.normal(size=(n + m, D))).astype(np.float32)
-    others = {"pair": (y + 1) % K, "uniform": chance.integers(0, K, n + m), "one": np.maximum(y, 1)}
-    given = np.where(chance.random(n + m) < rate, others[kind], y)
+    """Overlapping Gaussian classes: the task, and the true labels of its training rows."""
+    rng = np.random.default_rng(seed)
+    centers = sep * rng.normal(size=(K, parts, D))
+    y = rng.integers(0, K, n + m)
+    x = (centers[y, rng.integers(0, parts, n + m)] + rng.normal(size=(n + m, D))).astype(np.float32)
+    others = {"pair": (y + 1) % K, "uniform": rng.integers(0, K, n + m), "one": np.maximum(y, 1)}
+    given = np.where(rng.random(n + m) < rate, others[kind], y)
     names = tuple(map(str, range(K)))
     noisy, checked = (
-        warpi.Dataset("made up", make_features(torch.from_numpy(x[at])), torch.from_numpy(labels[at]), names)
+        warpi.Dataset("synthetic", make_features(torch.from_numpy(x[at])), torch.from_numpy(labels[at]), names)
         for at, labels in ((slice(n), given), (slice(n, None), y))
     )
     task, _ = warpi.make_task(noisy, meta_data=checked, seed=seed)
@@ -71,43 +75,44 @@ def run(name: str, method: str, seed: int) -> dict[str, Any]:
         learner.start(task, recipe)
         for _ in warpi.train(learner, task):
             pass
-    found = {f"folds {n}": audit(learner, folds=n).facts["noise_rate"] for n in (0, FOLDS)}
+    rates = {f"folds {n}": audit(learner, folds=n).facts["noise_rate"] for n in (0, FOLDS)}
     return {
         "data": name,
         "method": method,
         "seed": seed,
         "wrong": float((clean != task.train.y.numpy()).mean()),
-        **found,
+        **rates,
     }
 
 
 def lines(runs: list[dict[str, Any]]) -> list[str]:
-    """A row a data set and method, and what they come to."""
+    """One row per data set and method, and a summary."""
 
     def cell(r: dict[str, Any], n: int) -> str:
         a = r[f"folds {n}"]
-        held = "" if a["low"] <= r["wrong"] <= a["high"] else " ✗"
-        return f"{100 * a['rate']:.1f} ({100 * a['low']:.0f} to {100 * a['high']:.0f}){held}"
+        miss = "" if a["low"] <= r["wrong"] <= a["high"] else " ✗"
+        return f"{100 * a['rate']:.1f} ({100 * a['low']:.0f} to {100 * a['high']:.0f}){miss}"
 
     text = [f"| | method | wrong % | `warpi audit` | `--folds {FOLDS}` |", "|:---|:---|---:|---:|---:|"]
     for r in runs:
         data = f"digits, {r['data']}" if r["data"] in DIGITS else r["data"]
         text.append(f"| {data} | `{r['method']}` | {100 * r['wrong']:.1f} | {cell(r, 0)} | {cell(r, FOLDS)} |")
     text.append("")
-    text += ["| off by, in points (root mean square), and intervals that miss (✗) | `warpi audit` | `--folds 5` |"]
+    text += ["| error in points (root mean square), and intervals that miss (✗) | `warpi audit` | `--folds 5` |"]
     text += ["|:---|---:|---:|"]
     for method in METHODS:
-        mine, cells = [r for r in runs if r["method"] == method], []
+        some = [r for r in runs if r["method"] == method]
+        cells = []
         for n in (0, FOLDS):
-            off = math.sqrt(np.mean([(r[f"folds {n}"]["rate"] - r["wrong"]) ** 2 for r in mine]))
-            cells.append(f"{100 * off:.1f}, {sum('✗' in cell(r, n) for r in mine)} of {len(mine)}")
+            error = math.sqrt(np.mean([(r[f"folds {n}"]["rate"] - r["wrong"]) ** 2 for r in some]))
+            cells.append(f"{100 * error:.1f}, {sum('✗' in cell(r, n) for r in some)} of {len(some)}")
         text.append(f"| `{method}` | {cells[0]} | {cells[1]} |")
     return text
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)  # that trusted rows were trained on is what this is about
+    logging.disable(logging.WARNING)  # the audits without folds warn that the trusted rows were trained on
     record = json.loads(OUT.read_text()) if OUT.exists() else {"runs": []}
     done = {(r["data"], r["method"], r["seed"]) for r in record["runs"]}
     for k, name in enumerate((*TABLES, *DIGITS)):

@@ -1,4 +1,4 @@
-"""The pictures of docs/review.md: the page on digits and on a table, as Chromium shows it.
+"""Screenshots for docs/review.md: the review page for digits and for a table, in Chromium.
 
 python -m benchmarks.audit.review_pictures --out docs/pictures
 """
@@ -37,20 +37,20 @@ def digits(at: Path) -> Items:
 
 
 def wine(at: Path) -> Items:
-    """The wines that ship with scikit-learn as a table, a quarter of the labels wrong, 30 rows checked."""
-    found, chance = load_wine(), np.random.default_rng(0)
+    """The wine data of scikit-learn as a table, with a quarter of the labels wrong and 30 checked rows."""
+    data, rng = load_wine(), np.random.default_rng(0)
     names = ["Barolo", "Grignolino", "Barbera"]
-    wrong = chance.random(len(found.target)) < 0.25
-    checked = np.concatenate([np.flatnonzero(found.target == k)[:10] for k in range(3)])
+    wrong = rng.random(len(data.target)) < 0.25
+    checked = np.concatenate([np.flatnonzero(data.target == k)[:10] for k in range(3)])
     with (at / "wine.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*found.feature_names, "label", "clean_label"])
-        for i, (x, k) in enumerate(zip(found.data, found.target, strict=True)):
+        writer.writerow([*data.feature_names, "label", "clean_label"])
+        for i, (x, k) in enumerate(zip(data.data, data.target, strict=True)):
             truth = names[k] if i in checked else ""
             writer.writerow([*x, names[(k + wrong[i]) % 3], truth])
-    data = str(at / "wine.csv")
-    run = fit(at / "wine", data=data, batch_size=16, meta_batch_size=30, threads=1)
-    return items_from_run(load_dataset(data)[0], run.task, run.method.net, audit(run), None, None)
+    file_name = str(at / "wine.csv")
+    run = fit(at / "wine", data=file_name, batch_size=16, meta_batch_size=30, threads=1)
+    return items_from_run(load_dataset(file_name)[0], run.task, run.method.net, audit(run), None, None)
 
 
 @contextmanager
@@ -65,9 +65,9 @@ def served(items: Items, folder: Path) -> Iterator[str]:
             thread.join()
 
 
-def shoot(browser: Any, link: str, path: Path, keys: str, size: tuple[int, int], **how: Any) -> None:
-    """Open the page, press keys, keep a picture of few colours."""
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **how)
+def take_screenshot(browser: Any, link: str, path: Path, keys: str, size: tuple[int, int], **options: Any) -> None:
+    """Open the page, press keys, and save a screenshot with few colors."""
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
     page = context.new_page()
     page.goto(link)
     page.wait_for_selector("body[data-ready]")
@@ -92,14 +92,16 @@ def main() -> None:
         at = Path(folder)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         with served(digits(at), at / "one") as link:
-            shoot(browser, link, out / "review.png", "a a a a", laptop)
-            shoot(browser, link, out / "review-phone.png", "", phone, has_touch=True, is_mobile=True)
+            take_screenshot(browser, link, out / "review.png", "a a a a", laptop)
+            take_screenshot(browser, link, out / "review-phone.png", "", phone, has_touch=True, is_mobile=True)
             dark = {"has_touch": True, "is_mobile": True, "color_scheme": "dark"}
-            shoot(browser, link, out / "review-phone-dark.png", "", phone, **dark)
+            take_screenshot(browser, link, out / "review-phone-dark.png", "", phone, **dark)
             right = "ArrowRight Space"
-            shoot(browser, link, out / "review-grid.png", f"g Space {right} {right} A {right} {right} {right}", laptop)
+            take_screenshot(
+                browser, link, out / "review-grid.png", f"g Space {right} {right} A {right} {right} {right}", laptop
+            )
         with served(wine(at), at / "two") as link:
-            shoot(browser, link, out / "review-table.png", "", laptop)
+            take_screenshot(browser, link, out / "review-table.png", "", laptop)
         browser.close()
 
 

@@ -1,9 +1,9 @@
-"""What a review does for accuracy: reviewed rows as trusted examples, all of them or as many of each class.
+"""The effect of a review on accuracy: reviewed rows as trusted examples, all of them or equally many per class.
 
-Digits, pair:0.4; the reviewer never errs. `later`: 50 trusted examples; a run of WarPI is audited, its 100 most
-suspicious rows are reviewed, exported as `warpi review` does, and the same recipe is trained again. `first`: nothing is
-trusted; cross-entropy, then random rows are reviewed, at least 20 and until there is one of every class, and WarPI is
-trained with what they give.
+Digits, pair:0.4; the simulated reviewer makes no mistakes. `later`: with 50 trusted examples a run of WarPI is audited,
+its 100 most suspicious rows are reviewed and exported as by `warpi review`, and the same recipe is trained again.
+`first`: without trusted examples cross-entropy is trained; then random rows are reviewed, at least 20 and until there
+is one of every class, and WarPI is trained with them.
 
     python -m benchmarks.audit.review_trusted --out benchmarks/results/review.json
 """
@@ -32,7 +32,7 @@ from warpi.utils.seeding import generator
 
 
 def decided(dataset: Dataset, rows: list[int]) -> dict[int, Decision]:
-    """The decisions of somebody who knows the truth."""
+    """The decisions of a reviewer who knows the truth."""
     names = [dataset.classes[k] for k in dataset.truth[rows].tolist()]
     return {
         row: Decision(i, row, "change", name, "", "") for i, (row, name) in enumerate(zip(rows, names, strict=True))
@@ -59,20 +59,20 @@ def first(seed: int, epochs: int) -> dict[str, float]:
 
 
 def noisy(dataset: Dataset, seed: int) -> torch.Tensor:
-    """The labels that `warpi fit --noise pair:0.4 --seed SEED` puts on the rows."""
+    """The noisy labels of `warpi fit --noise pair:0.4 --seed SEED`."""
     return Noise.parse("pair:0.4").apply(dataset, generator(seed, "noise"), None).y
 
 
 def later(seed: int, n: int, epochs: int) -> dict[str, float]:
-    """Test accuracy before, and after n decisions, by what is done with them."""
+    """Test accuracy before n decisions, and after using them in different ways."""
     dataset, _ = load_dataset("digits")
     common = {"data": "digits", "method": "warpi", "epochs": epochs, "seed": seed, "threads": 1}
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
         run = fit(at / "before", noise="pair:0.4", meta=50, **common)
-        found = audit(run)
-        standing = decided(dataset, found.row[found.ranked[:n]].tolist())
-        items = items_from_run(dataset, run.task, run.method.net, found, None, None)
+        result = audit(run)
+        standing = decided(dataset, result.row[result.ranked[:n]].tolist())
+        items = items_from_run(dataset, run.task, run.method.net, result, None, None)
         write_corrected(items, standing, at / "corrected.json")
         write_trusted(items, standing, at / "all.npz", balanced=False)
         write_trusted(items, standing, at / "balanced.npz")
@@ -99,14 +99,14 @@ def main() -> None:
     done = json.loads(args.out.read_text()) if args.out.exists() else about
     for seed in range(args.seeds):
         for name, run in (("first", partial(first, seed)), ("later", partial(later, seed, args.rows))):
-            found = done.setdefault(name, {})
-            if str(seed) not in found:
-                found[str(seed)] = run(args.epochs)
+            by_seed = done.setdefault(name, {})
+            if str(seed) not in by_seed:
+                by_seed[str(seed)] = run(args.epochs)
                 write_atomically(args.out, (json.dumps(done, indent=1) + "\n").encode())
-            print(seed, name, found[str(seed)], flush=True)
+            print(seed, name, by_seed[str(seed)], flush=True)
     for name in ("first", "later"):
         for what in done[name]["0"]:
-            values = torch.tensor([found[what] for found in done[name].values()], dtype=torch.float64)
+            values = torch.tensor([result[what] for result in done[name].values()], dtype=torch.float64)
             print(f"{name}: {what}: {values.mean():.1f} ± {values.std():.1f}, {values.min():.1f} to {values.max():.1f}")
 
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +35,9 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 
 
 def make_folder() -> dict[str, str]:
-    """photos/LABEL/FILE.png in the working folder; returns what each file really shows."""
-    data, chance = load_digits(), np.random.default_rng(0)
-    given = np.where(chance.random(len(data.target)) < 0.4, (data.target + 1) % 10, data.target)
+    """Write photos/LABEL/FILE.png in the working folder; return the true class of each file."""
+    data, rng = load_digits(), np.random.default_rng(0)
+    given = np.where(rng.random(len(data.target)) < 0.4, (data.target + 1) % 10, data.target)
     truth = {}
     for i, (image, k) in enumerate(zip(data.images, given, strict=True)):
         path = Path("photos") / NAMES[k] / f"{i:04d}.png"
@@ -52,7 +53,7 @@ def warpi(*argv: str) -> None:
 
 
 def review(truth: list[str], n: int, picture: Path, *argv: str) -> Path:
-    """Decide about n rows by keyboard; returns the folder of the export."""
+    """Decide about n rows with the keyboard; return the folder of the export."""
     print("$ warpi review", " ".join(argv), flush=True)
     command = [sys.executable, "-m", "warpi", "review", *argv, "--no-browser"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -69,7 +70,7 @@ def review(truth: list[str], n: int, picture: Path, *argv: str) -> Path:
                 row = stage.get_attribute("data-row")
                 right = truth[int(row or -1)]
                 if i == min(n, 12) - 1:
-                    page.wait_for_timeout(1500)  # neighbours are looked for
+                    page.wait_for_timeout(1500)  # until the neighbors are computed
                     page.screenshot(path=picture)
                 names = [page.locator(f"#{what}-name").inner_text() for what in ("given", "guess")]
                 if right in names:
@@ -92,7 +93,8 @@ def review(truth: list[str], n: int, picture: Path, *argv: str) -> Path:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    pictures, found = ROOT / "docs/pictures", {}
+    pictures = ROOT / "docs/pictures"
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         files = make_folder()
@@ -100,8 +102,8 @@ def main() -> None:
         assert dataset.files is not None
         truth = [files[Path(path).name] for path in dataset.files.paths]
         right = lambda labels: 100 * sum(a == truth[i] for i, a in labels) / len(labels)
-        found["rows"] = len(truth)
-        found["right_as_given"] = right([(i, dataset.classes[int(k)]) for i, k in enumerate(dataset.y)])
+        results["rows"] = len(truth)
+        results["right_as_given"] = right([(i, dataset.classes[int(k)]) for i, k in enumerate(dataset.y)])
 
         began = time.monotonic()
         warpi("pick", "40", "--data", "photos/", "--csv", "check.csv")
@@ -110,29 +112,29 @@ def main() -> None:
         label_file = f"given:{first}/corrected.json"
         fit_began, checked = time.monotonic(), f"{first}/trusted"
         warpi("fit", "--data", "photos/", "--noise", label_file, "--meta-data", checked, "--out", "runs/photos")
-        found["fit_seconds"] = round(time.monotonic() - fit_began)
+        results["fit_seconds"] = round(time.monotonic() - fit_began)
         warpi("audit", "runs/photos", "--csv", "audit.csv")
         review(truth, 60, pictures / "loop-second.png", "runs/photos", "--out", "checked")
         warpi("review", "runs/photos", "--out", "checked", "--export", "corrected.csv")
-        found["seconds"] = round(time.monotonic() - began)
+        results["seconds"] = round(time.monotonic() - began)
 
         with Path("audit.csv").open() as file:
             audit = list(csv.DictReader(file))
         wrong = [row["given_label"] != truth[int(row["row"])] for row in audit]
         issue = [row["is_label_issue"] == "True" for row in audit]
         hits = sum(a and b for a, b in zip(wrong, issue, strict=True))
-        found |= {"decisions": 40, "audited": len(audit), "precision": hits / sum(issue), "recall": hits / sum(wrong)}
+        results |= {"decisions": 40, "audited": len(audit), "precision": hits / sum(issue), "recall": hits / sum(wrong)}
         accepted = [
             (int(row["row"]), row["suggested_label"] if is_issue else row["given_label"])
             for row, is_issue in zip(audit, issue, strict=True)
         ]
-        found["right_with_suggestions"] = right(accepted)
+        results["right_with_suggestions"] = right(accepted)
         with Path("corrected.csv").open() as file:
-            found["right_after_review"] = right([(int(r["row"]), r["label"]) for r in csv.DictReader(file)])
+            results["right_after_review"] = right([(int(r["row"]), r["label"]) for r in csv.DictReader(file)])
     machine = f"{os.cpu_count()} CPU cores, python {platform.python_version()}, torch {torch.__version__}"
-    found |= {"machine": machine, "date": f"{date.today()}", "seed": 0}
-    (ROOT / "benchmarks/results/whole_loop.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    results |= {"machine": machine, "date": f"{date.today()}", "seed": 0}
+    (ROOT / "benchmarks/results/whole_loop.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

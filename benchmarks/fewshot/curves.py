@@ -1,9 +1,9 @@
-"""The pictures of docs/fewshot.md that a CPU can make: example sines, and the error against the number of bases.
+"""The figures of docs/fewshot.md that need no GPU: example sines, and the error against the number of bases.
 
     python -m benchmarks.fewshot.curves --out WORK [--pictures docs/results/fewshot] [--iterations 1500]
 
-Trains each learner on 5-shot sines, one thread; seed 0 for the first picture, seeds 0, 1 and 2 for the second, whose
-rows go to benchmarks/results/fewshot-sines-bases.json. Finished runs in WORK are not done again.
+Trains each learner on 5-shot sines with one thread: seed 0 for the first figure, seeds 0, 1 and 2 for the second, whose
+rows are written to benchmarks/results/fewshot-sines-bases.json. Finished runs in WORK are not repeated.
 """
 
 import argparse

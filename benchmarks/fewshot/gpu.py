@@ -1,18 +1,17 @@
-"""The few-shot figures of the docs that need a GPU: tables of accuracy and of episodes a second.
+"""The few-shot results of the docs that need a GPU: tables of accuracy and of episodes per second.
 
     python -m benchmarks.fewshot.gpu speed  --root DATA --out WORK --json fewshot-speed.json
     python -m benchmarks.fewshot.gpu train  --root DATA --out WORK --json fewshot-runs.json       (about 18 min)
 
-DATA holds omniglot and cifar-100-python. Run folders lie in WORK; a finished run leaves its rows in WORK/rows and is
-never done again, and one that did not finish within --seconds goes on at the next call, so that all can be done in
-calls of 10 minutes. A run folder with other settings than those wanted is put aside, and the run begins anew. The JSON
-file holds all rows there are so far and is written again after every run. Runs come in the order of their worth; --only
-REGEX chooses some of them, --scale 0.5 halves all iterations, --list prints them. --tiny does everything with made-up
-images and a few steps, on a CPU too.
+DATA contains omniglot and cifar-100-python. WORK contains the run folders. A finished run stores its rows in WORK/rows
+and is not repeated; a run that does not finish within --seconds is resumed by the next call. A run folder with other
+settings is renamed, and the run is started again. The JSON file contains all rows so far and is written after every
+run. The most important runs come first; --only REGEX selects some of them, --scale 0.5 halves all iterations, and
+--list prints them. --tiny uses random images and a few steps, also on a CPU.
 
-`speed` times the whole step as it is trained (drawing tasks, loss, backward, Adam) after a warm-up, what matters most
-first, and must have the GPU to itself. All rows of a setting of `train` are judged on the same 3,000 test tasks, and
-say how many answers to each were right (`scores_of` reads it), so that learners can be compared a task at a time.
+`speed` measures the whole training step (drawing tasks, loss, gradient, Adam) after a warm-up and should be alone on
+the GPU. All rows of a setting of `train` are evaluated on the same 3,000 test tasks and contain the number of right
+answers for each (`scores_of` reads it), so that learners can be compared task by task.
 """
 
 import argparse
@@ -51,8 +50,8 @@ from warpi.utils.devices import Stopped
 from warpi.utils.files import one_writer, write_atomically
 from warpi.utils.seeding import generator
 
-# The same training for every learner of a table. Tasks of more ways than those of the tests teach more an image, and so
-# do fewer queries of each class; tests have 15.
+# The same training for every learner of a table. Training tasks with more ways and fewer queries per class than the
+# test tasks (which have 15 queries) learn more from each image.
 _PHOTOGRAPHS: dict[str, Any] = {"data": "cifar_fs", "ways": 5, "tasks": 32, "augment": True, "dropout": 0.2}
 _DRAWINGS: dict[str, Any] = {"data": "omniglot", "shots": 1, "queries": 5, "augment": True, "dropout": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -70,9 +69,9 @@ COMMON: dict[str, Any] = {
     "clip": 10.0,
     "scalars": 10.0,
 }
-NOT_BEGUN = "not begun"
+NOT_STARTED = "not started"
 TINY: dict[str, Any] = {}  # what --tiny changes
-LEARNER: dict[str, dict[str, Any]] = {  # a name of the table: a learner and its options
+LEARNER: dict[str, dict[str, Any]] = {  # names in the table: a learner and its options
     "bilstm": {"learner": "metavrf_bilstm"},
     "bilstm-inductive": {"learner": "metavrf_bilstm", "norm": "support"},
     "none": {"learner": "metavrf"},
@@ -85,12 +84,12 @@ LEARNER: dict[str, dict[str, Any]] = {  # a name of the table: a learner and its
     "protonet-inductive": {"learner": "protonet"},
     "r2d2": {"learner": "r2d2", "norm": "transductive"},
     "r2d2-inductive": {"learner": "r2d2"},
-    # a step of it costs many, and its last layer has an output a class
+    # its steps are expensive, and its last layer has one output per class
     "maml": {"learner": "maml", "precision": "32", "tasks": 8, "iterations": 4000, "lr": 1e-3, "train_ways": 0},
     "nearest": {"learner": "nearest"},
 }
 _EVERY = ("cifar_fs-5w1s", "cifar_fs-5w5s", "omniglot-5w1s", "omniglot-20w1s")
-ORDER = [  # learners beside each other in one setting before all settings of each
+ORDER = [  # all learners in one setting before all settings of one learner
     *((s, "bilstm") for s in _EVERY),
     *((s, "bilstm-inductive") for s in _EVERY),
     *((s, "nearest") for s in _EVERY),
@@ -107,13 +106,14 @@ BASES = [(d, name) for d in (10, 50, 200, 780, 2000) for name in ("bilstm", "rff
 
 def plan(scale: float) -> dict[str, dict[str, Any]]:
     """All runs by name."""
-    found = {}
+    runs_by_name = {}
     for setting, name in ORDER:
-        found[f"{setting}-{name}"] = options(setting, name, scale)
+        runs_by_name[f"{setting}-{name}"] = options(setting, name, scale)
     for d, name in BASES:
         settings = options("cifar_fs-5w5s", name, scale)
-        found[f"bases-{name}-{d}"] = settings | {"bases": d, "iterations": settings["iterations"] // 4, "compile": True}
-    return found
+        short = {"bases": d, "iterations": settings["iterations"] // 4, "compile": True}
+        runs_by_name[f"bases-{name}-{d}"] = settings | short
+    return runs_by_name
 
 
 def options(setting: str, name: str, scale: float) -> dict[str, Any]:
@@ -125,23 +125,23 @@ def options(setting: str, name: str, scale: float) -> dict[str, Any]:
 
 
 def train_one(name: str, settings: dict[str, Any], given: argparse.Namespace, deadline: float) -> str:
-    """Do, or go on with, a run; leave its rows behind."""
+    """Start or resume a run and store its rows."""
     prepare(given)
     out, rows_file = given.out / "runs" / name, given.out / "rows" / f"{name}.json"
     left = deadline - time.time()
     if left < 5:
-        return NOT_BEGUN
+        return NOT_STARTED
     timer = threading.Timer(left, lambda: os.kill(os.getpid(), signal.SIGTERM))
     timer.daemon = True
-    before = signal.signal(signal.SIGTERM, too_late)  # until `fit` notes signals itself
+    before = signal.signal(signal.SIGTERM, too_late)  # until `fit` handles signals
     timer.start()
     try:
         put_aside(out, settings)
         if not (out / "done").exists():
-            again = (out / "spec.json").exists()
-            runs.fit(out, resume=again, device=given.device, root=given.root, **settings)
+            resume = (out / "spec.json").exists()
+            runs.fit(out, resume=resume, device=given.device, root=given.root, **settings)
     except (Stopped, TimeoutError):
-        return "stopped, goes on at the next call"
+        return "stopped; the next call resumes it"
     except UserError as e:
         return f"failed: {e}"
     finally:
@@ -149,8 +149,8 @@ def train_one(name: str, settings: dict[str, Any], given: argparse.Namespace, de
         signal.signal(signal.SIGTERM, before)
     run = runs.load(out, device=given.device, root=given.root)
     about = {"run": name, "setting": re.split(r"-(?=[a-z]+)", name)[0], "precision": run.spec.training.precision}
-    told = ("tasks", "queries", "augment", "lr", "scalars", "weight_decay")
-    about |= {f"train_{k}": getattr(run.spec.training, k) for k in told} | machine(given)
+    names = ("tasks", "queries", "augment", "lr", "scalars", "weight_decay")
+    about |= {f"train_{k}": getattr(run.spec.training, k) for k in names} | machine(given)
     about |= {"settings": settings, "data_sha256": run.data_sha256}
     about["train_seconds"] = sum(r["seconds"] for r in run.history)
     about["val_mean"] = (min if run.data.regression else max)(r["val_mean"] for r in run.history)
@@ -169,17 +169,17 @@ def train_one(name: str, settings: dict[str, Any], given: argparse.Namespace, de
 
 
 def put_aside(out: Path, settings: dict[str, Any]) -> None:
-    """Make room for a run where the folder holds one with other settings."""
-    if why := other_settings(out, settings):
+    """Rename the folder of a run with other settings."""
+    if difference := other_settings(out, settings):
         free = (out.with_name(f"{out.name}.{i}") for i in count(1))
         aside = next(path for path in free if not path.exists())
         with one_writer(out):
             out.rename(aside)
-        print(f"{out.name}: begins anew; the run that was there is kept as {aside}: {why}", flush=True)
+        print(f"{out.name}: starts again; the previous run is kept as {aside}: {difference}", flush=True)
 
 
 def other_settings(out: Path, settings: dict[str, Any]) -> str:
-    """What of a run folder is not as wanted; nothing where all is, or no run is there."""
+    """The settings of a run folder that differ; empty if there are none, or no run."""
     try:
         stored = fewshot_folder(out).read_spec()
     except UserError as e:  # of another version
@@ -192,7 +192,7 @@ def other_settings(out: Path, settings: dict[str, Any]) -> str:
 
 
 def packed(scores: Sequence[float], answers: int) -> str | None:
-    """Accuracies of tasks as text, a few kB: the number of right ones of so many answers to each."""
+    """Accuracies of tasks as a short text: the number of right answers to each task."""
     right = np.array(scores) * answers / 100
     if not np.isfinite(right).all():
         return None
@@ -200,12 +200,12 @@ def packed(scores: Sequence[float], answers: int) -> str | None:
 
 
 def scores_of(row: dict[str, Any]) -> list[float] | None:
-    """Accuracies of the test tasks of a row in per cent; None of a row that does not say them."""
+    """Accuracies of the test tasks of a row in percent; None if the row does not contain them."""
     if not row.get("right"):
         return None
     right = np.frombuffer(zlib.decompress(base64.b64decode(row["right"])), "<u2")
-    found: list[float] = (100 * right / (row["ways"] * row["queries"])).tolist()
-    return found
+    scores: list[float] = (100 * right / (row["ways"] * row["queries"])).tolist()
+    return scores
 
 
 def too_late(*_: object) -> None:
@@ -224,17 +224,17 @@ def train(given: argparse.Namespace, wanted: dict[str, dict[str, Any]]) -> None:
         jobs = {pool.submit(train_one, n, wanted[n], given, deadline): n for n in left}
         for job in as_completed(jobs):
             error = job.exception()
-            said = f"failed: {error!r}" if error else job.result()
-            if said != NOT_BEGUN:
-                print(f"{time.time() - began:6.0f} s  {jobs[job]}: {said}", flush=True)
+            outcome = f"failed: {error!r}" if error else job.result()
+            if outcome != NOT_STARTED:
+                print(f"{time.time() - began:6.0f} s  {jobs[job]}: {outcome}", flush=True)
                 collect(given, wanted)
     collect(given, wanted)
     done = sum(bool(rows_of(given, n, wanted[n])) for n in names)
-    print(f"{done} of {len(names)} runs are done" + ("; call again to go on" if done < len(names) else ""))
+    print(f"{done} of {len(names)} runs are done" + ("; call again to continue" if done < len(names) else ""))
 
 
 def rows_of(given: argparse.Namespace, name: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a finished run left behind; nothing where there is none, or one with other settings."""
+    """The rows of a finished run with these settings; empty if there is none."""
     file = given.out / "rows" / f"{name}.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     return rows if rows and rows[0].get("settings") == settings else []
@@ -249,13 +249,13 @@ def collect(given: argparse.Namespace, wanted: dict[str, dict[str, Any]]) -> Non
 
 
 def speed(given: argparse.Namespace) -> None:
-    """Training episodes a second on CIFAR-FS 5-way 1-shot with 15 queries a class."""
+    """Training episodes per second on CIFAR-FS 5-way 1-shot with 15 queries per class."""
     prepare(given)
     device = torch.device(given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     data = runs._loaded("cifar_fs", str(given.root)).to(device)
     rows: list[dict[str, Any]] = json.loads(given.json.read_text()) if given.json.exists() else []
     wide = ("bilstm", "none", "exact", "lstm", "rff", "rbf", "protonet", "r2d2")
-    how = ("compiled", "captured", "")  # a step as one CUDA graph, with fused kernels or without; or kernel by kernel
+    how = ("compiled", "captured", "")  # a step as one CUDA graph, with or without fused kernels, or kernel by kernel
     cases = [("bilstm", 32, "bf16", how[0]), ("maml", 32, "32", how[1]), ("bilstm", 32, "bf16", how[1])]
     cases += [(n, 32, "bf16", how[0]) for n in reversed(wide) if n != "bilstm"] + [("maml", 8, "32", how[1])]
     cases += [("bilstm", 32, "bf16", how[2]), ("bilstm", 128, "bf16", how[0])]
@@ -292,7 +292,7 @@ def time_step(
     at = Position(learner, training)
     source = make_tasks(data.train, Kind(5, 1, training.queries), device, training=True, augment=False)
     step = Step(learner, source, training, at)
-    step.why = step.why or ("" if done else "it was asked not to")
+    step.why = step.why or ("" if done else "not requested")
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -341,12 +341,12 @@ def machine(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def prepare(given: argparse.Namespace) -> None:
-    """With --tiny, noise in the place of data; everything else as it is."""
+    """With --tiny, replace the data by noise."""
     if not given.tiny:
         return
     torch.set_num_threads(1)
 
-    def made_up(name: str, root: str | None) -> FewShotData:  # noqa: ARG001
+    def random_data(name: str, root: str | None) -> FewShotData:  # noqa: ARG001
         size, k, n = ((1, 28, 28), 24, 20) if name == "omniglot" else ((3, 32, 32), 6, 22)
 
         def part(seed: int) -> Classes:
@@ -355,7 +355,7 @@ def prepare(given: argparse.Namespace) -> None:
 
         return FewShotData(name, part(0), part(1), part(2))
 
-    runs._loaded = made_up  # type: ignore[assignment]
+    runs._loaded = random_data  # type: ignore[assignment]
     TINY.update(tasks=1, train_ways=0, queries=2, val_every=2, val_tasks=2, iterations=2, precision="32")
 
 

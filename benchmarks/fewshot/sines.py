@@ -1,10 +1,10 @@
-"""Few-shot regression of sinusoids: every learner, and what each change to MetaVRF does, on the same tasks.
+"""Few-shot regression of sinusoids: every learner, and the effect of each change to MetaVRF, on the same tasks.
 
     python -m benchmarks.fewshot.sines --out benchmarks/results/sines.json [--iterations 3000] [--seeds 0,1,2,3,4]
     python -m benchmarks.fewshot.sines --out benchmarks/results/sines.json --table --page docs/fewshot.md
 
-Writes a row a variant, number of shots and seed: mean squared error over 1,000 test tasks (the same for all), on the
-grid of 50 points, each task by itself. Rows that the file already holds are kept, so that it goes on where it stopped.
+Writes one row per variant, number of shots and seed: the mean squared error over 1,000 test tasks (the same for all),
+on the grid of 50 points, each task separately. Rows that are already in the file are not computed again.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from warpi.fewshot.train import Training, train
 from warpi.utils.files import write_atomically
 
 LEARNERS = ("maml", "rff", "metavrf", "metavrf_lstm", "metavrf_bilstm", "metavrf_evidence")
-PLAIN = {"exact": True, "floor": 1e-4}  # of steps to metavrf_evidence
+PLAIN = {"exact": True, "floor": 1e-4}  # common to the steps that lead to metavrf_evidence
 INPUTS = {"minmax": False, "skip": True, "norm": "support"}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "maml": ("maml", {}),
@@ -61,13 +61,15 @@ N_SEEDS = 5
 Job = tuple[str, int, int, int]  # variant, shots, seed, iterations
 
 
-def one(job: Job) -> dict[str, Any]:
+def train_one(job: Job) -> dict[str, Any]:
     variant, shots, seed, iterations = job
     torch.set_num_threads(1)
-    data, (name, options) = load_fewshot("sines"), VARIANTS[variant]
+    data = load_fewshot("sines")
+    name, options = VARIANTS[variant]
     learner = make_learner(name, **options)
     learner.start(Problem(data.shape), seed)
-    training, began = Training(iterations=iterations, seed=seed, val_every=iterations), time.process_time()
+    training = Training(iterations=iterations, seed=seed, val_every=iterations)
+    began = time.process_time()
     *_, record = train(learner, data, Kind(0, shots, 10), training)
     seconds = time.process_time() - began
     scores = evaluate(learner, make_tasks(data.test, Kind(0, shots, 50), "cpu", training=False, augment=False), 1000)
@@ -90,7 +92,7 @@ def key(row: dict[str, Any]) -> Job:
 
 
 def jobs(shots: list[int], seeds: list[int], iterations: int, only: list[str]) -> Iterable[Job]:
-    """The learners first, seed by seed; what changes do, for the first number of shots alone."""
+    """First the learners, seed by seed; then the changes, only for the first number of shots."""
     for seed in seeds:
         yield from ((v, k, seed, iterations) for k in shots for v in LEARNERS if v in only)
     for seed in seeds:
@@ -98,24 +100,24 @@ def jobs(shots: list[int], seeds: list[int], iterations: int, only: list[str]) -
 
 
 def table(rows: list[dict[str, Any]], iterations: int) -> str:
-    """Mean and standard deviation over seeds of the mean over tasks, and the mean of the medians, by shots."""
+    """By shots: mean and standard deviation over seeds of the mean over tasks, and the mean of the medians."""
     rows = [row for row in rows if row["iterations"] == iterations]
     shots = sorted({row["shots"] for row in rows})
     lines = ["| | " + " | ".join(f"{k} shots: mean | median" for k in shots) + " | CPU s |"]
     lines.append("|---" * (2 + 2 * len(shots)) + "|")
     for variant in VARIANTS:
-        own = [row for row in rows if row["variant"] == variant]
-        if not own:
+        some = [row for row in rows if row["variant"] == variant]
+        if not some:
             continue
-        cells = [variant + (" (transductive)" if own[0]["transductive"] else "")]
+        cells = [variant + (" (transductive)" if some[0]["transductive"] else "")]
         for k in shots:
-            means = [row["mean"] for row in own if row["shots"] == k]
+            means = [row["mean"] for row in some if row["shots"] == k]
             spread = f" ± {statistics.stdev(means):.4f}" if len(means) > 1 else ""
             few = f" ({len(means)} seed{'s' * (len(means) > 1)})" if 0 < len(means) < N_SEEDS else ""
             cells.append(f"{statistics.mean(means):.4f}{spread}{few}" if means else "")
-            medians = [row["median"] for row in own if row["shots"] == k]
+            medians = [row["median"] for row in some if row["shots"] == k]
             cells.append(f"{statistics.mean(medians):.4f}" if medians else "")
-        cells.append(f"{statistics.mean(row['cpu_seconds'] for row in own):.0f}")
+        cells.append(f"{statistics.mean(row['cpu_seconds'] for row in some):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     facts = (sorted({str(row[name]) for row in rows}) for name in ("machine", "torch", "python", "date"))
     machine, version, python, day = ("/".join(part) for part in facts)
@@ -143,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--only", default="", help="variants, separated by ';'")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--table", action="store_true", help="print what there is, and run nothing")
+    parser.add_argument("--table", action="store_true", help="only print the table")
     parser.add_argument("--page", type=Path, help="also write the table between the marks of this page")
     given = parser.parse_args()
     stored: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
@@ -156,7 +158,7 @@ def main() -> None:
         about = {"date": date.today().isoformat(), "machine": platform.processor() or platform.machine()}
         about |= {"torch": torch.__version__, "python": platform.python_version()}
         with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
-            for future in as_completed([pool.submit(one, job) for job in todo]):
+            for future in as_completed([pool.submit(train_one, job) for job in todo]):
                 rows.append(future.result() | about)
                 print(*(f"{k}={v}" for k, v in rows[-1].items() if k not in about), flush=True)
                 write_atomically(given.out, json.dumps({"rows": rows}, indent=1).encode())

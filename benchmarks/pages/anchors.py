@@ -1,9 +1,9 @@
-"""What one would use instead of warpi: scikit-learn's classifiers, with and without cleanlab, on warpi's own splits.
+"""Alternatives to warpi: scikit-learn's classifiers, with and without cleanlab, on the splits of warpi.
 
     python -m benchmarks.pages.anchors               writes docs/results/anchors.md and anchors.json
 
-cleanlab (>= 2.8) is optional: without it its column is left out. The validation rows are held out as for every other
-method and are not used here, so all train on the same rows.
+cleanlab (>= 2.8) is optional; without it, its column is left out. The validation rows are held out as for the methods
+of warpi and not used, so all train on the same rows.
 """
 
 import argparse
@@ -35,7 +35,10 @@ try:
 except ImportError:
     CLEANLAB = False
 
-NOISES, SEEDS, META, PROCESSES = ("pair:0.4", "flip:0.4", "symmetric:0.4"), range(10, 15), 50, 2
+NOISES = ("pair:0.4", "flip:0.4", "symmetric:0.4")
+SEEDS = range(10, 15)
+META = 50
+PROCESSES = 2
 CLASSIFIERS = {
     "LogisticRegression": lambda seed: LogisticRegression(max_iter=2000),  # noqa: ARG005
     "MLPClassifier": lambda seed: MLPClassifier((128,), max_iter=200, random_state=seed),
@@ -50,30 +53,30 @@ def arrays(split: warpi.Split) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run(job: tuple[str, int]) -> dict:
-    """The test accuracy of every classifier on one split, and what tells the split from others."""
+    """The test accuracy of every classifier on one split, and the sizes and hash of the split."""
     noise, seed = job
     task, truth = warpi.make_task(warpi.load_dataset("digits")[0], noise, meta=META, seed=seed)
     noisy, trusted, (x, y) = arrays(task.train), arrays(task.meta), arrays(truth.test)
     both = tuple(map(np.concatenate, zip(noisy, trusted, strict=True)))
-    found = {}
+    accuracy = {}
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore", ConvergenceWarning)
         for (name, make), on in product(CLASSIFIERS.items(), TRAINED_ON):
             rows = {"noisy": noisy, "trusted alone": trusted}.get(on, both)
             model = CleanLearning(make(seed), seed=seed) if on.startswith("CleanLearning") else make(seed)
-            found[name, on] = 100 * float((model.fit(*rows).predict(x) == y).mean())
+            accuracy[name, on] = 100 * float((model.fit(*rows).predict(x) == y).mean())
     sizes = {"noisy": len(noisy[1]), "trusted": len(trusted[1]), "test": len(y)}
     split = {"noise": noise, "seed": seed, **sizes, "noise_rate": task.noise_rate, "noise_hash": truth.noise_hash}
-    return {"split": split, "accuracy": found}
+    return {"split": split, "accuracy": accuracy}
 
 
 def table(rows: list[dict]) -> str:
     top = max(row["mean"] for row in rows)
     lines = ["| classifier | " + " | ".join(TRAINED_ON) + " |", "|:---|" + "---:|" * len(TRAINED_ON)]
     for name in CLASSIFIERS:
-        mine = [row for row in rows if row["classifier"] == name]
+        some = [row for row in rows if row["classifier"] == name]
         cells = (
-            f"{'**' * (r['mean'] == top)}{r['mean']:.2f} ± {r['std']:.2f}{'**' * (r['mean'] == top)}" for r in mine
+            f"{'**' * (r['mean'] == top)}{r['mean']:.2f} ± {r['std']:.2f}{'**' * (r['mean'] == top)}" for r in some
         )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -82,7 +85,7 @@ def table(rows: list[dict]) -> str:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if not CLEANLAB:
-        print("cleanlab >= 2.8 is not installed: going on without it (pip install 'cleanlab>=2.8')")
+        print("cleanlab >= 2.8 is not installed; its column is left out (pip install 'cleanlab>=2.8')")
     began = time.perf_counter()
     with ProcessPoolExecutor(PROCESSES) as pool:
         results = list(pool.map(run, product(NOISES, SEEDS)))
@@ -104,13 +107,13 @@ def main() -> None:
 
 {chr(10).join(tables)}
 Test accuracy in percent (clean test rows), mean ± sample standard deviation over seeds {SEEDS[0]} to {SEEDS[-1]}.
-Bold: the highest mean. CleanLearning looks for wrong labels by cross-validation, leaves them out and trains again; it
-is not told which rows are trusted. What is not set in the script is at the default of its package.
+Bold: the highest mean. CleanLearning finds wrong labels by cross-validation, removes them and trains again; it does not
+know which rows are trusted. All settings that the script does not mention have the defaults of their packages.
 {"" if CLEANLAB else "cleanlab was not installed, so its column is left out."}
-Run on {date.today()} on {machine}, {time.perf_counter() - began:.0f} s in all.
+Run on {date.today()} on {machine}, {time.perf_counter() - began:.0f} s in total.
 Versions: {", ".join(f"{name} {number}" for name, number in versions.items())}.
 
-To run it again: `pip install warpi cleanlab`, then `python -m benchmarks.pages.anchors` in a checkout.
+To repeat this: `pip install warpi cleanlab`, then `python -m benchmarks.pages.anchors` in a checkout.
 """
     (OUT / "anchors.json").write_text(json.dumps(record, indent=1) + "\n")
     (OUT / "anchors.md").write_text(page)

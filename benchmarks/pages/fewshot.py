@@ -115,8 +115,8 @@ def speed(rows: Sequence[Row]) -> str:
         lines.append(f"| {text} | " + " | ".join(f"{r['episodes_per_s']:,.0f}" if r else "" for r in row) + " |")
     about = (
         f"Training episodes per second on CIFAR-FS 5-way 1-shot, {rows[0]['queries']} queries per class. A step draws\n"
-        "the tasks and computes loss, gradient and Adam update. Unless noted, it runs in bfloat16 and as one CUDA graph of\n"
-        "fused kernels.\n"
+        "the tasks and computes loss, gradient and Adam update. Unless noted, it runs in bfloat16 and as one CUDA\n"
+        "graph of fused kernels.\n"
         f"{machine(rows)}"
     )
     return "\n".join([*lines, "", about])

@@ -83,9 +83,9 @@ rows of half the sum of absolute differences.""",
     "samples": """Accuracy and seconds per epoch against the number of Monte-Carlo samples (fig:ell). Small dots: single
 seeds, if there are several; the line connects their means. Time: the median epoch of the fastest run with that number.
 The runs of 80 epochs shared the GPU with two others in most epochs.""",
-    "stability": """Test accuracy and loss on the trusted examples over the epochs: mean and standard deviation over seeds
-for the 80 epochs of the tables, and for 200 epochs as in the paper (`recipes/curves.toml`; fig:stable). Accuracies of
-the first epochs may be outside of the figure.""",
+    "stability": """Test accuracy and loss on the trusted examples over the epochs: mean and standard deviation over
+seeds for the 80 epochs of the tables, and for 200 epochs as in the paper (`recipes/curves.toml`; fig:stable).
+Accuracies of the first epochs may be outside of the figure.""",
     "rectifier": """What V has learned: mean v, and mean σ of the sample s of which v is a function, by given label and
 predicted class. Gray: no example; blank: below 0.005.""",
     "sigma": """The standard deviation σ of the posterior of s (v is a function of s) over the epochs; mean over

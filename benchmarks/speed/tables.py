@@ -1,7 +1,7 @@
-"""The tables of docs/speed.md as Markdown, from the rows in benchmarks/results.
+"""Print the tables of docs/speed.md as Markdown, from the rows in benchmarks/results.
 
 python -m benchmarks.speed.tables
-python -m benchmarks.speed.tables FOLDER    first store the rows that `gpu.sh memory` made (memory.tgz, unpacked)
+python -m benchmarks.speed.tables FOLDER    first store the rows of FOLDER/memory-*.json, written by `warpi bench`
 """
 
 import json
@@ -17,13 +17,14 @@ TIMES = ("ms", "ms_min", "ms_max", "ratio_to_sgd", "compile_s", "repeats", "step
 def steps(name: str) -> None:
     rows = json.loads((RESULTS / f"meta-step-{name}.json").read_text())
     for net, precision in dict.fromkeys((r["net"], r["precision"]) for r in rows):
-        mine = [r for r in rows if (r["net"], r["precision"]) == (net, precision)]
+        group = [r for r in rows if (r["net"], r["precision"]) == (net, precision)]
+        shown = "tf32" if group[0]["gpu"] and precision == "32" else precision
+        print(f"\n**{net}, {shown}**, batch {group[0]['batch']}\n")
         print(
-            f"\n**{net}, {'tf32' if mine[0]['gpu'] and precision == '32' else precision}**, batch {mine[0]['batch']}\n"
+            "| variant | L | ms per step | x sgd | peak MiB | x sgd | gradient error |\n|---|---|---|---|---|---|---|"
         )
-        print("| variant | L | ms a step | x sgd | peak MiB | x sgd | gradient error |\n|---|---|---|---|---|---|---|")
-        for r in mine:
-            peak, base = r["peak_mib"], mine[0]["peak_mib"]
+        for r in group:
+            peak, base = r["peak_mib"], group[0]["peak_mib"]
             memory = f"{peak:.0f} | {peak / base:.2f}" if peak else "- | -"
             error = "-" if r["gradient_error"] is None else f"{r['gradient_error']:.1e}"
             samples = "-" if r["samples"] is None else r["samples"]
@@ -31,13 +32,13 @@ def steps(name: str) -> None:
 
 
 def gather(folder: Path) -> None:
-    """memory-0-*.json: fused, memory-1-*.json: not. Their times say nothing, since all ran side by side."""
+    """memory-0-*.json: fused kernels, memory-1-*.json: not fused. Times are dropped, since the runs shared the GPU."""
     rows = {}
     for file in sorted(folder.glob("memory-*.json")):
         fused = file.name.startswith("memory-0")
         for row in json.loads(file.read_text()):
-            kept = {k: v for k, v in row.items() if k not in TIMES}
-            rows.setdefault((fused, row["variant"]), {"fused": fused, **kept})
+            fields = {k: v for k, v in row.items() if k not in TIMES}
+            rows.setdefault((fused, row["variant"]), {"fused": fused, **fields})
     (RESULTS / "memory-h200.json").write_text(json.dumps(list(rows.values()), indent=1) + "\n")
 
 

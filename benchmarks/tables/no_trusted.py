@@ -5,8 +5,8 @@
 Writes benchmarks/results/no_trusted.json and the table of docs/estimator.md. Results that are already in the file are
 not computed again; delete the file to start over.
 
-Every row trains on the same noisy rows of `warpi.make_task`; the first two are also given 50 trusted ones. The choice
-was made on digits with seeds 0 to 3 and 40 to 44, which are not those of the tables.
+All entries train on the same noisy rows of `warpi.make_task`; the first two also get 50 trusted rows. The substitutes
+were chosen on digits with seeds 0 to 3 and 40 to 44, which the tables do not use.
 """
 
 import json
@@ -77,10 +77,10 @@ def run(job: tuple[str, str, int, list[tuple[str, int]]]) -> list[dict]:
 def table(rows: list[dict]) -> str:
     lines = ["| trusted | method | " + " | ".join(NOISES) + " | CPU s |", "|---:|:---|" + "---:|" * (len(NOISES) + 1)]
     for method, trusted in ENTRIES:
-        mine = [r for r in rows if (r["trusted"], r["method"]) == (trusted, method)]
-        cells = [[r["accuracy"] for r in mine if r["noise"] == noise] for noise in NOISES]
+        some = [r for r in rows if (r["trusted"], r["method"]) == (trusted, method)]
+        cells = [[r["accuracy"] for r in some if r["noise"] == noise] for noise in NOISES]
         shown = " | ".join(f"{mean(values):.1f} ± {stdev(values):.1f}" for values in cells)
-        lines.append(f"| {trusted} | `{method}` | {shown} | {mean(r['cpu_seconds'] for r in mine):.1f} |")
+        lines.append(f"| {trusted} | `{method}` | {shown} | {mean(r['cpu_seconds'] for r in some):.1f} |")
     return "\n".join(lines)
 
 
@@ -91,21 +91,23 @@ def main() -> None:
     jobs = [(*job, [entry for entry in ENTRIES if (*job, *entry) not in done]) for job in whole]
     about = made_on("warpi", "torch", "numpy", "scikit-learn") | {"threads_a_fit": 1, "processes": 2}
     with ProcessPoolExecutor(2) as pool:
-        for found in pool.map(run, [job for job in jobs if job[-1]]):
-            rows += found
+        for new in pool.map(run, [job for job in jobs if job[-1]]):
+            rows += new
             write_atomically(OUT, (json.dumps({"about": about, "rows": rows}, indent=1) + "\n").encode())
     write_page(rows, about)
 
 
 def write_page(rows: list[dict], about: dict) -> None:
-    """Put what is complete between the marks of the page."""
+    """Write the complete tables between the marks of the page."""
     parts = []
     for data, seeds in SEEDS.items():
-        mine = [r for r in rows if r["data"] == data]
-        if len(mine) == len(NOISES) * len(seeds) * len(ENTRIES):
-            parts.append(f"{TITLES[data]}, seeds {seeds[0]} to {seeds[-1]}:\n\n{table(mine)}\n")
+        some = [r for r in rows if r["data"] == data]
+        if len(some) == len(NOISES) * len(seeds) * len(ENTRIES):
+            parts.append(f"{TITLES[data]}, seeds {seeds[0]} to {seeds[-1]}:\n\n{table(some)}\n")
     versions = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "scikit-learn"))
-    parts.append(f"{about['date']}, {about['machine']}, one thread a fit, other jobs beside it; {versions}.\n")
+    parts.append(
+        f"{about['date']}, {about['machine']}, one thread per fit, machine shared with other jobs; {versions}.\n"
+    )
     write_between(PAGE, MARKS, "\n".join(parts))
 
 

@@ -5,10 +5,10 @@
 Writes benchmarks/results/sparse_texts.json and the tables of docs/estimator.md. Results that are already in the file
 are not computed again; delete the file to start over.
 
-There are two kinds of texts. Real ones are paragraphs of the docstrings of installed packages, read without importing
-them; the class is the package, or its part. Made-up ones mix topics over words of Zipf's frequencies, as LDA has it.
-Defaults were chosen with seed 0 (80 trusted, mostly pair:0.3) on `packages`, `scipy`, `two` and `lda4`, which are not
-in the table; its seeds are others too.
+There are two kinds of texts. Real ones are paragraphs from the docstrings of installed packages, read without importing
+them; the class is the package or subpackage. Synthetic ones mix topics over words with Zipf frequencies, as in LDA. The
+defaults were chosen with seed 0 (80 trusted, mostly pair:0.3) on `packages`, `scipy`, `two` and `lda4`; the tables use
+other texts and other seeds.
 """
 
 import ast
@@ -36,20 +36,20 @@ from warpi import NoisyLabelClassifier
 from warpi.utils.files import write_atomically
 
 PACKAGES = ("numpy", "scipy", "sklearn", "torch", "matplotlib", "sympy", "pandas", "networkx")
-REAL = {  # folders, and how many paragraphs at most are taken of each
+REAL = {  # folders, and the maximum number of paragraphs from each
     "packages": (PACKAGES, 500),
     "scipy": (("scipy/stats", "scipy/signal", "scipy/sparse", "scipy/optimize"), 450),
     "two": (("numpy", "sklearn"), 1500),
     "sympy": (("sympy/core", "sympy/solvers", "sympy/polys", "sympy/physics", "sympy/combinatorics"), 500),
     "tools": (("pip", "playwright", "huggingface_hub", "mypy", "fontTools", "setuptools"), 850),
 }
-MADE = {  # classes, words, texts, topics, how alike texts of a class are, shortest and longest
+MADE = {  # classes, words, texts, topics, similarity of the texts of a class, shortest and longest text
     "lda4": (4, 8000, 3000, 20, 8.0, 20, 120),
     "lda2": (2, 3000, 1500, 12, 6.0, 20, 60),
     "lda8": (8, 20000, 5000, 40, 12.0, 30, 200),
 }
-NAMES = {*PACKAGES, "np", "scikit", "learn", "pytorch", "plt", "pd", "nx"}  # would give the class away
-TITLES = {"sympy": "Docstrings of five parts of sympy", "lda2": "Made-up texts of two classes"}
+NAMES = {*PACKAGES, "np", "scikit", "learn", "pytorch", "plt", "pd", "nx"}  # would reveal the class
+TITLES = {"sympy": "Docstrings of five parts of sympy", "lda2": "Synthetic texts of two classes"}
 NOISES = ("pair:0.4", "uniform:0.4")
 SEEDS = range(10, 13)
 TRUSTED = 80
@@ -79,8 +79,8 @@ MARKS = "<!-- by benchmarks/tables/sparse_texts.py -->\n", "<!-- until here: tex
 
 
 def paragraphs(folder: str) -> list[str]:
-    """Prose of 20 to 200 words in the docstrings below a folder of the installed packages, each text once."""
-    found = set()
+    """Distinct paragraphs of 20 to 200 words in the docstrings below a folder of the installed packages."""
+    texts = set()
     root = Path(sysconfig.get_paths()["purelib"])
     for file in sorted((root / folder).rglob("*.py")):
         if "test" in str(file.relative_to(root)):
@@ -94,48 +94,51 @@ def paragraphs(folder: str) -> list[str]:
                 for part in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
                     words = re.findall(r"[a-z]{2,}", part.lower())
                     if ">>>" not in part and 20 <= len(words) <= 200:
-                        found.add(" ".join(word for word in words if word not in NAMES))
-    return sorted(found)
+                        texts.add(" ".join(word for word in words if word not in NAMES))
+    return sorted(texts)
 
 
 @cache
 def docstrings(name: str) -> tuple[list[str], np.ndarray]:
-    chance, texts, labels = np.random.default_rng(0), [], []
+    rng = np.random.default_rng(0)
+    texts: list[str] = []
+    labels: list[int] = []
     for k, folder in enumerate(REAL[name][0]):
-        found = paragraphs(folder)
-        taken = chance.permutation(len(found))[: REAL[name][1]]
-        texts += [found[i] for i in taken]
-        labels += [k] * len(taken)
+        some = paragraphs(folder)
+        chosen = rng.permutation(len(some))[: REAL[name][1]]
+        texts += [some[i] for i in chosen]
+        labels += [k] * len(chosen)
     return texts, np.array(labels)
 
 
-def made_up(name: str, seed: int) -> tuple[list[str], np.ndarray]:
-    n_classes, n_words, n, n_topics, alike, shortest, longest = MADE[name]
-    chance = np.random.default_rng(1000 + seed)
+def synthetic(name: str, seed: int) -> tuple[list[str], np.ndarray]:
+    n_classes, n_words, n, n_topics, similarity, shortest, longest = MADE[name]
+    rng = np.random.default_rng(1000 + seed)
     zipf = 1 / np.arange(1, n_words + 1)
     zipf /= zipf.sum()
-    topics = chance.gamma(np.maximum(zipf * n_words * 0.02, 1e-4), size=(n_topics, n_words))
+    topics = rng.gamma(np.maximum(zipf * n_words * 0.02, 1e-4), size=(n_topics, n_words))
     topics = 0.5 * zipf + 0.5 * topics / topics.sum(1, keepdims=True)
-    mixture = chance.dirichlet(np.full(n_topics, 0.1), n_classes)
+    mixture = rng.dirichlet(np.full(n_topics, 0.1), n_classes)
     labels, texts = np.arange(n) % n_classes, []
     for k in labels:
-        words = chance.dirichlet(alike * mixture[k] + 0.02) @ topics
-        length = int(np.exp(chance.uniform(np.log(shortest), np.log(longest))))
-        texts.append(" ".join(f"w{word}" for word in chance.choice(n_words, length, p=words)))
+        words = rng.dirichlet(similarity * mixture[k] + 0.02) @ topics
+        length = int(np.exp(rng.uniform(np.log(shortest), np.log(longest))))
+        texts.append(" ".join(f"w{word}" for word in rng.choice(n_words, length, p=words)))
     return texts, labels
 
 
 def rows_of(name: str, noise: str, seed: int) -> tuple:
     """tf-idf and labels: noisy, trusted and test rows (a quarter), and the true labels of the noisy ones."""
-    texts, y = made_up(name, seed) if name in MADE else docstrings(name)
-    chance, n_classes = np.random.default_rng(seed), int(y.max()) + 1
-    order = chance.permutation(len(y))
+    texts, y = synthetic(name, seed) if name in MADE else docstrings(name)
+    rng = np.random.default_rng(seed)
+    n_classes = int(y.max()) + 1
+    order = rng.permutation(len(y))
     test, rest = order[: len(y) // 4], order[len(y) // 4 :]
     trusted = np.concatenate([rest[y[rest] == k][: TRUSTED // n_classes] for k in range(n_classes)])
     train = rest[~np.isin(rest, trusted)]
     kind, _, rate = noise.partition(":")
-    other = (y[train] + 1) % n_classes if kind == "pair" else chance.integers(n_classes, size=len(train))
-    given = np.where(chance.random(len(train)) < float(rate), other, y[train])
+    other = (y[train] + 1) % n_classes if kind == "pair" else rng.integers(n_classes, size=len(train))
+    given = np.where(rng.random(len(train)) < float(rate), other, y[train])
     words = TfidfVectorizer().fit([texts[i] for i in train])
     x = [words.transform([texts[i] for i in part]) for part in (train, trusted, test)]
     return (x[0], given), (x[1], y[trusted]), (x[2], y[test]), y[train]
@@ -157,11 +160,11 @@ def accuracy(entry: str, seed: int, noise: str, data: tuple) -> float:
 def table(rows: list[dict]) -> str:
     lines = ["| | " + " | ".join(NOISES) + " | CPU s |", "|:---|" + "---:|" * (len(NOISES) + 1)]
     for entry in ENTRIES:
-        mine = [r for r in rows if r["entry"] == entry]
-        cells = [[r["accuracy"] for r in mine if r["noise"] == noise] for noise in NOISES]
+        some = [r for r in rows if r["entry"] == entry]
+        cells = [[r["accuracy"] for r in some if r["noise"] == noise] for noise in NOISES]
         shown = " | ".join(f"{mean(values):.1f} ± {stdev(values):.1f}" for values in cells)
         method, comma, rest = entry.partition(",")
-        lines.append(f"| `{method}`{comma}{rest} | {shown} | {mean(r['cpu_seconds'] for r in mine):.1f} |")
+        lines.append(f"| `{method}`{comma}{rest} | {shown} | {mean(r['cpu_seconds'] for r in some):.1f} |")
     return "\n".join(lines)
 
 
@@ -187,17 +190,19 @@ def main() -> None:
 
 
 def write_page(rows: list[dict], about: dict) -> None:
-    """Put what is complete between the marks of the page."""
+    """Write the complete tables between the marks of the page."""
     parts = []
     for data, title in TITLES.items():
-        mine = [r for r in rows if r["data"] == data]
-        if len(mine) == len(NOISES) * len(SEEDS) * len(ENTRIES):
-            n, words = mine[0]["shape"]
+        some = [r for r in rows if r["data"] == data]
+        if len(some) == len(NOISES) * len(SEEDS) * len(ENTRIES):
+            n, words = some[0]["shape"]
             parts.append(
-                f"{title} ({n:,} noisy rows, {words:,} words), seeds {SEEDS[0]} to {SEEDS[-1]}:\n\n{table(mine)}\n"
+                f"{title} ({n:,} noisy rows, {words:,} words), seeds {SEEDS[0]} to {SEEDS[-1]}:\n\n{table(some)}\n"
             )
     versions = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "scikit-learn", "cleanlab", "sympy"))
-    parts.append(f"{about['date']}, {about['machine']}, one thread a fit, other jobs beside it; {versions}.\n")
+    parts.append(
+        f"{about['date']}, {about['machine']}, one thread per fit, machine shared with other jobs; {versions}.\n"
+    )
     write_between(PAGE, MARKS, "\n".join(parts))
 
 

@@ -288,18 +288,18 @@ def test_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (went / "checkpoint.safetensors").read_bytes() == (runs / third.name / "checkpoint.safetensors").read_bytes()
     assert not (went / "done").exists()
     said = capsys.readouterr().out
-    assert "1 finished runs kept in" in said
-    assert f"0 finished runs kept in {tmp_path / 'next'}\n2 begun runs kept in {tmp_path / 'next'}\n" in said
+    assert "1 finished runs stored in" in said
+    assert f"0 finished runs stored in {tmp_path / 'next'}\n2 begun runs stored in {tmp_path / 'next'}\n" in said
     (went / "results.jsonl").write_text("it went on\n")
     (went / "done").touch()
     keep.main([*map(str, parts), "--to", str(tmp_path / "next")])
     assert (went / "results.jsonl").read_text() == "it went on\n"
-    assert f"{went} is there already" in capsys.readouterr().out
+    assert f"{went} already exists" in capsys.readouterr().out
     (runs / other.name / "checkpoint.safetensors").write_bytes(bytes(16 * 2**20))
     keep.main([str(runs), "--begun", str(tmp_path / "more")])
     said = capsys.readouterr().out
-    assert f"curves/{other.name} is too large to be carried" in said
-    assert "1 begun runs kept in" in said
+    assert f"curves/{other.name} is too large for an archive" in said
+    assert "1 begun runs stored in" in said
 
 
 def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,17 +326,17 @@ def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.C
         f"curves/{others[2].name}": f"curves/{others[2].name}/sweep.json is not JSON (Extra data",
         f"curves/{others[3].name}": "its results.jsonl does not contain every epoch",
         f"curves/{others[4].name}": "sweep.json is missing",
-        "curves/unknown_seed0": "no recipe whose runs are in 'curves' names it",
-        f"mine/{right.name}": "no recipe whose runs are in 'mine' names it",
+        "curves/unknown_seed0": "no recipe for 'curves' contains it",
+        f"mine/{right.name}": "no recipe for 'mine' contains it",
     }
     tables, archive = [str(runs), str(tmp_path / "runs" / "mine")], str(tmp_path / "all.tar.gz")
     keep.main([*tables, "--tar", archive])
-    assert "8 finished runs kept in" in capsys.readouterr().out, "nothing is lost on the way"
+    assert "8 finished runs stored in" in capsys.readouterr().out, "nothing is lost on the way"
     for source in (tables, [archive]):
         keep.main([*source, "--to", str(kept)])
         lines = capsys.readouterr().out.splitlines()
         assert [p.relative_to(kept).as_posix() for p in kept.glob("*/*")] == [f"curves/{right.name}"]
-        assert lines.pop() == f"1 finished runs kept in {kept}"
+        assert lines.pop() == f"1 finished runs stored in {kept}"
         assert len(lines) == len(said)
         for name, why in said.items():
             assert any(line.startswith(f"{name} is left out: {why}") for line in lines), (name, lines)
@@ -355,6 +355,6 @@ def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.C
 def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(SystemExit, match="no file of a run"):
+    with pytest.raises(SystemExit, match="not a file of a run"):
         keep.main([str(tmp_path / "x.tar"), "--to", str(tmp_path / "to")])
     assert not (tmp_path / "to").exists()
