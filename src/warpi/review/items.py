@@ -31,7 +31,7 @@ EmbedFn = Callable[[Examples, Tensor], Tensor]
 """Function from rows [n] of some examples to features [n, D]; fewer if some cannot be read."""
 
 _MAX_CELLS = 200  # features shown per example
-_MAX_CANDIDATES = {True: 1000, False: 200}  # trusted examples to compare with, if they are in memory or in files
+_MAX_CANDIDATES = {True: 1000, False: 200}  # trusted examples to compare with: in memory, in files
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,8 @@ class Items:
     extra_cells: Sequence[Mapping[str, str]] | None = None  # [N] more cells to show for each row
     source: Path | None = None  # the file of the data, if it is a table
     trusted_source: Path | None = None  # the separate file of the trusted examples, if there is one
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # protects `vectors`
+    vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # cached results of `embed`
 
     def __post_init__(self) -> None:
         if self.extra_cells is not None and len(self.extra_cells) != len(self.given):
@@ -169,9 +169,9 @@ class Items:
                 chunk = new[start : start + 256]
                 examples, rows = self._examples_at(chunk)
                 values = self.embed(examples, rows)
-                if len(values) == len(chunk):  # else some files cannot be read: find out which
+                if len(values) == len(chunk):
                     self.vectors.update(zip(chunk, values, strict=True))
-                else:
+                else:  # some files cannot be read; find out which
                     for place in chunk:
                         examples, rows = self._examples_at([place])
                         self.vectors.update((place, v) for v in self.embed(examples, rows))

@@ -30,7 +30,7 @@ _MAX_BYTES = 1 << 20  # of a request
 
 
 class Server(ThreadingHTTPServer):
-    """Listens on 127.0.0.1 only."""
+    """HTTP server that listens on 127.0.0.1 only."""
 
     daemon_threads = True
 
@@ -61,10 +61,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self._post)
 
-    def _answer(self, verb: Callable[[str, Mapping[str, str]], None]) -> None:
+    def _answer(self, handle: Callable[[str, Mapping[str, str]], None]) -> None:
+        """Check and handle a request; send the reason if it is refused."""
         try:
             try:
-                self._checked(verb)
+                self._check_and_handle(handle)
             except RequestRefused as e:
                 self.close_connection = True  # an unread body must not be parsed as the next request
                 is_page = self.path.partition("?")[0] == "/"
@@ -74,19 +75,19 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             self.close_connection = True  # the tab was closed
 
-    def _checked(self, verb: Callable[[str, Mapping[str, str]], None]) -> None:
+    def _check_and_handle(self, handle: Callable[[str, Mapping[str, str]], None]) -> None:
         try:
             url = urlsplit(self.path)
         except ValueError:
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "invalid address") from None
+            raise RequestRefused("invalid address") from None
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
         self._check_sender(url.path, query)
         try:
-            verb(url.path, query)
+            handle(url.path, query)
         except UserError as e:
-            raise RequestRefused(HTTPStatus.CONFLICT, str(e)) from e
+            raise RequestRefused(str(e), HTTPStatus.CONFLICT) from e
         except sqlite3.Error as e:  # for example a full disk; the page reports it and keeps the decision
-            raise RequestRefused(HTTPStatus.INSUFFICIENT_STORAGE, f"Decisions cannot be stored: {e}") from e
+            raise RequestRefused(f"Decisions cannot be stored: {e}", HTTPStatus.INSUFFICIENT_STORAGE) from e
 
     def _check_sender(self, path: str, query: Mapping[str, str]) -> None:
         """Answer only requests of the page that this server sent, to a browser that opened the link.
@@ -97,16 +98,17 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         headers = self.headers
         if headers.get("Host") not in server.hosts:
-            raise RequestRefused(HTTPStatus.MISDIRECTED_REQUEST, "unknown host name")
-        origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site", "none")
-        ours = {f"http://{host}" for host in server.hosts}
-        if (origin is not None and origin not in ours) or (origin is None and self.command != "GET"):
-            raise RequestRefused(HTTPStatus.FORBIDDEN, "requests from other pages are refused")
+            raise RequestRefused("unknown host name", HTTPStatus.MISDIRECTED_REQUEST)
+        origin = headers.get("Origin")
+        site = headers.get("Sec-Fetch-Site", "none")
+        own_origins = {f"http://{host}" for host in server.hosts}
+        if (origin is not None and origin not in own_origins) or (origin is None and self.command != "GET"):
+            raise RequestRefused("requests from other pages are refused", HTTPStatus.FORBIDDEN)
         if path != "/" and site not in ("same-origin", "none"):
-            raise RequestRefused(HTTPStatus.FORBIDDEN, "requests from other pages are refused")
+            raise RequestRefused("requests from other pages are refused", HTTPStatus.FORBIDDEN)
         token = query.get("token", "") if path == "/" and self.command == "GET" else ""
         if not any(hmac.compare_digest(key.encode(), server.token.encode()) for key in (token, self._key())):
-            raise RequestRefused(HTTPStatus.FORBIDDEN, "open the link that warpi review printed when it started")
+            raise RequestRefused("open the link that warpi review printed when it started", HTTPStatus.FORBIDDEN)
 
     def _key(self) -> str:
         """The key in the cookie. http.cookies fails on malformed cookies, which other ports of this host may set."""
@@ -134,29 +136,29 @@ class _Handler(BaseHTTPRequestHandler):
             case ["trusted", k]:
                 self._picture(items.trusted_picture(_id(k)))
             case _:
-                raise RequestRefused(HTTPStatus.NOT_FOUND, "not found")
+                raise RequestRefused("not found", HTTPStatus.NOT_FOUND)
 
     def _post(self, path: str, query: Mapping[str, str]) -> None:  # noqa: ARG002
         review = self.server.review
         verbs = {"/api/decide": review.decide, "/api/undo": review.undo, "/api/export": review.export}
         if path not in verbs:
-            raise RequestRefused(HTTPStatus.NOT_FOUND, "not found")
+            raise RequestRefused("not found", HTTPStatus.NOT_FOUND)
         self._json(verbs[path](self._body()))
 
     def _body(self) -> Json:
         if self.headers.get_content_type() != "application/json":  # forms of other pages cannot send this type
-            raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON")
+            raise RequestRefused("send JSON", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit() and int(length) <= _MAX_BYTES):
             raise RequestRefused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"send at most {_MAX_BYTES} bytes and a Content-Length"
+                f"send at most {_MAX_BYTES} bytes and a Content-Length", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
             )
         try:
             request = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "not JSON") from None
+            raise RequestRefused("not JSON") from None
         if not isinstance(request, dict):
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "send a JSON object")
+            raise RequestRefused("send a JSON object")
         return request
 
     def _asset(self, path: str) -> None:
@@ -167,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _picture(self, picture: tuple[str, bytes] | None) -> None:
         if picture is None:
-            raise RequestRefused(HTTPStatus.NOT_FOUND, "there is no image")
+            raise RequestRefused("there is no image", HTTPStatus.NOT_FOUND)
         self._send(HTTPStatus.OK, *picture, {})
 
     def _json(self, content: Json) -> None:
@@ -187,5 +189,5 @@ class _Handler(BaseHTTPRequestHandler):
 def _id(text: str) -> int:
     """Parse the number of an item in a URL; anything else is not found."""
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise RequestRefused(HTTPStatus.NOT_FOUND, "not found")
+        raise RequestRefused("not found", HTTPStatus.NOT_FOUND)
     return int(text)

@@ -22,10 +22,10 @@ Json = dict[str, Any]
 class RequestRefused(Exception):
     """A request that is not answered, with an HTTP status and the reason."""
 
-    def __init__(self, status: HTTPStatus, reason: str) -> None:
+    def __init__(self, reason: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(reason)
-        self.status = status
         self.reason = reason
+        self.status = status
 
 
 class ReviewSession:
@@ -71,12 +71,12 @@ class ReviewSession:
         state = query.get("state", "all")
         scope = query.get("scope", "all")
         if state not in ("all", "decided", *_ALL_STATES) or scope not in ("all", "first"):
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "unknown state or scope")
+            raise RequestRefused("unknown state or scope")
         matches = items.review_first.copy() if scope == "first" else items.review_first | True
         for name, labels in (("given", items.given[items.row]), ("suggested", items.suggested)):
             if label := query.get(name):
                 if label not in items.classes:
-                    raise RequestRefused(HTTPStatus.BAD_REQUEST, "unknown class")
+                    raise RequestRefused("unknown class")
                 matches &= labels == items.classes.index(label)
         decisions = self.store.current_decisions()
         if state != "all":
@@ -125,7 +125,7 @@ class ReviewSession:
         step = _text(request, "step")
         choices = request.get("choices")
         if not isinstance(choices, list) or not 0 < len(choices) <= _MAX_CHOICES:
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"choices must be a list of 1 to {_MAX_CHOICES} objects")
+            raise RequestRefused(f"choices must be a list of 1 to {_MAX_CHOICES} objects")
         outcome = self.store.decide([self.choice(c) for c in choices], tab, step)
         return {
             "done": {row: _to_json(decision) for row, decision in outcome.done.items()},
@@ -136,25 +136,25 @@ class ReviewSession:
     def choice(self, request: object) -> Choice:
         """Check a decision. The action `accept` changes the label to the suggestion."""
         if not isinstance(request, dict):
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a choice must be an object")
+            raise RequestRefused("a choice must be an object")
         row, seen, action, label = (request.get(key) for key in ("row", "seen", "action", "label"))
         if type(row) is not int or type(seen) is not int:
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "row and seen must be integers")
+            raise RequestRefused("row and seen must be integers")
         items = self.items
         suggested = self.suggested(self.place(row))
         given = items.classes[int(items.given[row])]
         if action == "accept":
             if suggested is None:
-                raise RequestRefused(HTTPStatus.BAD_REQUEST, f"there is no suggestion for row {row}")
+                raise RequestRefused(f"there is no suggestion for row {row}")
             action = "change"
             label = suggested
         if action == "change" and label not in items.classes:
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "unknown class")
+            raise RequestRefused("unknown class")
         if action == "keep" or (action == "change" and label == given):
             action = "keep"
             label = given
         if action not in ACTIONS:
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"action must be one of {', '.join(ACTIONS)}, accept")
+            raise RequestRefused(f"action must be one of {', '.join(ACTIONS)}, accept")
         return Choice(row, seen, action, label if action in ("keep", "change") else None, given, suggested)
 
     def undo(self, request: Json) -> Json:
@@ -174,7 +174,7 @@ class ReviewSession:
     def place(self, row: int) -> int:
         """The place of a row in the order of review."""
         if row not in self.items.position:
-            raise RequestRefused(HTTPStatus.NOT_FOUND, "no such item")
+            raise RequestRefused("no such item", HTTPStatus.NOT_FOUND)
         return self.items.position[row]
 
 
@@ -192,11 +192,11 @@ def _integer(query: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(query.get(name, default))
     except ValueError:
-        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"{name} must be an integer") from None
+        raise RequestRefused(f"{name} must be an integer") from None
 
 
 def _text(request: Json, name: str) -> str:
     value = request.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= 64 or not value.isascii():
-        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"{name} must be text of 1 to 64 ASCII characters")
+        raise RequestRefused(f"{name} must be text of 1 to 64 ASCII characters")
     return value
