@@ -22,7 +22,7 @@ from warpi.training.task import Task, Truth, make_task
 RECIPE = Recipe(epochs=12, batch_size=128, meta_batch_size=32, lr=0.1, seed=1)
 EPOCHS = {"mlc": 24, "warpi": 20}  # more than in RECIPE
 OPTIONS: dict[str, dict[str, Any]] = {  # cheaper than the defaults, or better for tables
-    "cleannet": {"embedding_steps": 8},
+    "cleannet": {"embedding_steps": 8, "references": 8},
     "dmi": {"warmup": 0.2},
     "dmi_ns": {"warmup": 0.2},
     "lccn": {"warmup": 0.1},
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # cheaper than the defaults, or better f
     "mlc_wang": {"matrix_lr": 30.0},
     "mlnt": {"updates": 3},
     "s_model": {"warmup": 0.1},
-    "vri": {"hidden": (128, 64), "output": "tanh"},
+    "vri": {"hidden": (64, 32), "output": "tanh"},
     "warpi": {"samples": 3, "output": "tanh"},
 }
 GAINS = {  # points of test accuracy above cross-entropy, about half of the measured gain
@@ -40,11 +40,9 @@ GAINS = {  # points of test accuracy above cross-entropy, about half of the meas
         "gce_truncated": 6,
         "sce": 6,
         "mixup": 3,
-        "glc": 7,
         "s_model": 6,
         "dmi": 6,
         "masking": 3,
-        "l2rw": 6,
         "mwnet": 3,
         "mlc_wang": 4,
         "mlc": 3,

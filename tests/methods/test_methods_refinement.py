@@ -611,7 +611,7 @@ def test_embedding_of_a_class_is_invariant_to_the_order_of_references() -> None:
 
 def test_cleannet_gives_wrong_labels_less_weight(digits: Dataset) -> None:
     task, truth = make_task(digits, "pair:0.4", meta=50, seed=1, limit=600)
-    method = CleanNet(warm_up=0.5)
+    method = CleanNet(references=8, warm_up=0.5)
     trained(method, task, recipe=Recipe(epochs=6))
     assert truth.clean is not None
     wrong = truth.clean != task.train.y
