@@ -1,4 +1,4 @@
-"""What a run was made from is known by what is in it: files that change behind a name are noticed."""
+"""Runs identify their data by its content: a file that changes under the same name is detected."""
 
 import json
 import os
@@ -26,8 +26,8 @@ X, Y = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32), np.arang
 PARTS = {"x": X, "y": Y, "clean": Y, "x_test": X[:20] + 9, "y_test": Y[:20]}
 
 
-def made(where: Path, **change: Any) -> dict[str, Any]:
-    """Data, trusted examples and weights in files; settings that name them."""
+def make_files(where: Path, **change: Any) -> dict[str, Any]:
+    """Write data, trusted examples and weights; return settings that name the files."""
     where.mkdir(exist_ok=True)
     np.savez(where / "data.npz", **{**PARTS, **{k: v for k, v in change.items() if k in PARTS}})
     np.savez(where / "trusted.npz", x=change.get("x_meta", X[:20] + 5), y=change.get("y_meta", Y[:20]))
@@ -50,27 +50,28 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "what", "fact"), CHANGES, ids=[next(iter(each[0])) for each in CHANGES])
-def test_a_run_does_not_go_on_with_other_files_nor_share_a_mean(
+def test_changed_files_are_refused_and_make_another_experiment(
     tmp_path: Path, change: dict[str, Any], what: str, fact: str
 ) -> None:
-    run, settings = tmp_path / "run", {**made(tmp_path / "files"), "seed": 0}
+    run = tmp_path / "run"
+    settings = {**make_files(tmp_path / "files"), "seed": 0}
     fit(run, **settings)
     fit(run, resume=True)
     stored = to_stored_names(settings)
     assert _other_content(run, stored) is None
-    fit(tmp_path / "other", seed=1, **made(tmp_path / "files", **change))
+    fit(tmp_path / "other", seed=1, **make_files(tmp_path / "files", **change))
     with pytest.raises(UserError, match=rf"^{what} of the run in {run} has changed: {fact}_sha256 was"):
         fit(run, resume=True)
-    assert re.search(rf": ({fact}_sha256|its sha256) was ", _other_content(run, stored) or ""), "a sweep sees it"
+    assert re.search(rf": ({fact}_sha256|its sha256) was ", _other_content(run, stored) or ""), "a sweep detects it"
     assert len(group(find_runs([run, tmp_path / "other"]))) == 2
     old = json.loads((run / "spec.json").read_text())
     del old["facts"][f"{fact}_sha256"]
-    (run / "spec.json").write_text(json.dumps(old))  # as versions of before wrote it
+    (run / "spec.json").write_text(json.dumps(old))  # as older versions wrote it
     fit(run, resume=True)
-    assert len(group(find_runs([run, tmp_path / "other"]))) == 1, "nothing tells them apart"
+    assert len(group(find_runs([run, tmp_path / "other"]))) == 1, "they cannot be distinguished"
 
 
-def test_noise_of_the_same_labels_from_another_file(tmp_path: Path) -> None:
+def test_another_noise_file_with_the_same_labels(tmp_path: Path) -> None:
     few = {"data": "digits", "method": "ce", "epochs": 1, "limit": 200, "meta": 20}
     np.save(file := tmp_path / "T.npy", np.eye(10))
     fit(tmp_path / "run", **few, noise=f"matrix:{file}")
@@ -88,9 +89,7 @@ def images(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_an_image_that_was_painted_over_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
-) -> None:
+def test_a_changed_image_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
     if not in_memory:
         monkeypatch.setattr("warpi.datasets.image_folders.IN_MEMORY", 0)
     root = images(tmp_path / "images")
@@ -98,7 +97,7 @@ def test_an_image_that_was_painted_over_is_noticed(
     fact = "inputs" if in_memory else "files"
     shutil.copytree(root, tmp_path / "copy")
     shutil.rmtree(root)
-    shutil.copytree(tmp_path / "copy", root, copy_function=shutil.copyfile)  # other times, the same files
+    shutil.copytree(tmp_path / "copy", root, copy_function=shutil.copyfile)  # the same files with other times
     fit(tmp_path / "run", resume=True)
     settings = {"method": "ce", "epochs": 1, "data": str(root), "seed": 0}
     assert _other_content(tmp_path / "run", settings) is None
@@ -109,35 +108,36 @@ def test_an_image_that_was_painted_over_is_noticed(
     assert f"{root}: {fact}_sha256 was" in (_other_content(tmp_path / "run", settings) or "")
 
 
-def test_no_change_keeps_a_stamp(tmp_path: Path) -> None:
-    """Of the same size, and with the times of before: rsync -t, touch -r, a link that leads elsewhere."""
+def test_every_change_changes_the_stamp(tmp_path: Path) -> None:
+    """Even with the same size and times (rsync -t, touch -r), or if a link leads elsewhere."""
     for version in ("v1", "v2"):
         images(tmp_path / version)
     os.symlink("v1", tmp_path / "now")
-    data, file = str(tmp_path / "now"), tmp_path / "v1" / "a" / "deep" / "0.png"
-    seen = [stamp(data), stamp(data)]
-    assert seen[0] == seen[1]
-    before, size = os.stat(file), file.stat().st_size
-    file.write_bytes(b"x" * size)
+    data = str(tmp_path / "now")
+    file = tmp_path / "v1" / "a" / "deep" / "0.png"
+    stamps = [stamp(data), stamp(data)]
+    assert stamps[0] == stamps[1]
+    before = os.stat(file)
+    file.write_bytes(b"x" * before.st_size)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    seen.append(stamp(data))
+    stamps.append(stamp(data))
     (file.parent / "new.png").write_bytes(b"")
-    seen.append(stamp(data))
+    stamps.append(stamp(data))
     (tmp_path / "now").unlink()
     os.symlink("v2", tmp_path / "now")
-    seen.append(stamp(data))
+    stamps.append(stamp(data))
     os.symlink("loop", tmp_path / "v2" / "loop")
     os.symlink("..", tmp_path / "v2" / "a" / "up")
-    assert len({*seen, stamp(data)}) == 5, "links do not lead in circles"
+    assert len({*stamps, stamp(data)}) == 5, "links in a circle do no harm"
 
 
-def test_a_stamp_is_of_what_was_read(tmp_path: Path) -> None:
-    """Where several runs share what was read once, the file may change meanwhile."""
-    settings = made(tmp_path)
+def test_stamps_belong_to_the_data_that_was_read(tmp_path: Path) -> None:
+    """If runs share cached data, its file may change meanwhile."""
+    settings = make_files(tmp_path)
     data = DataSpec(settings["data"], meta_data=settings["trusted"])
     cache = DataCache()
     first = prepare(RunSpec.from_settings(**to_stored_names(settings)), cache).data
-    made(tmp_path, x_meta=X[:20] + 6)
+    make_files(tmp_path, x_meta=X[:20] + 6)
     second = prepare(RunSpec.from_settings(**to_stored_names(settings), seed=1), cache).data
     assert (first.fingerprints, first.stamps) == (second.fingerprints, second.stamps)
     assert first.stamps == data.stamps(cache)

@@ -456,7 +456,7 @@ ERRORS = {
     "class A(CE):\n    q: float = 1.0\nMETHODS = {'a': A()}": "'q' of A is not a field; write @dataclass above the",
     "@dataclass\nclass A(CE):\n    no_compile: bool = True\nMETHODS = {'a': A()}": "two fields of a run would be the",
     "@dataclass\nclass A(CE):\n    lr: float = 1.0\nMETHODS = {'a': A()}": "A has a field 'lr', which is a setting of",
-    "@dataclass\nclass A(CE):\n    device: str = 'x'\nMETHODS = {'a': A()}": "A has a field 'device', which is a setting",
+    "@dataclass\nclass A(CE):\n    device: str = 'x'\nMETHODS = {'a': A()}": "A has a field 'device', which is",
     "@dataclass\nclass A(CE):\n    ok: int = 1\n    q: dict = field(default_factory=dict)\nMETHODS = {'a': A()}": "the "
     "field 'q' of A cannot be a flag (KeyError: <class 'dict'>); it may be int, float, str, bool",
     "NETS = {'a': nn.Linear(64, 10)}": "NETS['a'] in {file} is a module, whose weights would differ between "

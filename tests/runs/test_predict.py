@@ -1,4 +1,4 @@
-"""`warpi predict`: a finished run used on new rows, read as the training rows were."""
+"""`warpi predict`: new rows are read like the training rows, and predicted by a finished run."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from warpi.errors import UserError
 from warpi.runs.run import Run, fit
 
 N = 60
-CHANCE = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 
 
 def write(path: Path, *rows: tuple[Any, ...]) -> Path:
@@ -41,10 +41,10 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def own(run: Run) -> np.ndarray:
-    """What the method of a run says about all rows of its data."""
-    everything = warpi.Split(run.task.train.examples, torch.arange(N), torch.zeros(N, dtype=torch.int64))
-    return torch.cat([run.method.predict(batch.x) for batch in everything.batches(7)]).numpy()
+def predict_all(run: Run) -> np.ndarray:
+    """The predictions of the method of a run for all rows of its data."""
+    split = warpi.Split(run.task.train.examples, torch.arange(N), torch.zeros(N, dtype=torch.int64))
+    return torch.cat([run.method.predict(batch.x) for batch in split.batches(7)]).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,12 @@ def table(here: Path) -> Run:
     return fit(here / "table", data=file, label="animal", method="ce", epochs=2)
 
 
-def test_the_training_file_gives_what_the_method_says(
+def test_the_training_file_gives_the_predictions_of_the_method(
     table: Run, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = here / "out.csv"
     assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out)]) == 0
-    rows, p = read(out), own(table)
+    rows, p = read(out), predict_all(table)
     assert list(rows[0]) == ["row", "predicted_label", "probability", "p_cat", "p_dog"]
     assert [int(row["row"]) for row in rows] == list(range(N))
     np.testing.assert_allclose([[float(row["p_cat"]), float(row["p_dog"])] for row in rows], p, atol=1e-6)
@@ -71,27 +71,27 @@ def test_the_training_file_gives_what_the_method_says(
     assert [row["predicted_label"] for row in rows] == [("cat", "dog")[k] for k in p.argmax(1)]
     assert p.std(0).min() > 0.01
     agree = 100 * np.mean([row["predicted_label"] == given(k) for k, row in enumerate(rows)])
-    said = capsys.readouterr().out
-    assert f"('animal', {N} rows, some of which may be wrong): {agree:.2f} %" in said
+    printed = capsys.readouterr().out
+    assert f"('animal', {N} rows, some of which may be wrong): {agree:.2f} %" in printed
     assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out), "--quiet"]) == 0
     assert not capsys.readouterr().out
 
 
 def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In any order of columns, one row alone, without labels: scale and encoding are those of the run."""
-    p = own(table)
+    """Columns in any order, a single row, no labels: scale and encoding are those of the run."""
+    p = predict_all(table)
     a, colour, b = cells(5)
-    found = warpi.predict(table.path, write(here / "new.csv", ("b", "id", "colour", "a"), (b, "x", colour, a)))
-    np.testing.assert_allclose(found.probabilities, p[5:6], atol=1e-6)
+    predictions = warpi.predict(table.path, write(here / "new.csv", ("b", "id", "colour", "a"), (b, "x", colour, a)))
+    np.testing.assert_allclose(predictions.probabilities, p[5:6], atol=1e-6)
     assert caplog.messages == [f"{here / 'new.csv'}: columns that the run does not have are not used: 'id'"]
-    assert not found.labels
-    assert not found.accuracy
+    assert not predictions.labels
+    assert not predictions.accuracy
     rows = [(*cells(k), label, clean) for k, label, clean in ((0, "", "cat"), (1, "dog", "dog"), (2, "nan", ""))]
     names = ("a", "colour", "b", "animal", "clean_label")
-    found = warpi.predict(table, write(here / "some.csv", names, *rows))
-    np.testing.assert_allclose(found.probabilities, p[:3], atol=1e-6)
-    assert found.labels["animal"].tolist() == [-1, 1, -1]
-    assert {name: n for name, (_, n) in found.accuracy.items()} == {"animal": 1, "clean_label": 2}
+    predictions = warpi.predict(table, write(here / "some.csv", names, *rows))
+    np.testing.assert_allclose(predictions.probabilities, p[:3], atol=1e-6)
+    assert predictions.labels["animal"].tolist() == [-1, 1, -1]
+    assert {name: n for name, (_, n) in predictions.accuracy.items()} == {"animal": 1, "clean_label": 2}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFi
         ([("path",), ("x.png",)], r"got image files, the run was trained on a table"),
     ],
 )
-def test_tables_that_do_not_fit(table: Run, tmp_path: Path, rows: list[tuple[Any, ...]], what: str) -> None:
+def test_invalid_tables(table: Run, tmp_path: Path, rows: list[tuple[Any, ...]], what: str) -> None:
     with pytest.raises(UserError, match=what):
         warpi.predict(table, write(tmp_path / "new.csv", *rows))
 
@@ -131,25 +131,30 @@ def test_runs_that_cannot_predict(table: Run, here: Path, tmp_path: Path, capsys
 
 @pytest.fixture(scope="module")
 def dropped(table: Run, here: Path) -> Run:
-    """A run on the same table, to which columns were added that are no features; the first makes images of it."""
+    """A run on the same table with additional columns that are dropped; `path` would make it a list of images."""
     names = ("path", "a", "colour", "checked, when", "b", "animal")
     rows = [(f"x/{k}.png", *cells(k)[:2], "" if k % 3 else f"on day {k}", cells(k)[2], given(k)) for k in range(N)]
-    file, again = write(here / "wide.csv", names, *rows), here / "wide"
-    argv = ["fit", "--data", str(file), "--label", "animal", "--drop", 'path,"checked, when"', "--out", str(again)]
+    file = write(here / "wide.csv", names, *rows)
+    out = here / "wide"
+    argv = ["fit", "--data", str(file), "--label", "animal", "--drop", 'path,"checked, when"', "--out", str(out)]
     assert main([*argv, "--method", "ce", "--epochs", "2", "--quiet"]) == 0
-    run = fit(again, resume=True)  # nobody says it again
+    run = fit(out, resume=True)
     facts = [json.loads((each.path / "spec.json").read_text())["facts"] for each in (table, run)]
     assert facts[0] == facts[1]
     return run
 
 
-def test_dropped_columns_are_not_missed(table: Run, dropped: Run, here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New rows with and without them; probabilities are those of the run that never saw them."""
-    p = own(table)
+def test_dropped_columns_are_optional_in_new_rows(
+    table: Run, dropped: Run, here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The probabilities are those of the run whose table does not have these columns."""
+    p = predict_all(table)
     for file in (here / "wide.csv", here / "table.csv"):
-        found = warpi.predict(dropped.path, file)
-        np.testing.assert_array_equal(found.probabilities, warpi.predict(table.path, here / "table.csv").probabilities)
-        np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
+        predictions = warpi.predict(dropped.path, file)
+        np.testing.assert_array_equal(
+            predictions.probabilities, warpi.predict(table.path, here / "table.csv").probabilities
+        )
+        np.testing.assert_allclose(predictions.probabilities, p, atol=1e-6)
     a, colour, b = cells(5)
     odd = write(here / "odd.csv", ("checked, when", "b", "colour", "a"), (12.5, b, colour, a))
     np.testing.assert_allclose(warpi.predict(dropped, odd).probabilities, p[5:6], atol=1e-6)
@@ -158,9 +163,7 @@ def test_dropped_columns_are_not_missed(table: Run, dropped: Run, here: Path, ca
         warpi.predict(table, here / "wide.csv")
 
 
-def test_every_command_reopens_the_data_as_it_was_read(
-    dropped: Run, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_drops_the_columns(dropped: Run, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored, path = json.loads((dropped.path / "spec.json").read_text())["spec"], str(dropped.path)
     assert stored["drop"] == ["path", "checked, when"]
     assert main(["fit", "--out", path, "--resume", "--drop", 'path,"checked, when"', "--quiet"]) == 0
@@ -180,7 +183,7 @@ def test_every_command_reopens_the_data_as_it_was_read(
     write(here / "check.csv", tuple(checked[0]), *(tuple(row.values()) for row in checked))
     trusted = here / "trusted.csv"
     assert main(["pick", "--estimate", str(here / "check.csv"), *data, "--trusted", str(trusted)]) == 0
-    assert list(read(trusted)[0]) == list(read(here / "wide.csv")[0]), "all columns, for rows to be found by"
+    assert list(read(trusted)[0]) == list(read(here / "wide.csv")[0]), "all columns, so that rows can be predictions"
     assert main(["corrupt", *data, "--noise", "instance:0.2", "--out", str(here / "noise.json")]) == 0
     argv = ["fit", *data, "--trusted", str(trusted), "--labels", str(here / "noise.json"), "--epochs", "1"]
     assert main([*argv, "--out", str(here / "meta"), "--quiet"]) == 0
@@ -189,8 +192,8 @@ def test_every_command_reopens_the_data_as_it_was_read(
     assert main(reviewed) == 0
 
 
-def test_a_run_from_before_columns_could_be_dropped(table: Run, tmp_path: Path) -> None:
-    """What is not used leaves no trace: the specification is as it was, and so is what its runs are compared by."""
+def test_runs_without_dropped_columns(table: Run, tmp_path: Path) -> None:
+    """Their specification has no such field, like that of older runs."""
     assert "drop" not in json.loads((table.path / "spec.json").read_text())["spec"]
     assert fit(table.path, resume=True, drop=[]).history == table.history
     with pytest.raises(UserError, match=r"was started with drop = \(\), not \('a',\)"):
@@ -209,28 +212,28 @@ class Net(nn.Module):
         return z
 
 
-def test_a_network_of_the_users_own(table: Run, tmp_path: Path) -> None:
+def test_a_custom_network(table: Run, tmp_path: Path) -> None:
     data, net = table.path.with_suffix(".csv"), Net()
     run = fit(tmp_path / "own", data=data, label="animal", method="ce", epochs=1, net=net)
     with pytest.raises(UserError, match=r"made with a custom network, .*warpi\.predict\(.*, data, net=MyNet\(\)\)"):
         warpi.predict(run.path, data)
-    np.testing.assert_allclose(warpi.predict(run.path, data, net=net).probabilities, own(run), atol=1e-6)
+    np.testing.assert_allclose(warpi.predict(run.path, data, net=net).probabilities, predict_all(run), atol=1e-6)
 
 
 def test_arrays(tmp_path: Path) -> None:
-    x, y = CHANCE.normal(50, 9, (N, 3)), np.arange(N) % 2
+    x, y = RNG.normal(50, 9, (N, 3)), np.arange(N) % 2
     np.savez(tmp_path / "first.npz", x=x, y=y, classes=np.array(["cat", "dog"]))
     run = fit(tmp_path / "run", data=tmp_path / "first.npz", method="ce", epochs=1)
-    p = own(run)
-    found = warpi.predict(run.path, tmp_path / "first.npz")
-    np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
-    assert found.labels["y"].tolist() == y.tolist()
+    p = predict_all(run)
+    predictions = warpi.predict(run.path, tmp_path / "first.npz")
+    np.testing.assert_allclose(predictions.probabilities, p, atol=1e-6)
+    assert predictions.labels["y"].tolist() == y.tolist()
     np.savez(tmp_path / "new.npz", x=x[3:4])
     np.save(tmp_path / "new.npy", x[3:4])
     for name in ("new.npz", "new.npy"):
-        found = warpi.predict(run, tmp_path / name)
-        np.testing.assert_allclose(found.probabilities, p[3:4], atol=1e-6)
-        assert not found.labels
+        predictions = warpi.predict(run, tmp_path / name)
+        np.testing.assert_allclose(predictions.probabilities, p[3:4], atol=1e-6)
+        assert not predictions.labels
     np.save(tmp_path / "new_labels.npy", np.array(["dog"]))
     assert warpi.predict(run, tmp_path / "new.npy").labels["y"].tolist() == [1]
     np.save(tmp_path / "wide.npy", np.ones((2, 4)))
@@ -245,36 +248,36 @@ def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     places = sorted(f"{given(k)}/{k}.png" for k in range(N))
     for place in places:
         (tmp_path / "photos" / place).parent.mkdir(parents=True, exist_ok=True)
-        pixels = CHANCE.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        pixels = RNG.integers(0, 256, (9, 12, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "photos" / place)
     run = fit(tmp_path / "run", data=tmp_path / "photos", image_size=8, net="resnet20", method="ce", epochs=1)
-    p = own(run)
-    found = warpi.predict(run.path, tmp_path / "photos")
-    np.testing.assert_allclose(found.probabilities, p, atol=1e-6)
-    assert found.paths == tuple(places)
-    assert [("cat", "dog")[k] for k in found.labels["folder"]] == [place[:3] for place in places]
+    p = predict_all(run)
+    predictions = warpi.predict(run.path, tmp_path / "photos")
+    np.testing.assert_allclose(predictions.probabilities, p, atol=1e-6)
+    assert predictions.paths == tuple(places)
+    assert [("cat", "dog")[k] for k in predictions.labels["folder"]] == [place[:3] for place in places]
 
     flat = tmp_path / "flat"
     for k in (4, 2):
         (flat / f"deep{k}").mkdir(parents=True)
         (flat / f"deep{k}" / "x.png").write_bytes((tmp_path / "photos" / places[k]).read_bytes())
-    found = warpi.predict(run, flat)
-    np.testing.assert_allclose(found.probabilities, p[[2, 4]], atol=1e-6)
-    assert found.paths == ("deep2/x.png", "deep4/x.png")
-    assert not found.labels
+    predictions = warpi.predict(run, flat)
+    np.testing.assert_allclose(predictions.probabilities, p[[2, 4]], atol=1e-6)
+    assert predictions.paths == ("deep2/x.png", "deep4/x.png")
+    assert not predictions.labels
     (flat / "bad.png").write_bytes(b"no image")
-    found = warpi.predict(run, flat)
-    assert (found.row.tolist(), found.unread) == ([1, 2], 1)
+    predictions = warpi.predict(run, flat)
+    assert (predictions.row.tolist(), predictions.unread) == ([1, 2], 1)
     assert "skipped an unreadable image" in caplog.text
-    found.to_csv(tmp_path / "out.csv")
+    predictions.to_csv(tmp_path / "out.csv")
     assert read(tmp_path / "out.csv")[0].items() >= {"row": "1", "path": "deep2/x.png"}.items()
 
     listed = write(
         tmp_path / "list.csv", ("path", "label"), (f"photos/{places[7]}", "dog"), (f"photos/{places[1]}", "")
     )
-    found = warpi.predict(run, listed)
-    np.testing.assert_allclose(found.probabilities, p[[7, 1]], atol=1e-6)
-    assert found.labels["label"].tolist() == [1, -1]
+    predictions = warpi.predict(run, listed)
+    np.testing.assert_allclose(predictions.probabilities, p[[7, 1]], atol=1e-6)
+    assert predictions.labels["label"].tolist() == [1, -1]
     listed = write(tmp_path / "list.csv", ("path",), (f"photos/{places[7]}",))
     assert not warpi.predict(run, listed).labels
 
@@ -288,7 +291,7 @@ def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (["x/readme.txt"], "holds no images"),
     ],
 )
-def test_folders_that_do_not_fit(tmp_path: Path, files: list[str], what: str) -> None:
+def test_invalid_folders(tmp_path: Path, files: list[str], what: str) -> None:
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_bytes(b"")
@@ -304,7 +307,7 @@ def image(path: Path, grey: int) -> Path:
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run on a manifest whose images lie in another folder."""
+    """A run on a list of images in another folder."""
     here = tmp_path_factory.mktemp("listed")
     for k in range(N):
         image(here / "photos" / f"{k}.png", 100 * (k % 2) + k)
@@ -313,17 +316,17 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return fit(here / "run", data=file, root=here / "photos", method="ce", epochs=1)
 
 
-def test_a_manifest_means_the_files_beside_it(listed: Run, tmp_path: Path) -> None:
-    """Not those of the same name that the run was trained on; absolute paths lead anywhere."""
+def test_paths_in_a_list_are_relative_to_the_list(listed: Run, tmp_path: Path) -> None:
+    """Not to the training images, which may have the same names; absolute paths may lead anywhere."""
     new = image(tmp_path / "new" / "0.png", 250)
     folder = warpi.predict(listed, new.parent).probabilities
-    assert not np.allclose(folder, own(listed)[:1], atol=1e-6)
+    assert not np.allclose(folder, predict_all(listed)[:1], atol=1e-6)
     for cell in ("0.png", new, "../new/0.png"):
-        found = warpi.predict(listed, write(new.parent / "list.csv", ("path",), (cell,)))
-        np.testing.assert_allclose(found.probabilities, folder, atol=1e-6)
-        assert found.paths == (str(cell),)
-    found = warpi.predict(listed, write(tmp_path / "elsewhere" / "list.csv", ("path",), ("7.png",)))
-    np.testing.assert_allclose(found.probabilities, own(listed)[7:8], atol=1e-6)
+        predictions = warpi.predict(listed, write(new.parent / "list.csv", ("path",), (cell,)))
+        np.testing.assert_allclose(predictions.probabilities, folder, atol=1e-6)
+        assert predictions.paths == (str(cell),)
+    predictions = warpi.predict(listed, write(tmp_path / "elsewhere" / "list.csv", ("path",), ("7.png",)))
+    np.testing.assert_allclose(predictions.probabilities, predict_all(listed)[7:8], atol=1e-6)
     with pytest.raises(UserError, match="line 2: the path is empty"):
         warpi.predict(listed, write(tmp_path / "list.csv", ("path", "label"), ("", "cat")))
 
@@ -337,13 +340,14 @@ def test_a_folder_that_has_the_name_of_a_data_set(listed: Run, tmp_path: Path, m
 def test_small_images_of_a_run_that_read_them_as_photos(
     listed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a stored run names no size, it is 224, whatever would be chosen now."""
+    """If a stored run has no image size, it is 224, whatever the default is now."""
     monkeypatch.setattr("warpi.datasets.image_folders.default_size", lambda _: 224)
     photos = listed.path.parent / "photos"
     data = {"data": listed.path.parent / "lists" / "train.csv", "root": photos, "net": "mlp"}
     run = fit(tmp_path / "run", **data, method="ce", epochs=1, limit=20)
-    before = warpi.predict(run, photos).probabilities
+    new = image(tmp_path / "new" / "0.png", 30).parent
+    before = warpi.predict(run, new).probabilities
     monkeypatch.undo()
     assert '"image_size": null' in (run.path / "spec.json").read_text()
-    np.testing.assert_allclose(warpi.predict(run.path, photos).probabilities, before, atol=1e-6)
+    np.testing.assert_allclose(warpi.predict(run.path, new).probabilities, before, atol=1e-6)
     assert fit(run.path, resume=True).task.shape == (3, 224, 224)

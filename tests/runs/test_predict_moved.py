@@ -1,4 +1,4 @@
-"""`warpi predict` where the data of the run is not: the checkpoint says how rows are read; the bits are the same."""
+"""`warpi predict` without the data of the run: the checkpoint describes how rows are read, and results are equal."""
 
 import csv
 import json
@@ -41,30 +41,30 @@ FILE = "checkpoint.safetensors"
 
 
 def same(a: Predictions, b: Predictions) -> None:
-    """To the last bit."""
+    """Compare predictions bit by bit."""
     assert a.probabilities.tobytes() == b.probabilities.tobytes()
     assert np.isfinite(a.probabilities).all()
-    assert a.probabilities.std(0).max() > 1e-4, "rows are told apart"
+    assert a.probabilities.std(0).max() > 1e-4, "predictions differ between rows"
     assert (a.classes, a.paths, a.unread, a.row.tolist()) == (b.classes, b.paths, b.unread, b.row.tolist())
     assert {name: y.tolist() for name, y in a.labels.items()} == {name: y.tolist() for name, y in b.labels.items()}
 
 
 def edit(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Another state in the checkpoint, with the hash that belongs to it."""
+    """Change the state in a checkpoint, with a valid hash."""
     state = checkpoint.load(run / FILE)
     change(state)
     checkpoint.save(run / FILE, state)
 
 
 def older(run: Path, to: Path) -> Path:
-    """The run folder as it was before checkpoints held anything of the data."""
+    """A copy of a run folder as older versions wrote it, without the task in the checkpoint."""
     shutil.copytree(run, to)
     edit(to, lambda state: state.pop("data"))
     return to
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, nothing that a run was trained on is read."""
+    """Fail if the data of a run is read from now on."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the data of the run is read")
@@ -82,15 +82,15 @@ def digits_file(path: Path) -> Path:
 def test_every_method_predicts_without_its_data(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = fit(tmp_path / "run", data="digits", noise="pair:0.4", meta=20, limit=300, method=name, epochs=1)
+    run = fit(tmp_path / "run", data="digits", noise="pair:0.4", meta=20, limit=150, method=name, epochs=1)
     forbid(monkeypatch)
     new = digits_file(tmp_path / "new.npz")
     before = [t.clone() for net in run.method.predictors for t in net.state_dict().values()]
     caplog.clear()
     (tmp_path / "run").rename(tmp_path / "moved")
-    found = warpi.predict(tmp_path / "moved", new)
+    predictions = warpi.predict(tmp_path / "moved", new)
     (tmp_path / "moved").rename(tmp_path / "run")
-    same(found, warpi.predict(run, new))
+    same(predictions, warpi.predict(run, new))
     assert all(map(torch.equal, before, (t for net in run.method.predictors for t in net.state_dict().values())))
     assert not caplog.messages
 
@@ -110,7 +110,7 @@ def given(k: int) -> str:
 
 
 def table(suffix: str, base: float) -> Callable[[Path, int], dict[str, Any]]:
-    """Numbers (far from zero: in float64), categories, a column to drop, labels that are not called so."""
+    """Numbers (with a large `base`: in float64), categories, a column to drop, and a label column named `animal`."""
 
     def make(path: Path, first: int) -> dict[str, Any]:
         names = ("id", "a", "colour", "b", "animal", "clean_label")
@@ -167,7 +167,7 @@ def by_name(path: Path, first: int) -> dict[str, Any]:
 
 
 def cifar10(_: Path | None) -> Dataset:
-    """Not fifty thousand, but read as they are."""
+    """A small data set of the same form."""
     x = torch.randint(256, (N, 3, 32, 32), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     scale = Scale(torch.tensor([125.3, 123.0, 113.9]).view(3, 1, 1), torch.tensor([63.0, 62.1, 66.7]).view(3, 1, 1))
     return Dataset("cifar10", TensorExamples(x, scale, Crop(32, 4)), torch.arange(N) % 3, ("cat", "dog", "eel"))
@@ -175,7 +175,6 @@ def cifar10(_: Path | None) -> Dataset:
 
 KINDS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "csv": table(".csv", 10),
-    "tsv": table(".tsv", 10),
     "csv in float64": table(".csv", 1e9),
     "npz": npz((5,), "float32"),
     "npz in float64": npz((5,), "float64"),
@@ -183,18 +182,16 @@ KINDS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "npz of other images": npz((8, 10, 3), "uint8"),
     "npy": npy,
     "folder": folder,
-    "folder, not in memory": folder,
-    "manifest": manifest,
     "manifest, not in memory": manifest,
     "cifar10": by_name,
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_new_rows_are_read_as_the_data_would_say(
+def test_new_rows_are_read_like_the_data_of_the_run(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bit for bit what the data of the run, read again, leads to; and that is gone now."""
+    """The predictions equal those of a run that reads its data again, although the data is gone."""
     if "not in memory" in kind:
         monkeypatch.setattr("warpi.datasets.image_folders.IN_MEMORY", 0)
     monkeypatch.setitem(DATASETS, "cifar10", DatasetEntry(cifar10, ""))
@@ -205,24 +202,24 @@ def test_new_rows_are_read_as_the_data_would_say(
     settings = {"net": "mlp", **first, "method": "ce", "epochs": 2, "meta": 0, "batch_size": 16}
     run = fit(tmp_path / "here" / "run", **settings)
     caplog.set_level("INFO")
-    again = warpi.predict(older(run.path, tmp_path / "older"), new)
+    expected = warpi.predict(older(run.path, tmp_path / "older"), new)
     assert any("read again" in message for message in caplog.messages)
-    assert len(again) == N
+    assert len(expected) == N
     shutil.move(tmp_path / "here" / "run", tmp_path / "moved")
     shutil.rmtree(tmp_path / "here")
     monkeypatch.setitem(DATASETS, "cifar10", DatasetEntry(lambda _: 1 / 0, ""))
     caplog.clear()
-    same(warpi.predict(tmp_path / "moved", new), again)
+    same(warpi.predict(tmp_path / "moved", new), expected)
     assert not any("read again" in message for message in caplog.messages)
     shutil.move(tmp_path / "moved", tmp_path / "here" / "run")
-    same(warpi.predict(run, new), again)
+    same(warpi.predict(run, new), expected)
     if kind not in ("cifar10",):
         with pytest.raises(UserError, match="did not store how its data was read, so the data must be in its place"):
             warpi.predict(tmp_path / "older", new)
 
 
-def test_what_a_moved_run_refuses(tmp_path: Path) -> None:
-    """As the run would where its data is."""
+def test_a_moved_run_refuses_other_rows(tmp_path: Path) -> None:
+    """With the same errors as a run that has its data."""
     (tmp_path / "here").mkdir()
     settings = KINDS["csv"](tmp_path / "here", 0)
     fit(tmp_path / "run", **settings, method="ce", epochs=1, meta=0)
@@ -241,7 +238,7 @@ def test_what_a_moved_run_refuses(tmp_path: Path) -> None:
 
 
 def test_relative_paths_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of data and trusted examples; from any folder, also one that is gone."""
+    """Not those of the data and the trusted examples, from any folder, even a deleted one."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     table(".csv", 10)(Path(), 0)
@@ -253,15 +250,15 @@ def test_relative_paths_are_not_followed(tmp_path: Path, monkeypatch: pytest.Mon
     before = warpi.predict(run, new)
     moved = tmp_path / "moved"
     shutil.move(tmp_path / "here" / "run", moved)
-    shutil.rmtree(tmp_path / "here")  # which is where this process still is
+    shutil.rmtree(tmp_path / "here")  # the working directory of this process
     if os.name == "posix":
         same(warpi.predict(moved, new), before)
     monkeypatch.chdir(tmp_path)
     same(warpi.predict(moved, new), before)
 
 
-def test_a_root_is_where_the_run_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths of a new list that are not beside it: as the documentation has it, whatever the folder one is in."""
+def test_a_relative_root_starts_where_the_run_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For paths of a new list that are not next to it, whatever the working directory is."""
     monkeypatch.chdir(tmp_path)
     settings = manifest(tmp_path, 0) | {
         "data": write(tmp_path / "a" / "l.csv", ("path", "kind"), *((f"{k}.png", given(k)) for k in range(N))),
@@ -274,7 +271,7 @@ def test_a_root_is_where_the_run_was_begun(tmp_path: Path, monkeypatch: pytest.M
     same(warpi.predict(tmp_path / "run", new), before)
 
 
-# --- one's own --------------------------------------------------------------------------------------------------------
+# --- custom methods and networks --------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -288,7 +285,7 @@ class Net(nn.Module):
 
 
 class Prior(nn.Module):
-    """A part of a network that no state dict holds."""
+    """A module whose tensor is not in its state dict."""
 
     def __init__(self, y: Tensor, rate: float | None) -> None:
         super().__init__()
@@ -296,8 +293,8 @@ class Prior(nn.Module):
 
 
 @dataclass
-class Own(Method):
-    """Looks at labels and the noise rate when it starts, and when it predicts."""
+class Custom(Method):
+    """Uses labels and the noise rate when it starts, and when it predicts."""
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -317,13 +314,13 @@ class Own(Method):
 
 
 @dataclass
-class LooksLater(Own):
+class UsesInputsLater(Custom):
     def predict(self, x: Tensor) -> Tensor:
         return super().predict(x + next(self.task.train.batches(5)).x.mean(0))
 
 
 @dataclass
-class LooksFirst(Own):
+class UsesInputsAtStart(Custom):
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         self.prior.log = self.prior.log + task.train.examples.x[:5].mean()  # type: ignore[attr-defined]
@@ -332,27 +329,27 @@ class LooksFirst(Own):
 DIGITS = {"data": "digits", "noise": "pair:0.4", "limit": 300, "epochs": 1}
 
 
-def test_methods_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_methods_and_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nets: list[Any] = [Net(), lambda shape, n_classes: nn.Linear(*shape, n_classes)]
     for k, net in enumerate(nets):
-        run = fit(tmp_path / f"run{k}", **DIGITS, method=Own(), net=net)
+        run = fit(tmp_path / f"run{k}", **DIGITS, method=Custom(), net=net)
         new = digits_file(tmp_path / "new.npz")
-        with monkeypatch.context() as there:
-            forbid(there)
-            same(warpi.predict(run.path, new, method=Own(), net=net), warpi.predict(run, new))
+        with monkeypatch.context() as patch:
+            forbid(patch)
+            same(warpi.predict(run.path, new, method=Custom(), net=net), warpi.predict(run, new))
         with pytest.raises(UserError, match="made with a custom method and a custom network"):
             warpi.predict(run.path, new)
-        with pytest.raises(UserError, match=r"method = 'Own', not 'LooksLater'"):
-            warpi.predict(run.path, new, method=LooksLater(), net=net)
+        with pytest.raises(UserError, match=r"method = 'Custom', not 'UsesInputsLater'"):
+            warpi.predict(run.path, new, method=UsesInputsLater(), net=net)
     with pytest.raises(UserError, match="n_parameters was 650, is 640"):
-        warpi.predict(tmp_path / "run0", new, method=Own(), net=Net(bias=False))
+        warpi.predict(tmp_path / "run0", new, method=Custom(), net=Net(bias=False))
 
 
-@pytest.mark.parametrize("method", [LooksLater(), LooksFirst()])
-def test_methods_that_look_at_inputs_have_them_read(
+@pytest.mark.parametrize("method", [UsesInputsLater(), UsesInputsAtStart()])
+def test_methods_that_use_inputs_read_the_data(
     method: Method, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Openly, with the same numbers; and where the data is gone, that is what is said."""
+    """The log says so, and the results are the same; if the data is gone, the error gives the reason."""
     x = DATASETS["digits"].load(None)
     np.savez(tmp_path / "rows.npz", x=x.examples.flat(torch.arange(300)), y=x.y[:300], clean=x.y[:300])
     run = fit(tmp_path / "run", data=tmp_path / "rows.npz", meta=20, epochs=1, method=method)
@@ -365,7 +362,7 @@ def test_methods_that_look_at_inputs_have_them_read(
         warpi.predict(run.path, new, method=method)
 
 
-def test_weights_that_a_run_began_with_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_the_initial_weights_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors.torch import save_file
 
     weights = tmp_path / "begin.safetensors"
@@ -377,12 +374,12 @@ def test_weights_that_a_run_began_with_may_be_gone(tmp_path: Path, monkeypatch: 
     same(warpi.predict(run.path, new), warpi.predict(run, new))
 
 
-# --- what is wrong with files -----------------------------------------------------------------------------------------
+# --- damaged files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an array and of a table, finished; `new.npz` and `new.csv` to be predicted."""
+    """Finished runs on an array and on a table, and new rows in `new.npz` and `new.csv`."""
     here = tmp_path_factory.mktemp("runs")
     fit(here / "digits", **DIGITS, method="warpi")
     fit(here / "table", **table(".csv", 10)(here, 0), method="ce", epochs=1, meta=0)
@@ -392,7 +389,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def at(state: Any, *keys: Any) -> Callable[[Any], None]:
-    """Set what lies at the end of some keys."""
+    """A function that sets the value at the end of some keys."""
     for key in keys[:-1]:
         state = state[key]
 
@@ -437,8 +434,10 @@ def at(state: Any, *keys: Any) -> Callable[[Any], None]:
         ("table", ("data", "form", "columns", "categories", "colour"), ("red", "green", 7)),
     ],
 )
-def test_garbled_checkpoints(runs: Path, tmp_path: Path, run: str, keys: tuple[str, ...], value: Any) -> None:
-    """Whose hash is right: somebody made them so."""
+def test_invalid_values_in_a_checkpoint(
+    runs: Path, tmp_path: Path, run: str, keys: tuple[str, ...], value: Any
+) -> None:
+    """With a valid hash, so that only the values are wrong."""
     shutil.copytree(runs / run, tmp_path / "run")
     edit(tmp_path / "run", lambda state: at(state, *keys)(value))
     new = runs / ("new.csv" if run == "table" else "new.npz")
@@ -446,7 +445,7 @@ def test_garbled_checkpoints(runs: Path, tmp_path: Path, run: str, keys: tuple[s
         warpi.predict(tmp_path / "run", new)
 
 
-def test_states_that_are_no_trees(runs: Path, tmp_path: Path) -> None:
+def test_states_that_are_not_trees(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "digits", tmp_path / "run")
     for tree in ("[", "[]", '{"tensor": "99"}', '{"a": 1, "b": 2}', '{"list": 3}', "[" * 100_000):
         content = checkpoint.safetensors.torch.save(
@@ -457,7 +456,7 @@ def test_states_that_are_no_trees(runs: Path, tmp_path: Path) -> None:
             warpi.predict(tmp_path / "run", runs / "new.npz")
 
 
-def test_a_checkpoint_that_was_changed_or_cut_off(runs: Path, tmp_path: Path) -> None:
+def test_a_changed_or_truncated_checkpoint(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "digits", tmp_path / "run")
     file = tmp_path / "run" / FILE
     content = bytearray(file.read_bytes())
@@ -471,7 +470,7 @@ def test_a_checkpoint_that_was_changed_or_cut_off(runs: Path, tmp_path: Path) ->
 
 
 def test_files_of_two_runs(runs: Path, tmp_path: Path) -> None:
-    """A checkpoint knows the inputs and the labels of its run by their hash, which `spec.json` has, too."""
+    """Checkpoint and spec.json both store the hashes of the inputs and the labels."""
     fit(tmp_path / "other", **DIGITS, method="warpi", seed=1)
     shutil.copytree(runs / "digits", tmp_path / "run")
     shutil.copy(tmp_path / "other" / FILE, tmp_path / "run" / FILE)
@@ -483,7 +482,6 @@ def test_files_of_two_runs(runs: Path, tmp_path: Path) -> None:
 
 
 def test_other_defaults_are_refused(runs: Path, tmp_path: Path) -> None:
-    """As they are where the data is read."""
     shutil.copytree(runs / "digits", tmp_path / "run")
     file = tmp_path / "run" / "spec.json"
     spec = json.loads(file.read_text())
@@ -493,12 +491,14 @@ def test_other_defaults_are_refused(runs: Path, tmp_path: Path) -> None:
         warpi.predict(tmp_path / "run", runs / "new.npz")
 
 
-def test_a_run_of_an_older_version_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on, it can be moved; and it ends as it would have."""
-    path, new = tmp_path / "run", digits_file(tmp_path / "new.npz")
+def test_a_resumed_run_of_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be moved afterwards, and its result is the same."""
+    path = tmp_path / "run"
+    new = digits_file(tmp_path / "new.npz")
     run = fit(path, **{**DIGITS, "epochs": 2}, method="warpi")
-    before, end = warpi.predict(run, new), checkpoint.digest(checkpoint.load(path / FILE)["method"])
-    (path / FILE).unlink()  # back to the end of the first epoch
+    before = warpi.predict(run, new)
+    end = checkpoint.digest(checkpoint.load(path / FILE)["method"])
+    (path / FILE).unlink()  # the previous one is from the end of the first epoch
     (path / "done").unlink()
     edit(path, lambda state: state.pop("data"))
     fit(path, resume=True)
@@ -507,23 +507,24 @@ def test_a_run_of_an_older_version_that_goes_on(tmp_path: Path, monkeypatch: pyt
     same(warpi.predict(path, new), before)
 
 
-def test_weights_of_an_earlier_epoch_are_not_the_end_of_a_run(tmp_path: Path) -> None:
-    path, new = tmp_path / "run", digits_file(tmp_path / "new.npz")
+def test_a_checkpoint_of_an_earlier_epoch_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    new = digits_file(tmp_path / "new.npz")
     fit(path, **{**DIGITS, "epochs": 2}, method="ce")
-    (path / FILE).unlink()  # what is left is that of the first epoch
-    for look in (lambda: warpi.predict(path, new), lambda: reopen(path)):
+    (path / FILE).unlink()  # the previous one is from the end of the first epoch
+    for open_run in (lambda: warpi.predict(path, new), lambda: reopen(path)):
         with pytest.raises(UserError, match="is from epoch 1 of 2"):
-            look()
+            open_run()
 
 
-def test_three_files_are_enough_of_an_older_run_too(runs: Path, tmp_path: Path) -> None:
+def test_an_older_run_does_not_need_its_results(runs: Path, tmp_path: Path) -> None:
     old = older(runs / "digits", tmp_path / "old")
     (old / "results.jsonl").unlink()
     same(warpi.predict(old, runs / "new.npz"), warpi.predict(runs / "digits", runs / "new.npz"))
 
 
 def test_a_run_of_another_kind_of_device(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A GPU's generator has 16 bytes of state. Nobody draws from it any more, and nobody is told about it."""
+    """The generator of a GPU has 16 bytes of state. A finished run does not use it, so there is no warning."""
     shutil.copytree(runs / "digits", tmp_path / "run")
     edit(tmp_path / "run", lambda state: state["method"].update(generator=torch.zeros(16, dtype=torch.uint8)))
     same(warpi.predict(tmp_path / "run", runs / "new.npz"), warpi.predict(runs / "digits", runs / "new.npz"))
@@ -534,7 +535,7 @@ def test_a_run_of_another_kind_of_device(runs: Path, tmp_path: Path, caplog: pyt
 
 
 def test_in_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fit, move, delete, predict; only three files are needed."""
+    """Fit, move, delete, predict: only three files are needed."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     data = table(".csv", 10)(tmp_path / "here", 0)["data"]
@@ -554,42 +555,45 @@ def test_in_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (tmp_path / "after.csv").read_bytes() == (tmp_path / "before.csv").read_bytes()
 
 
-# --- tasks whose inputs are not there ---------------------------------------------------------------------------------
+# --- tasks without inputs ---------------------------------------------------------------------------------------------
 
 
-def test_hollow_inputs(digits: Dataset) -> None:
+def test_placeholder_inputs(digits: Dataset) -> None:
     form = digits.examples.form()
     assert form is not None
-    hollow = PlaceholderExamples(examples_from_form(form), 7).to("cpu")
-    assert (len(hollow), hollow.shape, hollow.device.type) == (7, (64,), "cpu")
-    looks: list[Callable[[], object]] = [
-        hollow.digest,
-        lambda: next(hollow.stream([], augment=False)),
-        lambda: hollow.flat(torch.arange(1)),
-        lambda: hollow.fit_scale(torch.arange(1)),
-        lambda: hollow.x,
-        lambda: getattr(hollow, "paths", None),
-        lambda: hasattr(hollow, "crop"),
+    placeholder = PlaceholderExamples(examples_from_form(form), 7).to("cpu")
+    assert (len(placeholder), placeholder.shape, placeholder.device.type) == (7, (64,), "cpu")
+    uses: list[Callable[[], object]] = [
+        placeholder.digest,
+        lambda: next(placeholder.stream([], augment=False)),
+        lambda: placeholder.flat(torch.arange(1)),
+        lambda: placeholder.fit_scale(torch.arange(1)),
+        lambda: placeholder.x,
+        lambda: getattr(placeholder, "paths", None),
+        lambda: hasattr(placeholder, "crop"),
     ]
-    for look in looks:
+    for use in uses:
         with pytest.raises(InputsNotAvailable, match="uses its training inputs"):
-            look()
+            use()
 
 
-def test_a_task_without_its_inputs_is_all_there_in_few_bytes(tmp_path: Path) -> None:
-    """Labels and rows of any size, in order; K = 300 and 40,000 rows need two bytes and four."""
-    n, chance = 40_000, torch.Generator().manual_seed(0)
+def test_a_packed_task_is_complete_and_small(tmp_path: Path) -> None:
+    """Labels of 300 classes need two bytes each, 40,000 row numbers four."""
+    n = 40_000
+    generator = torch.Generator().manual_seed(0)
     examples = TensorExamples(torch.zeros(n, 2), Scale(torch.tensor(0.0), torch.tensor(1.0)))
-    rows = torch.randperm(n, generator=chance)
-    parts = [Split(examples, part, torch.randint(300, (len(part),), generator=chance)) for part in rows.split(15_000)]
+    rows = torch.randperm(n, generator=generator)
+    parts = [
+        Split(examples, part, torch.randint(300, (len(part),), generator=generator)) for part in rows.split(15_000)
+    ]
     task = Task(*parts, tuple(map(str, range(300))), 0.25)  # type: ignore[arg-type]
     facts = {"n_train": 15_000, "n_meta": 15_000, "n_val": 10_000, "n_classes": 300}
     facts |= {"inputs_sha256": "a", "noise_sha256": "b"}  # type: ignore[dict-item]
     checkpoint.save(tmp_path / FILE, {"data": pack_task(task, facts)})
     assert (tmp_path / FILE).stat().st_size < n * (2 + 4) + 10_000
-    again = unpack_task(checkpoint.load(tmp_path / FILE)["data"], facts, torch.device("cpu"), FILE)
-    assert (again.shape, again.classes, again.noise_rate) == (task.shape, task.classes, task.noise_rate)
-    for a, b in zip((again.train, again.meta, again.val), parts, strict=True):
+    unpacked = unpack_task(checkpoint.load(tmp_path / FILE)["data"], facts, torch.device("cpu"), FILE)
+    assert (unpacked.shape, unpacked.classes, unpacked.noise_rate) == (task.shape, task.classes, task.noise_rate)
+    for a, b in zip((unpacked.train, unpacked.meta, unpacked.val), parts, strict=True):
         assert a is not None
         assert len(a.examples) == n
         assert torch.equal(a.rows, b.rows)

@@ -1,1 +1,1 @@
-"""runs."""
+"""Runs: settings, defaults, the run folder, training, resuming, reopening and predicting."""

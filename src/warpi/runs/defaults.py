@@ -1,6 +1,6 @@
 """Defaults that depend on the data: recipes for tables, small images and photos, and for each method's settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -50,21 +50,13 @@ DATA_DEPENDENT = frozenset({*_TABLE, *_CIFAR, *_PHOTOS, *_method_defaults(True, 
 """Settings whose default depends on the data."""
 
 
-def load_dataset(
-    data: str,
-    *,
-    root: Path | None = None,
-    label: str | None = None,
-    drop: Sequence[str] = (),
-    image_size: int | None = None,
-    like: Dataset | None = None,
-) -> tuple[Dataset, Mapping[str, Any]]:
+def load_dataset(data: str, **options: Any) -> tuple[Dataset, Mapping[str, Any]]:
     """Read a data set by name or path; return it with the default settings that suit it.
 
-    The arguments are those of `warpi.datasets.load.read_dataset`. The settings are fields of DataSpec and Recipe, and
-    `CLASS.field` for hyper-parameters of a method's class. Every flag overrides them.
+    The options are those of `warpi.datasets.load.read_dataset`: root, label, drop, image_size, like. The settings are
+    fields of DataSpec and Recipe, and `CLASS.field` for hyper-parameters of a method's class.
     """
-    dataset = read_dataset(data, root=root, label=label, drop=drop, image_size=image_size, like=like)
+    dataset = read_dataset(data, **options)
     return dataset, defaults_of(data, dataset)
 
 

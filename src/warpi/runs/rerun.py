@@ -91,7 +91,7 @@ def explain_missing_plugin(names: Mapping[str, str], path: Path) -> str:
     """How to open a run again whose custom method or network (`names`, as of `custom_names`) is missing."""
     words = {"METHODS": ("method", "method"), "NETS": ("network", "net")}
     what = " and a custom ".join(words[table][0] for table in names)
-    again = ", ".join(f"{words[table][1]}=My{words[table][1].capitalize()}()" for table in names)
+    arguments = ", ".join(f"{words[table][1]}=My{words[table][1].capitalize()}()" for table in names)
     shell = ""
     if all(name.isidentifier() for name in names.values()):
         use = f"warpi --use {UNKNOWN_FILE}"
@@ -102,6 +102,6 @@ def explain_missing_plugin(names: Mapping[str, str], path: Path) -> str:
         )
     return (
         f"the run in {path} was made with a custom {what}, which must be given again; {shell}from Python: "
-        f"warpi.audit.audit({str(path)!r}, {again}), warpi.predict({str(path)!r}, data, {again}), and to resume it: "
-        f"warpi.fit({str(path)!r}, resume=True, {again})"
+        f"warpi.audit.audit({str(path)!r}, {arguments}), warpi.predict({str(path)!r}, data, {arguments}), and to resume it: "
+        f"warpi.fit({str(path)!r}, resume=True, {arguments})"
     )

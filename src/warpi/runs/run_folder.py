@@ -102,12 +102,14 @@ class RunFolder:
 
     def read_history(self, advice: str, *, skip_unfinished: bool = False) -> list[Record]:
         """The records of `results.jsonl`. With `skip_unfinished`, a last line without its end is left out."""
+        lines = [line for line in self._read_lines(advice) if line.endswith(b"\n") or not skip_unfinished]
+        return [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
+
+    def _read_lines(self, advice: str) -> list[bytes]:
         try:
-            lines = self.results.read_bytes().splitlines(keepends=True) if self.results.exists() else []
+            return self.results.read_bytes().splitlines(keepends=True) if self.results.exists() else []
         except OSError as e:
             raise UserError(f"cannot read {self.results}: {e.strerror}; {advice}") from e
-        lines = [line for line in lines if line.endswith(b"\n") or not skip_unfinished]
-        return [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
 
     # --- starting and resuming ----------------------------------------------------------------------------------------
 
@@ -132,10 +134,7 @@ class RunFolder:
     def cut_history(self, n: int) -> list[Record]:
         """The first n records, those that the checkpoint knows. Lines that a crash left after them are deleted."""
         advice = f"put it back as it was, or {ADVICE}"
-        try:
-            lines = self.results.read_bytes().splitlines(keepends=True)[:n] if self.results.exists() else []
-        except OSError as e:
-            raise UserError(f"cannot read {self.results}: {e.strerror}; {advice}") from e
+        lines = self._read_lines(advice)[:n]
         records = [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
         if len(records) < n:
             raise UserError(
