@@ -24,19 +24,8 @@ from warpi.datasets.labels import encode_labels, parse_marks, parse_numbers, sor
 from warpi.datasets.text_files import check_suffix, reading, shorten_list
 from warpi.errors import UserError
 
-_KEYS = (
-    "x",
-    "clean",
-    "verified",
-    "trusted",
-    "x_test",
-    "y_test",
-    "x_trusted",
-    "y_trusted",
-    "x_meta",
-    "y_meta",
-    "classes",
-)
+_KEYS = {"x", "clean", "verified", "trusted", "classes"}  # and the labels
+_KEYS |= {f"{name}_{part}" for name in "xy" for part in ("test", "trusted", "meta")}
 # Exceptions that damaged bytes cause in numpy's reader and the modules it uses.
 _BROKEN = (
     *(ValueError, EOFError, RuntimeError, SyntaxError, MemoryError),

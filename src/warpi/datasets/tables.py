@@ -22,7 +22,6 @@ from warpi.errors import UserError, missing_package, nearest, unknown
 logger = logging.getLogger("warpi.datasets")
 
 _MAX_CATEGORIES = 1000
-_KINDS = ("integer", "floating", "mixed-integer-float", "decimal", "string", "boolean", "empty")  # of parquet columns
 
 
 def read_table(
@@ -140,36 +139,38 @@ def _read_csv(path: Path) -> tuple[Iterable[object], _Cells, list[int] | None]:
 
 def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
     try:
-        import pandas as pd
-
+        import pyarrow as pa
+        from pyarrow import compute, parquet, types
+    except ImportError as e:
+        raise missing_package("pyarrow", "reading .parquet", "tables") from e
+    try:
         with path.open("rb") as file:
-            frame = pd.read_parquet(file)
-    except ImportError as e:  # pandas itself, or the pyarrow it needs here
-        raise missing_package("pandas" if e.name == "pandas" else "pyarrow", "reading .parquet", "tables") from e
+            frame = parquet.ParquetFile(file).read()
     except ValueError as e:
         raise UserError(f"{path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
-    if not len(frame):
+    if not frame.num_rows:
         raise UserError(f"{path}: no rows")
+    index = (frame.schema.pandas_metadata or {}).get("index_columns", ())  # of a pandas frame, not features
+    frame = frame.drop_columns([name for name in index if isinstance(name, str)])
 
     def cells(table: _Table, j: int) -> NDArray[Any]:
-        series = frame.iloc[:, j]
-        name = table.names[j]
-        blank = series.isna()
-        categorical = isinstance(series.dtype, pd.CategoricalDtype)  # of text: other categories have their own type
-        kind = "string" if categorical else pd.api.types.infer_dtype(series, skipna=True)
-        if kind not in _KINDS:
+        column = frame.column(j)
+        if types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        kind = column.type
+        if types.is_integer(kind) and not column.null_count:  # not as floats: large numbers may be names of classes
+            numbers: NDArray[Any] = column.to_numpy()
+            return numbers.astype(np.uint64 if compute.min(column).as_py() >= 0 else np.int64)
+        if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+            return np.asarray(column.cast(pa.float64(), safe=False).to_numpy())
+        if not any(check(kind) for check in (types.is_boolean, types.is_null, types.is_string, types.is_large_string)):
             raise UserError(
-                f"{path}: column {name!r} holds values of type {kind}; allowed are numbers, text and true/false: "
-                f"convert or delete it{table.or_drop(name)}"
+                f"{path}: column {table.names[j]!r} holds values of type {kind}; allowed are numbers, text and "
+                f"true/false: convert or delete it{table.or_drop(table.names[j])}"
             )
-        if kind in ("string", "boolean", "empty"):
-            texts = ["" if b else str(cell).strip() for cell, b in zip(series, blank, strict=True)]
-            return np.array(texts, dtype=object)
-        if kind == "integer" and not blank.any():  # not as floats: large numbers may be names of classes
-            return np.asarray(series.to_numpy(dtype=np.uint64 if series.min() >= 0 else np.int64))
-        return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+        return np.array(["" if cell is None else str(cell).strip() for cell in column.to_pylist()], dtype=object)
 
-    return frame.columns, cells, None
+    return frame.column_names, cells, None
 
 
 def _columns_of(like: Dataset | None, path: Path) -> Columns | None:
