@@ -11,6 +11,7 @@ import torch
 from review_helpers import NAMES, make_decisions
 
 from warpi.data.dataset import Dataset
+from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
@@ -214,3 +215,25 @@ def test_failed_export_leaves_no_files(items: Items, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.json")) == []
     name = items.classes[int(items.given[3]) - 1]
     assert write_all(items, make_decisions({3: name}), tmp_path)[0] == tmp_path / "export-1"
+
+
+def test_trusted_images_outside_the_folder_and_odd_class_names(photos: Path, tmp_path: Path) -> None:
+    dataset, _ = load_dataset(str(photos), image_size=8)
+    items = items_from_data(dataset, dataset.y)
+    write_trusted(items, make_decisions({0: "red", 1: "blue"}), tmp_path / "first")
+    earlier, _ = load_dataset(str(tmp_path / "first"), image_size=8, like=dataset)
+    changed = TensorExamples(earlier.examples.x + 1, earlier.examples.scale)  # type: ignore[attr-defined, operator]
+    later = replace(items, trusted=Split(changed, torch.arange(2), earlier.y))
+    decisions = make_decisions({4: "red", 5: "blue"})
+    with pytest.raises(UserError, match=r"some trusted images are outside .* export a folder"):
+        write_trusted(later, decisions, tmp_path / "list.csv")
+    write_trusted(later, decisions, tmp_path / "second")
+    assert sum(path.suffix == ".png" and not path.is_symlink() for path in tmp_path.glob("second/*/*")) == 2
+    odd = replace(items, dataset=replace(dataset, classes=("a/b", "c")))
+    with pytest.raises(UserError, match=r"class 'a/b' cannot be the name of a folder; export a file"):
+        write_trusted(odd, make_decisions({4: "c"}), tmp_path / "third")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        write_trusted(items, decisions, tmp_path / "file" / "trusted")
+    with pytest.raises(UserError, match="choose another --out"):
+        write_all(items, decisions, tmp_path / "file")

@@ -123,10 +123,6 @@ class Store:
             entries = self._db.execute(f"SELECT {_COLUMNS.format('standing')} FROM standing").fetchall()
         return {entry[1]: Decision(*entry) for entry in entries}
 
-    def decision_about(self, row: int) -> Decision | None:
-        """The decision in force about one row."""
-        return self._decisions_about([row])[row]
-
     def _decisions_about(self, rows: Iterable[int]) -> dict[int, Decision | None]:
         query = f"SELECT {_COLUMNS.format('valid')} FROM valid WHERE row = ? ORDER BY id DESC LIMIT 1"
         with self._lock:
