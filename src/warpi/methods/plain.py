@@ -14,6 +14,7 @@ from warpi.utils.field_checks import setting
 
 
 def _cross_entropy_step(method: Method, batch: Batch) -> Log:
+    """One step of cross-entropy, with the mixup and label smoothing of the recipe."""
     recipe = method.recipe
     if recipe.mixup or recipe.label_smoothing:
         q = one_hot(batch.y, method.task.n_classes)

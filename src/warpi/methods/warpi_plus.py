@@ -19,12 +19,12 @@ from warpi.training.outputs import feature_size, last_layer, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
 
 
 class Rectifier(nn.Module):
-    """V: a posterior q and the given label -> the corrected posterior. It begins as the identity."""
+    """V: maps a posterior q and the given label to a corrected posterior. Initially it is the identity."""
 
     def __init__(self, n_classes: int, hidden: int = 100) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class WarPIPlus(Method):
         p'_i ~  (p_i (pi / mean p)^a)^2                                    aligned with the class prior pi, sharpened
         q_i  ~  p'_i T[:, y_i]                                             the posterior of the true label
 
-    and at the beginning of every epoch, with C = sum_i sharpen(P_i) y_i^T:
+    and before every epoch, with C = sum_i sharpen(P_i) y_i^T:
 
         T    =  C with rows scaled to 1                                    counted once, not iterated
         S    =  in each given class k, the rho C_kk examples with the smallest -log P_i[y_i],
@@ -74,26 +74,26 @@ class WarPIPlus(Method):
     n_views: ClassVar[int] = 2
     n_trusted_views: ClassVar[int] = 2
     strong_views: ClassVar[tuple[int, ...]] = (1,)
+
     use_trusted: bool = setting(True, "use the trusted examples, if there are any")
-    warm_up: float = setting(15.0, "epochs with cross-entropy on the given labels, at most half of all")
-    rho: float = setting(0.9, "share of the expected right labels of a class that small loss selects")
-    rho_last: float | None = setting(None, "that share in the last epoch, approached linearly (default: rho)")
-    agreement: float = setting(0.95, "probability above which a label that the teacher predicts is selected as well")
-    beta: float = setting(0.8, "share of the memory of predictions kept per epoch")
-    align: float = setting(0.5, "exponent of the alignment with the class prior; 0: none")
-    temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened")
-    alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up")
-    balance: float = setting(0.1, "weight lambda of the penalty on a mean prediction away from the prior")
+    warm_up: float = setting(15.0, "epochs with cross-entropy on the given labels, at most half of all", low=0)
+    rho: float = setting(0.9, "share of the expected right labels of a class that small loss selects", low=0, high=1)
+    rho_last: float | None = setting(
+        None, "that share in the last epoch, approached linearly (default: rho)", low=0, high=1
+    )
+    agreement: float = setting(
+        0.95, "probability above which a label that the teacher predicts is selected as well", low=0, high=1
+    )
+    beta: float = setting(0.8, "share of the memory of predictions kept per epoch", low=0, high=1)
+    align: float = setting(0.5, "exponent of the alignment with the class prior; 0: none", low=0)
+    temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened", low=1e-3)
+    alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up", low=0)
+    balance: float = setting(0.1, "weight lambda of the penalty on a mean prediction away from the prior", low=0)
     trusted_in_loss: bool = setting(True, "train the network on the trusted examples")
     rectifier: bool = setting(False, "correct the posterior by a meta-network V, trained with the trusted examples")
-    meta_lr: float = setting(1e-3, "learning rate of V")
-    virtual_lr: float = setting(0.1, "step size of the virtual step of the last layer")
-    follow: float = setting(0.99, "share of the mean prediction and of the thresholds kept per step")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, warm_up=0, temperature=1e-3, alpha=0, balance=0, align=0, meta_lr=0, virtual_lr=0)
-        within(self, rho=(0, 1), rho_last=(0, 1), agreement=(0, 1), beta=(0, 1), follow=(0, 1))
+    meta_lr: float = setting(1e-3, "learning rate of V", low=0)
+    virtual_lr: float = setting(0.1, "step size of the virtual step of the last layer", low=0)
+    follow: float = setting(0.99, "share of the mean prediction and of the thresholds kept per step", low=0, high=1)
 
     @property
     def average_decay(self) -> float:
@@ -101,7 +101,9 @@ class WarPIPlus(Method):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
-        n, k, device = len(task.train), task.n_classes, task.train.y.device
+        n = len(task.train)
+        k = task.n_classes
+        device = task.train.y.device
         known = task.meta.y if self.has_trusted and task.meta is not None else task.train.y
         self.prior = (torch.bincount(known, minlength=k) + 1.0) / (len(known) + k)  # [K] pi
         self.memory = torch.full((n, k), 1 / k, device=device)  # [N, K] P
@@ -124,7 +126,7 @@ class WarPIPlus(Method):
         return self.use_trusted and self.task.meta is not None
 
     def epoch(self, t: int) -> Iterator[Log]:
-        if self.loader.count == t * self.loader.steps:  # not if a run is resumed in the middle of an epoch
+        if self.loader.count == t * self.loader.steps:  # not when resumed within an epoch
             first = max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
             self.warming = t < first
             if t == first:
@@ -134,7 +136,7 @@ class WarPIPlus(Method):
         yield from super().epoch(t)
 
     def remember_all(self) -> None:
-        """Begin the memory and the running means with the teacher's predictions of all examples."""
+        """Initialize the memory and the running means with the teacher's predictions for all examples."""
         rows, z = predict_rows(self.averaged_nets[0], self.task.train)
         p = z.softmax(1)
         self.memory[rows] = p
@@ -143,8 +145,9 @@ class WarPIPlus(Method):
         self.confidence.copy_(p.amax(1).mean())
 
     def select(self, progress: float) -> None:
-        """T and S from the memory. `progress` rises from 0 to 1 between the warm-up and the last epoch."""
-        y, p = self.task.train.y, self.memory
+        """Compute T and S from the memory. `progress` rises from 0 to 1 between the warm-up and the last epoch."""
+        y = self.task.train.y
+        p = self.memory
         joint = sharpen(p, self.temperature).T @ one_hot(y, p.shape[1])  # [K, K] C
         self.transition.copy_(normalize_rows(joint))
         rho = self.rho if self.rho_last is None else self.rho + progress * (self.rho_last - self.rho)
@@ -171,7 +174,7 @@ class WarPIPlus(Method):
         return {**log, "selected": selected.mean(), "used": used.mean()}
 
     def correct(self, batch: Batch) -> Tensor:
-        """The posterior of the true labels of a batch; the memory follows the teacher.  [B, K]"""
+        """Update the memory, and return the posterior of the true labels of a batch.  [B, K]"""
         teacher = self.averaged_nets[0]
         h = infer(teacher, batch.x, features=self.rectifier)  # [B, D] for the rectifier, else the logits
         p = (last_layer(teacher, h) if self.rectifier else h).softmax(1)
@@ -186,22 +189,23 @@ class WarPIPlus(Method):
 
     @torch.enable_grad()
     def learn_rectifier(self, h: Tensor, y: Tensor, q: Tensor) -> None:
-        """One step of V down the loss of a trusted batch after a virtual step of the teacher's last layer."""
+        """One step of V on the loss of a trusted batch after a virtual step of the teacher's last layer."""
         trusted = self.meta_loader.draw()
         teacher = self.averaged_nets[0]
         h_trusted = infer(teacher, trusted.x, features=True)  # [M, D]
         u = (last_layer(teacher, h).softmax(1) - self.meta_net(q, y)) / len(y)  # [B, K] dL/dz, a function of phi
-        z = last_layer(teacher, h_trusted) - self.virtual_lr * (h_trusted @ h.T + 1) @ u  # +1: the bias moves too
+        z = last_layer(teacher, h_trusted) - self.virtual_lr * (h_trusted @ h.T + 1) @ u  # +1 for the bias
         descend(cross_entropy(z, trusted.y).mean(), self.meta_optimizer)
 
     def learn(self, batch: Batch, weak: Tensor, strong: Tensor, used: Tensor, alpha: float) -> dict[str, Tensor]:
-        """One step with targets for the weak and the strong views, of which only those `used` count."""
+        """One step with targets for the weak and the strong views; only strong views that are `used` count."""
         x_weak, x_strong = batch.views
         if self.has_trusted and self.trusted_in_loss:
             trusted = self.meta_loader.draw()
             y = one_hot(trusted.y, self.task.n_classes)
             x_weak, x_strong = (torch.cat(pair) for pair in zip(batch.views, trusted.views, strict=True))
-            weak, strong = torch.cat([weak, y]), torch.cat([strong, y])
+            weak = torch.cat([weak, y])
+            strong = torch.cat([strong, y])
             used = torch.cat([used, torch.ones_like(y[:, 0])])
         x_mixed, mixed = mixup(x_weak, weak, alpha, self.generator, keep_own=not self.warming)
         z_mixed, z_strong = self.net(torch.cat([x_mixed, x_strong])).chunk(2)
@@ -210,5 +214,4 @@ class WarPIPlus(Method):
         mean = z_mixed.softmax(1).mean(0).clamp_min(1e-8)  # [K]
         away = (self.prior * (self.prior / mean).log()).sum()
         loss = of_mixed + of_strong + self.balance * away
-        descend(loss, self.optimizer)
-        return {"loss": loss.detach()}
+        return {"loss": descend(loss, self.optimizer)}
