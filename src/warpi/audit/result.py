@@ -95,12 +95,12 @@ class Audit:
     def to_parquet(self, path: Path | str, paths: Sequence[str] | None = None) -> None:
         """Write the table as parquet; needs the extra `tables`. `paths` as in `columns`."""
         try:
-            import pandas as pd
-
-            content = io.BytesIO()
-            pd.DataFrame(self.columns(paths)).to_parquet(content, index=False)
+            import pyarrow
+            from pyarrow import parquet
         except ImportError as e:
-            raise missing_package("pandas" if e.name == "pandas" else "pyarrow", "writing .parquet", "tables") from e
+            raise missing_package("pyarrow", "writing .parquet", "tables") from e
+        content = io.BytesIO()
+        parquet.write_table(pyarrow.table(self.columns(paths)), content)
         write_atomically(Path(path), content.getvalue())
 
     def cleanlab(self) -> dict[str, NDArray[Any]]:
@@ -125,7 +125,7 @@ class Audit:
         try:
             import pandas as pd
         except ImportError as e:
-            raise missing_package("pandas", "a data frame", "tables") from e
+            raise missing_package("pandas", "a data frame", "cleanlab") from e
         return pd.DataFrame(
             {
                 "is_label_issue": self.is_label_issue,

@@ -14,7 +14,8 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.numeric import Columns
 from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES
-from warpi.datasets.text_files import read_cells, reading
+from warpi.datasets.tables import read_parquet
+from warpi.datasets.text_files import read_cells
 from warpi.errors import UserError
 from warpi.noise.noise import Noise
 from warpi.runs.spec import DataSpec
@@ -73,8 +74,7 @@ def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str,
     names: Sequence[str]
     rows: Sequence[Sequence[str]]
     if suffix == ".parquet":
-        with reading(path):
-            names, rows = _read_parquet(path)
+        names, rows = _read_parquet(path)
     else:
         names, rows, _ = read_cells(path, "\t" if suffix == ".tsv" else ",")
     names = [name.strip() or f"Unnamed: {j}" for j, name in enumerate(names)]  # the names that pandas gives
@@ -89,14 +89,13 @@ def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str,
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
-    import pandas as pd  # installed, since the data was read with it
-
-    frame = pd.read_parquet(path)
+    frame = read_parquet(path)
     columns: list[list[str]] = []
-    for j in range(frame.shape[1]):  # column by column, so that integers stay integers
-        column = frame.iloc[:, j]
-        columns.append(["" if missing else str(cell) for cell, missing in zip(column, column.isna(), strict=True)])
-    return [str(name) for name in frame.columns], list(zip(*columns, strict=True))
+    for column in frame.columns:
+        is_float = str(column.type) in ("halffloat", "float", "double")  # numpy writes as few digits as needed
+        cells = column.to_numpy() if is_float else column.to_pylist()
+        columns.append(["" if cell is None or cell != cell else str(cell) for cell in cells])
+    return frame.column_names, list(zip(*columns, strict=True))
 
 
 def decode_cells(x: Tensor, columns: Columns) -> dict[str, str]:

@@ -117,8 +117,7 @@ _Cells = Callable[[_Table, int], NDArray[Any]]  # returns a column by its positi
 
 def _read(path: Path, label: str, drop: Sequence[str], *, new: bool = False) -> _Table:
     read = _read_parquet if check_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet" else _read_csv
-    with reading(path):
-        names, cells, lines = read(path)
+    names, cells, lines = read(path)
     table = _Table(path, label, check_column_names(path, names), {}, lines, new)
     for j, name in enumerate(table.names):
         if name in drop:
@@ -137,21 +136,29 @@ def _read_csv(path: Path) -> tuple[Iterable[object], _Cells, list[int] | None]:
     return names, lambda _, j: np.array([row[j] for row in rows], dtype=object), lines
 
 
-def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
+def read_parquet(path: Path) -> Any:
+    """The columns of a parquet file as a pyarrow table, without the index of a pandas frame."""
     try:
-        import pyarrow as pa
-        from pyarrow import compute, parquet, types
+        from pyarrow import parquet
     except ImportError as e:
         raise missing_package("pyarrow", "reading .parquet", "tables") from e
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             frame = parquet.ParquetFile(file).read()
+    except UserError:
+        raise
     except ValueError as e:
         raise UserError(f"{path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
+    index = (frame.schema.pandas_metadata or {}).get("index_columns", ())
+    return frame.drop_columns([name for name in index if isinstance(name, str)])
+
+
+def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
+    frame = read_parquet(path)
     if not frame.num_rows:
         raise UserError(f"{path}: no rows")
-    index = (frame.schema.pandas_metadata or {}).get("index_columns", ())  # of a pandas frame, not features
-    frame = frame.drop_columns([name for name in index if isinstance(name, str)])
+    import pyarrow as pa
+    from pyarrow import compute, types
 
     def cells(table: _Table, j: int) -> NDArray[Any]:
         column = frame.column(j)
