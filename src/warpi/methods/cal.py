@@ -66,9 +66,7 @@ class CAL(Method):
     alpha: float = setting(1.0, "largest weight of the peer term in the second phase", low=0)
     sieve: float = setting(-8.0, "threshold below which a given label is kept")
     sieve_share: float = setting(65 / 165, "share of the epochs that the first phase takes", low=0, high=1)
-    slow: bool = setting(
-        False, "divide the learning rate by 1 + alpha, as the published code does (logs show the undivided rate)"
-    )
+    slow: bool = setting(False, "divide the learning rate by 1 + alpha, as the published code does")
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -67,9 +67,7 @@ class CleanNet(Method):
     year: ClassVar[int | None] = 2018
     needs_meta: ClassVar[bool] = True
 
-    weighting: Literal["soft", "hard"] = setting(
-        "soft", "weigh examples by their similarity (soft), or keep those above the margin (hard)"
-    )
+    weighting: Literal["soft", "hard"] = setting("soft", "weigh by similarity (soft) or by a threshold (hard)")
     references: int = setting(32, "number of reference vectors per class", low=1)
     margin: float = setting(0.1, "cosine similarity above which a label counts as right", low=-1, high=1)
     negative: float = setting(5.0, "weight of wrong labels in the similarity loss", low=0)

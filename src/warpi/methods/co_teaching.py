@@ -37,12 +37,8 @@ class CoTeaching(Method):
     needs_noise_rate: ClassVar[bool] = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5}  # an MLP learns a table in one of 30 epochs
 
-    forget_rate: float | None = setting(
-        None, "share tau of the examples to leave out (default: the task's noise rate)", low=0, high=1
-    )
-    gradual: float = setting(
-        10.0, "epochs T_k in which the share left out rises to tau, at most half of all epochs", low=0
-    )
+    forget_rate: float | None = setting(None, "share tau of examples left out (default: the noise rate)", low=0, high=1)
+    gradual: float = setting(10.0, "epochs T_k in which the share left out rises to tau, at most half of all", low=0)
     exponent: float = setting(1.0, "exponent c of that rise; 1 is linear", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:

@@ -41,9 +41,7 @@ class D2L(Method):
     k: int = setting(20, "number of neighbors for the dimensionality estimate", low=2)
     points: int = setting(1280, "number of examples at which the dimensionality is estimated", low=4)
     window: int = setting(5, "number of past epochs with which the current dimensionality is compared", low=1)
-    settle: float = setting(
-        1 / 3, "share of the epochs, at the start, in which no turning point is looked for", low=0, high=1
-    )
+    settle: float = setting(1 / 3, "share of the epochs, at the start, without a turning point", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

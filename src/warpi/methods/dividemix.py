@@ -54,12 +54,8 @@ class DivideMix(Method):
     lambda_u: float = setting(25.0, "weight of the loss on unlabeled examples, which is a mean over the classes", low=0)
     lambda_r: float = setting(1.0, "weight of the penalty on uneven class predictions", low=0)
     warm_up: float = setting(10.0, "epochs with cross-entropy, at least one and at most half of all epochs", low=0)
-    ramp_up: float = setting(
-        16.0, "epochs in which lambda_u rises to its full value, at most half of all epochs", low=0
-    )
-    confidence_penalty: float = setting(
-        0.0, "weight of the negative entropy in the warm-up (the paper: 1 for asymmetric noise)", low=0
-    )
+    ramp_up: float = setting(16.0, "epochs in which lambda_u rises to its full value, at most half of all", low=0)
+    confidence_penalty: float = setting(0.0, "weight of the negative entropy in the warm-up", low=0)
 
     @classmethod
     def data_defaults(cls, table: bool, n_classes: int) -> dict[str, Any]:

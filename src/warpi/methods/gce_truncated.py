@@ -34,9 +34,7 @@ class TruncatedGCE(Method):
     year: ClassVar[int | None] = 2018
     for_tables: ClassVar[dict[str, Any]] = {"start_prune": 1 / 3}  # why: docs/methods/gce_truncated.md
 
-    q: float = setting(
-        0.7, "exponent of the loss of the kept examples: 0 is cross-entropy, 1 half the absolute error", low=0, high=1
-    )
+    q: float = setting(0.7, "exponent of the loss: 0 is cross-entropy, 1 is half the absolute error", low=0, high=1)
     k: float = setting(0.5, "examples whose label has at most this probability are pruned", low=1e-6, high=1)
     start_prune: float = setting(0.7, "share of the epochs before the first pruning", low=0, high=1)
     prune_every: float = setting(1 / 12, "share of the epochs between two prunings", low=0, high=1)

@@ -53,7 +53,7 @@ class GDW(Method):
     meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)", low=0)
     meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network", low=0)
     class_lr: float = setting(
-        100.0, "learning rate eta of the class-level weights (the authors: 1,000 for 100 classes)", low=0
+        100.0, "learning rate eta of the class weights (the authors: 1,000 for 100 classes)", low=0
     )
     clip: float = setting(0.2, "largest change of a class-level weight in one step", low=0)
 

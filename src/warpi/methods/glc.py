@@ -37,9 +37,7 @@ class GLC(Method):
     year: ClassVar[int | None] = 2018
     needs_meta: ClassVar[bool] = True
 
-    warmup: float = setting(
-        0.3, "share of the epochs that train the network from which the corruption matrix is estimated", low=0, high=1
-    )
+    warmup: float = setting(0.3, "share of the epochs before the corruption matrix is estimated", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

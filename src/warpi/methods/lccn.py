@@ -40,9 +40,7 @@ class LCCN(Method):
     year: ClassVar[int | None] = 2019
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}  # why: docs/methods/lccn.md
 
-    warmup: float = setting(
-        0.7, "share of the epochs with cross-entropy, before true labels are sampled", low=0, high=1
-    )
+    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before sampling", low=0, high=1)
     fixed: float = setting(0.43, "share of the remaining epochs in which T stays fixed", low=0, high=1)
     alpha: float = setting(1.0, "concentration of the Dirichlet prior on the rows of T", low=1e-6)
 

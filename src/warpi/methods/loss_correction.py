@@ -42,19 +42,10 @@ class LossCorrection(Method):
     family: ClassVar[str] = "transition"
     year: ClassVar[int | None] = 2017
 
-    direction: Literal["forward", "backward"] = setting(
-        "forward", "correct the predictions (forward) or the losses (backward)"
-    )
+    direction: Literal["forward", "backward"] = setting("forward", "correct predictions or losses")
     warmup: float = setting(0.3, "share of the epochs that train the network from which T is estimated", low=0, high=1)
-    quantile: float = setting(
-        0.97,
-        "quantile of p(i | x) that picks the anchor of class i; 1 is the maximum, less skips outliers",
-        low=0,
-        high=1,
-    )
-    matrix: tuple[float, ...] | str | None = setting(
-        None, "the transition matrix T, row by row, or a file that contains it (default: estimate T)"
-    )
+    quantile: float = setting(0.97, "quantile of p(i | x) at the anchor of class i; 1: the maximum", low=0, high=1)
+    matrix: tuple[float, ...] | str | None = setting(None, "T, row by row, or a file with it (default: estimated)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,14 +48,9 @@ class Masking(Method):
     year: ClassVar[int | None] = 2018
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
-    warmup: float = setting(
-        0.7, "share of the epochs with cross-entropy, before the generator of T starts", low=0, high=1
-    )
+    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before T is used", low=0, high=1)
     mask: tuple[float, ...] | None = setting(
-        None,
-        "possible transitions: 0 or 1 per entry of T, row by row (default: read from the estimated T)",
-        low=0,
-        high=1,
+        None, "possible transitions, 0 or 1 per entry of T (default: estimated)", low=0, high=1
     )
     critics: int = setting(5, "critic steps per generator step", low=0)
     game_lr: float = setting(1e-5, "learning rate of generator and critic (Adam)", low=0)

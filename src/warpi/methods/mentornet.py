@@ -40,13 +40,9 @@ class MentorNetPD(Method):
 
     share: float = setting(0.75, "share p of a batch whose losses lie below the threshold", low=0, high=1)
     averaging: float = setting(0.5, "share of the threshold kept per step (moving average)", low=0, high=1)
-    softness: float = setting(
-        1.0, "gamma: range of losses over which weights fall from 1 to 0 in the last epochs", low=0
-    )
+    softness: float = setting(1.0, "loss range gamma in which weights fall to 0 in the last epochs", low=0)
     burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1", low=0, high=1)
-    linear_from: float = setting(
-        0.9, "share of the epochs after which weights fall linearly with the loss", low=0, high=1
-    )
+    linear_from: float = setting(0.9, "share of the epochs after which weights fall linearly", low=0, high=1)
     early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in", low=0, high=1)
     dropout: float = setting(0.05, "share of each batch left out at random after the burn-in", low=0, high=1)
 

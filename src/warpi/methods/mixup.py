@@ -25,9 +25,7 @@ class Mixup(Method):
     family: ClassVar[str] = "loss"
     year: ClassVar[int | None] = 2018
 
-    alpha: float = setting(
-        1.0, "parameter of the Beta distribution of the mixing weight; 0 is plain cross-entropy", low=0
-    )
+    alpha: float = setting(1.0, "parameter of the Beta distribution; 0 is plain cross-entropy", low=0)
 
     def step(self, batch: Batch) -> Log:
         y = one_hot(batch.y, self.task.n_classes)  # [B, K]

@@ -60,14 +60,9 @@ class MLNT(Method):
     neighbours: int = setting(10, "number of nearest neighbors from which a replacement label is drawn", low=1)
     fast_lr: float = setting(0.02, "learning rate of the steps towards synthetic labels", low=0)
     warm_up: float = setting(0.1, "share of the epochs with cross-entropy only", low=0, high=1)
-    ramp: float = setting(
-        0.2,
-        "share of the epochs, after the warm-up, in which the consistency loss gains its full weight",
-        low=0,
-        high=1,
-    )
+    ramp: float = setting(0.2, "share of the epochs in which the weight of J rises to 1", low=0, high=1)
     averaging: tuple[float, ...] = setting(
-        (0.99, 0.999), "share of the teacher kept per step: during that ramp, and afterwards", low=0, high=1
+        (0.99, 0.999), "share of the teacher kept per step: in the ramp, and later", low=0, high=1
     )
 
     def __post_init__(self) -> None:

@@ -42,9 +42,7 @@ class PENCIL(Method):
 
     alpha: float = setting(0.1, "weight of the compatibility with the given labels", low=0)
     beta: float = setting(0.4, "weight of the entropy of the predictions", low=0)
-    label_lr: float = setting(
-        600.0, "learning rate lambda of the label distributions; one label moves by lambda / batch size", low=0
-    )
+    label_lr: float = setting(600.0, "learning rate lambda of the labels; a label moves by lambda / batch size", low=0)
     stage1: float = setting(70 / 320, "share of the epochs at which the first stage ends", low=0, high=1)
     stage2: float = setting(200 / 320, "share of the epochs at which the second stage ends")
 

@@ -43,9 +43,7 @@ class PLC(Method):
     year: ClassVar[int | None] = 2021
     for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0}
 
-    theta: float = setting(
-        0.3, "a label is changed if its probability is below theta times the largest one; initial value", low=0, high=1
-    )
+    theta: float = setting(0.3, "initial ratio of probabilities below which a label is changed", low=0, high=1)
     beta: float = setting(0.1, "increase of theta after an epoch in which few labels change", low=0)
     warm_up: float = setting(8.0, "epochs without corrections, at most half of all epochs", low=0)
     window: int = setting(5, "number of epochs over which predictions are averaged", low=1)

@@ -36,12 +36,8 @@ class SELFIE(Method):
     year: ClassVar[int | None] = 2019
     needs_noise_rate: ClassVar[bool] = True
 
-    forget_rate: float | None = setting(
-        None, "share tau of the examples to leave out (default: the task's noise rate)", low=0, high=1
-    )
-    unsure: float = setting(
-        0.05, "largest normalized entropy epsilon at which past predictions count as consistent", low=0, high=1
-    )
+    forget_rate: float | None = setting(None, "share tau of examples left out (default: the noise rate)", low=0, high=1)
+    unsure: float = setting(0.05, "largest normalized entropy of consistent past predictions", low=0, high=1)
     history: float = setting(0.15, "number q of past predictions kept, as a share of the epochs", low=0, high=1)
     warm_up: float = setting(0.25, "share of the epochs with cross-entropy on all examples", low=0, high=1)
 

@@ -42,12 +42,7 @@ class TRevision(Method):
 
     warmup: float = setting(0.3, "share of the epochs before T is estimated", low=0, high=1)
     revise: float = setting(0.6, "share of the epochs after which T is revised")
-    quantile: float = setting(
-        0.97,
-        "quantile of p(i | x) that picks the anchor of class i; 1 is the maximum, less skips outliers",
-        low=0,
-        high=1,
-    )
+    quantile: float = setting(0.97, "quantile of p(i | x) at the anchor of class i; 1: the maximum", low=0, high=1)
     revision_lr: float = setting(5e-7, "learning rate of the revision of T (Adam)", low=0)
     anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 

@@ -66,9 +66,7 @@ class VRI(Method):
     kl: float = setting(1e-3, "weight lambda of the KL divergence, which is summed over the classes", low=0)
     output: Literal["sigmoid", "tanh", "unbounded"] = setting("sigmoid", "function from a Gaussian sample to v")
     embedding: int = setting(64, "size of the label embedding", low=1)
-    hidden: tuple[int, ...] = setting(
-        (1024, 512, 512), "units of the hidden layers of the meta-network", low=1, high=2**20
-    )
+    hidden: tuple[int, ...] = setting((1024, 512, 512), "units of the meta-network's hidden layers", low=1, high=2**20)
     meta_lr: float = setting(3e-4, "learning rate of the meta-network (Adam)", low=0)
     meta_weight_decay: float = setting(5e-4, "weight decay of the meta-network", low=0)
 

@@ -61,13 +61,11 @@ class WarPI(Method):
     activation: Literal["tanh", "relu"] = setting("tanh", "activation of the meta-network's hidden layers")
     hidden: int = setting(100, "units in each hidden layer of the meta-network", low=1)
     mean_init: Literal["zero"] | None = setting(
-        None,
-        "initial weights of the layer that outputs the mean of v: zero gives all examples the same mean "
-        "(default: Xavier)",
+        None, "initial weights of the layer for the mean of v (default: Xavier)"
     )
     meta_lr: float = setting(3e-4, "learning rate beta of the meta-network (Adam)", low=0)
     virtual_lr: float | None = setting(
-        None, "learning rate alpha of the virtual step (default: the classifier's current learning rate)", low=0
+        None, "learning rate alpha of the virtual step (default: the classifier's)", low=0
     )
 
     def start(self, task: Task, recipe: Recipe) -> None:
