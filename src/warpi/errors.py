@@ -38,6 +38,11 @@ def missing_package(package: str, purpose: str, extra: str) -> UserError:
     return UserError(f"{purpose} needs the package {package!r}; install it with: pip install 'warpi[{extra}]'")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error message, at most 200 characters, or the type of the error if it has no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
 @contextmanager
 def blame_file(file: object) -> Iterator[None]:
     """Context manager: an error inside means that the file is malformed, although its checksum is right."""
@@ -48,5 +53,4 @@ def blame_file(file: object) -> Iterator[None]:
     except MALFORMED_ERRORS as e:
         if "out of memory" in str(e):
             raise
-        reason = (str(e) or type(e).__name__).splitlines()[0][:200]
-        raise UserError(f"{file} is garbled ({reason}); copy it again from where the run was made") from e
+        raise UserError(f"{file} is garbled ({first_line(e)}); copy it again from where the run was made") from e

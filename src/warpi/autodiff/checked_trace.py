@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from warpi.autodiff.functional_call import detach_trainable, fill_missing, fixed_tensors, trainable_parameters
 from warpi.autodiff.replay_rng import generator_state, replay_rng
 from warpi.autodiff.trace import Passes, Point, Untraceable, trace
+from warpi.errors import first_line
 from warpi.nets.sync_batchnorm import SharedBatchNorm
 
 _MAX_CACHED = 16
@@ -31,7 +32,7 @@ def checked_trace(
         plain_copy = copy.deepcopy(net)
         traced_copy = copy.deepcopy(net)
     except (RuntimeError, TypeError) as error:
-        raise Untraceable(f"it cannot be copied: {str(error).partition(chr(10))[0][:160]}") from None
+        raise Untraceable(f"it cannot be copied: {first_line(error)}") from None
     reference = _Reference(net, plain_copy, x)
     looks = tuple((name, type(module), repr(module), _describe(module)) for name, module in net.named_modules())
     key = looks, tuple(moved), lean, checkpointing, key

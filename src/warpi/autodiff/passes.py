@@ -37,7 +37,7 @@ from warpi.autodiff.functional_call import (
 )
 from warpi.autodiff.replay_rng import is_capturing, record_rng, replay_rng
 from warpi.autodiff.trace import Passes, Point, Untraceable, python_values
-from warpi.errors import UserError
+from warpi.errors import UserError, first_line
 
 _MAX_TRACES = 8  # batch shapes per network; tracing each takes seconds
 _DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # RuntimeErrors not caused by the network
@@ -277,7 +277,7 @@ class _Eager(Pass):
         except _DEVICE_ERRORS:
             raise
         except RuntimeError as error:  # includes NotImplementedError
-            why = _first_line(error)
+            why = first_line(error)
         else:
             # Compare only once, because this waits for the device. NaN passes: the engine detects divergence.
             if obstacle is None and (z - self.z).norm() > _tolerance(z, self.net) * self.z.norm():
@@ -311,7 +311,7 @@ class _Eager(Pass):
         except RuntimeError as error:
             raise UserError(
                 f"{type(self.net).__name__} has an operator that can be differentiated neither in forward mode ({why}) "
-                f"nor twice ({_first_line(error)}); meta methods need one of the two: replace that layer, or choose a "
+                f"nor twice ({first_line(error)}); meta methods need one of the two: replace that layer, or choose a "
                 "method without a meta gradient, such as ce"
             ) from error
         return jg
@@ -401,10 +401,6 @@ def _difference(done: Pass, g: Mapping[str, Tensor], logits: Callable[[dict[str,
 def _tolerance(z: Tensor, net: nn.Module) -> float:
     """A relative difference far above rounding errors and far below the effect of another random mask."""
     return float(torch.finfo(torch.bfloat16 if pass_config(net).bf16 else z.dtype).eps ** 0.25)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:160]
 
 
 @cache

@@ -30,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from warpi.autodiff.batchnorm import forward_rules, normalize_relu
 from warpi.autodiff.functional_call import detach_trainable, fixed_tensors
 from warpi.autodiff.replay_rng import python_rng_state
+from warpi.errors import first_line
 
 _log = logging.getLogger("warpi.autodiff")
 _SMALL = 2**12  # checkpointing stores tensors with at most that many elements
@@ -188,7 +189,7 @@ def _trace_whole(
             # Trace again without in-place operators: a graph must not overwrite what it passes on to the others.
             whole = to_graph(torch.func.functionalize(whole))(x, theta, fixed, u, g)
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-            why = str(error).strip().partition("\n")[0][:160] or type(error).__name__
+            why = first_line(error)
         if why:
             gc.collect()  # frames that refer to each other
     if why:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, first_line, unknown
 from warpi.nets.conv4 import Conv4
 from warpi.nets.fastnet import FastNet
 from warpi.nets.mlp import MLP
 from warpi.nets.preact_resnet import preact18
 from warpi.nets.resnet import resnet18, resnet20, resnet32, resnet50
-from warpi.nets.weights import first_line, load_weights, read_torchvision, read_weights
+from warpi.nets.weights import load_weights, read_torchvision, read_weights
 from warpi.nets.wide_resnet import wrn28_10
 
 Build = Callable[[tuple[int, ...], int], nn.Module]

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from warpi.errors import UserError, missing_package
+from warpi.errors import UserError, first_line, missing_package
 
 # Errors that the readers raise if bytes are missing or changed.
 _DAMAGED = (
@@ -108,8 +108,3 @@ def load_weights(net: nn.Module, weights: Mapping[str, Tensor], source: str) -> 
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise UserError(f"the weights of {source} belong to another network: {'; '.join(faults[:3])}{more}")
     net.load_state_dict(state, strict=False)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error message, or the name of the error if it has no message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -19,6 +19,7 @@ from warpi.autodiff.replay_rng import python_rng_state
 from warpi.autodiff.trace import python_values
 from warpi.data.batch import Batch
 from warpi.data.loader import Loader, Planned, Slot
+from warpi.errors import first_line
 from warpi.training.checkpoint import state_of
 from warpi.training.method import Log, Method
 
@@ -60,7 +61,7 @@ class GraphedStep:
             raise
         except Exception as error:  # depends on the operator that cannot be captured
             _clear_gradients(parameters)  # they are in the memory of the failed graph
-            raise NotGraphable(f"it cannot be captured ({str(error).strip().partition(chr(10))[0][:160]})") from error
+            raise NotGraphable(f"it cannot be captured ({first_line(error)})") from error
 
     def _record(self, generators: list[Generator], device: torch.device) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from warpi.autodiff.passes import configure_passes, to_channels_last
 from warpi.data.batch import Batch
 from warpi.data.loader import Loader
-from warpi.errors import UserError
+from warpi.errors import UserError, first_line
 from warpi.nets.sync_batchnorm import synchronize_batchnorm
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -193,10 +193,9 @@ def _build_net(recipe: Recipe, task: Task, number: int) -> nn.Module:
         if isinstance(e, UserError) or isinstance(recipe.net, str | nn.Module):
             raise
         name = getattr(recipe.net, "__name__", type(recipe.net).__name__)
-        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise UserError(
             f"the network cannot be built: {name}(shape, n_classes) was called as {name}({task.shape}, "
-            f"{task.n_classes}) ({reason}); give the module itself, such as net=Net(), or a function of these two "
+            f"{task.n_classes}) ({first_line(e)}); give the module itself, such as net=Net(), or a function of these two "
             "arguments that builds it"
         ) from e
 
