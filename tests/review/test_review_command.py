@@ -156,7 +156,7 @@ def test_serve_prints_the_link(
     assert len(links) == 2
     assert all(re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{40,}", link) for link in links)
     assert opened == links[:1]
-    assert f"the decisions are in {tmp_path / 'decisions.sqlite'}; run the same command to continue" in output.err
+    assert f"decisions are in {tmp_path / 'decisions.sqlite'}; run the same command to continue" in output.err
 
 
 def test_trusted_as_an_output_is_deprecated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

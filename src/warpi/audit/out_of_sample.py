@@ -40,13 +40,8 @@ class RowPredictions:
 
     def take(self, index: Ints | NDArray[np.bool_]) -> "RowPredictions":
         """The rows at an index array or mask."""
-        return RowPredictions(
-            self.positions[index],
-            self.y[index],
-            self.p[index],
-            self.per_network[:, index],
-            self.label_log_probs[:, index],
-        )
+        per_row = (self.positions[index], self.y[index], self.p[index])
+        return RowPredictions(*per_row, self.per_network[:, index], self.label_log_probs[:, index])
 
 
 # Names of the arrays in a file of stored predictions.
@@ -142,15 +137,8 @@ def predict_out_of_sample(method: Method, n: int, folder: Path | None = None) ->
                 _write_fold(file, *result)
         results.append(result)
     rows = concatenate([rows for rows, _ in results])
-    left_out_trusted = concatenate([_without_spread(trusted_rows) for _, trusted_rows in results])
+    left_out_trusted = concatenate([trusted_rows for _, trusted_rows in results])
     return rows.take(rows.positions.argsort()), left_out_trusted.take(left_out_trusted.positions.argsort())
-
-
-def _without_spread(predictions: RowPredictions) -> RowPredictions:
-    """Predictions without the samples from which an uncertainty is computed."""
-    return replace(
-        predictions, per_network=predictions.per_network[:0], label_log_probs=predictions.label_log_probs[:0]
-    )
 
 
 def _predict_fold(method: Method, fold: Ints, trusted_fold: Ints) -> tuple[RowPredictions, RowPredictions]:

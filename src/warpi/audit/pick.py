@@ -69,16 +69,8 @@ def pick_from_run(n: int, run: Path, *, device: str = "auto", unbiased: bool = F
     opened = reopen(run, device)  # raises if the data has changed
     files = opened.data.dataset.files
     audit = load_or_make_audit(opened)
-    return pick_rows(
-        n,
-        audit.row,
-        audit.given,
-        audit.classes,
-        audit=audit,
-        unbiased=unbiased,
-        paths=files.paths if files else None,
-        seed=seed,
-    )
+    paths = files.paths if files else None
+    return pick_rows(n, audit.row, audit.given, audit.classes, audit=audit, unbiased=unbiased, paths=paths, seed=seed)
 
 
 def pick_from_data(n: int, spec: DataSpec, *, coverage: bool = False, unbiased: bool = False, seed: int = 0) -> Pick:

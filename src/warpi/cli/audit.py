@@ -25,25 +25,12 @@ def audit(argv: list[str]) -> None:
     parser.add_output("--csv", "write a table with one line per example")
     parser.add_output("--parquet", "write the same table as parquet")
     parser.add_output("--json", "write the transition matrix, the error rates by class and how they were estimated")
-    parser.add_argument(
-        "--folds",
-        type=int,
-        default=0,
-        metavar="K",
-        help="train K more times, each time without a part of the rows, and judge the rows left out (default: 0)",
-    )
-    parser.add_argument(
-        "--rows",
-        metavar="train|all",
-        help="all also audits the held-out rows (default: all, or train if the test labels are known to be right)",
-    )
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        default=0.5,
-        metavar="X",
-        help="wrong_probability above which a label counts as an issue (default: 0.5)",
-    )
+    help_folds = "train K more times, each time without a part of the rows, and judge the rows left out (default: 0)"
+    parser.add_argument("--folds", type=int, default=0, metavar="K", help=help_folds)
+    help_rows = "all also audits the held-out rows (default: all, or train if the test labels are known to be right)"
+    parser.add_argument("--rows", metavar="train|all", help=help_rows)
+    help_threshold = "wrong_probability above which a label counts as an issue (default: 0.5)"
+    parser.add_argument("--threshold", type=float, default=0.5, metavar="X", help=help_threshold)
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to compute on")
     parser.add_argument("--quiet", action="store_true", help="print only errors")
     given = parser.read(argv)
@@ -85,9 +72,8 @@ def _print_audit(audit: "Audit") -> None:
         suggested = audit.suggested[issues].tolist()
         most_frequent = audit.classes[max(set(suggested), key=suggested.count)] if suggested else ""
         interval = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}"
-        table.add_row(
-            c["class"], str(c["n"]), f"{100 * c['rate']:.1f}", interval, str(int(issues.sum())), most_frequent
-        )
+        n_issues = str(int(issues.sum()))
+        table.add_row(c["class"], str(c["n"]), f"{100 * c['rate']:.1f}", interval, n_issues, most_frequent)
     Console(highlight=False).print(table)
     print(f"probabilities: {audit.facts['probabilities']}")
     print(f"uncertainty: {audit.facts['uncertainty']}")
@@ -164,12 +150,8 @@ def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     if given["export_trusted"]:
         if "data" not in settings:
             raise UserError("--export-trusted needs the data of the rows: --data, and the flags it was read with")
-        spec = DataSpec(**settings)
-        print_trusted_set(
-            write_checked_rows(
-                given["export_trusted"], rows, given["estimate"], spec, given["seed"], not given["unbalanced"]
-            )
-        )
+        options = (DataSpec(**settings), given["seed"], not given["unbalanced"])
+        print_trusted_set(write_checked_rows(given["export_trusted"], rows, given["estimate"], *options))
     rate = estimate_noise_rate(rows)
     if given["json"]:
         _write_json(given["json"], rate)

@@ -41,9 +41,7 @@ def review(argv: list[str]) -> None:
     )
     add_trusted_output(parser, "write the trusted examples as a set for `warpi fit --trusted`", "PATH")
     parser.add_argument(
-        "--unbalanced",
-        action="store_true",
-        help="with --export-trusted: write all examples, without balancing the classes",
+        "--unbalanced", action="store_true", help="with --export-trusted: write all, without balancing the classes"
     )
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to audit the run on")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of --noise")
@@ -101,18 +99,13 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
 
     with Server(session, given["port"]) as server:
         print(server.link, flush=True)
-        print(
-            "warpi: open this link on this machine; press Ctrl-C to stop, every decision is stored at once",
-            file=sys.stderr,
-        )
+        print("warpi: open this link on this machine; Ctrl-C stops, every decision is stored at once", file=sys.stderr)
         if not given["no_browser"] and _has_display():
             webbrowser.open(server.link)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print(
-                f"warpi: the decisions are in {session.store.path}; run the same command to continue", file=sys.stderr
-            )
+            print(f"warpi: decisions are in {session.store.path}; run the same command to continue", file=sys.stderr)
 
 
 def _has_display() -> bool:

@@ -44,9 +44,6 @@ def final_labels(items: Items, decisions: Mapping[int, Decision]) -> dict[int, i
     return items.trusted_rows | decided
 
 
-# --- corrected labels -------------------------------------------------------------------------------------------------
-
-
 def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path) -> Path:
     """Write the corrected labels of all rows as .json, or as .csv with a .json next to it; return the .json.
 
@@ -109,9 +106,6 @@ def corrected_csv(items: Items, decisions: Mapping[int, Decision]) -> str:
         lines.append([row, *file, given, label, state, int(row in trusted), suggested, wrong])
     header = ["row", *(["path"] if files else []), "given_label", "label", "state", "verified"]
     return format_csv([*header, "suggested_label", "wrong_probability"], lines)
-
-
-# --- trusted set ------------------------------------------------------------------------------------------------------
 
 
 def trusted_name(items: Items) -> str:
@@ -277,9 +271,6 @@ def _write_folder(path: Path, links: Mapping[tuple[str, str], str | bytes]) -> N
         raise UserError(f"cannot write {path}: {e.strerror}; choose another place") from e
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-# --- both, and the next command ---------------------------------------------------------------------------------------
 
 
 def write_all(items: Items, decisions: Mapping[int, Decision], folder: Path) -> tuple[Path, TrustedSetSummary]:
