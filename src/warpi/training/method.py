@@ -195,8 +195,8 @@ def _build_net(recipe: Recipe, task: Task, number: int) -> nn.Module:
         name = getattr(recipe.net, "__name__", type(recipe.net).__name__)
         raise UserError(
             f"the network cannot be built: {name}(shape, n_classes) was called as {name}({task.shape}, "
-            f"{task.n_classes}) ({first_line(e)}); give the module itself, such as net=Net(), or a function of these two "
-            "arguments that builds it"
+            f"{task.n_classes}) ({first_line(e)}); give the module itself, such as net=Net(), or a function of "
+            "these two arguments that builds it"
         ) from e
 
 
