@@ -194,7 +194,7 @@ def test_public_names() -> None:
     assert 20 <= len(warpi.__all__) <= 32
     for name in warpi.__all__:
         assert getattr(warpi, name) is not None
-    assert warpi.plugins is warpi.own, "the former name"
+    assert warpi.own.using is warpi.plugins.use, "the former names work"
     with pytest.raises(AttributeError, match="no attribute 'WarPy'"):
         warpi.WarPy  # noqa: B018
 

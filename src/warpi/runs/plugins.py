@@ -68,6 +68,9 @@ def use(files: Iterable[Path | str]) -> Iterator[None]:
         sys.path[:] = search_path
 
 
+using = use  # the former name, as in `warpi.own.using`
+
+
 using = use  # the former name
 
 
