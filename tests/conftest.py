@@ -1,4 +1,4 @@
-"""Small things that several test files share."""
+"""Fixtures and hooks that several test files share."""
 
 import gc
 import os
@@ -17,25 +17,25 @@ torch.set_num_threads(1)  # the last bit of a sum depends on the number of threa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What is not marked `gpu` is about the CPU, also where there is a GPU."""
+    """Hide GPUs from tests that are not marked `gpu`."""
     if "not gpu" in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported stays: the garbage collector need not go through half a million objects again and again."""
+    """Exclude the half million imported objects from garbage collection, which saves time in every test."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()  # what can go goes, and is heard of
+        gc.collect()  # frees garbage, so that its warnings appear now
         gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of whole processes come first: each takes long, and at the end one worker would wait for another's."""
+    """Run tests that start processes first: they take long, and workers would wait for them at the end."""
     slow = ("test_faults.py", "test_distributed.py", "test_review_browser.py", "test_sweep.py")
     items.sort(key=lambda item: item.path.name not in slow)
 
@@ -47,16 +47,16 @@ def digits() -> Dataset:
 
 @pytest.fixture(scope="session")
 def tiny(digits: Dataset) -> tuple[Task, Truth]:
-    """Digits made so small that two epochs take no time: about 190 noisy rows, 20 trusted."""
+    """A small part of digits with fast epochs: about 190 noisy rows, 20 trusted."""
     return make_task(digits, "pair:0.4", meta=20, limit=300, seed=3)
 
 
 @pytest.fixture(scope="session")
 def pictures() -> tuple[Task, Truth]:
-    """Three classes of noise images as bytes, with augmentation and a test set of their own."""
-    chance = torch.Generator().manual_seed(5)
-    x = torch.randint(256, (120, 3, 6, 6), generator=chance, dtype=torch.uint8)
+    """Three classes of noise images as bytes, with augmentation."""
+    rng = torch.Generator().manual_seed(5)
+    x = torch.randint(256, (120, 3, 6, 6), generator=rng, dtype=torch.uint8)
     y = torch.arange(120) % 3
-    x[torch.arange(120), y] //= 2  # one darker channel a class
+    x[torch.arange(120), y] //= 2  # one channel per class is darker
     images = TensorExamples(x, Scale(torch.tensor(127.0), torch.tensor(64.0)), Crop(6, pad=2))
     return make_task(Dataset("pictures", images, y, ("red", "green", "blue"), clean=y), "pair:0.3", meta=12, seed=3)

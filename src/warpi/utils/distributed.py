@@ -73,7 +73,7 @@ def rank_slice(n: int) -> slice:
 
 
 @contextmanager
-def process_group(where: torch.device) -> Iterator[None]:
+def process_group(device: torch.device) -> Iterator[None]:
     """Context manager: join the other processes if torchrun started this one. An existing process group is used."""
     global _control
     creates = launched() and not _active()
@@ -81,11 +81,11 @@ def process_group(where: torch.device) -> Iterator[None]:
         yield
         return
     if creates:
-        on_gpu = where.type == "cuda"
+        on_gpu = device.type == "cuda"
         if on_gpu:
-            torch.cuda.set_device(where)
+            torch.cuda.set_device(device)
         try:
-            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=where if on_gpu else None)
+            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=device if on_gpu else None)
         except (RuntimeError, ValueError) as e:
             raise UserError(f"the processes of this run cannot reach one another: {_short(e)}") from e
     try:
@@ -210,14 +210,14 @@ def _short(error: Exception) -> str:
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
-def check_devices(n: int, where: torch.device) -> None:
+def check_devices(n: int, device: torch.device) -> None:
     """Raise if n processes cannot have one device each."""
     if n < 1:
         raise UserError(f"--devices must be at least 1, got {n}")
-    if where.type == "cuda" and n > 1 and where.index is not None:
-        raise UserError(f"--devices {n} takes the first {n} GPUs; give --device cuda, not {where}")
+    if device.type == "cuda" and n > 1 and device.index is not None:
+        raise UserError(f"--devices {n} takes the first {n} GPUs; give --device cuda, not {device}")
     available = torch.cuda.device_count()
-    if where.type == "cuda" and n > available:
+    if device.type == "cuda" and n > available:
         raise UserError(f"--devices {n} needs {n} GPUs, this machine has {available}; lower it, or add --device cpu")
 
 
