@@ -68,9 +68,6 @@ def use(files: Iterable[Path | str]) -> Iterator[None]:
         sys.path[:] = search_path
 
 
-using = use  # the former name, as in `warpi.own.using`
-
-
 using = use  # the former name
 
 
