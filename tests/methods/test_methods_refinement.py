@@ -212,7 +212,7 @@ def test_cross_entropy_is_a_special_case(method: Method, tiny: TaskAndTruth) -> 
 
 
 def test_defaults_differ_from_cross_entropy(tiny: TaskAndTruth) -> None:
-    """The test above does not pass because a method does nothing."""
+    """The test above does not pass merely because the methods do nothing."""
     ce = make_method("ce")
     trained(ce, tiny[0])
     for method in (

@@ -29,6 +29,29 @@ class Settings(Parent):
     names: tuple[str, ...] = setting((), "names (default: none)")
 
 
+@dataclass
+class Limited:
+    count: int = setting(1, "a number", low=1)
+    shares: tuple[float, ...] | None = setting(None, "some shares", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"count": 0}, "count must be at least 1, got 0"),
+        ({"shares": (0.5, 1.5)}, r"shares must be between 0 and 1, got \(0.5, 1.5\)"),
+        ({"shares": (float("nan"),)}, "shares must be between 0 and 1"),
+    ],
+)
+def test_limits_of_settings(values: dict[str, Any], message: str) -> None:
+    assert Limited(count=2, shares=(0.0, 1.0)).shares == (0.0, 1.0)
+    with pytest.raises(UserError, match=message):
+        Limited(**values)
+
+
 def read(*argv: str) -> dict[str, Any]:
     parser = Parser(prog="test")
     add_fields(parser, "settings", Settings)
