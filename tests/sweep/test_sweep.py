@@ -483,7 +483,7 @@ def test_runs_made_from_another_version_of_the_data_are_refused(
     text = f"[defaults]\nmethod = 'ce'\nepochs = 1\ndata = '{data}'\nlabel = 'label'"
     plan = read_plan(write(tmp_path, text), tmp_path / "runs")
     (job,) = plan.jobs
-    facts = folders._facts(spec.DataSpec(str(data), label="label"), 0, None)
+    facts = folders._facts(spec.DataSpec(str(data), label="label"), 0)
     path = finished(plan, job, **facts)
     reads = folders._facts.cache_info().misses
     assert folders.run_state(plan, job).done

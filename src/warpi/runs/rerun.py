@@ -102,6 +102,6 @@ def explain_missing_plugin(names: Mapping[str, str], path: Path) -> str:
         )
     return (
         f"the run in {path} was made with a custom {what}, which must be given again; {shell}from Python: "
-        f"warpi.audit.audit({str(path)!r}, {arguments}), warpi.predict({str(path)!r}, data, {arguments}), and to resume it: "
-        f"warpi.fit({str(path)!r}, resume=True, {arguments})"
+        f"warpi.audit.audit({str(path)!r}, {arguments}), warpi.predict({str(path)!r}, data, {arguments}), and to "
+        f"resume it: warpi.fit({str(path)!r}, resume=True, {arguments})"
     )

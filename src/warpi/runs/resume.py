@@ -44,10 +44,12 @@ def restore_spec(
     check_plugins(path, method or spec["method"], settings.get("net") or flat.get("net"))
     plugins.check_fields(path, method or spec["method"], spec["options"])
     _check_paths(flat, stored["environment"].get("folder"), path)
-    if flat.get("image_size") is None and flat["data"] not in DATASETS and has_images(flat["data"], flat["drop"]):
-        flat["image_size"] = PHOTO  # the stored None stands for it
-    objects = {key: value for key, value in settings.items() if not isinstance(value, (*_COMPARED, type(None)))}
-    return RunSpec.from_settings(method if isinstance(method, Method) else spec["method"], **{**flat, **objects})
+    replaced = {key: value for key, value in settings.items() if not isinstance(value, (*_COMPARED, type(None)))}
+    if "net" in flat:
+        replaced.setdefault("net", flat["net"])
+    if flat["image_size"] is None and flat["data"] not in DATASETS and has_images(flat["data"], flat["drop"]):
+        replaced["image_size"] = PHOTO  # the stored None stands for it
+    return RunSpec.from_json(spec, method if isinstance(method, Method) else None, **replaced)
 
 
 def _check_settings(stored: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> None:

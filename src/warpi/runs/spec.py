@@ -60,11 +60,6 @@ class DataSpec:
         check_types(self)
         at_least(self, limit=1)
 
-    @classmethod
-    def from_stored(cls, spec: Mapping[str, Any]) -> Self:
-        """How the data of a stored specification is read."""
-        return cls(**{name: value for name, value in to_plain_types(spec).items() if name in READ})
-
     @property
     def paths(self) -> tuple[str, ...]:
         """The user's files and folders that the data is read from, if they exist."""
@@ -159,8 +154,8 @@ class RunSpec:
         return spec.with_defaults({})
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any], method: str | Method | None = None, **settings: Any) -> Self:
-        """The specification that `to_json` wrote. Custom methods and networks must be given again."""
+    def from_json(cls, stored: Mapping[str, Any], method: Method | None = None, **settings: Any) -> Self:
+        """The specification that `to_json` wrote, with some settings replaced: custom networks have no stored value."""
         return cls.from_settings(method or stored["method"], **{**flatten(stored), **settings})
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:

@@ -141,7 +141,7 @@ def _other_content(path: Path, settings: Settings, cache: DataCache | None = Non
     stamps = spec.data.stamps(cache)
     stored_stamps = stored["environment"].get("stamps", {})
     touched = [file for file in stamps if stamps[file] != stored_stamps.get(file)]
-    facts = _facts(spec.data, settings["seed"], cache, *stamps.values()) if touched else {}
+    facts = _facts(spec.data, settings["seed"], *stamps.values()) if touched else {}
     for name, before, now in differences(stored["facts"], facts, shared=True):
         return f"{' or '.join(touched)}: {name} was {before!s:.12}, is {now!s:.12}"
     return None
@@ -163,10 +163,10 @@ def _sha256(file: str, _: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _facts(data: DataSpec, seed: int, cache: DataCache | None, *_: str) -> dict[str, Any]:
+def _facts(data: DataSpec, seed: int, *_: str) -> dict[str, Any]:
     """The facts that a run of this data would store now, whatever its method; empty if the data cannot be read."""
     try:
-        prepared = prepare(RunSpec.from_settings("ce", seed=seed, **asdict(data)), cache)
+        prepared = prepare(RunSpec.from_settings("ce", seed=seed, **asdict(data)))
     except UserError as e:
         log.warning(
             "%s has changed since runs were made from it and cannot be compared with their data: %s", data.data, e
