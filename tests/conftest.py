@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
+from warpi.data.image_files import FileExamples
 from warpi.datasets.digits import digits as read_digits
 from warpi.training.task import Task, Truth, make_task
 
@@ -38,6 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that start processes first: they take long, and workers would wait for them at the end."""
     slow = ("test_faults.py", "test_distributed.py", "test_review_browser.py", "test_sweep.py")
     items.sort(key=lambda item: item.path.name not in slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def read_images_in_the_main_process() -> None:
+    """Start reader processes only in tests that set `workers`: starting them takes most of the time of small tests."""
+    init: Any = FileExamples.__init__
+    size, _, *others = init.__defaults__  # the second is `workers`
+    init.__defaults__ = (size, 0, *others)
 
 
 @pytest.fixture(scope="session")

@@ -75,14 +75,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of `files` as the current folder. Images are read without reader processes."""
+    """A copy of `files` as the current folder."""
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WARPI_DATA", raising=False)
-    read = FileExamples._read
-    monkeypatch.setattr(
-        FileExamples, "_read", lambda self, *args, **options: read(replace(self, workers=0), *args, **options)
-    )
     return tmp_path
 
 
