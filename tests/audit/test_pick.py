@@ -16,9 +16,10 @@ from warpi.audit.checked import CHECKED, estimate_noise_rate, read_checked
 from warpi.audit.label_scores import errors_by_class, judge_labels, posterior
 from warpi.audit.pick import Pick, pick_rows
 from warpi.audit.result import Audit, read_audit
-from warpi.audit.trusted_set import write_trusted
 from warpi.cli.app import main
 from warpi.errors import UserError
+from warpi.review.export import write_checked_rows
+from warpi.runs.spec import DataSpec
 from warpi.training.task import make_task
 
 CLASSES = ("a", "b", "c")
@@ -292,14 +293,13 @@ def test_trusted_set_of_a_parquet_table(tmp_path: Path) -> None:
     ids, notes = [20240000000 + i for i in range(20)], [None if i % 2 else "n" for i in range(20)]
     frame = pd.DataFrame({"id": ids, "size": np.arange(20) / 7, "note": notes, "kind": ["x", "y"] * 10})
     frame.to_parquet(tmp_path / "t.parquet")
-    table, _ = warpi.load_dataset(str(tmp_path / "t.parquet"), label="kind", drop=["note"])
-    write_trusted(tmp_path / "ok.csv", table, {3: "x", 8: "y"}, source=tmp_path / "t.parquet")
+    spec = DataSpec(data=str(tmp_path / "t.parquet"), label="kind", drop=("note",))
+    rows = [{"row": "3", "given_label": "y", CHECKED: "x"}, {"row": "8", "given_label": "x", CHECKED: "y"}]
+    write_checked_rows(tmp_path / "ok.csv", rows, tmp_path / "p.csv", spec, seed=0, balanced=True)
     assert read(tmp_path / "ok.csv")[0] == {"id": "20240000003", "size": str(3 / 7), "note": "", "kind": "x"}
-    again, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), like=table)
-    assert torch.equal(again.examples.flat(torch.arange(2)), table.examples.flat(torch.tensor([3, 8])))
-    frame[:9].to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(UserError, match="has changed while it was read"):
-        write_trusted(tmp_path / "ok.csv", table, {3: "x", 8: "y"}, source=tmp_path / "t.parquet")
+    table = spec.read()
+    trusted, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), like=table)
+    assert torch.equal(trusted.examples.flat(torch.arange(2)), table.examples.flat(torch.tensor([3, 8])))
 
 
 def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,27 +383,18 @@ def test_run_with_changed_data_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert "is not finished" in capsys.readouterr().err
 
 
-def test_trusted_set_of_a_table_without_its_file(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    with (tmp_path / "t.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["size", "color", "kind"])
-        for i in range(60):
-            writer.writerow([rng.random() / 3, "red" if rng.random() < 0.5 else "blue, dark", "xy"[i % 2]])
-    table, _ = warpi.load_dataset(str(tmp_path / "t.csv"), label="kind")
-    write_trusted(tmp_path / "ok.csv", table, {3: "x", 7: "y", 20: "y"}, balanced=False)
-    again, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), like=table)
-    assert torch.equal(again.examples.flat(torch.arange(3)), table.examples.flat(torch.tensor([3, 7, 20])))
-    assert [again.classes[k] for k in again.y.tolist()] == ["x", "y", "y"]
-    task, _ = make_task(table, meta_data=again)
-    assert not {3, 7, 20} & set(task.train.rows.tolist())  # used as trusted rows only
-    for rows, path, message in (
-        ({99: "x"}, "a.csv", "rows 0..59"),
-        ({1: "z"}, "a.csv", "is not a class"),
-        ({1: "x"}, "a.npz", "must be a .csv file"),
+def test_checked_rows_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\n".join(["size,kind", *(f"{i / 7},{'xy'[i % 2]}" for i in range(60))]))
+    spec = DataSpec(data=str(tmp_path / "t.csv"), label="kind")
+    for row, label, path, message in (
+        ("99", "x", "a.csv", "rows 0..59"),
+        ("1", "z", "a.csv", "is not a class"),
+        ("1", "x", "a.npz", "must be a .csv file"),
+        ("one", "x", "a.csv", "the column row is not as `warpi pick` wrote it"),
     ):
+        rows = [{"row": row, "given_label": "y", CHECKED: label}]
         with pytest.raises(UserError, match=message):
-            write_trusted(tmp_path / path, table, rows)
+            write_checked_rows(tmp_path / path, rows, tmp_path / "p.csv", spec, seed=0, balanced=True)
 
 
 def test_trusted_set_of_images(tmp_path: Path) -> None:
@@ -418,12 +409,10 @@ def test_trusted_set_of_images(tmp_path: Path) -> None:
         pick, lambda row: "dog" if row == pick.row[0] else photos.classes[int(photos.y[row])], tmp_path / "p.csv"
     )
     assert all((tmp_path / "photos" / r["path"]).exists() for r in rows)
-    write_trusted(tmp_path / "ok.csv", photos, {int(r["row"]): r[CHECKED] for r in rows}, balanced=False)
+    spec = DataSpec(data=str(tmp_path / "photos"), image_size=8)
+    write_checked_rows(tmp_path / "ok.csv", rows, tmp_path / "p.csv", spec, seed=0, balanced=False)
     checked, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), root=tmp_path / "photos", image_size=8, like=photos)
     assert [checked.classes[k] for k in checked.y.tolist()] == [r[CHECKED] for r in rows]
     paths = tuple(f"{i}\udcff.png" for i in range(12))  # file names may be any bytes
-    odd = replace(photos, files=photos.files._replace(paths=paths))  # type: ignore[union-attr]
     replace(pick, paths=paths).to_csv(tmp_path / "odd.csv")
     assert read(tmp_path / "odd.csv")[0]["path"] == f"{pick.row[0]}\\udcff.png"
-    with pytest.raises(UserError, match="not UTF-8; rename them"):
-        write_trusted(tmp_path / "odd.csv", odd, {0: "cat", 6: "dog"})

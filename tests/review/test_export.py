@@ -122,6 +122,13 @@ def test_trusted_table(tmp_path: Path) -> None:
     assert torch.equal(meta.examples.flat(torch.arange(4, 24)), dataset.examples.flat(torch.arange(10, 30)))
     task, _ = make_task(dataset, meta_data=meta)  # finds them among the rows of the data
     assert len(task.train) + len(task.val or ()) == 54 - 24
+    with_file = replace(items, source=path)
+    write_trusted(with_file, decisions, tmp_path / "copied.csv", balanced=False)
+    cells = list(csv.DictReader((tmp_path / "copied.csv").read_text().splitlines(keepends=True)))
+    assert len(cells) == 24
+    path.write_text("\n".join(["size,kind,split,species,trusted", "1,plain,train,a,0"]) + "\n")
+    with pytest.raises(UserError, match="has changed while it was read"):
+        write_trusted(with_file, decisions, tmp_path / "copied.csv")
 
 
 def test_trusted_images(photos: Path, tmp_path: Path) -> None:
@@ -225,6 +232,10 @@ def test_trusted_images_outside_the_folder_and_odd_class_names(photos: Path, tmp
     changed = TensorExamples(earlier.examples.x + 1, earlier.examples.scale)  # type: ignore[attr-defined, operator]
     later = replace(items, trusted=Split(changed, torch.arange(2), earlier.y))
     decisions = make_decisions({4: "red", 5: "blue"})
+    paths = tuple(f"{i}\udcff.png" for i in range(9))  # not valid UTF-8
+    bytes_names = replace(items, dataset=replace(dataset, files=dataset.files._replace(paths=paths)))  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="not UTF-8; export a folder"):
+        write_trusted(bytes_names, make_decisions({4: "red", 0: "blue"}), tmp_path / "list.csv")
     with pytest.raises(UserError, match=r"some trusted images are outside .* export a folder"):
         write_trusted(later, decisions, tmp_path / "list.csv")
     write_trusted(later, decisions, tmp_path / "second")

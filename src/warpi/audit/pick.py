@@ -19,10 +19,11 @@ from warpi.audit.checked import CHECKED
 from warpi.audit.judge import load_or_make_audit
 from warpi.audit.label_scores import Ints
 from warpi.audit.result import Audit
-from warpi.audit.trusted_set import labels_with_noise
+from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.errors import UserError
 from warpi.functional.neighbors import cluster_centers
+from warpi.noise.noise import Noise
 from warpi.runs.reopen import reopen
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import write_csv
@@ -62,6 +63,14 @@ class Pick:
             drawn = [part, self.stratum_size[i], self.stratum_picked[i]]
             lines.append([row, *file, self.classes[self.given[i]], "", *result, *drawn])
         write_csv(Path(path), [*header, "part", "stratum_size", "stratum_picked"], lines)
+
+
+def labels_with_noise(dataset: Dataset, noise: str, seed: int) -> Tensor:
+    """The labels [N] of a data set with the noise that `warpi fit --noise NOISE --seed SEED` adds."""
+    parsed = Noise.parse(noise)
+    if parsed.other_name:
+        raise UserError(f"noise {noise} replaces inputs, which only a run can show; leave it out")
+    return parsed.apply(dataset, generator(seed, "noise"), None).y
 
 
 def pick_from_run(n: int, run: Path, *, device: str = "auto", unbiased: bool = False, seed: int = 0) -> Pick:

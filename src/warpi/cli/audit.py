@@ -14,7 +14,7 @@ from warpi.utils.flags import Parser
 
 if TYPE_CHECKING:
     from warpi.audit.result import Audit
-    from warpi.audit.trusted_set import TrustedSetSummary
+    from warpi.review.trusted_set import TrustedSetSummary
 
 _HANDLER = logging.StreamHandler()
 
@@ -143,7 +143,7 @@ def pick(argv: list[str]) -> None:
 
 def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     from warpi.audit.checked import estimate_noise_rate, read_checked
-    from warpi.audit.trusted_set import write_checked_rows
+    from warpi.review.export import write_checked_rows
     from warpi.runs.spec import DataSpec
 
     rows = read_checked(given["estimate"], given["picked"])

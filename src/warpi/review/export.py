@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from warpi.audit.trusted_set import TrustedSetSummary, balance_classes, decode_cells, original_rows, pack_arrays
+from warpi.audit.checked import CHECKED
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns
@@ -23,8 +23,11 @@ from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.decisions import Decision
 from warpi.review.items import Items
+from warpi.review.open import open_data
 from warpi.review.render import path_inside, pixels, png
+from warpi.review.trusted_set import TrustedSetSummary, balance_classes, decode_cells, original_rows, pack_arrays
 from warpi.runs.rerun import command
+from warpi.runs.spec import DataSpec
 from warpi.utils.files import format_csv, write_atomically
 
 STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
@@ -141,11 +144,66 @@ def write_trusted(
         raise UserError("no example is trusted yet; keep or change the labels of some examples first")
     places: list[Place] = [(earlier.examples, row) for row in earlier.rows.tolist()] if earlier else []
     places += [(items.examples, row) for row in chosen]
+    n_first = len(labels) - len(chosen) + len(items.trusted_rows)
+    return _write_places(items, places, labels, path, balanced, n_first)
+
+
+def write_checked_rows(
+    path: Path, rows: Sequence[Mapping[str, str]], listed: Path, spec: DataSpec, seed: int, balanced: bool
+) -> TrustedSetSummary:
+    """Write the checked rows of a pick list as a trusted set, which may replace an existing file.
+
+    `rows` are the lines of the file `listed` (see `audit.checked`), and `spec` names the data.
+    """
+    items, _ = open_data(spec, seed=seed)
+    checked = [cells for cells in rows if cells[CHECKED]]
+    try:
+        chosen = {int(cells["row"]): cells[CHECKED] for cells in checked}
+    except ValueError as e:
+        raise UserError(f"{listed}: the column row is not as `warpi pick` wrote it ({e})") from e
+    for cells in checked:
+        _check_same_row(items, int(cells["row"]), cells, listed)
+    labels = [items.classes.index(label) for label in chosen.values()]
+    return _write_places(items, [(items.examples, row) for row in chosen], labels, path, balanced, replace=True)
+
+
+def _check_same_row(items: Items, row: int, cells: Mapping[str, str], listed: Path) -> None:
+    """Raise if a line of a list is about another row, so that no label is assigned to an unchecked example."""
+    dataset = items.dataset
+    if not 0 <= row < len(dataset.y):
+        raise UserError(
+            f"row {row} is checked, but {dataset.name} has rows 0..{len(dataset.y) - 1}; is it the same data?"
+        )
+    if cells[CHECKED] not in dataset.classes:
+        label = cells[CHECKED]
+        raise UserError(f"row {row} is checked as {label!r}, which is not a class of {dataset.name}; leave it blank")
+    if dataset.files is not None and cells.get("path"):
+        name = cells["path"]
+        expected = {dataset.files.paths[row]}
+    else:  # the test rows of a run have no added noise
+        name = cells["given_label"]
+        expected = {dataset.classes[int(k)] for k in (items.given[row], dataset.y[row])}
+    if name not in expected:
+        raise UserError(
+            f"row {row} is {name!r} in {listed}, but {' or '.join(map(repr, sorted(expected)))} in {dataset.name}: "
+            "rows were moved or relabeled; give the same --data, --noise and --seed as when the list was made"
+        )
+
+
+def _write_places(
+    items: Items,
+    places: Sequence[Place],
+    labels: Sequence[int],
+    path: Path,
+    balanced: bool,
+    n_first: int = 0,
+    replace: bool = False,
+) -> TrustedSetSummary:
+    """Write examples with their labels; with `balanced` the same number of every class, the first `n_first` first."""
     y = torch.tensor(labels, dtype=torch.int64)
-    kept = torch.arange(len(y))
-    if balanced:
-        kept = balance_classes(y, first=len(y) - len(chosen) + len(items.trusted_rows))
-    _write(items, [places[i] for i in kept.tolist()], [items.classes[k] for k in y[kept].tolist()], path)
+    kept = balance_classes(y, n_first) if balanced else torch.arange(len(y))
+    names = [items.classes[k] for k in y[kept].tolist()]
+    _write(items, [places[i] for i in kept.tolist()], names, path, replace)
     return TrustedSetSummary.of(path, y, len(kept), items.classes)
 
 
@@ -157,7 +215,7 @@ def _earlier_examples(items: Items, chosen: Mapping[int, int]) -> Split:
     return items.trusted.subset(~mark_shared(items.trusted, Split(items.examples, rows, y)))
 
 
-def _write(items: Items, places: Sequence[Place], names: Sequence[str], path: Path) -> None:
+def _write(items: Items, places: Sequence[Place], names: Sequence[str], path: Path, replace: bool) -> None:
     suffix = path.suffix.lower()
     allowed = {"trusted": ("", ".csv"), "trusted.csv": (".csv",)}.get(trusted_name(items), (".npz",))
     if suffix not in allowed:
@@ -172,7 +230,7 @@ def _write(items: Items, places: Sequence[Place], names: Sequence[str], path: Pa
         content = _format_table(items, places, names)
     else:
         content = _format_image_list(items, places, names, path)
-    if path.exists() and path.read_bytes() != content:
+    if path.exists() and not replace and path.read_bytes() != content:
         raise _name_taken(path, "--export-trusted")
     write_atomically(path, content)
 
@@ -188,6 +246,8 @@ def _format_table(items: Items, places: Sequence[Place], names: Sequence[str]) -
     columns = items.dataset.encoding
     assert isinstance(columns, Columns)
     originals = original_rows(items.source, columns.label) if items.source else []
+    if originals and len(originals) != len(items.given):
+        raise UserError(f"{items.source} has changed while it was read; run the command again")
     if items.trusted_source is not None:
         trusted_originals = original_rows(items.trusted_source, columns.label)
     else:
@@ -224,7 +284,10 @@ def _format_image_list(items: Items, places: Sequence[Place], names: Sequence[st
                 f"some trusted images are outside {files.root}; export a folder: --export-trusted {path.stem}"
             )
         lines.append([full_path.removeprefix(root), name])
-    return format_csv(["path", "label"], lines).encode(errors="surrogateescape")  # file names may be any bytes
+    try:
+        return format_csv(["path", "label"], lines).encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"some image file names are not UTF-8; export a folder: --export-trusted {path.stem}") from e
 
 
 def _links(

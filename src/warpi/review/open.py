@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.judge import load_or_make_audit
+from warpi.audit.pick import labels_with_noise
 from warpi.audit.result import Audit
-from warpi.audit.trusted_set import labels_with_noise
 from warpi.data.dataset import Dataset
 from warpi.data.numeric import Columns
 from warpi.datasets.arrays import load_arrays

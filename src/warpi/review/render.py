@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.audit.trusted_set import decode_cells, format_number
 from warpi.data import decode as decoder
 from warpi.data.examples import TensorExamples
 from warpi.data.numeric import Columns
+from warpi.review.trusted_set import decode_cells, format_number
 
 SIDE = 448  # shorter side of a displayed photo, in pixels
 

@@ -1,0 +1,116 @@
+"""Parts of a trusted set for `warpi fit --trusted`: balanced classes, original cells of tables, arrays."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from warpi.data.numeric import Columns
+from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES
+from warpi.datasets.tables import read_parquet
+from warpi.datasets.text_files import read_cells
+from warpi.utils.seeding import generator
+
+
+class TrustedSetSummary(NamedTuple):
+    """What was written as a trusted set."""
+
+    path: Path
+    size: int  # number of examples
+    left_out: int  # trusted examples that were left out to balance the classes
+    fewest: list[str]  # the classes with the fewest examples, which limit the others
+    missing: list[str]  # the classes without any example
+
+    @classmethod
+    def of(cls, path: Path, y: Tensor, size: int, classes: tuple[str, ...]) -> "TrustedSetSummary":
+        """Summary of a set with `size` of the trusted examples, whose classes are y."""
+        counts = dict(zip(classes, torch.bincount(y, minlength=len(classes)).tolist(), strict=True))
+        least = min(n for n in counts.values() if n)
+        fewest = [name for name, n in counts.items() if n == least]
+        missing = [name for name, n in counts.items() if not n]
+        return cls(path, size, len(y) - size, fewest, missing)
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.size} trusted examples"
+        if self.left_out:
+            text += f"; {self.left_out} more are left out to balance the classes, limited by {', '.join(self.fewest)}"
+        return text
+
+
+def balance_classes(y: Tensor, first: int = 0) -> Tensor:
+    """Positions of a subset with the same number of examples of every class that occurs, in ascending order.
+
+    The `first` examples are preferred; the others are drawn at random. A trusted set of the most suspicious rows would
+    contain some classes far more often than others, and meta methods would learn these frequencies (docs/review.md).
+    """
+    counts = torch.bincount(y)
+    least = int(counts[counts > 0].min())
+    drawn = torch.randperm(len(y) - first, generator=generator(0, "trusted"))
+    order = torch.cat([torch.arange(first), first + drawn])
+    return torch.cat([order[y[order] == k][:least] for k in range(len(counts))]).sort().values
+
+
+def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str, str]]:
+    """The rows of a table as they stand in its file, as dicts from column name to cell: numbers are not rounded.
+
+    If there is a column `split`, only the rows with that `part` (train, test or trusted). The columns clean_label,
+    trusted and split are left out: they may be wrong for a checked row. Returns an empty list if the file is not a
+    table.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".parquet"):
+        return []
+    names: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    if suffix == ".parquet":
+        names, rows = _read_parquet(path)
+    else:
+        names, rows, _ = read_cells(path, "\t" if suffix == ".tsv" else ",")
+    names = [name.strip() or f"Unnamed: {j}" for j, name in enumerate(names)]  # the names that pandas gives
+    copied = [name for name in names if name == label or name not in LABEL_COLUMNS]
+    records = [dict(zip(names, row, strict=True)) for row in rows]
+    parts = [cells.get("split", "train").strip().lower() for cells in records]
+    return [
+        {name: cells[name] for name in copied}
+        for cells, cells_part in zip(records, parts, strict=True)
+        if OLD_NAMES.get(cells_part, cells_part) == part
+    ]
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
+    frame = read_parquet(path)
+    columns: list[list[str]] = []
+    for column in frame.columns:
+        is_float = str(column.type) in ("halffloat", "float", "double")  # numpy writes as few digits as needed
+        cells = column.to_numpy() if is_float else column.to_pylist()
+        columns.append(["" if cell is None or cell != cell else str(cell) for cell in cells])
+    return frame.column_names, list(zip(*columns, strict=True))
+
+
+def decode_cells(x: Tensor, columns: Columns) -> dict[str, str]:
+    """The features [D] of one row as cells of the columns they were made from."""
+    values = x.flatten().cpu().numpy()
+    cells: dict[str, str] = {}
+    start = 0
+    for name, categories in columns.categories.items():
+        width = 1 if categories is None else len(categories)
+        block = values[start : start + width]
+        cells[name] = format_number(block[0]) if categories is None else categories[int(block.argmax())]
+        start += width
+    return cells
+
+
+def format_number(value: np.floating) -> str:
+    """The shortest text that is read as the same float32, without a decimal point for integers."""
+    return str(value).removesuffix(".0")
+
+
+def pack_arrays(x: Tensor, labels: Sequence[str]) -> bytes:
+    """A .npz file with the inputs x and the labels y."""
+    content = io.BytesIO()
+    np.savez_compressed(content, x=x.cpu().numpy(), y=np.array(labels))
+    return content.getvalue()
