@@ -1,6 +1,7 @@
 """Write the decisions of a review: corrected labels of all rows, and a trusted set for `warpi fit --trusted`."""
 
 import hashlib
+import io
 import itertools
 import os
 import shutil
@@ -25,7 +26,7 @@ from warpi.review.decisions import Decision
 from warpi.review.items import Items
 from warpi.review.open import open_data
 from warpi.review.render import path_inside, pixels, png
-from warpi.review.trusted_set import TrustedSetSummary, balance_classes, decode_cells, original_rows, pack_arrays
+from warpi.review.trusted_set import TrustedSetSummary, balance_classes, decode_cells, original_rows
 from warpi.runs.rerun import command
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import format_csv, write_atomically
@@ -225,7 +226,10 @@ def _write(items: Items, places: Sequence[Place], names: Sequence[str], path: Pa
         _write_folder(path, _links(items, places, names, path))
         return
     if suffix == ".npz":
-        content = pack_arrays(torch.stack([_input(*place) for place in places]), names)
+        arrays = io.BytesIO()
+        x = torch.stack([_input(*place) for place in places])
+        np.savez_compressed(arrays, x=x.numpy(), y=np.array(names))
+        content = arrays.getvalue()
     elif items.dataset.files is None:
         content = _format_table(items, places, names)
     else:

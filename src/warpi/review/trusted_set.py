@@ -1,6 +1,5 @@
-"""Parts of a trusted set for `warpi fit --trusted`: balanced classes, original cells of tables, arrays."""
+"""Parts of a trusted set for `warpi fit --trusted`: balanced classes and the cells of tables."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -107,10 +106,3 @@ def decode_cells(x: Tensor, columns: Columns) -> dict[str, str]:
 def format_number(value: np.floating) -> str:
     """The shortest text that is read as the same float32, without a decimal point for integers."""
     return str(value).removesuffix(".0")
-
-
-def pack_arrays(x: Tensor, labels: Sequence[str]) -> bytes:
-    """A .npz file with the inputs x and the labels y."""
-    content = io.BytesIO()
-    np.savez_compressed(content, x=x.cpu().numpy(), y=np.array(labels))
-    return content.getvalue()

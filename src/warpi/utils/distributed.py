@@ -85,7 +85,9 @@ def process_group(device: torch.device) -> Iterator[None]:
         if on_gpu:
             torch.cuda.set_device(device)
         try:
-            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=device if on_gpu else None)
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=device if on_gpu else None
+            )
         except (RuntimeError, ValueError) as e:
             raise UserError(f"the processes of this run cannot reach one another: {_short(e)}") from e
     try:
