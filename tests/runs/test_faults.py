@@ -24,7 +24,7 @@ from warpi.training import checkpoint
 PROC = Path("/proc")
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="watches processes through /proc")
 
-EPOCHS = 5
+EPOCHS = 4
 STEPS = 20  # roughly, per epoch
 FIT = ["fit", "--data", "digits", "--noise", "uniform:0.4", "--method", "warpi", "--threads", "1", "--limit", "300"]
 FIT += ["--batch-size", "8", "--epochs", str(EPOCHS), "--resume"]

@@ -8,6 +8,7 @@ run folders and recipes store names, and nothing that is read from them is ever 
 import hashlib
 import importlib
 import inspect
+import os
 import shlex
 import sys
 import traceback
@@ -175,9 +176,16 @@ def _load(file: str, path: Path) -> ModuleType:
 
 def _modules_from(folders: set[Path]) -> dict[str, Path]:
     """The imported modules whose files are in these folders, by name."""
-    files = {name: Path(file) for name, m in sys.modules.items() if (file := getattr(m, "__file__", None))}
-    homes = {name: file.parent.parent if file.name == "__init__.py" else file.parent for name, file in files.items()}
-    return {n: file for n, file in files.items() if homes[n] in folders and not n.startswith(_MODULE_PREFIX)}
+    places = {str(folder) for folder in folders}
+    modules = {}
+    for name, module in sys.modules.items():
+        file = getattr(module, "__file__", None) or ""
+        folder, base = os.path.split(file)
+        if base == "__init__.py":
+            folder = os.path.dirname(folder)
+        if folder in places and not name.startswith(_MODULE_PREFIX):
+            modules[name] = Path(file)
+    return modules
 
 
 def _format_error(error: BaseException, file: str, path: Path) -> str:
