@@ -55,7 +55,7 @@ def main(folder: Path, epochs: int = 20) -> tuple[float, float, float]:
     rng = np.random.default_rng(0)
     photos = folder / "photos"
     misplaced = write_images(photos / "train", 360, 0.35, rng)
-    write_images(photos / "meta", 60, 0.0, rng)  # checked by a person
+    write_images(photos / "trusted", 60, 0.0, rng)  # checked by a person
     write_images(photos / "test", 120, 0.0, rng)
 
     settings = {"image_size": 16, "net": "mlp", "epochs": epochs, "batch_size": 32, "meta_batch_size": 32}

@@ -44,7 +44,7 @@ def test_readme_snippet_for_scikit_learn_runs() -> None:
     wrong = np.random.default_rng(0).random(len(y)) < 0.4
     given = np.where(wrong, (y + 1) % 10, y)
     scope: dict[str, object] = {"X": X[100:], "y": given[100:], "X_trusted": X[:100], "y_trusted": y[:100]}
-    exec(snippet.replace("random_state=0", "random_state=0, epochs=6"), scope)
+    exec(snippet.replace("random_state=0", "random_state=0, epochs=5"), scope)
     assert wrong[100:][scope["doubtful"]].mean() > 0.9  # type: ignore[index]
 
 
