@@ -19,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from warpi.errors import UserError
@@ -71,6 +72,7 @@ def group_by_run(runs: list[list[Entry]]) -> list[list[Entry]]:
     return list(groups.values())
 
 
+@cache
 def recipe_settings() -> dict[str, list[Settings]]:
     """The settings of TABLE/RUN in the recipes; there may be several."""
     settings: dict[str, list[Settings]] = {}
@@ -148,8 +150,8 @@ def main(argv: list[str] | None = None) -> None:
             pack(given.begun / f"begun-{i}.tar", part)
         print_count(parts, "begun", given.begun / "begun-*.tar")
     if not given.tar and not given.begun:
-        recipes = recipe_settings()
         every = group_by_run(gather(given.sources, finished))
+        recipes = recipe_settings()
         runs = [run for some in every if (run := select(some, given.to, recipes))]
         for run in runs:
             write(run, given.to)

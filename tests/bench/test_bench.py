@@ -62,12 +62,22 @@ class TestRows:
     def test_ratios_are_relative_to_the_same_precision(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        rows, _, _ = run(capsys, tmp_path, "--precision", "32,bf16", "--variants", "warpi")
+        rows, _, _ = run(capsys, tmp_path, "--precision", "32,bf16", "--variants", "warpi_eager")
         assert [(r["precision"], r["variant"]) for r in rows] == [
-            (p, v) for p in ("32", "bf16") for v in ("sgd", "warpi")
+            (p, v) for p in ("32", "bf16") for v in ("sgd", "warpi_eager")
         ]
         assert all(r["ratio_to_sgd"] == 1 for r in rows if r["variant"] == "sgd")
         assert 1e-4 < rows[3]["gradient_error"] < 0.5, "bf16 rounds the gradient, but not too much"
+
+    def test_settings_of_variants_are_used(self) -> None:
+        names = ("mwnet", "sgd_eager", "warpi_every5", "warpi_samples1")
+        settings = {"batch": 8, "classes": 3, "image_size": 4, "repeats": 1, "device": "cpu"}
+        rows = {r["variant"]: r for r in measure(Measurement(net=("mlp",), variants=names, **settings)) if "ms" in r}
+        assert set(rows) == {"sgd", *names}
+        assert rows["warpi_samples1"]["samples"] == 1
+        assert rows["mwnet"]["gradient_error"] is None
+        assert rows["warpi_every5"]["gradient_error"] < 1e-3
+        assert rows["warpi_every5"]["steps"] == 5, "a measurement has steps with and without a meta step"
 
     def test_bar_charts(self) -> None:
         machine = {"gpu": None, "threads": 1, "torch": "2", "date": "2026-11-15", "batch": 8}
@@ -85,6 +95,7 @@ class TestRows:
         ):
             assert f"<!-- {text} -->" in svg
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore")  # those of the libraries
     def test_every_variant_can_be_measured(self) -> None:
         settings = {"batch": 8, "classes": 3, "image_size": 4, "repeats": 1, "device": "cpu"}

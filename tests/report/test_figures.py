@@ -165,7 +165,12 @@ def test_only_finished_runs_are_measured(runs: Path, tmp_path: Path) -> None:
 def test_every_figure_from_small_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without weights, and the same bytes again."""
     for name in ("warpi4", "mwnet4"):
-        shutil.copytree(runs / name, tmp_path / "kept" / name, ignore=shutil.ignore_patterns("*.safetensors*", ".*"))
+        folder = tmp_path / "kept" / name
+        shutil.copytree(runs / name, folder, ignore=shutil.ignore_patterns("*.safetensors*", ".*"))
+        arrays = read_arrays(folder)
+        assert arrays is not None
+        small = {key: a[:3, :3] if a.shape == (10, 10) else a for key, a in arrays.items()}  # few numbers to draw
+        write_arrays(folder, small | {"classes": arrays["classes"][:3]})
     out = tmp_path / "out"
     assert main(["figures", str(tmp_path / "kept"), "--out", str(out)]) == 0
     expected = {

@@ -20,6 +20,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#00
 _FREQUENT = ("warpi", "mwnet", "ce", "warpi_detc")  # each has its own color; the other methods share the rest
 _MARKERS = ("", "o", "s", "^", "D", "v", "P")  # tell lines apart when there are more lines than colors
 GREY = "#5c6470"
+DPI = 150
 _STYLE = {
     "svg.hashsalt": "warpi",  # otherwise the ids in the file are random
     "svg.fonttype": "path",
@@ -59,7 +60,7 @@ def save(figure: "Figure", path: Path) -> list[Path]:
     paths = []
     for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         content = io.BytesIO()
-        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
+        figure.savefig(content, format=kind, dpi=DPI, metadata=metadata)
         paths.append(path.with_name(f"{path.name}.{kind}"))
         write_with_folder(paths[-1], content.getvalue())
     return paths
