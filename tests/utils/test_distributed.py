@@ -278,6 +278,7 @@ def do_fit_and_fail(out: str, how: str) -> None:
 RANK = """#!/bin/sh
 exec 2> /dev/null
 trap 'sleep 0.2; touch "$0.stored$RANK"; exit CODE' TERM
+echo "$@" > "$0.arguments$RANK"
 echo $$ > "$0.part$RANK" && mv "$0.part$RANK" "$0.pid$RANK"
 while :; do sleep 0.02; done
 """
@@ -679,8 +680,12 @@ def test_the_others_notice_a_lost_rank(server: Server, alone: Run, tmp_path: Pat
     run.assert_like(alone)
 
 
+@pytest.mark.slow
 def test_devices_starts_ranks(server: Server, alone: Run, tmp_path: Path) -> None:
-    """`warpi fit --devices 2` starts fresh processes, which train like one process."""
+    """`warpi fit --devices 2` starts fresh processes, which train like one process.
+
+    Forked ranks and launched scripts cover the same in less time.
+    """
     run = Run(tmp_path / "run")
     launcher = server.run(1, [*FIT, "--devices", "2", "--out", str(run.out)])
     assert launcher.log() == ""
@@ -699,6 +704,7 @@ def start_scripts(server: Server, folder: Path, code: int) -> tuple[Ranks, list[
 
 def test_devices_reports_a_killed_rank(server: Server, tmp_path: Path) -> None:
     launcher, pids = start_scripts(server, tmp_path, distributed.EXIT_RANK_LOST)
+    assert {path.read_text() for path in tmp_path.glob("rank.arguments?")} == {"-P -m warpi fit\n"}
     os.kill(pids[1], signal.SIGKILL)
     assert launcher.codes(20.0) == [137], launcher.log()
     line = "warpi: rank 1 was killed by SIGKILL; resume from the last checkpoint in run with: warpi fit --resume\n"
