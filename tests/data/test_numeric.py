@@ -109,7 +109,7 @@ def test_ordinary_numbers_stay_float32() -> None:
     """The result is exactly that of a float32 tensor."""
     x = torch.from_numpy((X / 3).astype(np.float32))
     new, one = make_features(x), torch.tensor(1.0)
-    old = TensorExamples(x, warpi.data.examples.Scale(0 * one, one), standardise=True)
+    old = TensorExamples(x, warpi.data.examples.Scale(0 * one, one), standardize=True)
     rows = torch.arange(5, 60)
     a, b = (each.with_scale(each.fit_scale(rows)).read(rows, torch.Generator(), augment=False) for each in (new, old))  # type: ignore[arg-type]
     assert torch.equal(*a, *b)

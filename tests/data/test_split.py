@@ -60,7 +60,7 @@ class Ahead(TensorExamples):
     def of(cls, split: Split, *lost: int) -> Split:
         examples = split.examples
         assert isinstance(examples, TensorExamples)
-        return replace(split, examples=cls(examples.x, examples.scale, examples.crop, examples.standardise, lost=lost))
+        return replace(split, examples=cls(examples.x, examples.scale, examples.crop, examples.standardize, lost=lost))
 
 
 class TestSplit:
@@ -127,7 +127,7 @@ class TestTensorExamples:
 
     def test_scale_is_fitted_to_the_training_rows(self) -> None:
         x = torch.tensor([[1.0, 5.0], [3.0, 5.0], [100.0, -9.0]])
-        examples = TensorExamples(x, Scale(torch.zeros(2), torch.ones(2)), standardise=True)
+        examples = TensorExamples(x, Scale(torch.zeros(2), torch.ones(2)), standardize=True)
         scale = examples.fit_scale(torch.tensor([0, 1]))
         assert scale is not None
         assert torch.equal(scale.mean, torch.tensor([2.0, 5.0]))

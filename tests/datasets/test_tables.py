@@ -57,7 +57,7 @@ def test_numbers_and_categories(table: Callable[..., Path]) -> None:
     np.testing.assert_array_equal(x_of(data), [[1.5, 0, 1, 0, 1], [-20, 1, 0, 1, 0], [3, 0, 1, 0, 1]])
     assert x_of(data).dtype == np.float32
     assert isinstance(data.examples, TensorExamples)
-    assert data.examples.standardise
+    assert data.examples.standardize
     assert data.encoding == Columns("label", {"age": None, "colour": ("blue", "red"), "ok": ("False", "True")})
     assert data.clean is data.trusted is data.test is data.meta is None
 

@@ -34,7 +34,7 @@ def made(
     clean = torch.repeat_interleave(torch.arange(k), torch.tensor(counts))[torch.randperm(n, generator=rng)]
     y = torch.where(torch.rand(n, generator=rng) < wrong, (clean + 1) % k, clean)
     x = torch.arange(n).float()[:, None].expand(n, 3).clone() + 1000 * seed
-    examples = TensorExamples(x, Scale(torch.tensor(0.0), torch.tensor(1.0)), standardise=standardize)
+    examples = TensorExamples(x, Scale(torch.tensor(0.0), torch.tensor(1.0)), standardize=standardize)
     more = {"clean": clean, **more}
     return Dataset(name, examples, y, tuple(f"class {i}" for i in range(k)), **more)
 

@@ -93,7 +93,7 @@ class TensorExamples(Examples):
     x: Tensor  # [N, ...]: uint8 images [N, C, H, W] or float features [N, D]
     scale: Scale
     crop: Crop | None = None  # augmentation of images; None: no augmentation
-    standardise: bool = False  # whether the scale is computed from the training rows
+    standardize: bool = False  # whether the scale is computed from the training rows
     strong_views: tuple[int, ...] = ()  # numbers of the views that are also distorted (`strong_augment`)
     copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)  # of x, by device
 
@@ -151,7 +151,7 @@ class TensorExamples(Examples):
         return replace(self, x=x)
 
     def fit_scale(self, rows: Tensor) -> Scale | None:
-        if not self.standardise:
+        if not self.standardize:
             return None
         x = self.x[rows].double()
         std = x.std(0, correction=0)

@@ -34,7 +34,7 @@ class Features(TensorExamples):
     float32 in either case.
     """
 
-    standardise: bool = True
+    standardize: bool = True
     columns: Columns | None = None  # of the table that they were read from
 
     def fit_scale(self, rows: Tensor) -> Scale:

@@ -21,13 +21,7 @@ from warpi.datasets.arrays import is_channels_last, make_images
 from warpi.errors import UserError
 
 _MAX_CATEGORIES = 1000
-_NUMBERS = {
-    "integer",
-    "floating",
-    "mixed-integer-float",
-    "decimal",
-    "boolean",
-}  # names of `pandas.api.types.infer_dtype`
+_NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # of `pandas.api.types.infer_dtype`
 Category = str | int | float | bool
 
 
