@@ -110,9 +110,20 @@ def trace(
     """
     theta = detach_trainable(net, copy=False)
     fixed = fixed_tensors(net)
-    whole = _trace_whole(net, x, theta, fixed, n_classes, moved)
-    _drop_zeros(whole.graph)
+    whole = trace_whole(net, x, theta, fixed, n_classes, moved)
+    return cut_trace(whole, list(theta), list(fixed), moved, lean=lean, checkpointing=checkpointing)
 
+
+def cut_trace(
+    whole: fx.GraphModule,
+    theta: Sequence[str],
+    fixed: Sequence[str],
+    moved: Sequence[str],
+    *,
+    lean: bool = False,
+    checkpointing: bool = False,
+) -> Passes:
+    """Cut the graph of `trace_whole` into the graphs of the pass and of its products."""
     placeholders = iter([node for node in whole.graph.nodes if node.op == "placeholder"])
     x_node = next(placeholders)
     theta_nodes = {name: next(placeholders) for name in theta}
@@ -128,7 +139,7 @@ def trace(
     pass_nodes = _with_results(_ancestors([z, *new_fixed]), whole.graph)
     recomputed = _find_normalized(pass_nodes) if lean or checkpointing else {}
     stored = _choose_stored(pass_nodes, z, x_node, checkpointing) - recomputed.keys()
-    moved_grads = [grads[list(theta).index(name)] for name in moved]
+    moved_grads = [grads[theta.index(name)] for name in moved]
     vjp_part, vjp_moved_part, jvp_part = (
         _Part(whole, wanted, stored, pass_nodes, recomputed) for wanted in (grads, moved_grads, [jg])
     )
@@ -147,7 +158,7 @@ def trace(
     )
 
 
-def _trace_whole(
+def trace_whole(
     net: nn.Module,
     x: Tensor,
     theta: dict[str, Tensor],
@@ -196,6 +207,7 @@ def _trace_whole(
         raise Untraceable(why)
     if _python_state(net) != before:
         raise Untraceable("its python code draws from python's or numpy's generators, or changes numbers it holds")
+    _drop_zeros(whole.graph)
     return whole
 
 
