@@ -25,7 +25,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.methods.warpi_plus import WarPIPlus
 from warpi.nets.fastnet import FastNet
 from warpi.runs.run import Run, fitting
-from warpi.runs.spec import read_once
+from warpi.runs.spec import DataCache
 
 CE: dict[str, Any] = {"method": "ce", "meta": 0, "epochs": 200}
 PLUS: dict[str, Any] = {"method": "warpi_plus", "meta": 1000, "epochs": 100}
@@ -73,17 +73,19 @@ def main() -> None:
         print(json.dumps(speeds()), flush=True)
     if given.smoke:
         settings = {"epochs": 4, "warm_up": 2.0, "compile": True, **settings}
-    with read_once():
-        for seed in given.seeds:
-            for name in given.runs or SMOKE:
-                own = {k: v for k, v in settings.items() if k != "warm_up" or RUNS[name]["method"] == "warpi_plus"}
-                try:
-                    run_one(given.out, f"{name}_seed{seed}", {**RUNS[name], **own, "seed": seed}, given.root, deadline)
-                except Exception:  # the next run may succeed
-                    traceback.print_exc()
+    cache = DataCache()
+    for seed in given.seeds:
+        for name in given.runs or SMOKE:
+            own = {k: v for k, v in settings.items() if k != "warm_up" or RUNS[name]["method"] == "warpi_plus"}
+            try:
+                run_one(
+                    given.out, f"{name}_seed{seed}", {**RUNS[name], **own, "seed": seed}, given.root, deadline, cache
+                )
+            except Exception:  # the next run may succeed
+                traceback.print_exc()
 
 
-def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline: float) -> None:
+def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline: float, cache: DataCache) -> None:
     """Train until the end or the deadline, and append what came of it to summary.jsonl."""
     began = time.monotonic()
     if began >= deadline:
@@ -92,7 +94,7 @@ def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    training = fitting(out / name, root=root, quiet=True, **COMMON, **settings)
+    training = fitting(out / name, root=root, quiet=True, cache=cache, **COMMON, **settings)
     history: list[dict[str, float]] = []
     run: Run | None = None
     try:

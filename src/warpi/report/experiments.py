@@ -13,7 +13,7 @@ from typing import Any
 from warpi.errors import UserError
 from warpi.runs.facts import base_key, describe_differences, later_keys
 from warpi.runs.rerun import format_value
-from warpi.runs.schema import FORMAT, check_spec, read_json, read_record
+from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_json, read_record
 
 _ADVICE = "run it again, or leave this folder out"
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
@@ -130,7 +130,7 @@ def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) 
             if not path.is_dir():
                 problem = "is a file" if path.exists() else "does not exist"
                 raise UserError(f"{path} {problem}; give a run folder, or a folder that contains run folders")
-            inside = [path] if (path / "spec.json").exists() else sorted(p.parent for p in path.rglob("spec.json"))
+            inside = [path] if (path / SPEC).exists() else sorted(p.parent for p in path.rglob(SPEC))
         except OSError as error:
             raise _unreadable(path, error) from error
         if not inside:
@@ -192,7 +192,7 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 
 
 def _read(folder: Path) -> RunRecord:
-    file = folder / "spec.json"
+    file = folder / SPEC
     try:
         content = read_json(file, _ADVICE)
     except OSError as error:
@@ -204,8 +204,8 @@ def _read(folder: Path) -> RunRecord:
         )
     check_spec(content, file, _ADVICE, ("spec", "data", "method", "seed"))
     spec = content["spec"] | {name: content["spec"].get(name) or {} for name in ("options", "changed", "recipe")}
-    done = (folder / "done").exists()  # checked before the results are read: the run may end in between
-    epochs, whole = _read_epochs(folder / "results.jsonl")
+    done = (folder / DONE).exists()  # checked before the results are read: the run may end in between
+    epochs, whole = _read_epochs(folder / RESULTS)
     done = done and whole and bool(epochs)  # a run without its last epoch cannot be finished
     return RunRecord(
         path=folder,

@@ -26,6 +26,7 @@ from warpi.report.experiments import find_runs
 from warpi.report.table import screen, to_rich
 from warpi.report.write import write_report
 from warpi.runs import plugins
+from warpi.runs.schema import SPEC, SWEEP
 from warpi.runs.spec import DataCache, DataSpec, load
 from warpi.sweep.display import Board, format_duration, states_table
 from warpi.sweep.events import RunEvent
@@ -295,7 +296,7 @@ def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Pa
     states = read_states(plan)
     valid = [job for job in plan.jobs if isinstance(states[job.name], State)]  # not those with other settings
     paths = [run_folder(plan, job) for job in valid]
-    begun = [path for path in paths if (path / "spec.json").exists() and (path / "sweep.json").exists()]
+    begun = [path for path in paths if (path / SPEC).exists() and (path / SWEEP).exists()]
     broken = list[UserError]()
     if begun and (runs := find_runs(begun, broken)):
         console.print(to_rich(write_report(runs, None, json_file)))
