@@ -1,4 +1,4 @@
-"""The figures: arrays against naive loops and closed forms, pictures from small files alone, numbers that agree."""
+"""Figures: arrays against naive loops and closed forms, drawing from small files, and consistent numbers."""
 
 import json
 import math
@@ -27,7 +27,7 @@ TINY = {"data": "digits", "limit": 400, "epochs": 3, "meta": 20, "batch_size": 3
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """WarPI, its control, and Meta-Weight-Net, measured."""
+    """Measured runs of WarPI, WarPI without sampling, and Meta-Weight-Net."""
     folder = tmp_path_factory.mktemp("runs")
     for name, method in (("warpi4", "warpi"), ("detc4", "warpi_detc"), ("mwnet4", "mwnet")):
         fit(folder / name, method=method, noise="flip:0.4", **TINY)
@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_arrays_against_loops(runs: Path) -> None:
-    """The deterministic control draws nothing, so that everything can be computed again an example at a time."""
+    """WarPI without sampling is deterministic, so everything can be recomputed one example at a time."""
     run, a = reopen(runs / "detc4", "cpu"), read_arrays(runs / "detc4")
     assert a is not None
     method, truth, k = run.method, run.truth.clean, run.task.n_classes
@@ -69,15 +69,15 @@ def test_arrays_against_loops(runs: Path) -> None:
         np.testing.assert_allclose(a["v_given"], v_given / n, atol=1e-4)
     for name, values in (("raw", raw), ("rectified", rectified)):
         binned, _ = np.histogram(np.clip(values, 0, EDGES[-1] - 1e-9), EDGES)
-        assert np.abs(a[f"loss_{name}"].sum(0) - binned).sum() <= 2, "but for rounding at a border"
+        assert np.abs(a[f"loss_{name}"].sum(0) - binned).sum() <= 2, "except for rounding at an edge"
         mean = np.nansum(a[f"loss_{name}_mean"] * a["n_kind"]) / a["n_kind"].sum()
         assert mean == pytest.approx(np.mean(values), rel=1e-4)
     wrong = int((run.task.train.y != truth).sum())
     assert a["n_kind"].tolist() == [len(truth) - wrong, wrong, 0]
-    assert not any(name.startswith("sigma") for name in a), "of which nothing was learned"
+    assert not any(name.startswith("sigma") for name in a), "sigma was not trained"
 
 
-def test_calibration_is_that_of_the_results(runs: Path) -> None:
+def test_calibration_agrees_with_the_results(runs: Path) -> None:
     for name in ("warpi4", "mwnet4"):
         (run,) = find_runs([runs / name])
         a = read_arrays(run.path)
@@ -96,20 +96,20 @@ def test_calibration_is_that_of_the_results(runs: Path) -> None:
         assert errors["as_the_noise_has_it"] == along < errors["all"], "flip noise: one other class for each"
 
 
-def test_means_leave_out_what_is_not_there() -> None:
-    """Where there are two classes and one is predicted in place of the other, there are no other classes."""
+def test_means_ignore_nan() -> None:
+    """With two classes of which one is given and one predicted, there are no other classes."""
     values = torch.tensor([[1.0, torch.nan], [3.0, 4.0], [5.0, torch.nan]])
-    found = _means(values, torch.tensor([0, 0, 2]), 3).tolist()
-    assert found[0] == [2, 4]
-    assert found[2][0] == 5
-    assert all(map(math.isnan, [found[2][1], *found[1]])), "nothing is left"
+    means = _means(values, torch.tensor([0, 0, 2]), 3).tolist()
+    assert means[0] == [2, 4]
+    assert means[2][0] == 5
+    assert all(map(math.isnan, [means[2][1], *means[1]])), "empty groups"
 
 
-def test_sigma_is_logged_where_there_is_one(runs: Path) -> None:
+def test_sigma_is_logged_for_methods_that_have_one(runs: Path) -> None:
     logged = {run.path.name: [e.get("sigma") for e in run.epochs] for run in find_runs([runs])}
     assert all(0 < s < 5 for s in logged["warpi4"])
     (run,) = find_runs([runs / "warpi4"])
-    assert all(0 < math.exp(e["log_sigma"]) < e["sigma"] for e in run.epochs), "the geometric mean is the smaller one"
+    assert all(0 < math.exp(e["log_sigma"]) < e["sigma"] for e in run.epochs), "the geometric mean is smaller"
     assert logged["detc4"] == logged["mwnet4"] == [None] * 3
 
 
@@ -119,7 +119,7 @@ def test_error_of_a_matrix() -> None:
     assert matrix_error(np.eye(3)[[1, 2, 0]], np.eye(3)) == pytest.approx(100)
     assert matrix_error(np.eye(3), T) == pytest.approx(100 * (0.4 + 0 + 0.2) / 3)
     assert matrix_error(np.array([[0.6, 0.4, 0], [0, 1, 0], [np.nan] * 3]), T) == pytest.approx(100 / 3), (
-        "not known is wrong"
+        "unknown rows count as wrong"
     )
 
 
@@ -130,9 +130,9 @@ def test_arrays_are_read_without_pickle(tmp_path: Path) -> None:
     losses = np.ones((len(KINDS), len(EDGES) - 1), np.float32)
     whole = {"classes": np.array(names), "n_kind": kinds, "loss_raw": losses, "loss_raw_mean": kinds, "T_classifier": T}
     write_arrays(tmp_path, whole)
-    found = read_arrays(tmp_path)
-    assert found is not None
-    assert found["classes"].tolist() == names
+    stored = read_arrays(tmp_path)
+    assert stored is not None
+    assert stored["classes"].tolist() == names
     for name in whole:
         for changed in ({name: np.zeros((0, 3))}, {name: np.array("x")}, {name: np.array([1j])}, {"bin_count": kinds}):
             write_arrays(tmp_path, whole | changed)
@@ -163,7 +163,7 @@ def test_only_finished_runs_are_measured(runs: Path, tmp_path: Path) -> None:
 
 
 def test_every_figure_from_small_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without weights, and the same bytes again."""
+    """Without weights, and with reproducible bytes."""
     for name in ("warpi4", "mwnet4"):
         folder = tmp_path / "kept" / name
         shutil.copytree(runs / name, folder, ignore=shutil.ignore_patterns("*.safetensors*", ".*"))
@@ -186,16 +186,16 @@ def test_every_figure_from_small_files(runs: Path, tmp_path: Path, capsys: pytes
     assert str(out / "sigma-digits-mlp-3-epochs.png") in capsys.readouterr().out
     numbers = json.loads((out / "figures.json").read_text())
     assert numbers["digits, mlp, warpi, flip:0.4"]["v_given"].keys() == {"right", "wrong"}
-    again = tmp_path / "again"
-    assert main(["figures", str(tmp_path / "kept"), "--out", str(again), "--only", "sigma"]) == 0
+    second = tmp_path / "second"
+    assert main(["figures", str(tmp_path / "kept"), "--out", str(second), "--only", "sigma"]) == 0
     for kind in ("png", "svg"):
-        assert (again / f"sigma-digits-mlp-3-epochs.{kind}").read_bytes() == (
+        assert (second / f"sigma-digits-mlp-3-epochs.{kind}").read_bytes() == (
             out / f"sigma-digits-mlp-3-epochs.{kind}"
         ).read_bytes()
-    assert len(list(again.glob("*.png"))) == 1
+    assert len(list(second.glob("*.png"))) == 1
 
 
-def test_numbers_name_the_run_they_are_of(runs: Path, tmp_path: Path) -> None:
+def test_numbers_name_the_seed_of_their_run(runs: Path, tmp_path: Path) -> None:
     for seed, without in ((0, FILE), (7, "nothing")):
         folder = tmp_path / f"seed{seed}"
         shutil.copytree(runs / "warpi4", folder, ignore=shutil.ignore_patterns("*.safetensors*", ".*", without))
@@ -206,7 +206,7 @@ def test_numbers_name_the_run_they_are_of(runs: Path, tmp_path: Path) -> None:
     assert numbers["seed"] == 7
 
 
-def test_noises_stand_beside_each_other(runs: Path) -> None:
+def test_each_noise_has_its_own_column(runs: Path) -> None:
     (experiment,), a = experiments(runs / "warpi4"), read_arrays(runs / "warpi4")
     assert a is not None
     two = [draw.Measured(replace(experiment, noise=noise), a) for noise in ("flip:0.2", "flip:0.4")]
@@ -217,16 +217,16 @@ def test_noises_stand_beside_each_other(runs: Path) -> None:
         assert rectifier is not None
         assert [axes.get_title("left") for axes in losses.axes[:2]] == ["noise flip:0.2", "noise flip:0.4"]
         assert len(losses.axes) == 2 * 3
-        assert len(confusion.axes) == 2 * (3 + 1), "three matrices and a scale a row"
-        said = f"error {matrix_error(a['T_rectified'], a['T_given']):.1f} %"
-        assert said in confusion.axes[1].get_title()
+        assert len(confusion.axes) == 2 * (3 + 1), "three matrices and a color scale per row"
+        expected = f"error {matrix_error(a['T_rectified'], a['T_given']):.1f} %"
+        assert expected in confusion.axes[1].get_title()
         assert len(rectifier.axes) == 2 * (3 + 1)
         a = {name: value for name, value in a.items() if "rectified" not in name and not name.startswith("v_")}
         other = [draw.Measured(experiment, a)]
         assert draw.losses(other) is draw.confusion(other) is draw.rectifier(other[0]) is None
 
 
-def test_mistakes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_mistake(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["figures", str(runs)]) == 2
     assert "--out DIR" in capsys.readouterr().err
     assert main(["figures", str(runs), "--out", str(tmp_path), "--only", "loses"]) == 2
@@ -240,7 +240,9 @@ def test_mistakes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "x").exists()
 
 
-def test_each_kind_asked_for_has_its_reason(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_requested_figure_that_is_not_drawn_has_a_reason(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Meta-Weight-Net is measured, but has no v."""
     args = ["figures", str(runs / "mwnet4"), "--out", str(tmp_path), "--only"]
     assert main([*args, "rectifier,samples"]) == 2
@@ -249,36 +251,36 @@ def test_each_kind_asked_for_has_its_reason(runs: Path, tmp_path: Path, capsys: 
     assert "samples needs runs of warpi" in err
     assert "weights" not in err
     assert main([*args, "calibration,sigma"]) == 0
-    said = capsys.readouterr()
-    assert "calibration-" in said.out
-    assert said.err.startswith("warpi: not drawn: sigma needs σ")
-    assert len(said.err.splitlines()) == 1
+    printed = capsys.readouterr()
+    assert "calibration-" in printed.out
+    assert printed.err.startswith("warpi: not drawn: sigma needs σ")
+    assert len(printed.err.splitlines()) == 1
 
 
 @dataclass
-class Mine(CE):
-    """A method that only the user has."""
+class Custom(CE):
+    """A custom method."""
 
 
 def test_a_run_that_cannot_be_measured_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = tmp_path / "runs" / "mine"
-    fit(mine, method=Mine(), noise="flip:0.4", **{**TINY, "epochs": 1})
+    custom = tmp_path / "runs" / "mine"
+    fit(custom, method=Custom(), noise="flip:0.4", **{**TINY, "epochs": 1})
     capsys.readouterr()
-    for wish in (["--arrays"], ["--out", str(tmp_path / "x")]):
-        assert main(["figures", str(mine), *wish]) == 2, "nothing is left"
+    for flags in (["--arrays"], ["--out", str(tmp_path / "x")]):
+        assert main(["figures", str(custom), *flags]) == 2, "no run can be measured"
         first, last = capsys.readouterr().err.splitlines()
-        assert f"audit({str(mine)!r}, method=MyMethod())" in first
-        assert ("none of these runs could be measured" if wish == ["--arrays"] else "no figure can be drawn") in last
+        assert f"audit({str(custom)!r}, method=MyMethod())" in first
+        assert ("none of these runs could be measured" if flags == ["--arrays"] else "no figure can be drawn") in last
     shutil.copytree(runs / "detc4", tmp_path / "runs" / "detc4")
     (tmp_path / "runs" / "detc4" / FILE).unlink()
-    wish = ["--out", str(tmp_path / "out"), "--device", "cpu", "--only", "losses"]
-    assert main(["figures", str(tmp_path / "runs"), *wish]) == 0
-    said = capsys.readouterr()
-    assert said.err.startswith(f"warpi: {mine} is not measured: ")
-    assert len(said.err.splitlines()) == 1
-    assert "losses-digits-mlp-warpi-detc.png" in said.out
-    assert "bin_count" in measure(str(mine), "cpu", method=Mine())
-    assert main(["figures", str(mine), "--out", str(tmp_path / "mine")]) == 0, "measured from Python"
+    flags = ["--out", str(tmp_path / "out"), "--device", "cpu", "--only", "losses"]
+    assert main(["figures", str(tmp_path / "runs"), *flags]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"warpi: {custom} is not measured: ")
+    assert len(printed.err.splitlines()) == 1
+    assert "losses-digits-mlp-warpi-detc.png" in printed.out
+    assert "bin_count" in measure(str(custom), "cpu", method=Custom())
+    assert main(["figures", str(custom), "--out", str(tmp_path / "mine")]) == 0, "measured from Python"
     assert [path.name for path in (tmp_path / "mine").glob("*.png")] == ["calibration-digits-flip-0.4-mlp.png"]
 
 
@@ -291,11 +293,11 @@ def test_a_run_that_cannot_be_read_is_named(runs: Path, tmp_path: Path, capsys: 
     (arrays / FILE).write_bytes(b"no archive")
     bad, out = [str(spec), str(results), str(arrays)], ["--out", str(tmp_path / "out")]
     assert main(["figures", *bad, str(runs / "warpi4"), *out, "--only", "losses"]) == 0
-    said = capsys.readouterr()
-    assert len(said.err.splitlines()) == 3
-    assert all(f"warpi: left out: {path}" in said.err for path in (spec, results))
-    assert f"left out: cannot read {arrays / FILE}" in said.err
-    assert "losses-digits-mlp-warpi.png" in said.out
+    printed = capsys.readouterr()
+    assert len(printed.err.splitlines()) == 3
+    assert all(f"warpi: left out: {path}" in printed.err for path in (spec, results))
+    assert f"left out: cannot read {arrays / FILE}" in printed.err
+    assert "losses-digits-mlp-warpi.png" in printed.out
     assert main(["figures", str(spec), *out]) == 2
     assert capsys.readouterr().err.startswith(f"warpi: {spec / 'spec.json'} is not JSON")
     assert main(["figures", *bad, *out]) == 2
@@ -304,7 +306,7 @@ def test_a_run_that_cannot_be_read_is_named(runs: Path, tmp_path: Path, capsys: 
 
 
 def made(folder: Path, method: str, accs: list[float], seconds: float = 1.0, **options: Any) -> Path:
-    """A run folder as `warpi fit` leaves it, without weights."""
+    """A run folder like one of `warpi fit`, without weights."""
     folder.mkdir(parents=True)
     changed = {k: v for k, v in options.items() if k == "samples"}
     spec = {"data": "cifar10", "noise": "flip:0.4", "method": method, "seed": 0, "options": options, "changed": changed}
@@ -342,7 +344,7 @@ def test_samples(tmp_path: Path) -> None:
         assert draw.samples(experiments(tmp_path / "other")) is None
 
 
-def test_stability_takes_several_methods_of_one_length(tmp_path: Path) -> None:
+def test_stability_needs_several_methods_with_the_same_epochs(tmp_path: Path) -> None:
     made(tmp_path / "a" / "mwnet", "mwnet", [50.0, 60.0, 55.0])
     assert draw.stability(experiments(tmp_path / "a")) is None
     made(tmp_path / "a" / "warpi", "warpi", [50.0, 61.0, 62.0])
@@ -353,7 +355,9 @@ def test_stability_takes_several_methods_of_one_length(tmp_path: Path) -> None:
         drawn = [figure for figure in (plot(), other()) if figure is not None]
     (figure,) = drawn
     left, right = figure.axes
-    assert sorted(str(line.get_label()) for line in left.get_lines()) == ["ce", "mwnet", "warpi"], "not by their epochs"
+    assert sorted(str(line.get_label()) for line in left.get_lines()) == ["ce", "mwnet", "warpi"], (
+        "labels do not name the epochs"
+    )
     assert sum(len(line.get_xydata()) > 0 for line in right.get_lines()) == 2, "plain training has no meta loss"  # type: ignore[arg-type]
 
 
@@ -381,19 +385,19 @@ def test_stability_shows_bands_and_methods_without_meta_loss(tmp_path: Path) -> 
             assert all(tick == int(tick) for tick in axes.get_xticks())
 
 
-def test_sigma_has_room_and_whole_epochs(runs: Path) -> None:
+def test_sigma_has_a_logarithmic_axis_and_whole_epochs(runs: Path) -> None:
     with figure_style():
         figure = draw.sigma(experiments(runs / "warpi4"))
         assert figure is not None
         (axes,) = figure.axes
         low, high = axes.get_ylim()
-        assert axes.get_yscale() == "log", "a collapse is a matter of powers of ten"
-        for curve in axes.get_lines():  # the mean and the geometric one
+        assert axes.get_yscale() == "log", "to show a collapse"
+        for curve in axes.get_lines():  # the arithmetic and the geometric mean
             assert all(low < value < high for value in curve.get_ydata())  # type: ignore[union-attr]
         assert all(tick == int(tick) for tick in axes.get_xticks())
 
 
-def test_sigma_names_every_number_of_samples_where_there_are_several(tmp_path: Path) -> None:
+def test_sigma_names_the_number_of_samples_if_there_are_several(tmp_path: Path) -> None:
     for n in (10, 1):
         folder = made(tmp_path / str(n), "warpi", [50.0, 60.0], samples=n)
         stored = json.loads((folder / "spec.json").read_text())
@@ -409,24 +413,24 @@ def test_sigma_names_every_number_of_samples_where_there_are_several(tmp_path: P
         assert [label for label in labels if label.startswith("warpi")] == [f"{name}, flip:0.4" for name in names]
 
 
-def test_a_method_has_its_colour_in_every_figure() -> None:
+def test_a_method_has_the_same_color_in_every_figure() -> None:
     assert line_styles(["ce", "warpi"]) == line_styles(["warpi", "ce"])[::-1]
     often = line_styles(["warpi", "mwnet", "ce", "warpi_detc", "gce"])
-    assert len({colour for colour, _ in often}) == 5
-    many = line_styles(["warpi", "gce", "warpi", "mlc", "elr", "Mine", "gce"])
-    assert len(set(many)) == 7, "markers tell lines of one colour apart"
+    assert len({color for color, _ in often}) == 5
+    many = line_styles(["warpi", "gce", "warpi", "mlc", "elr", "Custom", "gce"])
+    assert len(set(many)) == 7, "markers distinguish lines of one color"
     assert many[0][0] == many[2][0] == often[0][0]
-    assert line_styles(["warpi"] * 9) == [line_style(i) for i in range(9)], "colours where there is one method alone"
+    assert line_styles(["warpi"] * 9) == [line_style(i) for i in range(9)], "different colors for a single method"
     assert line_styles(["warpi"])[0][0] == COLORS[0]
 
 
-def test_numbers_in_a_matrix_stand_out(runs: Path) -> None:
-    """Of white and black the one with the higher contrast, also on a middle teal; and scales say what they show."""
+def test_numbers_in_a_matrix_have_enough_contrast(runs: Path) -> None:
+    """White or black, depending on the contrast; and color scales are labeled."""
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
 
-    def luminance(colour: Any) -> float:
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    def luminance(color: Any) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
         return float(np.dot((0.2126, 0.7152, 0.0722), linear))
 
     draw._matrix(Figure().subplots(), np.full((2, 2), 0.1), np.array(["a", "b"]), "viridis", 0.1, 0.1, True)

@@ -1,4 +1,4 @@
-"""Reports: read made-up run folders, count, compare with numbers worked out by hand."""
+"""Reports of synthetic run folders, compared with numbers computed by hand."""
 
 import errno
 import io
@@ -105,7 +105,7 @@ def test_find_runs_searches_folders_and_takes_each_once(tmp_path: Path) -> None:
     assert runs[0].epochs[0]["test_acc"] == 1.0
 
 
-def test_find_runs_says_what_is_missing(tmp_path: Path) -> None:
+def test_find_runs_names_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for paths, words in (
@@ -208,7 +208,7 @@ def test_broken_middle_line_is_named(tmp_path: Path, line_: str, words: str) -> 
     assert f"{folder / 'results.jsonl'} line 2" in str(caught.value)
 
 
-def test_of_an_epoch_written_twice_the_later_line_holds(tmp_path: Path) -> None:
+def test_if_an_epoch_was_written_twice_the_later_line_counts(tmp_path: Path) -> None:
     folder = make(
         tmp_path / "a", [*epochs_of([10.0, 20.0]), {"epoch": 2, "test_acc": 25.0}, {"epoch": 3, "test_acc": 30.0}]
     )
@@ -218,7 +218,7 @@ def test_of_an_epoch_written_twice_the_later_line_holds(tmp_path: Path) -> None:
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def test_statistics_by_hand(tmp_path: Path) -> None:
+def test_statistics_against_hand_computed_values(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0, 95.0, 90.0], [50.0, 55.0, 60.0]))  # last 90, val 90, best 95
     make(tmp_path / "b", epochs_of([70.0, 96.0, 93.0], [50.0, 65.0, 60.0]), spec_of(seed=1))  # last 93, val 96, best 96
     make(tmp_path / "c", epochs_of([99.0, 80.0, 87.0], [40.0, 30.0, 20.0]), spec_of(seed=2))  # last 87, val 99, best 99
@@ -237,12 +237,12 @@ def test_statistics_by_hand(tmp_path: Path) -> None:
     assert row.versions == ("warpi 0.1.0, torch 2.13.0, python 3.11.7",)
 
 
-def test_of_equal_validation_accuracies_the_latest_counts(tmp_path: Path) -> None:
+def test_the_latest_of_equal_validation_accuracies_counts(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([99.0, 60.0, 70.0, 98.0], [50.0, 60.0, 60.0, 55.0]))
     assert table(tmp_path)[0].val_mean == 70.0
 
 
-def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
+def test_one_seed_has_no_standard_deviation(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0], [50.0]))
     (row,) = table(tmp_path)
     assert (row.last_std, row.val_std, row.best_std) == (None, None, None)
@@ -278,7 +278,7 @@ def test_mean_is_not_taken_over_some_of_the_seeds(tmp_path: Path) -> None:
 def test_unfinished_runs_are_left_out_and_counted(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0, 90.0, 91.0]))
     make(tmp_path / "b", epochs_of([10.0]), spec_of(seed=1), done=False)
-    make(tmp_path / "c", [], spec_of(seed=2))  # marked as done, but there is nothing
+    make(tmp_path / "c", [], spec_of(seed=2))  # marked as done, but without results
     (row,) = table(tmp_path)
     assert (row.n_seeds, row.seeds, row.n_unfinished, row.last_mean, row.finished) == (1, (0,), 2, 91.0, True)
     text = to_markdown([row])
@@ -286,7 +286,7 @@ def test_unfinished_runs_are_left_out_and_counted(tmp_path: Path) -> None:
     assert "2 unfinished runs left out." in text
 
 
-def test_where_all_are_unfinished_they_are_shown_but_never_bold(tmp_path: Path) -> None:
+def test_if_all_runs_are_unfinished_they_are_shown_but_not_bold(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([90.0, 96.0]), done=False)
     make(tmp_path / "b", epochs_of([98.0]), spec_of(seed=1), done=False)
     make(tmp_path / "c", epochs_of([50.0]), spec_of("gce"))
@@ -298,10 +298,10 @@ def test_where_all_are_unfinished_they_are_shown_but_never_bold(tmp_path: Path) 
     assert "**50.00**" in text
 
 
-def test_copies_count_once_whatever_they_took(tmp_path: Path) -> None:
+def test_copies_count_once_even_if_their_times_differ(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0, 90.0]))
     make(tmp_path / "b", [epoch | {"seconds": 9.0} for epoch in epochs_of([80.0, 90.0])])
-    make(tmp_path / "c", epochs_of([80.0]), done=False)  # the same run, cut short elsewhere
+    make(tmp_path / "c", epochs_of([80.0]), done=False)  # the same run, interrupted elsewhere
     (row,) = table(tmp_path)
     assert (row.n_seeds, row.n_unfinished, row.last_mean) == (1, 0, 90.0)
 
@@ -330,7 +330,7 @@ def test_changed_options_are_in_the_label(tmp_path: Path) -> None:
     assert [row.label for row in table(tmp_path)] == ["warpi", "warpi (samples=5, skip=true)"]
 
 
-def test_a_matrix_in_a_label_is_short_and_not_taken_for_another(tmp_path: Path) -> None:
+def test_a_matrix_in_a_label_is_short_but_unique(tmp_path: Path) -> None:
     for name, last in (("a", 0.46), ("b", 0.40)):
         changed = {"matrix": [0.46] + 98 * [0.06] + [last]}
         make(tmp_path / name, epochs_of([80.0]), spec_of("forward", changed=changed))
@@ -339,7 +339,7 @@ def test_a_matrix_in_a_label_is_short_and_not_taken_for_another(tmp_path: Path) 
     assert all(label.startswith("forward (matrix=0.46,0.06,0.06,… ") and len(label) < 50 for label in (one, other))
 
 
-def test_fields_that_differ_are_added_only_where_labels_clash(tmp_path: Path) -> None:
+def test_differing_fields_are_added_only_to_equal_labels(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0]), spec_of("ce"))
     make(tmp_path / "b", epochs_of([90.0]), spec_of("ce", recipe={"lr": 0.02}, limit=100))
     make(tmp_path / "c", epochs_of([70.0]), spec_of("gce", recipe={"lr": 0.02}))
@@ -359,22 +359,24 @@ def test_fields_that_differ_are_added_only_where_labels_clash(tmp_path: Path) ->
     ]
 
 
-def test_one_name_in_recipe_and_options_keeps_labels_apart(tmp_path: Path) -> None:
+def test_a_name_in_recipe_and_options_gives_unique_labels(tmp_path: Path) -> None:
     for i, (ours, theirs) in enumerate([(0.1, 1.0), (0.2, 1.0), (0.1, 2.0)]):
         make(tmp_path / str(i), epochs_of([80.0]), spec_of(recipe={"lr": ours}) | {"options": {"lr": theirs}})
     assert len({row.label for row in table(tmp_path)}) == 3
 
 
-def test_a_default_that_was_changed_between_runs(tmp_path: Path) -> None:
-    """Of three runs two had q = 0.7: by the default of then, and said when it was another. What else differs is shown;
-    where nothing does, they are seeds of one experiment."""
-    for name, q, said, seed, lr in (
+def test_a_default_that_changed_between_runs(tmp_path: Path) -> None:
+    """Two of three runs had q = 0.7: one as its default, one set explicitly after the default had changed.
+
+    Other differences are shown; without any, the runs are seeds of one experiment.
+    """
+    for name, q, changed, seed, lr in (
         ("then", 0.7, {}, 0, 0.1),
         ("now", 0.5, {}, 0, 0.1),
-        ("said", 0.7, {"q": 0.7}, 0, 0.02),
+        ("explicit", 0.7, {"q": 0.7}, 0, 0.02),
         ("seed", 0.7, {"q": 0.7}, 1, 0.1),
     ):
-        spec = spec_of("gce", seed, changed=said, recipe={"lr": lr}) | {"options": {"q": q}}
+        spec = spec_of("gce", seed, changed=changed, recipe={"lr": lr}) | {"options": {"q": q}}
         make(tmp_path / name, epochs_of([80.0]), spec)
     assert [(row.label, row.seeds) for row in table(tmp_path)] == [
         ("gce", (0,)),
@@ -399,7 +401,7 @@ def test_a_default_that_was_changed_between_runs(tmp_path: Path) -> None:
         ("test_set_sha256", ("1a2b3c4d5e", None), ["ce (test set 1a2b3c4d)", "ce (test set none)"]),
     ],
 )
-def test_runs_on_other_data_or_nets_of_one_name_are_not_seeds_of_each_other(
+def test_runs_with_other_data_or_nets_of_the_same_name_are_separate_experiments(
     tmp_path: Path, name: str, values: tuple[Any, Any], labels: list[str]
 ) -> None:
     shared = {"n_classes": 10, "inputs_sha256": "aa", "n_parameters": 650}
@@ -411,7 +413,7 @@ def test_runs_on_other_data_or_nets_of_one_name_are_not_seeds_of_each_other(
     assert {g.label for g in group(find_runs([tmp_path]))} == set(labels)
 
 
-def test_a_run_that_does_not_say_what_was_trusted_joins_others_where_these_agree(tmp_path: Path) -> None:
+def test_a_run_without_a_hash_of_the_trusted_set_joins_others_that_agree(tmp_path: Path) -> None:
     for seed, facts in enumerate([{"meta_sha256": "aa"}, {"meta_sha256": "aa"}, {}]):
         make(tmp_path / str(seed), epochs_of([80.0]), spec_of(seed=seed), **facts)
     assert [(row.label, row.seeds) for row in table(tmp_path)] == [("ce", (0, 1, 2))]
@@ -423,7 +425,7 @@ def test_a_run_that_does_not_say_what_was_trusted_joins_others_where_these_agree
     ]
 
 
-def test_the_same_seed_on_other_data_is_no_contradiction(tmp_path: Path) -> None:
+def test_the_same_seed_with_other_data_is_allowed(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0]), inputs_sha256="aaaaaaaaaa")
     make(tmp_path / "b", epochs_of([90.0]), inputs_sha256="bbbbbbbbbb")
     assert [(row.label, row.last_mean) for row in table(tmp_path)] == [
@@ -432,9 +434,9 @@ def test_the_same_seed_on_other_data_is_no_contradiction(tmp_path: Path) -> None
     ]
 
 
-def test_facts_are_in_the_label_only_where_nothing_else_tells(tmp_path: Path) -> None:
+def test_facts_are_in_the_label_only_if_nothing_else_differs(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0]), inputs_sha256="aaaaaaaaaa", n_parameters=5)
-    make(tmp_path / "b", epochs_of([80.0]))  # written before these facts were
+    make(tmp_path / "b", epochs_of([80.0]))  # from a version without these facts
     make(tmp_path / "c", epochs_of([80.0]), spec_of(limit=7), inputs_sha256="cccccccccc", n_parameters=5)
     make(tmp_path / "d", epochs_of([80.0]), spec_of("gce"), inputs_sha256="dddddddddd", n_parameters=5)
     assert [row.label for row in table(tmp_path)] == [
@@ -445,7 +447,7 @@ def test_facts_are_in_the_label_only_where_nothing_else_tells(tmp_path: Path) ->
     ]
 
 
-def test_folders_without_the_facts_are_seeds_of_each_other(tmp_path: Path) -> None:
+def test_runs_without_facts_are_grouped(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0]))
     make(tmp_path / "b", epochs_of([90.0]), spec_of(seed=1), inputs_sha256=None)
     assert [(row.label, row.n_seeds) for row in table(tmp_path)] == [("ce", 2)]
@@ -454,7 +456,7 @@ def test_folders_without_the_facts_are_seeds_of_each_other(tmp_path: Path) -> No
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def test_json_has_the_keys_and_is_whole(tmp_path: Path) -> None:
+def test_json_has_all_keys_and_is_complete(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0]))
     rows, path = table(tmp_path), tmp_path / "new" / "x.json"
     write_json(rows, path)
@@ -465,7 +467,7 @@ def test_json_has_the_keys_and_is_whole(tmp_path: Path) -> None:
     assert (entry["best_mean"], entry["best_is_oracle"], entry["seeds"]) == (80.0, True, [0])
     assert (entry["last_by_seed"], entry["val_by_seed"], entry["best_by_seed"]) == ([80.0], [None], [80.0])
     assert entry["against"] is None
-    assert [p.name for p in path.parent.iterdir()] == ["x.json"]  # no draft left
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]  # no temporary file is left
     for bad in (tmp_path / "new", path / "y.json"):
         with pytest.raises(UserError, match=r"cannot|is a folder"):
             write_json(rows, bad)
@@ -501,7 +503,7 @@ def test_markdown_splits_blocks_and_sections(tmp_path: Path) -> None:
     assert "oracle that chooses the epoch by the test set" in text
 
 
-def test_what_reads_equal_is_bold_alike(tmp_path: Path) -> None:
+def test_rows_that_look_equal_are_both_bold(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([90.001]), spec_of("a"))
     make(tmp_path / "b", epochs_of([90.002]), spec_of("b"))
     make(tmp_path / "c", epochs_of([9.5]), spec_of("c"))  # the larger text, the smaller number
@@ -530,7 +532,7 @@ def test_rich_shows_the_same_rows(tmp_path: Path) -> None:
     ],
 )
 def test_no_name_is_broken_at_80_columns(tmp_path: Path, method: str, unlike: int | None, wanted: list[str]) -> None:
-    """Remarks go below numbers, then names above them."""
+    """First remarks move below the numbers, then names move above them."""
     for seed in range(4):
         known = shared(seed, noise_sha256="other") if seed == unlike else shared(seed)
         make(tmp_path / f"ce{seed}", epochs_of([80.0, 80.0], [50.0, 40.0]), spec_of("ce", seed), **shared(seed))
@@ -601,7 +603,7 @@ def test_latex_rows(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """Checks that elements close in order and collects what a browser would load."""
+    """Checks that elements are closed in order, and collects what a browser would load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -666,7 +668,7 @@ def test_command_of_a_bare_spec() -> None:
     assert command(spec, "x y") == "warpi fit --data digits --method ce --seed 0 --out 'x y'"
 
 
-def test_what_is_not_ours_is_of_a_file_of_the_users_own() -> None:
+def test_custom_methods_and_nets_get_a_use_flag() -> None:
     assert {"METHODS": METHODS.keys(), "NETS": NETS.keys()} == BUILTIN
     for method, net, use, shown in (
         ("ce", "mlp", "", "mlp"),
@@ -682,8 +684,8 @@ def test_what_is_not_ours_is_of_a_file_of_the_users_own() -> None:
 # -- differences -----------------------------------------------------------------------------------------------------
 
 
-def test_student_is_that_of_the_books() -> None:
-    """Two-sided 95 %, and 99 %: what tables print."""
+def test_student_against_published_tables() -> None:
+    """Two-sided 95 % and 99 % quantiles as printed in tables."""
     printed = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
     assert {df: round(student(df), 3) for df in printed} == printed
     assert [round(student(df, 0.99), 3) for df in (1, 2, 7)] == [63.657, 9.925, 3.499]
@@ -714,7 +716,7 @@ def test_mean_interval_by_a_naive_loop() -> None:
 
 
 def shared(seed: int, **more: Any) -> dict[str, Any]:
-    """Facts of a run: what those of one seed have in common."""
+    """Facts that runs with the same seed share."""
     return {"inputs_sha256": "aa", "noise_sha256": f"n{seed}", "n_test": 100, "test_sha256": "rows"} | more
 
 
@@ -730,18 +732,18 @@ def pairs(tmp_path: Path) -> list[Any]:
 
 def test_differences_are_over_common_seeds_within_a_block(tmp_path: Path) -> None:
     rows = {(row.noise, row.label): row for row in compare(pairs(tmp_path), "ce")}
-    found = {label: row.against for (noise, label), row in rows.items() if noise == "pair:0.4"}
+    against = {label: row.against for (noise, label), row in rows.items() if noise == "pair:0.4"}
     half = pytest.approx(12.7062047 * 1.0)  # 3 and 5: s = sqrt(2)
-    assert found["gce"] == Difference("ce", (1, 2), (), 4.0, half)
-    assert found["elr"] == Difference("ce", (2,), (), -0.5, None)
-    assert found["mae"] == Difference("ce", (), (), None, None)
-    assert found["ce"] == Difference("ce", (0, 1, 2), (), 0.0, 0.0)
+    assert against["gce"] == Difference("ce", (1, 2), (), 4.0, half)
+    assert against["elr"] == Difference("ce", (2,), (), -0.5, None)
+    assert against["mae"] == Difference("ce", (), (), None, None)
+    assert against["ce"] == Difference("ce", (0, 1, 2), (), 0.0, 0.0)
     assert rows["uniform:0.4", "gce"].against is None
     plain = summarize(find_runs([tmp_path]))
     assert [replace(row, against=None) for row in rows.values()] == plain
 
 
-def test_a_block_is_compared_with_its_own_row(tmp_path: Path) -> None:
+def test_each_table_is_compared_with_its_own_reference(tmp_path: Path) -> None:
     for noise, ce in (("pair:0.4", 60.0), ("uniform:0.4", 70.0)):
         for net in ("mlp", "conv4"):
             kind = {"noise": noise, "recipe": {"net": net}}
@@ -764,14 +766,14 @@ def test_a_block_is_compared_with_its_own_row(tmp_path: Path) -> None:
     ],
 )
 def test_seeds_on_other_noise_or_data_are_left_out_and_named(tmp_path: Path, facts: dict[str, Any]) -> None:
-    same = "inputs_sha256" not in facts  # other inputs make a row of their own
+    same = "inputs_sha256" not in facts  # other inputs are another row
     for seed, gap in ((0, 1.0), (1, 3.0), (2, 50.0)):
         make(tmp_path / f"ce{seed}", epochs_of([40.0]), spec_of("ce", seed), **shared(seed))
         more = facts if seed == 2 else {}
         make(tmp_path / f"gce{seed}", epochs_of([40.0 + gap]), spec_of("gce", seed), **shared(seed, **more))
     rows = compare(find_runs([tmp_path]), "ce")
-    found = [row.against for row in rows if row.method == "gce"]
-    assert [(d.seeds, d.unlike, d.mean) for d in found if d] == (
+    differences = [row.against for row in rows if row.method == "gce"]
+    assert [(d.seeds, d.unlike, d.mean) for d in differences if d] == (
         [((0, 1), (2,), 2.0)] if same else [((0, 1), (), 2.0), ((), (2,), None)]
     )
     text = to_markdown(rows)
@@ -791,7 +793,7 @@ def test_seeds_on_other_noise_or_data_are_left_out_and_named(tmp_path: Path, fac
         ("meta_sha256", {"meta_data": "b"}, 1),
     ],
 )
-def test_rows_of_other_test_or_trusted_examples_are_not_compared_unless_asked_for(
+def test_rows_with_other_test_or_trusted_examples_are_compared_only_on_request(
     tmp_path: Path, fact: str, setting: dict[str, Any], compared: int
 ) -> None:
     make(tmp_path / "ce", epochs_of([80.0]), spec_of("ce"), **shared(0, **{fact: "aa"}))
@@ -800,7 +802,7 @@ def test_rows_of_other_test_or_trusted_examples_are_not_compared_unless_asked_fo
     assert [len(row.against.seeds) for row in rows if row.method == "gce" and row.against] == [compared]
 
 
-def test_hashes_that_nobody_wrote_down_are_not_the_same(tmp_path: Path) -> None:
+def test_missing_hashes_do_not_count_as_equal(tmp_path: Path) -> None:
     for method in ("ce", "gce"):
         make(tmp_path / method, epochs_of([80.0]), spec_of(method))
     rows = compare(find_runs([tmp_path]), "ce")
@@ -808,7 +810,7 @@ def test_hashes_that_nobody_wrote_down_are_not_the_same(tmp_path: Path) -> None:
     assert "The difference of gce leaves out seed 0:" in to_markdown(rows)
 
 
-def test_only_finished_runs_are_compared_and_a_diverged_one_leaves_no_difference(tmp_path: Path) -> None:
+def test_only_finished_runs_are_compared_and_a_diverged_run_gives_no_difference(tmp_path: Path) -> None:
     for seed in (0, 1):
         make(tmp_path / f"ce{seed}", epochs_of([80.0]), spec_of("ce", seed), **shared(seed))
         make(tmp_path / f"a{seed}", epochs_of([85.0]), spec_of("a", seed), done=not seed, **shared(seed))
@@ -838,7 +840,7 @@ def test_a_row_is_named_by_its_label_or_by_its_method(
         "'ce' matches 2 rows of digits, noise pair:0.4, mlp: 'ce (lr=0.1)', 'ce (lr=0.2)'; give one of these labels"
     )
     monkeypatch.setattr(
-        "warpi.report.page_data.read_details", lambda *_: pytest.fail("computed before the name was looked at")
+        "warpi.report.page_data.read_details", lambda *_: pytest.fail("computed before the name was checked")
     )
     assert main(["report", str(tmp_path), "--against", "warpi", "--out", str(tmp_path / "out")]) == 2
     allowed = "ce, ce (lr=0.1), ce (lr=0.2), gce, gce (q=0.5)"
@@ -877,7 +879,7 @@ def test_differences_are_in_every_format(tmp_path: Path, capsys: pytest.CaptureF
     assert write_report(runs, against="ce") == compare(runs, "ce")
 
 
-def test_without_a_reference_nothing_is_said_of_differences(tmp_path: Path) -> None:
+def test_without_a_reference_there_are_no_differences(tmp_path: Path) -> None:
     runs = pairs(tmp_path)
     rows = summarize(runs)
     assert not any("ifference" in text for text in (to_markdown(rows), to_latex(rows), to_html(rows, runs)))
@@ -886,7 +888,7 @@ def test_without_a_reference_nothing_is_said_of_differences(tmp_path: Path) -> N
 # -- lists -----------------------------------------------------------------------------------------------------------
 
 
-def test_lists_are_a_line_a_row_and_folded_only_where_there_is_no_room() -> None:
+def test_lists_have_one_line_per_row_and_are_folded_only_if_too_wide() -> None:
     rows = [{"name": "ce", "year": "", "summary": "word " * 20}, {"name": "gce", "year": "2018", "summary": "short"}]
     wide = in_columns(rows).splitlines()
     assert wide == ["name  year  summary", f"ce          {('word ' * 20).rstrip()}", "gce   2018  short"]
@@ -907,7 +909,7 @@ def test_lists_are_a_line_a_row_and_folded_only_where_there_is_no_room() -> None
 # -- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_line_is_mean_and_deviation_where_all_runs_have_a_value(tmp_path: Path) -> None:
+def test_average_curve_has_the_epochs_that_all_runs_have(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0, 90.0, None, 70.0]))
     make(tmp_path / "b", epochs_of([82.0, 90.0, 91.0]), spec_of(seed=1))
     (g,) = group(find_runs([tmp_path]))
@@ -916,7 +918,7 @@ def test_line_is_mean_and_deviation_where_all_runs_have_a_value(tmp_path: Path) 
     assert average_curve(g.counted, "meta_loss") == ([], [], [])
 
 
-def test_curves_are_written_for_each_block_and_are_the_same_bytes_again(tmp_path: Path) -> None:
+def test_curves_are_written_for_each_block_and_are_reproducible(tmp_path: Path) -> None:
     for seed in (0, 1):
         more = {"meta_loss": [0.5, 0.001]}
         make(tmp_path / f"w{seed}", epochs_of([80.0, 95.0 + seed], **more), spec_of("warpi", seed))
@@ -943,7 +945,7 @@ def test_curves_are_written_for_each_block_and_are_the_same_bytes_again(tmp_path
     assert [path.read_bytes() for path in second] == [path.read_bytes() for path in first[2:4]]
 
 
-def test_a_missing_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a", epochs_of([80.0]))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"drawing figures needs .*warpi\[report\]"):
@@ -953,7 +955,7 @@ def test_a_missing_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: 
 # -- the whole -------------------------------------------------------------------------------------------------------
 
 
-def test_write_report_leaves_every_file(tmp_path: Path) -> None:
+def test_write_report_writes_every_file(tmp_path: Path) -> None:
     make(tmp_path / "runs" / "a", epochs_of([80.0, 90.0], [40.0, 50.0]))
     out, extra = tmp_path / "out", tmp_path / "numbers.json"
     runs = find_runs([tmp_path / "runs"])
@@ -987,7 +989,7 @@ def test_write_report_without_folder_only_returns(tmp_path: Path) -> None:
         write_report(runs, folder / "spec.json")
 
 
-def test_the_command_reads_each_file_once_and_prints_paths_as_they_are(
+def test_the_command_reads_each_file_once_and_prints_plain_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, read, seen = make(tmp_path / "a", epochs_of([80.0])), Path.read_bytes, list[str]()
@@ -995,7 +997,7 @@ def test_the_command_reads_each_file_once_and_prints_paths_as_they_are(
     def count(path: Path) -> bytes:
         seen.append(path.name)
         content = read(path)
-        if path.name == "results.jsonl":  # the run goes on
+        if path.name == "results.jsonl":  # the run continues
             (folder / "results.jsonl").write_text(json.dumps({"epoch": 2, "test_acc": 95.0}) + "\n")
         return content
 
@@ -1004,18 +1006,18 @@ def test_the_command_reads_each_file_once_and_prints_paths_as_they_are(
     assert main(["report", str(folder), "--out", str(out), "--json", str(tmp_path / "t.json")]) == 0
     assert sorted(name for name in seen if name in ("results.jsonl", "spec.json")) == ["results.jsonl", "spec.json"]
     (row,) = json.loads((tmp_path / "t.json").read_text())
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert row["last_mean"] == 80.0
-    assert "80.00" in said
-    assert "95.00" not in said
-    assert said.endswith(f"report: {out / 'report.html'}\n")
+    assert "80.00" in printed
+    assert "95.00" not in printed
+    assert printed.endswith(f"report: {out / 'report.html'}\n")
     assert (out / "report.tex").exists()
 
 
 def test_the_command_names_broken_runs_and_reports_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Garbled or half-written: exit code 1, as some were reported; 2 where none could be."""
+    """Damaged or half-written runs: exit code 1 if others were reported, 2 if not."""
     good, broken = make(tmp_path / "good", epochs_of([80.0])), dict[Path, str]()
 
     def spoil(name: str, file: str, text: str, says: str) -> None:
@@ -1032,11 +1034,11 @@ def test_the_command_names_broken_runs_and_reports_the_others(
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 1
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert [(row["seeds"], row["last_mean"]) for row in json.loads((tmp_path / "t.json").read_text())] == [([0], 80.0)]
-    assert "80.00" in said.out
+    assert "80.00" in printed.out
     assert (tmp_path / "out" / "report.html").exists()
-    lines = said.err.splitlines()
+    lines = printed.err.splitlines()
     assert len(lines) == len(broken)
     for file, says in broken.items():
         assert any(line.startswith(f"warpi: left out: {file}") and says in line for line in lines), (file, lines)
@@ -1046,7 +1048,7 @@ def test_the_command_names_broken_runs_and_reports_the_others(
     assert main(["report", str(good)]) == 0
 
 
-def test_a_page_is_made_though_the_arrays_beside_a_run_are_broken(
+def test_a_page_is_written_even_if_the_arrays_of_a_run_are_damaged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed in (0, 1):
@@ -1061,7 +1063,7 @@ def test_a_page_is_made_though_the_arrays_beside_a_run_are_broken(
         assert f"cannot read {file}" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_rows_of_a_block_come_together_in_whatever_order_they_are_given(tmp_path: Path) -> None:
+def test_rows_of_a_block_are_grouped_in_any_order(tmp_path: Path) -> None:
     make(tmp_path / "a", epochs_of([80.0]))
     (row,) = table(tmp_path)
     text = to_markdown([replace(row, net="z"), row, replace(row, net="z", label="other")])

@@ -1,4 +1,4 @@
-"""The page of a run: drawn from plain values, filled from real runs, looked at by a browser."""
+"""The page of a run: from synthetic values, from real runs, and in a browser."""
 
 import base64
 import csv
@@ -37,21 +37,21 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table with numbers, a category and no truth; half of it has been checked."""
-    folder, chance = tmp_path_factory.mktemp("table"), np.random.default_rng(0)
+    """A table with a number and a category, without known truth; half of it is checked."""
+    folder, rng = tmp_path_factory.mktemp("table"), np.random.default_rng(0)
     with (folder / "mine.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["size", "colour", "label", "verified"])
         for i in range(120):
             red = i % 2
-            label = ("apple", "<pear>")[red if chance.random() < 0.8 or i % 4 < 2 else 1 - red]
-            rows.writerow([round(red + chance.normal() / 4, 3), ("green", "red")[red], label, int(i % 4 < 2)])
+            label = ("apple", "<pear>")[red if rng.random() < 0.8 or i % 4 < 2 else 1 - red]
+            rows.writerow([round(red + rng.normal() / 4, 3), ("green", "red")[red], label, int(i % 4 < 2)])
     fit(out=folder / "run", data=str(folder / "mine.csv"), epochs=3, seed=0, quiet=True, device="cpu")
     return folder
 
 
 def a_detail(run: Path, word: str = NASTY) -> Detail:
-    """All that a page can show, with a word that must not get out of its place."""
+    """Everything that a page can show, with a word that must be escaped."""
     test = np.array([[8, 2], [1, 9]])
     suspects = (
         Suspect(3, word, word, 0.9999, 0.1, None, ((word, word), ("text", "x" * 1000)), False),
@@ -68,7 +68,7 @@ def a_detail(run: Path, word: str = NASTY) -> Detail:
 # -- the page from plain values --------------------------------------------------------------------------------------
 
 
-def test_whatever_is_shown_is_escaped_and_inside(tmp_path: Path) -> None:
+def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     run = make(
         tmp_path / "a", epochs_of([80.0, 85.0], meta_loss=[1.0, 0.5]), spec_of(changed={"opt": NASTY}), n_test=20
     )
@@ -78,7 +78,7 @@ def test_whatever_is_shown_is_escaped_and_inside(tmp_path: Path) -> None:
     assert not {"script", "link", "iframe", "object"} & set(page.seen)
     assert page.loads == ["data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()]
     assert "url(" not in text
-    assert page.words.count(NASTY) >= 9  # labels, cells, class, suggestion, what could not be had, ...
+    assert page.words.count(NASTY) >= 9  # labels, cells, class, suggestion, missing parts, ...
     assert "x" * 401 not in page.words
     assert "> 99.9 %" in page.words
     for part in (
@@ -91,20 +91,20 @@ def test_whatever_is_shown_is_escaped_and_inside(tmp_path: Path) -> None:
         assert part in page.words
 
 
-def test_placeholders_in_labels_stay_what_they_are(tmp_path: Path) -> None:
+def test_template_syntax_in_labels_is_plain_text(tmp_path: Path) -> None:
     run = make(tmp_path / "a", epochs_of([80.0]), spec_of(changed={"opt": "{{ title }} {% raw %}"}))
     runs = find_runs([run])
     assert "{{ title }} {% raw %}" in Page(to_html(summarize(runs), runs)).words
 
 
 @pytest.mark.parametrize(("accuracy", "n"), [(95.0, 400), (100.0, 50), (10.0, 20)])
-def test_intervals_are_wilsons(tmp_path: Path, accuracy: float, n: int) -> None:
-    """Its ends are the p with (share - p)^2 = z^2 p (1 - p) / n: checked by that, not by the formula solved for p."""
+def test_intervals_are_wilson_intervals(tmp_path: Path, accuracy: float, n: int) -> None:
+    """The ends p of the interval solve (share - p)^2 = z^2 p (1 - p) / n."""
     runs = find_runs([make(tmp_path / "a", epochs_of([accuracy]), n_test=n)])
     words = Page(to_html(summarize(runs), runs)).words
-    found = re.search(r"95 % interval (\d+\.\d) to (\d+\.\d)", words)
-    assert found
-    for end in map(float, found.groups()):
+    match = re.search(r"95 % interval (\d+\.\d) to (\d+\.\d)", words)
+    assert match
+    for end in map(float, match.groups()):
         gap = lambda p: (accuracy / 100 - p) ** 2 - 1.959964**2 * p * (1 - p) / n
         below, above = max(0.0, end / 100 - 0.0005), min(1.0, end / 100 + 0.0005)
         assert gap(below) * gap(above) <= 1e-12, (end, gap(below), gap(above))
@@ -123,7 +123,7 @@ def test_worst_classes_come_first(tmp_path: Path) -> None:
     ]
 
 
-def test_of_many_classes_those_with_the_most_wrong_labels_come_first(tmp_path: Path) -> None:
+def test_classes_are_sorted_by_error_rate_if_there_are_many(tmp_path: Path) -> None:
     runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
     rates = tuple(ClassRate(f"k{k:02}", 10, k / 100, 0.0, 1.0, k, "") for k in range(50))
     audit = Audited(500, 9, (0.1, 0.0, 0.2), rates, "p", "u", None, ())
@@ -151,11 +151,11 @@ def test_many_experiments_are_compared_and_each_can_be_opened(tmp_path: Path) ->
     make(tmp_path / "c", epochs_of([70.0]), spec_of("new", noise="uniform:0.1"), done=False)
     make(tmp_path / "d", [], spec_of("begun", noise="uniform:0.1"), done=False)
     runs = find_runs([tmp_path])
-    found = read_details(runs)
-    assert [d.run.name for d in found] == ["a", "b", "d", "c"]
-    assert "no checkpoint.safetensors" in found[0].missing[0]
-    assert "has not ended" in found[2].missing[0]
-    page = Page(to_html(summarize(runs), runs, found))
+    details = read_details(runs)
+    assert [d.run.name for d in details] == ["a", "b", "d", "c"]
+    assert "no checkpoint.safetensors" in details[0].missing[0]
+    assert "has not ended" in details[2].missing[0]
+    page = Page(to_html(summarize(runs), runs, details))
     assert page.seen.count("details") >= 4
     assert "digits, noise uniform:0.1, mlp" in page.words
     assert "No epoch has finished yet." in page.words
@@ -176,13 +176,13 @@ def test_a_line_runs_through_its_values() -> None:
     (x1, y1), (x2, y2), (x5, y5) = points(svg, "line")
     assert x2 - x1 == pytest.approx((x5 - x1) / 4, abs=0.1)
     assert y5 == pytest.approx((y1 + y2) / 2, abs=0.1)
-    assert y2 < y5 < y1  # up is small
+    assert y2 < y5 < y1  # the y axis points down
     band = points(svg, "band")
     assert band[1][1] < y2 < band[-2][1]
     assert "20%" in svg
 
 
-def test_values_far_apart_get_a_logarithmic_axis_and_one_epoch_a_dot() -> None:
+def test_a_wide_range_gives_a_logarithmic_axis_and_one_epoch_gives_a_dot() -> None:
     svg = charts.lines("loss", [charts.Series("a", Curve([1, 2, 3], [10.0, 1.0, 0.01], [0.0] * 3), 0)])
     (_, a), (_, b), (_, c) = points(svg, "line")
     assert c - b == pytest.approx(2 * (b - a), abs=0.2)
@@ -198,7 +198,7 @@ def test_a_matrix_of_many_classes_stays_small() -> None:
     assert len(svg) < 120_000
     cells = sum(path.count("z") for path in re.findall(r'class="(?:hit|miss)"[^>]* d="([^"]*)"', svg))
     assert cells == np.count_nonzero(counts)
-    assert "class 7" not in svg  # no room for names
+    assert "class 7" not in svg  # too many names
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------
@@ -215,9 +215,9 @@ def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path)
     assert detail.test is not None
     assert detail.train is not None
     assert (detail.test.sum(), detail.train.sum()) == (facts["n_test"], facts["n_train"])
-    exam = reopen(digits_run).truth.test
-    assert exam is not None
-    assert detail.test.sum(1).tolist() == np.bincount(exam.y.numpy(), minlength=10).tolist()  # rows are true classes
+    test = reopen(digits_run).truth.test
+    assert test is not None
+    assert detail.test.sum(1).tolist() == np.bincount(test.y.numpy(), minlength=10).tolist()  # rows are true classes
     assert 100 * detail.test.trace() / detail.test.sum() == pytest.approx(last["test_acc"], abs=1e-3)
     assert sum(counts.sum() for counts in detail.losses[0].counts.values()) == facts["n_train"]
     assert [each.name for each in detail.losses] == ["raw", "rectified"]
@@ -232,10 +232,10 @@ def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path)
         assert s.picture[1].startswith(b"\x89PNG")
 
 
-def test_a_run_that_may_only_be_read_is_audited_and_shown(
+def test_a_read_only_run_is_audited_and_shown(
     digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Runs of a colleague, or in an archive: all used to end where the audit could not be stored in their folder."""
+    """An audit that cannot be stored in the run folder must not end the command."""
     run = tmp_path / "run"
     shutil.copytree(digits_run, run, ignore=shutil.ignore_patterns("audit.npz", "figures.npz"))
 
@@ -246,23 +246,23 @@ def test_a_run_that_may_only_be_read_is_audited_and_shown(
         "warpi.audit.result",
         "warpi.audit.out_of_sample",
         "warpi.report.figure_data",
-    ):  # chmod does not keep root out
+    ):  # chmod does not stop root
         monkeypatch.setattr(f"{module}.write_atomically", refuse)
     (detail,) = read_details(find_runs([run]), audit=True)
     assert (detail.missing, detail.audit is None, detail.test is None) == ((), False, False)
     assert "losses and confusion are not stored in the run: cannot write" in capsys.readouterr().err
     assert main(["audit", str(run), "--folds", "2", "--json", str(tmp_path / "audit.json")]) == 0
-    said = capsys.readouterr()
-    assert "probably wrong; noise rate" in said.out
-    assert "the audit is not stored in the run: cannot write" in said.err
+    printed = capsys.readouterr()
+    assert "probably wrong; noise rate" in printed.out
+    assert "the audit is not stored in the run: cannot write" in printed.err
     assert main(["pick", "20", str(run), "--csv", str(tmp_path / "check.csv")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.json", "check.csv", "run"]
     assert not (run / "audit.npz").exists()
 
 
-def test_the_command_makes_one_page_and_the_same_again(digits_run: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_same_page_again(digits_run: Path, tmp_path: Path) -> None:
     assert main(["report", str(digits_run), "--out", str(tmp_path / "a"), "--audit"]) == 0
-    assert main(["report", str(digits_run), "--out", str(tmp_path / "b")]) == 0  # the audit is there now
+    assert main(["report", str(digits_run), "--out", str(tmp_path / "b")]) == 0  # the audit is stored now
     text = (tmp_path / "a" / "report.html").read_text()
     assert (tmp_path / "b" / "report.html").read_text() == text
     page = Page(text)
@@ -287,14 +287,14 @@ def test_rows_of_a_table_are_shown_as_text(table: Path, tmp_path: Path) -> None:
     assert "against given labels" in words
 
 
-def test_what_cannot_be_had_is_said_and_where_it_was_asked_for_an_error(
+def test_missing_parts_are_named_and_are_an_error_if_requested(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for name in ("spec.json", "results.jsonl", "done", "checkpoint.safetensors"):
         (run / name).write_bytes((table / "run" / name).read_bytes())
-    content = (run / "spec.json").read_text().replace(str(table), str(tmp_path))  # where there is no table
+    content = (run / "spec.json").read_text().replace(str(table), str(tmp_path))  # a folder without the table
     (run / "spec.json").write_text(content)
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
     assert "losses and confusion are not on the page: no file or folder" in capsys.readouterr().err
@@ -309,11 +309,11 @@ def test_what_cannot_be_had_is_said_and_where_it_was_asked_for_an_error(
 
 
 def test_photos_become_thumbnails_with_their_names(tmp_path: Path) -> None:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for i in range(40):
         file = tmp_path / "photos" / ("train" if i < 32 else "meta") / ("dark", "light")[i % 2] / f"{i:02}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
-        pixels = chance.integers(0, 120, (300, 400, 3), dtype=np.uint8) + np.uint8(120 * (i % 2))
+        pixels = rng.integers(0, 120, (300, 400, 3), dtype=np.uint8) + np.uint8(120 * (i % 2))
         Image.fromarray(pixels).save(file)
     settings = {"data": str(tmp_path / "photos"), "image_size": 8, "net": "mlp", "batch_size": 8, "meta_batch_size": 8}
     fit(out=tmp_path / "run", epochs=1, seed=0, quiet=True, device="cpu", **settings)

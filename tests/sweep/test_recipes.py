@@ -1,4 +1,4 @@
-"""The recipes of the paper's tables, the results that are kept of them, and the pages made from these."""
+"""The recipes of the paper's tables, their stored results, and the pages written from them."""
 
 import io
 import json
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CIFAR = {"batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "epochs": 80}
 PHOTOS = {"batch_size": 128, "meta_batch_size": 128, "net": "resnet50", "weights": "torchvision"}
 PUBLISHED = {"output": "sigmoid", "label_input": "embedding", "activation": "tanh", "hidden": 100, "meta_lr": 3e-4}
-PAPER = {  # network and tab:params of the paper, how many runs, L
+PAPER = {  # network and tab:params of the paper, number of runs, L
     "asymmetric": ({**CIFAR, "net": "resnet32"}, 2 * 4 * 3 * 6, 10),
     "asymmetric-others": ({**CIFAR, "net": "resnet32"}, 2 * 2 * 3 * 6, None),
     "uniform": ({**CIFAR, "net": "wrn28_10"}, 2 * 2 * 3 * 7, 10),
@@ -47,26 +47,26 @@ PAPER = {  # network and tab:params of the paper, how many runs, L
 COMMAND = re.compile(r"warpi sweep (recipes/\S+\.toml(?: \S+)*)")
 
 
-def test_commands_in_the_heads_of_recipes_can_be_called(capsys: pytest.CaptureFixture[str]) -> None:
-    said = [
+def test_commands_in_the_heads_of_recipes_work(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [
         m[1]
         for file in (ROOT / "recipes").glob("*.toml")
         for line in file.read_text().splitlines()
         if (m := COMMAND.search(line))
     ]
-    assert len(said) > 12
-    for command in said:
+    assert len(commands) > 12
+    for command in commands:
         assert main(["sweep", *shlex.split(command), "--dry-run"]) == 0, command
     capsys.readouterr()
 
 
-def test_heads_of_recipes_say_how_many_runs_there_are() -> None:
+def test_heads_of_recipes_name_the_number_of_runs() -> None:
     heads = {
         file: re.search(r"^#.*\b(\d+) runs\b", file.read_text(), re.M) for file in (ROOT / "recipes").glob("*.toml")
     }
-    said = {file: int(found[1]) for file, found in heads.items() if found}
-    assert len(said) > 12
-    assert said == {file: len(read_plan(file).jobs) for file in said}
+    numbers = {file: int(match[1]) for file, match in heads.items() if match}
+    assert len(numbers) > 12
+    assert numbers == {file: len(read_plan(file).jobs) for file in numbers}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -78,12 +78,12 @@ def test_recipes_have_the_papers_settings(name: str) -> None:
     for job in plan.jobs:
         assert {key: job.settings.get(key) for key in settings} == settings, job.name
         if job.settings["method"] in ("warpi", "warpi_detc"):
-            assert {key: job.settings.get(key) for key in PUBLISHED} == PUBLISHED, "the published form, by name"
+            assert {key: job.settings.get(key) for key in PUBLISHED} == PUBLISHED, "the published form, explicitly"
         if job.settings["method"] == "warpi":
             assert job.settings["samples"] == samples
 
 
-def test_what_the_issue_asks_for_first_comes_first() -> None:
+def test_the_most_important_runs_come_first() -> None:
     jobs = read_plan(ROOT / "recipes" / "asymmetric.toml").jobs
     assert {(j.settings["data"], j.settings["noise"]) for j in jobs[:18]} == {("cifar10", "flip:0.4")}
     assert {j.settings["noise"] for j in jobs} == {
@@ -98,19 +98,19 @@ def test_what_the_issue_asks_for_first_comes_first() -> None:
 
 def test_dry_run_prints_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", str(ROOT / "recipes" / "asymmetric.toml"), "--dry-run", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "warpi_flip-0.4_data-cifar10_seed0" in said
-    assert "144 runs in" in said
+    printed = capsys.readouterr().out
+    assert "warpi_flip-0.4_data-cifar10_seed0" in printed
+    assert "144 runs in" in printed
 
 
-# -- photographs, made up in the published layout --------------------------------------------------------------------
+# -- generated photographs in the published layout -------------------------------------------------------------------
 
 
 def photo(path: Path) -> None:
-    """No two are the same: what is trusted must not be tested on."""
+    """Write a unique image: trusted images must not be test images."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    colours = np.random.default_rng(zlib.crc32(str(path).encode())).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    Image.fromarray(colours).save(path)
+    pixels = np.random.default_rng(zlib.crc32(str(path).encode())).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
 
 
 def listed(path: Path, lines: Iterable[str]) -> None:
@@ -119,7 +119,7 @@ def listed(path: Path, lines: Iterable[str]) -> None:
 
 
 def clothes(root: Path) -> None:
-    parts = {"noisy_train": 3, "clean_train": 1, "clean_val": 1, "clean_test": 1}  # images a class
+    parts = {"noisy_train": 3, "clean_train": 1, "clean_val": 1, "clean_test": 1}  # images per class
     labels: dict[str, list[str]] = {"noisy": [], "clean": []}
     for part, n in parts.items():
         keys = [f"images/{part}/{k}_{i}.jpg" for k in range(14) for i in range(n)]
@@ -146,7 +146,7 @@ def dishes(root: Path) -> None:
 
 @pytest.mark.parametrize(("name", "make", "n_test"), [("clothing1m", clothes, 14), ("food101n", dishes, 3)])
 def test_photographs(name: str, make: Any, n_test: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One epoch of each method in the published layout. A small network stands for ResNet-50, to save time."""
+    """One epoch of each method in the published layout. A small network replaces ResNet-50."""
     make(tmp_path / "data")
     monkeypatch.setitem(nets.NETS, "resnet50", nets.NetEntry("a small one", resnet20))
     state = {key: value.contiguous() for key, value in resnet20((3, 32, 32), 1000).state_dict().items()}
@@ -169,15 +169,15 @@ def test_photographs(name: str, make: Any, n_test: int, tmp_path: Path, monkeypa
 # -- pages -----------------------------------------------------------------------------------------------------------
 
 
-def test_pages_are_those_of_the_results_that_are_kept() -> None:
-    """`make results` would change nothing."""
+def test_pages_are_up_to_date() -> None:
+    """`make results` changes nothing."""
     for name, table in pages.TABLES.items():
         committed = (ROOT / "docs" / "results" / f"{name}.md").read_text()
         assert pages.page(name, table, ROOT) == committed, f"docs/results/{name}.md is old: make results"
 
 
 def forge(folder: Path, job: Job, accs: list[float]) -> None:
-    """What is kept of a run that was never run."""
+    """Write the stored files of a synthetic run."""
     settings = job.settings
     spec = {
         "data": settings["data"],
@@ -201,7 +201,7 @@ def forge(folder: Path, job: Job, accs: list[float]) -> None:
     (folder / job.name / "done").touch()
 
 
-def test_a_page_has_our_figures_beside_the_printed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_shows_our_results_next_to_the_printed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot_style, "DPI", 30)
     monkeypatch.setattr(pages, "PICTURES", {kind: pages.PICTURES[kind] for kind in ("losses", "stability")})
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
@@ -219,10 +219,12 @@ def test_a_page_has_our_figures_beside_the_printed_ones(tmp_path: Path, monkeypa
     text = (kept / "asymmetric.md").read_text()
     assert "| WarPI | 3 | 89.00 ± 1.00 | 85.00 ± 0.00 | 91.00 ± 1.00 | 89.87 | +1.13 |" in text
     assert "| Base Model | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 60.00 ± 0.00 | 70.77° | -10.77 |" in text
-    assert "| MWNet | 3 | 50.00 ± 0.00 | 50.00 ± 0.00 | 60.00 ± 0.00 | 87.54° | -27.54 |" in text, "of another noise"
+    assert "| MWNet | 3 | 50.00 ± 0.00 | 50.00 ± 0.00 | 60.00 ± 0.00 | 87.54° | -27.54 |" in text, (
+        "printed for another noise"
+    )
     assert "| GLC | – | – | – | – | 88.92° | – |" in text
     assert "| `clean_only` | 3 |" in text
-    assert "`flip2:0.4`\n" not in text, "nothing of it was run"
+    assert "`flip2:0.4`\n" not in text, "no run has this noise"
     assert "199 of 216 runs" in text
     assert "- cifar10 flip:0.4: ce (2), glc (0, 1, 2)" in text
     assert "Printed, but not in a recipe: Co-teaching (at 0.2), " in text
@@ -265,7 +267,7 @@ def test_printed_figures() -> None:
     assert rows["WarPI"] == [90.93, 89.87, 65.52, 62.37]
 
 
-# -- keeping results -------------------------------------------------------------------------------------------------
+# -- storing results -------------------------------------------------------------------------------------------------
 
 
 def test_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,20 +282,20 @@ def test_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         (runs / job.name / "done").unlink()
     keep.main([str(runs), "--tar", str(tmp_path / "kept.tar.gz")])
     keep.main([str(tmp_path / "kept.tar.gz"), "--to", str(tmp_path / "results")])
-    found = {str(p.relative_to(tmp_path / "results")) for p in (tmp_path / "results").rglob("*") if p.is_file()}
-    assert found == {f"curves/{done.name}/{name}" for name in (*KEPT, "figures.npz")}, "and no weights"
+    files = {str(p.relative_to(tmp_path / "results")) for p in (tmp_path / "results").rglob("*") if p.is_file()}
+    assert files == {f"curves/{done.name}/{name}" for name in (*KEPT, "figures.npz")}, "without weights"
     keep.main([str(runs), "--to", str(tmp_path / "directly")])
     assert (tmp_path / "directly" / "curves" / done.name / "spec.json").exists()
     keep.main([str(runs), "--begun", str(tmp_path)])
     parts = sorted(tmp_path.glob("begun-*.tar"))
-    assert len(parts) == 2, "each small enough to be carried"
+    assert len(parts) == 2, "each small enough for an archive"
     keep.main([*map(str, parts), "--to", str(tmp_path / "next")])
     went = tmp_path / "next" / "curves" / third.name
     assert (went / "checkpoint.safetensors").read_bytes() == (runs / third.name / "checkpoint.safetensors").read_bytes()
     assert not (went / "done").exists()
-    said = capsys.readouterr().out
-    assert "1 finished runs stored in" in said
-    assert f"0 finished runs stored in {tmp_path / 'next'}\n2 begun runs stored in {tmp_path / 'next'}\n" in said
+    printed = capsys.readouterr().out
+    assert "1 finished runs stored in" in printed
+    assert f"0 finished runs stored in {tmp_path / 'next'}\n2 begun runs stored in {tmp_path / 'next'}\n" in printed
     (went / "results.jsonl").write_text("it went on\n")
     (went / "done").touch()
     keep.main([*map(str, parts), "--to", str(tmp_path / "next")])
@@ -301,12 +303,12 @@ def test_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert f"{went} already exists" in capsys.readouterr().out
     (runs / other.name / "checkpoint.safetensors").write_bytes(bytes(160_000))
     keep.main([str(runs), "--begun", str(tmp_path / "more")])
-    said = capsys.readouterr().out
-    assert f"curves/{other.name} is too large for an archive" in said
-    assert "1 begun runs stored in" in said
+    printed = capsys.readouterr().out
+    assert f"curves/{other.name} is too large for an archive" in printed
+    assert "1 begun runs stored in" in printed
 
 
-def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_runs_of_a_recipe_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     right, *others = read_plan(ROOT / "recipes" / "curves.toml").jobs[:6]
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     runs, kept = tmp_path / "runs" / "curves", tmp_path / "docs" / "results"
@@ -324,7 +326,7 @@ def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.C
     change(others[3], "results.jsonl", '{"epoch": 7,', '{"epoch": 7')
     (runs / others[4].name / "sweep.json").unlink()
     shutil.copytree(runs / right.name, tmp_path / "runs" / "mine" / right.name)
-    said = {
+    reasons = {
         f"curves/{others[0].name}": "it was run with epochs = 3, not with epochs = 200",
         f"curves/{others[1].name}": "it was run with momentum = 0.5, not with momentum = 0.9",
         f"curves/{others[2].name}": f"curves/{others[2].name}/sweep.json is not JSON (Extra data",
@@ -341,8 +343,8 @@ def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.C
         lines = capsys.readouterr().out.splitlines()
         assert [p.relative_to(kept).as_posix() for p in kept.glob("*/*")] == [f"curves/{right.name}"]
         assert lines.pop() == f"1 finished runs stored in {kept}"
-        assert len(lines) == len(said)
-        for name, why in said.items():
+        assert len(lines) == len(reasons)
+        for name, why in reasons.items():
             assert any(line.startswith(f"{name} is left out: {why}") for line in lines), (name, lines)
         shutil.rmtree(kept)
 
@@ -356,7 +358,7 @@ def test_only_runs_that_a_recipe_names_are_kept(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("name", ["../../evil/spec.json", "a/../spec.json", "/a/b/spec.json", "a/b/evil.py"])
-def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
+def test_an_archive_cannot_write_elsewhere(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo(name), io.BytesIO())
     with pytest.raises(SystemExit, match="not a file of a run"):
