@@ -186,16 +186,16 @@ def _read_audit(path: Path, device: str) -> Audited:
 
     opened = open_run(path, device=device)
     items = opened.items
-    found = opened.audit
-    rate = found.facts["noise_rate"]
+    audit = opened.audit
+    rate = audit.facts["noise_rate"]
     return Audited(
-        n=len(found),
-        n_issues=int(found.is_label_issue.sum()),
+        n=len(audit),
+        n_issues=int(audit.is_label_issue.sum()),
         noise_rate=(rate["rate"], rate["low"], rate["high"]),
-        by_class=tuple(_by_class(found)),
-        probabilities=found.facts["probabilities"],
-        uncertainty=found.facts["uncertainty"],
-        trusted=found.facts["trusted_accuracy"],
+        by_class=tuple(_by_class(audit)),
+        probabilities=audit.facts["probabilities"],
+        uncertainty=audit.facts["uncertainty"],
+        trusted=audit.facts["trusted_accuracy"],
         suspects=tuple(_suspect(items, i) for i in range(min(SUSPECTS, len(items)))),
     )
 
