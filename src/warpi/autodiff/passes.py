@@ -2,7 +2,7 @@
 
 `configure_passes` sets how the passes of a network run: precision, tracing, micro-batches. `forward` runs one pass and
 returns an object with `vjp` (J^T u) and `jvp` (J g). This works for any network and is faster if it can be traced
-(`trace.py`).
+(`trace.py`, `graphs.py`).
 
 Randomness: if a pass is repeated, torch's global generator is set to its former state. The generators of python and
 numpy are not. The first product of a network checks that its pass can be repeated. If it cannot, or if an operator has
@@ -35,8 +35,9 @@ from warpi.autodiff.functional_call import (
     plain_kernels,
     trainable_parameters,
 )
+from warpi.autodiff.graphs import Passes, Point
 from warpi.autodiff.replay_rng import is_capturing, record_rng, replay_rng
-from warpi.autodiff.trace import Passes, Point, Untraceable, python_values
+from warpi.autodiff.trace import Untraceable, python_values
 from warpi.errors import UserError, first_line
 
 _MAX_TRACES = 8  # batch shapes per network; tracing each takes seconds
@@ -212,7 +213,7 @@ class _Logits(torch.autograd.Function):
 
 
 class _Traced(Pass):
-    """A pass that runs the graphs of `trace.py`."""
+    """A pass that runs the graphs of a trace."""
 
     def __init__(
         self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool, passes: Passes
