@@ -78,7 +78,7 @@ FLAGS = [word for key, value in TINY.items() for word in (f"--{key.replace('_', 
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The path of a plugin file, relative to the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
@@ -118,8 +118,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 # -- commands --------------------------------------------------------------------------------------------------------
 
 
-def test_every_command_knows_the_file(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--use", mine]
+def test_every_command_knows_the_file(plugin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--use", plugin]
     assert main([*flags, "fit", *FLAGS, "--method", "mine", "--q", "0.9", "--net", "small", "--out", "runs/a"]) == 0
     spec, text = stored("runs/a"), Path("runs/a/spec.json").read_text()
     assert (spec["method"], spec["recipe"]["net"], spec["changed"]) == ("mine", "small", {"q": 0.9})
@@ -129,7 +129,7 @@ def test_every_command_knows_the_file(mine: str, tmp_path: Path, capsys: pytest.
     resume = [*flags, "fit", "--out", "runs/a", "--resume"]
     assert "started with q = 0.9, not 0.8" in error_of(capsys, *resume, "--q", "0.8")
 
-    with use([mine]):
+    with use([plugin]):
         module = sys.modules[type(METHODS["mine"]).__module__]
     fit("python", method=module.Mine(q=0.9), net=module.build, **TINY)
     assert losses("runs/a") == losses("python"), "the same run as in Python"
@@ -149,19 +149,19 @@ def test_every_command_knows_the_file(mine: str, tmp_path: Path, capsys: pytest.
     assert "small" in capsys.readouterr().out
 
 
-def test_lists(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--use", mine, "list", "methods", "--json"]) == 0
+def test_lists(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--use", plugin, "list", "methods", "--json"]) == 0
     *others, first, second = json.loads(capsys.readouterr().out)
     assert all(row["family"] and row["docs"].startswith("docs/methods/") for row in others)
     assert (first["name"], first["family"], first["year"], first["cost"]) == ("mine", None, 2031, None)
     assert (first["summary"], first["docs"]) == ("Bounded loss.", "mine.py")
     assert second["summary"] == "Bounded loss. Here q=0.5."
-    assert main(["--use", mine, "list", "methods"]) == 0
+    assert main(["--use", plugin, "list", "methods"]) == 0
     assert re.search(r"^mine +2031 +Bounded", capsys.readouterr().out, re.MULTILINE)
-    assert main(["--use", mine, "list", "nets"]) == 0
+    assert main(["--use", plugin, "list", "nets"]) == 0
     assert re.search(r"^tiny +One layer\.\s*\nsmall +from mine\.py", capsys.readouterr().out, re.MULTILINE)
     with pytest.raises(SystemExit):
-        main(["--use", mine, "fit", "--method", "mine_q05", "--help-all"])
+        main(["--use", plugin, "fit", "--method", "mine_q05", "--help-all"])
     assert re.search(r"--q X +setting q of method mine_q05 \(default: 0\.5\)", capsys.readouterr().out)
 
 
@@ -186,30 +186,30 @@ def test_the_example_file_is_a_plugin(tmp_path: Path) -> None:
     assert stored(out)["options"] == {"q": 0.9}
 
 
-def test_help_mentions_the_flag(capsys: pytest.CaptureFixture[str], mine: str) -> None:
-    for argv in (["--help"], ["--use", mine], ["--use", mine, "--help"]):
+def test_help_mentions_the_flag(capsys: pytest.CaptureFixture[str], plugin: str) -> None:
+    for argv in (["--help"], ["--use", plugin], ["--use", plugin, "--help"]):
         assert main(argv) == 0
         assert "warpi --use FILE.py COMMAND ..." in capsys.readouterr().out
-    assert main([f"--use={mine}", "--version"]) == 0
+    assert main([f"--use={plugin}", "--version"]) == 0
 
 
-def test_several_files_each_executed_once(mine: str, tmp_path: Path) -> None:
+def test_several_files_each_executed_once(plugin: str, tmp_path: Path) -> None:
     count = "from pathlib import Path\nwith Path('count').open('a') as f:\n    f.write('x')\n"
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.py").write_text(count + "from warpi import CE\nMETHODS = {'other': CE()}\n")
-    with use([mine, "b/mine.py", str(tmp_path / "b" / "mine.py")]):
+    with use([plugin, "b/mine.py", str(tmp_path / "b" / "mine.py")]):
         assert {"mine", "mine_q05", "other"} <= METHODS.keys()
         assert plugins.flags() == ["--use", "mine.py", "--use", "b/mine.py"]
     assert Path("count").read_text() == "x"
 
 
-def test_ranks_get_the_flag(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_the_flag(plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(distributed, "launch", lambda n, argv, out: started.append((n, argv, out)) or 0)
     argv = ["fit", "--method", "mine", "--device", "cpu", "--devices", "2", "--out", "r"]
     with pytest.raises(SystemExit):
-        main(["--use", mine, *argv])
-    assert started == [(2, ["--use", mine, *argv], Path("r"))]
+        main(["--use", plugin, *argv])
+    assert started == [(2, ["--use", plugin, *argv], Path("r"))]
 
 
 # -- other processes, and resuming -----------------------------------------------------------------------------------
@@ -246,14 +246,14 @@ def start(*argv: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow  # test_workers_of_a_sweep_get_the_flag and the tests of sweeps cover the parts
-def test_a_sweep_in_two_processes_is_stopped_and_resumed(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_in_two_processes_is_stopped_and_resumed(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("cmp.toml").write_text(RECIPE.format(epochs=6))
-    sweep = start("--use", mine, "sweep", "cmp.toml", "--jobs", "2", "--device", "cpu")
+    sweep = start("--use", plugin, "sweep", "cmp.toml", "--jobs", "2", "--device", "cpu")
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=120)
     assert sweep.returncode == 130, err
     _, command = err.strip().splitlines()[-1].split("resume with: ")
-    assert command == f"warpi --use {mine} sweep cmp.toml --jobs 2 --device cpu"
+    assert command == f"warpi --use {plugin} sweep cmp.toml --jobs 2 --device cpu"
     begun = {path.parent.name for path in Path("runs/cmp").glob("*/checkpoint.safetensors")}
     assert begun <= {"mine_given_seed0", "mine_q05_given_seed0"}, "the worker processes know the file"
     assert not list(Path("runs/cmp").glob("*/done")), "it was stopped before the end"
@@ -261,12 +261,12 @@ def test_a_sweep_in_two_processes_is_stopped_and_resumed(mine: str, capsys: pyte
     out = capsys.readouterr().out
     assert "4 of 4 runs done" in out
     assert re.search(r"mine \(q=0.9\).*\n.*mine_q05 ", out)
-    with use([mine]):
+    with use([plugin]):
         fit("alone", method="mine_q05", **{**TINY, "noise": "given", "epochs": 6, "net": "tiny", "batch_size": 64})
     assert losses("alone") == losses("runs/cmp/mine_q05_given_seed0"), "the stop changes nothing"
 
 
-def test_workers_of_a_sweep_get_the_flag(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_a_sweep_get_the_flag(plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Started(Exception):
         pass
 
@@ -275,16 +275,16 @@ def test_workers_of_a_sweep_get_the_flag(mine: str, monkeypatch: pytest.MonkeyPa
 
     Path("cmp.toml").write_text(RECIPE.format(epochs=1))
     monkeypatch.setattr("warpi.sweep.runner.subprocess.Popen", popen)
-    command = ["--use", mine, "sweep", "cmp.toml", "--device", "cpu"]
+    command = ["--use", plugin, "sweep", "cmp.toml", "--device", "cpu"]
     with pytest.raises(Started) as caught:
         main([*command, "--jobs", "2"])
     (argv,) = caught.value.args
     assert argv[1:6] == ["-m", "warpi", *command[:3]]
 
 
-def test_a_run_without_its_file(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_its_file(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the tables that the file must define, and its commands work."""
-    assert main(["--use", mine, "fit", *FLAGS, "--method", "mine", "--net", "tiny", "--out", "a b"]) == 0
+    assert main(["--use", plugin, "fit", *FLAGS, "--method", "mine", "--net", "tiny", "--out", "a b"]) == 0
     capsys.readouterr()
     error = error_of(capsys, "audit", "a b")
     assert "made with a custom method and a custom network" in error
@@ -292,10 +292,10 @@ def test_a_run_without_its_file(mine: str, capsys: pytest.CaptureFixture[str]) -
     assert "warpi --use FILE.py audit 'a b'" in error
     assert "warpi --use FILE.py fit --out 'a b' --resume;" in error_of(capsys, "fit", "--out", "a b", "--resume")
     for command in re.findall(r"warpi (--use FILE.py (?:audit|fit)[^,;]*)", error):
-        assert main([mine if word == "FILE.py" else word for word in shlex.split(command)]) == 0
+        assert main([plugin if word == "FILE.py" else word for word in shlex.split(command)]) == 0
     with pytest.raises(UserError, match=r"method = 'mine', not 'GCE'.* or name its file with"):
         warpi.audit.audit("a b", method=GCE())
-    with use([mine]):
+    with use([plugin]):
         assert len(warpi.audit.audit("a b", save=False))
 
 
@@ -304,10 +304,10 @@ class GCE(warpi.CE):
 
 
 def test_a_run_started_in_python_is_opened_in_the_shell(
-    mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plugin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file must use the stored names: that of the class, and that of the function without its module."""
-    with use([mine]):
+    with use([plugin]):
         module = sys.modules[type(METHODS["mine"]).__module__]
     fit("a", method=module.Mine(q=0.5), net=module.build, **TINY)
     fit("b", net=lambda shape, k: module.build(shape, k), **TINY)
@@ -322,15 +322,15 @@ def test_a_run_started_in_python_is_opened_in_the_shell(
         assert plugins.stored_net("ours.resnet20") == "ours.resnet20", "not the built-in one"
 
 
-def test_a_changed_default_in_the_file(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_default_in_the_file(plugin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run resumes with its stored values. A sweep, which would mix both values, refuses."""
-    flags = ["--use", mine]
+    flags = ["--use", plugin]
     Path("cmp.toml").write_text(RECIPE.format(epochs=2))
     sweep = [*flags, "sweep", "cmp.toml", "--device", "cpu", "--jobs", "1"]
     assert main(sweep) == 0
     assert main([*flags, "fit", *FLAGS, "--method", "mine", "--q", "0.9", "--out", "set"]) == 0
     capsys.readouterr()
-    (tmp_path / mine).write_text(MINE.replace("q=0.5", "q=0.4").replace("q: float = 0.7", "q: float = 0.6"))
+    (tmp_path / plugin).write_text(MINE.replace("q=0.5", "q=0.4").replace("q: float = 0.7", "q: float = 0.6"))
     assert main([*flags, "fit", "--out", "set", "--resume", "--quiet"]) == 0
     with pytest.raises(SystemExit):
         main(sweep)
@@ -341,44 +341,44 @@ def test_a_changed_default_in_the_file(mine: str, tmp_path: Path, capsys: pytest
     assert stored("runs/cmp/mine_q05_given_seed0")["options"] == {"q": 0.5}
 
 
-def test_a_removed_field(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--use", mine]
+def test_a_removed_field(plugin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--use", plugin]
     assert main([*flags, "fit", *FLAGS, "--method", "mine", "--q", "0.9", "--out", "a"]) == 0
-    (tmp_path / mine).write_text(MINE.replace("    q: float = 0.7\n", "    q = 0.7\n").replace("q=0.5", ""))
+    (tmp_path / plugin).write_text(MINE.replace("    q: float = 0.7\n", "    q = 0.7\n").replace("q=0.5", ""))
     wanted = "made with q = 0.9, but the method 'mine' of mine.py no longer has a field 'q'; put it back, or train"
     for argv in (["audit"], ["fit", "--resume", "--out"]):
         assert wanted in error_of(capsys, *flags, *argv, "a")
 
 
-def test_kept_results_with_another_default_are_not_used(mine: str, tmp_path: Path) -> None:
+def test_kept_results_with_another_default_are_not_used(plugin: str, tmp_path: Path) -> None:
     from warpi.sweep.queue import why_not_kept
 
     settings: dict[str, Any] = {"method": "mine", **TINY, "seed": 0}
-    with use([mine]):
+    with use([plugin]):
         done = fit("a", **settings)
         (done.path / "sweep.json").write_text(json.dumps(settings))
         assert why_not_kept(done.path, settings) is None
-    (tmp_path / mine).write_text(MINE.replace("q: float = 0.7", "q: float = 0.6"))
-    with use([mine]):
+    (tmp_path / plugin).write_text(MINE.replace("q: float = 0.7", "q: float = 0.6"))
+    with use([plugin]):
         assert why_not_kept(done.path, settings) == "it was run with q = 0.7, not with q = 0.6"
 
 
-def test_the_recipe_of_the_docs(mine: str, tmp_path: Path) -> None:
+def test_the_recipe_of_the_docs(plugin: str, tmp_path: Path) -> None:
     (text,) = re.findall(r"~~~toml\n(.*?)~~~", (ROOT / "docs" / "sweep.md").read_text(), re.DOTALL)
     (tmp_path / "compare.toml").write_text(text)
-    with use([mine]):
+    with use([plugin]):
         names = [job.name for job in read_plan(tmp_path / "compare.toml").jobs]
     assert len(names) == 3 * 4
     assert "mine_pair-0.4_q-0.9_seed2" in names
 
 
-def test_a_sweep_file_may_set_the_fields_of_a_plugin(mine: str, tmp_path: Path) -> None:
+def test_a_sweep_file_may_set_the_fields_of_a_plugin(plugin: str, tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text("[method.mine]\nshyness = [0.1, 0.2]\n[grid]\nmethod = ['mine']\n")
-    (tmp_path / mine).write_text(MINE.replace("q: float = 0.7", "q: float = 0.7\n    shyness: float = 0.0"))
+    (tmp_path / plugin).write_text(MINE.replace("q: float = 0.7", "q: float = 0.7\n    shyness: float = 0.0"))
     with pytest.raises(UserError, match="unknown method 'mine'"):
         read_plan(file)
-    with use([mine]):
+    with use([plugin]):
         assert len(read_plan(file).jobs) == 2
 
 
@@ -488,20 +488,20 @@ def test_built_in_methods_pass_the_checks() -> None:
         assert plugins._check_method(METHODS[name], name) is METHODS[name]
 
 
-def test_errors_on_the_command_line(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_on_the_command_line(plugin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "second.py").write_text("from warpi import CE\nMETHODS = {'mine': CE()}\n")
     for argv, message in (
         (["--use", "gone.py", "list", "nets"], "there is no file 'gone.py'; --use takes a Python file"),
         (["--use", ".", "list", "nets"], "cannot read '.': Is a directory; --use takes a Python file"),
         (["--use"], "--use takes a Python file, got ''; for example: warpi --use mine.py fit ..."),
         (["--use="], "--use takes a Python file, got ''"),
-        (["--use", "--use", mine], "--use takes a Python file, got '--use'"),
-        (["fit", "--use", mine], "--use FILE.py goes before the command: warpi --use FILE.py fit ..."),
-        (["--use", mine, "sweep", f"--use={mine}"], "--use FILE.py goes before the command"),
-        (["--use", mine, "ftt"], "unknown command 'ftt'; did you mean 'fit'?"),
-        (["--use", mine, "fit", "--method", "mien", "--out", "x"], "unknown method 'mien'; did you mean 'mine'?"),
-        (["--use", mine, "fit", "--method", "mine", "--p", "1", "--out", "x"], "unknown flag '--p'"),
-        (["--use", mine, "--use", "second.py", "list", "nets"], "'mine' is the name of a method of mine.py; choose"),
+        (["--use", "--use", plugin], "--use takes a Python file, got '--use'"),
+        (["fit", "--use", plugin], "--use FILE.py goes before the command: warpi --use FILE.py fit ..."),
+        (["--use", plugin, "sweep", f"--use={plugin}"], "--use FILE.py goes before the command"),
+        (["--use", plugin, "ftt"], "unknown command 'ftt'; did you mean 'fit'?"),
+        (["--use", plugin, "fit", "--method", "mien", "--out", "x"], "unknown method 'mien'; did you mean 'mine'?"),
+        (["--use", plugin, "fit", "--method", "mine", "--p", "1", "--out", "x"], "unknown flag '--p'"),
+        (["--use", plugin, "--use", "second.py", "list", "nets"], "'mine' is the name of a method of mine.py; choose"),
     ):
         assert message in error_of(capsys, *argv)
 
@@ -524,7 +524,7 @@ def test_networks_that_cannot_be_used(content: str, tmp_path: Path, capsys: pyte
 
 
 def test_nothing_in_a_run_folder_or_sweep_file_is_executed(
-    mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plugin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Stored names never lead to a file, whatever they are."""
     (tmp_path / "evil.py").write_text(
@@ -540,7 +540,7 @@ def test_nothing_in_a_run_folder_or_sweep_file_is_executed(
     ):
         Path("a/spec.json").write_text(text.replace(old, new))
         main(["audit", "a"])
-        main(["--use", mine, "fit", "--out", "a", "--resume"])
+        main(["--use", plugin, "fit", "--out", "a", "--resume"])
     for recipe in ("use = 'evil.py'\n", "[sweep]\nuse = 'evil.py'\n", "[defaults]\nuse = 'evil.py'\n"):
         Path("s.toml").write_text(recipe)
         assert main(["sweep", "s.toml", "--set", "method=evil"]) == 2
