@@ -340,7 +340,7 @@ class TestRefusals:
         stray = tmp_path / "checkpoint.safetensors"
         stray.write_bytes((whole / "checkpoint.safetensors").read_bytes())
         for resume in (False, True):
-            with pytest.raises(UserError, match=r"contains a checkpoint, but its spec\.json is gone"):
+            with pytest.raises(UserError, match=r"contains a checkpoint, but its spec\.json is missing"):
                 fit(tmp_path, **QUICK, resume=resume)
         assert stray.read_bytes() == (whole / "checkpoint.safetensors").read_bytes()
 

@@ -102,8 +102,8 @@ def base_key(facts: Mapping[str, Any]) -> list[Any]:
 def later_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """One key per run, for runs with the same `base_key`; runs of one experiment have the same key.
 
-    If the runs that store a newer fact differ in it, runs that do not store it form a group of their own, because
-    nobody knows to which of the others they belong.
+    If runs differ in a newer fact, the runs that do not store it form a separate group, since they could belong to any
+    of the others.
     """
     differ = [f.name for f in _NEWER if len({json.dumps(facts[f.name]) for facts in runs if f.name in facts}) > 1]
     return [json.dumps([[name in facts, facts.get(name)] for name in differ]) for facts in runs]

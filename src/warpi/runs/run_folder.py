@@ -120,7 +120,7 @@ class RunFolder:
         """
         started = state.has_checkpoint or state.is_done
         if state.spec is None and state.has_checkpoint:
-            raise UserError(f"{self.path} contains a checkpoint, but its {SPEC} is gone; choose another --out")
+            raise UserError(f"{self.path} contains a checkpoint, but its {SPEC} is missing; choose another --out")
         if state.spec is None and resume and not has_settings:
             raise UserError(f"there is no run in {self.path} to resume")
         if started and not resume:
