@@ -30,6 +30,7 @@ from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.estimator.pseudo_trusted import MAX_PER_CLASS, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.methods.plain import CE
+from warpi.methods.registry import CORE
 from warpi.training.checkpoint import pack
 from warpi.training.task import Task, Truth
 from warpi.utils.seeding import derive, seeded
@@ -89,11 +90,11 @@ def test_clone_pickle_and_cross_validation(small: tuple[Arrays, Arrays, Arrays])
 def test_pipeline_transforms_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) -> None:
     (x, y), (x_trusted, y_trusted), (x_test, _) = small
     with sklearn.config_context(enable_metadata_routing=True):
-        model = fast("warpi").set_fit_request(X_trusted=True, y_trusted=True)
+        model = fast("glc").set_fit_request(X_trusted=True, y_trusted=True)
         pipe = Pipeline([("scale", StandardScaler()), ("model", model)], transform_input=["X_trusted"])
         actual = pipe.fit(x, y, X_trusted=x_trusted, y_trusted=y_trusted).predict_proba(x_test)
     scale = StandardScaler().fit(x)
-    expected = fast("warpi").fit(scale.transform(x), y, scale.transform(x_trusted), y_trusted)
+    expected = fast("glc").fit(scale.transform(x), y, scale.transform(x_trusted), y_trusted)
     np.testing.assert_allclose(actual, expected.predict_proba(scale.transform(x_test)), atol=1e-6)
 
 
@@ -102,11 +103,11 @@ def test_grid_search_routes_trusted_rows(small: tuple[Arrays, Arrays, Arrays]) -
     everything, labels = np.concatenate([x, x_trusted]), np.concatenate([y, y_trusted])
     trusted = np.arange(len(labels)) >= len(y)
     order = np.random.default_rng(0).permutation(len(labels))
-    grid = GridSearchCV(fast("warpi"), {"lr": [1e-6, 0.1]}, cv=[(order, order)])
+    grid = GridSearchCV(fast("glc"), {"lr": [1e-6, 0.1]}, cv=[(order, order)])
     grid.fit(everything, labels, trusted=trusted)
     assert grid.best_params_ == {"lr": 0.1}
-    direct = fast("warpi", lr=0.1).fit(everything, labels, trusted=trusted)
-    apart = fast("warpi", lr=0.1).fit(x, y, x_trusted, y_trusted)
+    direct = fast("glc", lr=0.1).fit(everything, labels, trusted=trusted)
+    apart = fast("glc", lr=0.1).fit(x, y, x_trusted, y_trusted)
     np.testing.assert_allclose(direct.predict_proba(x), apart.predict_proba(x), atol=1e-6)
     assert (direct.label_quality_[trusted] == 1).all()
     assert (direct.label_quality_[~trusted] < 1).any()
@@ -170,7 +171,9 @@ def test_old_names_of_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) -> 
         fast().fit(x, y, x_trusted, y_trusted, X_meta=x_trusted, y_meta=y_trusted)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_every_method(name: str, small: tuple[Arrays, Arrays, Arrays]) -> None:
     (x, y), (x_trusted, y_trusted), _ = small
     model = fast(name, noise_rate=0.3).fit(x[:60], y[:60], x_trusted, y_trusted)
@@ -690,7 +693,7 @@ def test_fold_without_trusted_rows_fails(small: tuple[Arrays, Arrays, Arrays]) -
     trusted = np.arange(len(labels)) >= len(y)
     folds = [(np.flatnonzero(~trusted), np.flatnonzero(trusted)), (np.arange(len(labels)), np.arange(20))]
     with pytest.warns(FitFailedWarning, match="this fold has no trusted rows"):
-        scores = cross_validate(fast("warpi"), everything, labels, cv=folds, params={"trusted": trusted})
+        scores = cross_validate(fast("glc"), everything, labels, cv=folds, params={"trusted": trusted})
     assert np.isnan(scores["test_score"]).tolist() == [True, False]
 
 
