@@ -27,7 +27,7 @@ from warpi.utils.seeding import derive, seeded
 
 
 class DataCache:
-    """Data sets that several runs share. Each is read once and copied to a device once, since nothing changes it in place."""
+    """Data sets that several runs share. Each is read once and copied to a device once; nothing changes it in place."""
 
     def __init__(self) -> None:
         self.read = lru_cache(maxsize=4)(read_dataset)
