@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.meta_step import measure as measure_module
 from benchmarks.meta_step import other_implementations, table
 from benchmarks.meta_step.measure import VARIANTS, Measurement, Skipped, first_step, measure, random_task
 from benchmarks.meta_step.other_implementations import IMPLEMENTATIONS, ReferenceWarPI
@@ -21,6 +22,14 @@ from warpi.training.recipe import Recipe
 TINY = ["--net", "mlp", "--batch", "8", "--classes", "3", "--image-size", "4", "--repeats", "2", "--device", "cpu"]
 FIELDS = {"net", "precision", "variant", "samples", "ms", "peak_mib", "ratio_to_sgd"}
 EXACT = [name for name in IMPLEMENTATIONS if name != "betty"]
+
+
+@pytest.fixture(autouse=True)
+def eager_variants(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled, which takes seconds, except in slow tests."""
+    if not request.node.get_closest_marker("slow"):
+        eager = {name: v._replace(fast=False) for name, v in VARIANTS.items()}
+        monkeypatch.setattr(measure_module, "VARIANTS", eager)
 
 
 def installed(name: str) -> bool:
