@@ -65,12 +65,13 @@ def test_graphed_steps_equal_plain_steps(
     name: str, device: str, data: str, tiny: tuple[Task, Truth], pictures: tuple[Task, Truth]
 ) -> None:
     """Also across the boundary of two epochs, and with augmented images."""
-    task = (tiny if data == "digits" else pictures)[0]
-    plain, other = (started(quick(name), task, device) for _ in range(2))
-    wanted = steps(plain, 8)
+    (task, _), batch_size, n = (tiny, 32, 8) if data == "digits" else (pictures, 16, 12)
+    recipe = replace(RECIPE, batch_size=batch_size)
+    plain, other = (started(quick(name), task, device, recipe) for _ in range(2))
+    wanted = steps(plain, n)
     with graph_steps(other, always=True) as step:
         assert step is not None
-        got = steps(other, 8)
+        got = steps(other, n)
         assert step.why is None
         graphs = [s.graph for s in step.steps.values() if s.graph is not None]
         assert graphs
