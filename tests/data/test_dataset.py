@@ -143,10 +143,10 @@ def test_each_example_matches_at_most_one(a: list[Any], b: list[Any]) -> None:
     for value in left:
         free.pop(next((i for i, other in free.items() if other[0] == value), -1), None)
 
-    def labelled(pairs: list[Any]) -> Split:
+    def labeled(pairs: list[Any]) -> Split:
         return split(torch.tensor([[x] for x, _ in pairs]).view(-1, 1).float(), y=[y for _, y in pairs])
 
-    assert mark_shared(labelled(a), labelled(b)).tolist() == [i not in free for i in range(len(a))]
+    assert mark_shared(labeled(a), labeled(b)).tolist() == [i not in free for i in range(len(a))]
 
 
 def test_minus_zero_equals_zero() -> None:

@@ -131,7 +131,7 @@ class TestTensorExamples:
         scale = examples.fit_scale(torch.tensor([0, 1]))
         assert scale is not None
         assert torch.equal(scale.mean, torch.tensor([2.0, 5.0]))
-        assert torch.equal(scale.std, torch.tensor([1.0, torch.inf])), "of a constant feature nothing can be learned"
+        assert torch.equal(scale.std, torch.tensor([1.0, torch.inf])), "a constant feature gets an infinite deviation"
         (read,) = examples.with_scale(scale).stream([(torch.arange(3), 0)], augment=False)
         assert torch.equal(read.views[0], torch.tensor([[-1.0, 0.0], [1.0, 0.0], [98.0, 0.0]]))
         assert images().fit_scale(torch.arange(3)) is None
@@ -172,7 +172,7 @@ class TestLoader:
             assert all(torch.equal(b.x[:, 0] * 10, b.y.float()) for b in batches)
             orders.append(rows.tolist())
         if n >= 12:
-            assert orders[0] != orders[1], "every pass has an order of its own"
+            assert orders[0] != orders[1], "each pass has its own order"
 
     @given(sizes, st.integers(0, 60), st.booleans())
     @settings(max_examples=25, deadline=None)
@@ -193,7 +193,7 @@ class TestLoader:
         reference, first, second = (Loader(split, size[1], 7) for _ in range(3))
         whole = [reference.draw() for _ in range(50)]
         head = [first.draw() for _ in range(stop)]
-        assert first.state_dict() == {"count": stop}, "what was read ahead has not been given"
+        assert first.state_dict() == {"count": stop}, "batches that were only read ahead do not count"
         second.draw()  # the running stream is dropped
         second.load_state_dict(first.state_dict())
         assert same(whole, head + [second.draw() for _ in range(50 - stop)])

@@ -293,15 +293,15 @@ def test_any_damage_gives_data_or_an_error(tmp_path: Path, whole: bytes, place: 
     file = tmp_path / ("a.npy" if whole is WHOLE[2] else "a.npz")
     file.write_bytes(data[: len(data) - cut])
     np.save(tmp_path / "y.npy", np.arange(3))
-    said = str(file)
+    message = str(file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numpy about Python 2 headers
         try:
             read_arrays(file)
         except UserError as e:
-            said = str(e)
-    assert str(file) in said
-    assert "\n" not in said
+            message = str(e)
+    assert str(file) in message
+    assert "\n" not in message
 
 
 def test_files_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def started(monkeypatch):
     monkeypatch.setattr(files, "subprocess", type("Watched", (), {"Popen": start, "PIPE": subprocess.PIPE}))
     yield result
     for process in result:
-        assert process.returncode is not None, "a reader process is left"
+        assert process.returncode is not None, "a reader process is still running"
         assert process.stdin.closed
         assert process.stdout.closed
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("warpi-read")]

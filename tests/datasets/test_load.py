@@ -246,7 +246,7 @@ def test_few_rows_take_more_and_smaller_steps() -> None:
     assert few["DivideMix.ramp_up"] == pytest.approx(10 * table["DivideMix.ramp_up"])  # counted in epochs
     same = few.keys() - {"epochs", "lr", *(k for k in few if k.endswith((".gradual", ".warm_up", ".ramp_up")))}
     assert {k: few[k] for k in same} == {k: table[k] for k in same}
-    assert adjust_for_few_rows(table, 5) == adjust_for_few_rows(table, 64), "an epoch has a step at least"
+    assert adjust_for_few_rows(table, 5) == adjust_for_few_rows(table, 64), "an epoch has at least one step"
 
 
 @pytest.fixture

@@ -310,10 +310,10 @@ def test_date_columns(table: Callable[..., Path], caplog: pytest.LogCaptureFixtu
 
 
 def test_columns_with_many_words(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
-    for n, rows, told in ((50, 300, 0), (51, 300, 1), (60, 1200, 0), (61, 1200, 1)):
+    for n, rows, n_warnings in ((50, 300, 0), (51, 300, 1), (60, 1200, 0), (61, 1200, 1)):
         caplog.clear()
         read_table(table(column([f"w{k % n}" for k in range(rows)]), f"{n}.csv"))
-        assert len(caplog.messages) == told, n
+        assert len(caplog.messages) == n_warnings, n
     assert "has 61 distinct words in 1200 rows; each becomes a feature" in caplog.messages[0]
 
 
