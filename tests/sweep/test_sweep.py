@@ -874,8 +874,16 @@ def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("2", 'data = "cifar10"', "cifar10 is not in {root}: download"),
         ("1", 'data = "none.csv"', "no file or folder 'none.csv'"),
         ("1", 'noise = "given:none.json"', "cannot read the noise file none.json"),
-        ("1", 'noise = "given:worst"', "data set 'digits' has no label sets; give a manifest *.json or plain 'given'"),
-        ("2", 'noise = "given:worst"', "data set 'digits' has no label sets; give a manifest *.json or plain 'given'"),
+        (
+            "1",
+            'noise = "given:worst"',
+            "data set 'digits' has no label sets; give a noise file *.json or plain 'given'",
+        ),
+        (
+            "2",
+            'noise = "given:worst"',
+            "data set 'digits' has no label sets; give a noise file *.json or plain 'given'",
+        ),
         (
             "1",
             'noise = "given:{root}.json"',
