@@ -18,12 +18,13 @@ FILE = "figures.npz"
 EDGES = np.linspace(0, 10, 51)  # bins of the losses; the last one also counts larger losses
 BINS = 15  # of the calibration, as in `training.metrics`
 KINDS = ("right", "wrong", "unknown")  # kinds of given labels: the rows of a histogram
-_TOGETHER = [
-    ["classes", "n_kind", "loss_raw", "loss_raw_mean", "T_classifier"]
-]  # always present; each of the others completely or not at all
-_TOGETHER += [["loss_rectified", "loss_rectified_mean", "v_count"], ["bin_count", "bin_confidence", "bin_accuracy"]]
-_TOGETHER += [
-    [f"{n}_{at}{of}" for at in ("given", "predicted", "other") for of in ("", "_mean")] for n in ("v", "sigma")
+_COORDINATES = [f"{at}{of}" for at in ("given", "predicted", "other") for of in ("", "_mean")]
+_GROUPS = [  # the first group is always present, each of the others completely or not at all
+    ["classes", "n_kind", "loss_raw", "loss_raw_mean", "T_classifier"],
+    ["loss_rectified", "loss_rectified_mean", "v_count"],
+    ["bin_count", "bin_confidence", "bin_accuracy"],
+    [f"v_{name}" for name in _COORDINATES],
+    [f"sigma_{name}" for name in _COORDINATES],
 ]
 
 
@@ -42,9 +43,9 @@ def read_arrays(folder: Path) -> Arrays | None:
 
 def _check(arrays: Arrays) -> None:
     """Raise a ValueError if arrays are missing or their shapes do not match."""
-    for names in _TOGETHER:
+    for names in _GROUPS:
         absent = [name for name in names if name not in arrays]
-        if absent and (len(absent) < len(names) or names is _TOGETHER[0]):
+        if absent and (len(absent) < len(names) or names is _GROUPS[0]):
             raise ValueError(f"{absent[0]} is missing")
     K = arrays["classes"].size
     kinds = len(KINDS)

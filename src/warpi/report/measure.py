@@ -87,9 +87,7 @@ def _rectified(
     others = torch.ones_like(z).scatter_(1, y[:, None], 0).scatter_(1, predicted[:, None], 0)
     for name, value in {"v": v, "sigma": sigma}.items():
         columns = [value.gather(1, y[:, None]), value.gather(1, predicted[:, None])]
-        columns.append(
-            (value * others).sum(1, keepdim=True) / others.sum(1, keepdim=True)
-        )  # nan if there are no other classes
+        columns.append((value * others).sum(1, keepdim=True) / others.sum(1, keepdim=True))  # nan without other classes
         mean = _means(torch.cat(columns, dim=1), cell, k * k).view(k, k, 3)
         by_kind = _means(torch.cat(columns, dim=1), kind, len(KINDS))
         for i, coordinate in enumerate(("given", "predicted", "other")):

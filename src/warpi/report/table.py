@@ -37,9 +37,7 @@ class Block:
 
     title: str
     heads: tuple[str, ...]
-    sections: tuple[
-        tuple[str, list["TableLine"]], ...
-    ]  # first without trusted data, then with it; empty ones are left out
+    sections: tuple[tuple[str, list["TableLine"]], ...]  # first without trusted data, then with it; none is empty
     note: str
 
 
