@@ -21,7 +21,7 @@ from warpi.training.cuda_graph import WARM_UP, GraphedStep, NotGraphable, cudnn_
 from warpi.training.engine import Diverged, Record
 from warpi.training.method import Log
 from warpi.training.recipe import adam
-from warpi.utils.field_checks import at_least, check_types, setting
+from warpi.utils.field_checks import check_types, setting
 from warpi.utils.seeding import generator
 
 
@@ -29,28 +29,28 @@ from warpi.utils.seeding import generator
 class Training:
     """Training settings that do not depend on the learner."""
 
-    iterations: int = setting(10_000, "number of training steps")
-    tasks: int = setting(25, "number of tasks per step")
-    train_ways: int = setting(0, "classes per training task, if more than in tests; 0: as many as in tests")
-    queries: int = setting(15, "training queries per class, or per regression task")
-    lr: float = setting(1e-3, "initial learning rate of Adam")
+    iterations: int = setting(10_000, "number of training steps", low=0)
+    tasks: int = setting(25, "number of tasks per step", low=1)
+    train_ways: int = setting(0, "classes per training task, if more than in tests; 0: as many as in tests", low=0)
+    queries: int = setting(15, "training queries per class, or per regression task", low=1)
+    lr: float = setting(1e-3, "initial learning rate of Adam", low=0)
     schedule: Literal["cosine", "constant"] = setting("cosine", "learning rate schedule")
-    weight_decay: float = setting(0.0, "weight decay of Adam")
-    scalars: float = setting(1.0, "learning rate of scalar parameters (ridge penalty, logit scale), in units of --lr")
-    clip: float = setting(0.0, "largest norm of the gradient; 0: no limit")
+    weight_decay: float = setting(0.0, "weight decay of Adam", low=0)
+    scalars: float = setting(
+        1.0, "learning rate of scalar parameters (ridge penalty, logit scale), in units of --lr", low=0
+    )
+    clip: float = setting(0.0, "largest norm of the gradient; 0: no limit", low=0)
     augment: bool = setting(False, "augment training images: crops and mirrored photographs, affine maps of drawings")
     precision: Literal["32", "bf16"] = setting("32", "precision of the networks; weights and solvers stay in float32")
     compile: bool | None = setting(
         None, "fuse the convolutions with torch.compile (default: on a GPU, for 3,000 iterations or more)"
     )
-    val_every: int = setting(500, "steps between two validations")
-    val_tasks: int = setting(300, "number of tasks per validation")
+    val_every: int = setting(500, "steps between two validations", low=1)
+    val_tasks: int = setting(300, "number of tasks per validation", low=1)
     seed: int = setting(0, "seed of weights, tasks and noise; validation tasks are the same for all seeds")
 
     def __post_init__(self) -> None:
         check_types(self)
-        at_least(self, iterations=0, tasks=1, train_ways=0, queries=1, lr=0, weight_decay=0, scalars=0, clip=0)
-        at_least(self, val_every=1, val_tasks=1)
 
     def lr_at(self, i: int) -> float:
         """Learning rate of step i, counted from 0."""
@@ -194,9 +194,7 @@ class Step:
         self.at = at
         self.device = learner.generator.device
         self.n_observed = 0
-        self.why = (
-            "" if self.device.type == "cuda" else "only GPUs have CUDA graphs"
-        )  # the reason if steps run normally
+        self.why = "" if self.device.type == "cuda" else "only GPUs have CUDA graphs"  # the reason to run plain steps
         self.graph: GraphedStep | None = None
         pays = training.compiles(self.device) and at.optimizer is not None and at.iteration < training.iterations
         self.fused = [module for module in learner.net.modules() if isinstance(module, Psi) and pays]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from warpi.fewshot.learner import Learner, Problem
 from warpi.nets.conv4 import convolution, n_blocks, pooling, positions
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 _log = logging.getLogger("warpi.fewshot")
 Norm = Literal["transductive", "support", "running"]
@@ -35,13 +35,8 @@ class Embedding(Learner):
     """A learner on features psi(x)."""
 
     norm: Norm = setting("running", NORM_HELP)
-    features: int | None = setting(None, FEATURES_HELP)
-    dropout: float = setting(0.0, "dropout rate in psi of images")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, features=1)
-        within(self, dropout=(0.0, 0.99))
+    features: int | None = setting(None, FEATURES_HELP, low=1)
+    dropout: float = setting(0.0, "dropout rate in psi of images", low=0, high=0.99)
 
 
 class Psi(nn.Module):

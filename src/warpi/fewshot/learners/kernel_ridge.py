@@ -7,16 +7,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
-from warpi.fewshot.learners.embedding import FEATURES_HELP, NORM_HELP, Norm, Psi, calibration, targets
+from warpi.fewshot.learner import Conditioned, Output, Problem
+from warpi.fewshot.learners.embedding import NORM_HELP, Embedding, Norm, Psi, calibration, targets
 from warpi.fewshot.learners.kernels import fourier_features, gaussian_kernel, mean_distance
 from warpi.fewshot.learners.ridge import fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
-class KernelRidge(Learner):
+class KernelRidge(Embedding):
     """Y_hat = gamma k(x)^T (K + lambda I)^-1 Y + beta: the baselines of MetaVRF's tables.
 
     `rff`: z(x) = sqrt(2/D) cos(w.psi(x) + b) with w ~ N(0, s^2 I) drawn once; s is learned.
@@ -25,17 +25,10 @@ class KernelRidge(Learner):
 
     year: ClassVar[int | None] = 2007
     kernel: Literal["rff", "rbf"] = setting("rff", "random Fourier features, or a Gaussian kernel")
-    bases: int | None = setting(None, "number of random features D of rff (default: 2048, in regression 128)")
+    bases: int | None = setting(None, "number of random features D of rff (default: 2048, in regression 128)", low=1)
     norm: Norm = setting("transductive", NORM_HELP)
     minmax: bool = setting(True, "scale the features of a set to [0, 1]")
-    features: int | None = setting(None, FEATURES_HELP)
-    dropout: float = setting(0.0, "dropout rate in psi of images")
-    floor: float = setting(0.01, "lower limit of the learned ridge penalty lambda")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, bases=1, features=1, floor=0)
-        within(self, dropout=(0.0, 0.99))
+    floor: float = setting(0.01, "lower limit of the learned ridge penalty lambda", low=0)
 
     def build(self, problem: Problem) -> nn.Module:
         return Networks(self, problem)

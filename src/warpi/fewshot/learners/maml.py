@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 from warpi.errors import UserError
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem, fit_loss
 from warpi.fewshot.learners.embedding import FEATURES_HELP, NORM_HELP, Convolutions, Psi
-from warpi.utils.field_checks import at_least, setting
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -23,16 +23,12 @@ class MAML(Learner):
 
     year: ClassVar[int | None] = 2017
     any_ways: ClassVar[bool] = False
-    inner_lr: float = setting(0.01, "learning rate alpha of the steps on the support set")
-    steps: int | None = setting(None, "number of steps in training (default: 5, in regression 1)")
-    test_steps: int = setting(10, "number of steps in evaluation")
+    inner_lr: float = setting(0.01, "learning rate alpha of the steps on the support set", low=0)
+    steps: int | None = setting(None, "number of steps in training (default: 5, in regression 1)", low=1)
+    test_steps: int = setting(10, "number of steps in evaluation", low=1)
     first_order: bool = setting(False, "treat the gradients of the steps as constants")
     norm: Literal["transductive", "support"] = setting("transductive", NORM_HELP)
-    features: int | None = setting(None, FEATURES_HELP)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, inner_lr=0, steps=1, test_steps=1, features=1)
+    features: int | None = setting(None, FEATURES_HELP, low=1)
 
     def build(self, problem: Problem) -> nn.Module:
         return Network(self, problem)

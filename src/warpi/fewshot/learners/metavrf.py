@@ -23,7 +23,7 @@ from warpi.fewshot.learners.kernels import alignment, fourier_features, spectral
 from warpi.fewshot.learners.ridge import Fit, fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian, GaussianHead
 from warpi.training.method import Log
-from warpi.utils.field_checks import at_least, setting, within
+from warpi.utils.field_checks import setting
 
 
 class Context(nn.Module):
@@ -130,30 +130,30 @@ class MetaVRF(Learner):
 
     year: ClassVar[int | None] = 2020
     context: Literal["none", "lstm", "bilstm"] = setting("none", "network over the sequence of tasks")
-    bases: int | None = setting(None, "number of random features D (default: 780, in regression 128)")
+    bases: int | None = setting(None, "number of random features D (default: 780, in regression 128)", low=1)
     exact: bool = setting(False, "use the kernel of infinitely many bases, without sampling")
     noise: Literal["fixed", "fresh"] = setting("fixed", "draw the noise of the bases once, or again for each task")
     norm: Norm = setting("transductive", NORM_HELP)
     minmax: bool = setting(True, "scale the features of a set to [0, 1]")
-    features: int | None = setting(None, FEATURES_HELP)
+    features: int | None = setting(None, FEATURES_HELP, low=1)
     dropout: float | None = setting(
-        None, "dropout rate in psi (default: 0.5 for color images, 0.1 for gray images, 0 for vectors)"
+        None,
+        "dropout rate in psi (default: 0.5 for color images, 0.1 for gray images, 0 for vectors)",
+        low=0,
+        high=0.99,
     )
     skip: bool = setting(False, "append psi of a vector to the vector itself")
-    floor: float = setting(0.01, "lower limit of the learned ridge penalty lambda")
+    floor: float = setting(0.01, "lower limit of the learned ridge penalty lambda", low=0)
     kl: Literal["true", "released"] = setting("true", "use the KL divergence, or the formula of the published code")
-    kl_weight: float | None = setting(None, "weight tau of the KL term (default: 0.01, in regression 1e-4)")
-    alignment: float = setting(0.0, "weight zeta of the kernel alignment reward (published code: 1 for 1-shot tasks)")
+    kl_weight: float | None = setting(None, "weight tau of the KL term (default: 0.01, in regression 1e-4)", low=0)
+    alignment: float = setting(
+        0.0, "weight zeta of the kernel alignment reward (published code: 1 for 1-shot tasks)", low=0
+    )
     labels: bool = setting(False, "let the posterior see the targets; in classification, each class mean separately")
-    proposals: int = setting(1, "number of kernels per task")
+    proposals: int = setting(1, "number of kernels per task", low=1)
     weigh: Literal["evidence", "alike"] = setting(
         "evidence", "weight proposals by the likelihood of the support labels, or equally"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, bases=1, features=1, floor=0, kl_weight=0, alignment=0, proposals=1)
-        within(self, dropout=(0.0, 0.99))
 
     def drop(self, problem: Problem) -> float:
         """The dropout rate."""
