@@ -76,17 +76,17 @@ def main() -> None:
     cache = DataCache()
     for seed in given.seeds:
         for name in given.runs or SMOKE:
-            own = {k: v for k, v in settings.items() if k != "warm_up" or RUNS[name]["method"] == "warpi_plus"}
+            plus = RUNS[name]["method"] == "warpi_plus"
+            usable = {key: value for key, value in settings.items() if key != "warm_up" or plus}
             try:
-                run_one(
-                    given.out, f"{name}_seed{seed}", {**RUNS[name], **own, "seed": seed}, given.root, deadline, cache
-                )
+                options = {**RUNS[name], **usable, "seed": seed}
+                run_one(given.out, f"{name}_seed{seed}", options, given.root, deadline, cache)
             except Exception:  # the next run may succeed
                 traceback.print_exc()
 
 
 def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline: float, cache: DataCache) -> None:
-    """Train until the end or the deadline, and append what came of it to summary.jsonl."""
+    """Train until the end or the deadline, and append the figures of the run to summary.jsonl."""
     began = time.monotonic()
     if began >= deadline:
         print(f"{name}: no time left", flush=True)
@@ -179,19 +179,19 @@ def measure(run: Run) -> dict[str, float]:
         with torch.no_grad():
             z = learner.predictors[0].eval()(batch.x)
         hits += int((z.argmax(1) == batch.y).sum())
-    found = {"test_acc_one_view": 100 * hits / len(truth.test)}
+    scores = {"test_acc_one_view": 100 * hits / len(truth.test)}
     if isinstance(learner, WarPIPlus) and truth.clean is not None:
         y = run.task.train.y
         clean = truth.clean.to(y.device)
         right = clean == y
         selected = learner.selected > 0
-        found["selected"] = selected.float().mean().item()
-        found["selected_right"] = right[selected].float().mean().item()
-        found["recall_of_right"] = selected[right].float().mean().item()
+        scores["selected"] = selected.float().mean().item()
+        scores["selected_right"] = right[selected].float().mean().item()
+        scores["recall_of_right"] = selected[right].float().mean().item()
         p = learner.memory
-        found["memory_acc"] = (p.argmax(1) == clean).float().mean().item()
-        found["auroc_wrong"] = auroc(-p.gather(1, y[:, None])[:, 0], ~right)
-    return found
+        scores["memory_acc"] = (p.argmax(1) == clean).float().mean().item()
+        scores["auroc_wrong"] = auroc(-p.gather(1, y[:, None])[:, 0], ~right)
+    return scores
 
 
 def auroc(score: Tensor, positive: Tensor) -> float:

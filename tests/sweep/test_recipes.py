@@ -18,10 +18,12 @@ from safetensors.torch import save_file
 
 from benchmarks import keep
 from benchmarks.pages import results as pages
+from benchmarks.pages import strong
 from warpi.cli.app import main
 from warpi.nets import registry as nets
 from warpi.nets.resnet import resnet20
 from warpi.report import plot_style
+from warpi.report.experiments import find_runs
 from warpi.sweep.plan import Job, read_plan
 from warpi.sweep.queue import KEPT
 
@@ -174,6 +176,41 @@ def test_pages_are_up_to_date() -> None:
     for name, table in pages.TABLES.items():
         committed = (ROOT / "docs" / "results" / f"{name}.md").read_text()
         assert pages.page(name, table, ROOT) == committed, f"docs/results/{name}.md is old: make results"
+
+
+def test_page_of_the_strong_recipe_is_up_to_date() -> None:
+    assert strong.page() == strong.PAGE.read_text(), "docs/results/strong.md is old: make results"
+    summaries = {row["name"]: row for row in strong.summaries(strong.KEPT)}
+    runs = find_runs([strong.KEPT])
+    assert len(runs) > 10
+    for run in runs:
+        row = summaries[run.path.name]
+        assert row["finished"] == run.done
+        assert row["epochs"] == len(run.epochs)
+        assert row["test_acc"] == run.epochs[-1]["test_acc"]
+
+
+def test_runs_of_the_strong_recipe_are_copied(tmp_path: Path) -> None:
+    """Checkpoints and the working directory are left out, a second copy adds to the first."""
+    for part, names in (("a", ("plus_flip_seed0", "plus_instance_seed0")), ("b", ("plus_flip_seed1",))):
+        for name in names:
+            run = shutil.copytree(strong.KEPT / name, tmp_path / part / name)
+            (run / "checkpoint.safetensors").write_bytes(b"weights")
+            spec = json.loads((run / "spec.json").read_text())
+            spec["environment"]["folder"] = "/somewhere"
+            (run / "spec.json").write_text(json.dumps(spec))
+        rows = [row for row in strong.summaries(strong.KEPT) if row["name"] in names]
+        listed(tmp_path / part / "summary.jsonl", map(json.dumps, rows))
+        strong.keep([tmp_path / part], tmp_path / "kept")
+    assert [row["name"] for row in strong.summaries(tmp_path / "kept")] == [
+        "plus_flip_seed0",
+        "plus_flip_seed1",
+        "plus_instance_seed0",
+    ]
+    files = [path for path in (tmp_path / "kept").glob("*/*") if path.is_file()]
+    assert len(files) == 3 + 3 + 2
+    for path in files:
+        assert path.read_bytes() == (strong.KEPT / path.relative_to(tmp_path / "kept")).read_bytes()
 
 
 def forge(folder: Path, job: Job, accs: list[float]) -> None:

@@ -1,0 +1,184 @@
+"""Write docs/results/strong.md: CIFAR-10 with the strong recipe.
+
+    python -m benchmarks.strong_images --root DATA --out runs/strong --runs ce_clean plus_random1 plus_flip
+    python -m benchmarks.pages.strong runs/strong [FOLDER ...]         (without folders: only the page)
+
+Copies the small files of the runs in these folders to docs/results/strong and adds the lines of their summary.jsonl to
+docs/results/strong/summary.json. Runs that did not reach their last epoch are named below the table. The comments are
+those in docs/results/strong/notes.md.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT
+from benchmarks.pages.results import PAPER
+from benchmarks.strong_images import RUNS
+from warpi.report.experiments import RunRecord, find_runs
+from warpi.runs.rerun import flag
+from warpi.utils.files import write_with_folder
+
+KEPT = ROOT / "docs" / "results" / "strong"
+PAGE = ROOT / "docs" / "results" / "strong.md"
+Summary = dict[str, Any]
+INTRO = """# CIFAR-10 with the strong recipe
+
+[`--recipe strong`](../strong_recipe.md): `fastnet`, bf16, compiled, batches of 512, one run at a time on one GPU.
+Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
+
+    SHARED="--root DATA --out runs/strong --seconds 900"
+    python -m benchmarks.strong_images $SHARED --seeds 0 1 --runs plus_random1 plus_flip plus_uniform
+    python -m benchmarks.strong_images $SHARED --runs ce_clean ce_random1 plus_random1_untrusted
+    python -m benchmarks.strong_images $SHARED --runs plus_random1_strict plus_random1_v plus_flip_v
+    python -m benchmarks.pages.strong runs/strong
+
+`make results` writes this page from the runs in [docs/results/strong](strong), which `warpi report` can read as well.
+
+- *Last*: test accuracy of the last epoch in percent, one number per seed. The averaged network predicts from each test
+  image and its mirror image; *one view*: from the image alone.
+- *Best on test*: the best epoch on the test set, an oracle, which no user has.
+- *Right*: share of right labels among the examples selected in the last epoch. *Recall*: share of the right labels that
+  are selected. *AUROC*: how well the memory of predictions P separates wrong from right labels of the training set. It
+  was computed from the training run, not by `warpi audit`.
+- *Seconds*: all epochs, including an evaluation on the test set after each. In brackets the part that was spent on
+  compiling: the time by which the first epoch, and for `warpi_plus` also the first one after the warm-up, exceeds the
+  next epoch. A process compiles less for its later runs.
+
+"""
+HEAD = """\
+| method | labels | trusted | epochs | seeds | last | one view | best on test | right, recall | AUROC | seconds |
+|:---|:---|---:|---:|:---|:---|:---|:---|:---|:---|:---|"""
+PUBLISHED = """
+## Published figures
+
+None of these methods was run again here, and networks, training time and (for the paper) the choice of the epoch
+differ. WarPI's figures are printed in its paper: the best epoch on the test set, with 1,000 trusted images. The others
+are published last-epoch figures for CIFAR-10N, without trusted images. ProMix, DivideMix and ELR+ train two networks
+for several hundred epochs; the figure of SOP+ is from a re-run by others.
+
+| labels | ours: last epoch, mean of seeds | published |
+|:---|:---|:---|"""
+HUMAN = "ProMix 97.39, SOP+ 95.70, DivideMix 95.16, ELR+ 94.43"
+
+
+def keep(folders: Sequence[Path], to: Path = KEPT) -> None:
+    """Copy specification, results and end mark of the runs in `folders`, and add their summaries."""
+    rows = {row["name"]: row for row in summaries(to)}
+    for folder in folders:
+        for path in sorted(folder.glob("*/spec.json")):
+            spec = json.loads(path.read_text())
+            spec["environment"].pop("folder", None)  # says nothing about the result
+            target = to / path.parent.name
+            write_with_folder(target / path.name, json.dumps(spec, indent=1) + "\n")
+            write_with_folder(target / "results.jsonl", path.with_name("results.jsonl").read_text())
+            if path.with_name("done").exists():
+                write_with_folder(target / "done", "")
+        lines = (folder / "summary.jsonl").read_text().splitlines()
+        rows |= {row["name"]: row for row in map(json.loads, lines)}
+    text = ",\n".join(json.dumps(rows[name]) for name in sorted(rows))
+    write_with_folder(to / "summary.json", f"[\n{text}\n]\n")
+
+
+def summaries(folder: Path) -> list[Summary]:
+    file = folder / "summary.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def page(folder: Path = KEPT) -> str:
+    by_name = {row["name"]: row for row in summaries(folder)}
+    runs = {run.path.name: run for run in find_runs([folder])}
+    finished = {name: [run for key, run in sorted(runs.items()) if run.done and is_run(key, name)] for name in RUNS}
+    rows = [table_row(group, [by_name[run.path.name] for run in group]) for group in finished.values() if group]
+    about = {key: each(runs.values(), key) for key in ("gpu", "torch", "python", "date")}
+    notes = (folder / "notes.md").read_text().strip()
+    lines = [HEAD, *rows, "", *cut_off(by_name.values()), PUBLISHED, *published(finished), "", notes, ""]
+    return INTRO.format(**about) + "\n".join(lines)
+
+
+def each(runs: Iterable[RunRecord], key: str) -> str:
+    return "; ".join(sorted({str(run.environment[key]) for run in runs}))
+
+
+def table_row(group: list[RunRecord], rows: list[Summary]) -> str:
+    """A row of the table: runs that differ in the seed only."""
+    spec = group[0].spec
+    changed = " ".join(" ".join(flag(name, value)) for name, value in spec["changed"].items())
+    wrong = 100 * sum(run.facts["wrong_share"] for run in group) / len(group)
+    noise = spec["noise"].removeprefix("given:")
+    labels = f"`{noise}` ({wrong:.0f} % wrong)" if wrong else "true labels"
+    cells = [f"`{spec['method']}{' ' + changed if changed else ''}`", labels]
+    cells += [f"{group[0].facts['n_meta']:,}", str(spec["recipe"]["epochs"])]
+    cells.append(", ".join(str(run.spec["seed"]) for run in group))
+    cells.append(listed(group, lambda run: f"{run.epochs[-1]['test_acc']:.2f}"))
+    cells.append(listed(rows, lambda r: f"{r['test_acc_one_view']:.2f}"))
+    cells.append(listed(group, lambda run: f"{max(e['test_acc'] for e in run.epochs):.2f}"))
+    if "selected_right" in rows[0]:
+        cells.append("; ".join(f"{100 * r['selected_right']:.1f}, {100 * r['recall_of_right']:.1f}" for r in rows))
+        cells.append(listed(rows, lambda r: f"{r['auroc_wrong']:.3f}"))
+    else:
+        cells += ["–", "–"]
+    cells.append(listed(group, lambda run: f"{sum(seconds(run)):.0f} ({compiling(run):.0f})"))
+    return f"| {' | '.join(cells)} |"
+
+
+def listed(items: Sequence[Any], text: Callable[[Any], str]) -> str:
+    return ", ".join(text(item) for item in items)
+
+
+def seconds(run: RunRecord) -> list[float]:
+    return [epoch["seconds"] for epoch in run.epochs]
+
+
+def compiling(run: RunRecord) -> float:
+    """Seconds by which the first epoch of each phase was slower than the next epoch."""
+    firsts = [0, round(run.spec["options"]["warm_up"])] if run.spec["method"] == "warpi_plus" else [0]
+    return sum(seconds(run)[t] - seconds(run)[t + 1] for t in firsts)
+
+
+def cut_off(rows: Iterable[Summary]) -> list[str]:
+    """Name the runs that did not reach their last epoch. They have no row in the table."""
+    stopped = [
+        f"`{row['name']}`, {row['test_acc']:.2f} at epoch {row['epochs']}" for row in rows if not row["finished"]
+    ]
+    return [f"Cut off, and therefore not in the table: {'; '.join(stopped)}."] if stopped else []
+
+
+def published(finished: dict[str, list[RunRecord]]) -> list[str]:
+    lines = []
+    for name, others in (("random1", HUMAN), ("flip", printed("asymmetric")), ("uniform", printed("uniform"))):
+        ours = f"`warpi_plus` {mean(finished[f'plus_{name}'])}"
+        if without := finished.get(f"plus_{name}_untrusted"):
+            ours += f"; without trusted images {mean(without)}"
+        noise = RUNS[f"plus_{name}"]["noise"].removeprefix("given:")
+        lines.append(f"| `{noise}` | {ours} | {others} |")
+    return lines
+
+
+def printed(table: str) -> str:
+    """WarPI's figure in a table of the paper."""
+    rate, net = {"asymmetric": ("0.4", "ResNet-32"), "uniform": ("0.6", "WRN-28-10")}[table]
+    column = PAPER[table]["columns"].index(["cifar10", rate])
+    (acc,) = [row["values"][column] for row in PAPER[table]["rows"] if row["name"] == "WarPI"]
+    return f"WarPI {acc:.2f} ({net})"
+
+
+def mean(runs: Sequence[RunRecord]) -> str:
+    return f"{statistics.mean(run.epochs[-1]['test_acc'] for run in runs):.2f}" if runs else "–"
+
+
+def is_run(folder: str, name: str) -> bool:
+    return folder.rpartition("_seed")[0] == name
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        keep([Path(folder) for folder in sys.argv[1:]])
+    write_with_folder(PAGE, page())
+
+
+if __name__ == "__main__":
+    main()
