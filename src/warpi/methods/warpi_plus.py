@@ -62,10 +62,14 @@ class WarPIPlus(Method):
 
         L = CE(mixup of weak views) + CE(strong views) + lambda KL(pi || mean prediction)
 
-    Without trusted examples the prior is the distribution of the given labels. With `rectifier`, a meta-network V
-    corrects the posterior, q_i ~ p'_i T[:, y_i] exp(V(log q_i, y_i; phi)), and phi descends the loss of a trusted batch
-    after a virtual step of the teacher's last layer on the targets q_i. That meta gradient is exact.
-    Differs from WarPI: V corrects targets instead of logits, is deterministic, and is off by default.
+    Without trusted examples the prior is the distribution of the given labels.
+
+    By default there is no learned rectifier and no meta gradient. With `rectifier`, a meta-network V corrects the
+    posterior, q_i ~ p'_i T[:, y_i] exp(V(log q_i, y_i; phi)), and phi descends the loss of a trusted batch after a
+    virtual step of the teacher's last layer on the targets q_i. That meta gradient is exact. V is off because it makes
+    the results on images worse: on CIFAR-10 91.8 instead of 95.7 percent with the human labels random1, and 92.9
+    instead of 96.5 under flip:0.4 (one seed). On digits it helps.
+    Differs from WarPI: V, if used, corrects targets instead of logits and is deterministic.
     Reference: Xiao et al., ProMix: Combating Label Noise via Maximizing Clean Sample Utility, IJCAI 2023, for the
     selection; thresholds as in Wang et al., FreeMatch, ICLR 2023.
     """
@@ -90,7 +94,7 @@ class WarPIPlus(Method):
     alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up", low=0)
     balance: float = setting(0.1, "weight lambda of the penalty on a mean prediction away from the prior", low=0)
     trusted_in_loss: bool = setting(True, "train the network on the trusted examples")
-    rectifier: bool = setting(False, "correct the posterior by a meta-network V, trained with the trusted examples")
+    rectifier: bool = setting(False, "correct the posterior by a meta-network V; made results on CIFAR-10 worse")
     meta_lr: float = setting(1e-3, "learning rate of V", low=0)
     virtual_lr: float = setting(0.1, "step size of the virtual step of the last layer", low=0)
     follow: float = setting(0.99, "share of the mean prediction and of the thresholds kept per step", low=0, high=1)
