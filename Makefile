@@ -1,9 +1,9 @@
-# make demo | test | check | setup: everything they need is installed into .venv by themselves.
-# Only Python >= 3.11 and make are assumed. PYTHON=python3.12 picks another interpreter.
+# make demo | test | test-all | check | setup: each target installs what it needs into .venv.
+# Requires only Python >= 3.11 and make. PYTHON=python3.12 selects another interpreter.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# uv installs in seconds what pip takes minutes for; it finds local wheels where pip is told to look for them.
+# uv installs in seconds instead of minutes. It uses the folders of local wheels that pip is configured with.
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt
 
 .PHONY: demo test test-all coverage browser check setup format lint results clean
@@ -22,12 +22,12 @@ test-all: $(VENV)/.dev browser
 coverage: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 -m "not gpu" --cov --cov-report=term-missing --cov-fail-under=97
 
-# What the tests of `warpi review` drive. Without it they are skipped, or fail where WARPI_BROWSER=required (CI).
+# The browser for the tests of `warpi review`. Without it they are skipped, or fail if WARPI_BROWSER=required (CI).
 browser:
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq || { sleep 5; apt-get update -qq; }; } && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
-	echo "No Chromium: the tests of the review page are skipped. Install it, for instance with: sudo apt-get install chromium"
+	echo "Chromium is not installed, so the tests of the review page are skipped. Install it with: sudo apt-get install chromium"
 
 check: lint test
 
