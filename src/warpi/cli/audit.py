@@ -26,13 +26,13 @@ def audit(argv: list[str]) -> None:
     parser.add_output("--parquet", "write the same table as parquet")
     parser.add_output("--json", "write the transition matrix, the error rates by class and how they were estimated")
     help_folds = "train K more times, each time without a part of the rows, and judge the rows left out (default: 0)"
-    parser.add_argument("--folds", type=int, default=0, metavar="K", help=help_folds)
+    parser.add("--folds K", help_folds, int, 0)
     help_rows = "all also audits the held-out rows (default: all, or train if the test labels are known to be right)"
-    parser.add_argument("--rows", metavar="train|all", help=help_rows)
+    parser.add("--rows train|all", help_rows)
     help_threshold = "wrong_probability above which a label counts as an issue (default: 0.5)"
-    parser.add_argument("--threshold", type=float, default=0.5, metavar="X", help=help_threshold)
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to compute on")
-    parser.add_argument("--quiet", action="store_true", help="print only errors")
+    parser.add("--threshold X", help_threshold, float, 0.5)
+    parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
+    parser.add("--quiet", "print only errors")
     given = parser.read(argv)
     from warpi.audit.judge import audit as audit_run
     from warpi.runs.reopen import reopen
@@ -88,25 +88,15 @@ def pick(argv: list[str]) -> None:
     parser.add_argument("n", type=int, nargs="?", metavar="N", help="number of rows to pick")
     parser.add_argument("run", type=Path, nargs="?", metavar="DIR", help="a finished run on the data, if there is one")
     parser.add_output("--csv", "write the list; a person fills its column checked_label")
-    parser.add_argument(
-        "--unbiased", action="store_true", help="pick all rows at random, for the best estimate of the noise rate"
-    )
-    parser.add_argument(
-        "--coverage", action="store_true", help="without a run: spread the rows over the inputs of each class"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the choice and of --noise")
-    parser.add_argument(
-        "--estimate", type=Path, metavar="FILE", help="read a checked list and print the noise rate it implies"
-    )
-    parser.add_argument(
-        "--picked", type=Path, metavar="FILE", help="with --estimate of an export of `warpi review`: the list itself"
-    )
+    parser.add("--unbiased", "pick all rows at random, for the best estimate of the noise rate")
+    parser.add("--coverage", "without a run: spread the rows over the inputs of each class")
+    parser.add("--seed N", "random seed of the choice and of --noise", int, 0)
+    parser.add("--estimate FILE", "read a checked list and print the noise rate it implies", Path)
+    parser.add("--picked FILE", "with --estimate of an export of `warpi review`: the list itself", Path)
     add_trusted_output(parser, "with --estimate: write the checked rows as a set for `warpi fit --trusted`")
-    parser.add_argument(
-        "--unbalanced", action="store_true", help="with --export-trusted: write all rows, without balancing the classes"
-    )
+    parser.add("--unbalanced", "with --export-trusted: write all rows, without balancing the classes")
     parser.add_output("--json", "with --estimate: write the estimate as JSON")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to audit the run on")
+    parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     from warpi.runs.spec import NOT_READ, READ, DataSpec
 
     add_data_flags(parser, "data without a run", NOT_READ)

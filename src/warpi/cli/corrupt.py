@@ -15,10 +15,8 @@ def corrupt(argv: list[str]) -> None:
     parser = Parser(
         prog="warpi corrupt", description="Draw label noise and write the labels to a file for `warpi fit --labels`."
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="label file to write (.json)")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="random seed; draws the same noise as `warpi fit --seed`"
-    )
+    parser.add("--out FILE", "label file to write (.json)", Path, required=True)
+    parser.add("--seed N", "random seed; draws the same noise as `warpi fit --seed`", int, 0)
     add_fields(parser, "data", DataSpec, NOT_READ)
     given = parser.read(argv)
     out = given.pop("out")

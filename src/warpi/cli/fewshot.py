@@ -67,27 +67,18 @@ def fit(argv: list[str]) -> None:
 
     about = "Train a learner on tasks of a data set and write a run folder. Learners: " + ", ".join(LEARNERS)
     parser = Parser(prog="warpi fewshot fit", description=about)
-    run = parser.add_argument_group("run")
-    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder to write or resume")
-    run.add_argument("--data", metavar="NAME", help=f"data set: {', '.join(FEWSHOT)} (default: sines)")
-    run.add_argument(
-        "--root", metavar="DIR", help="folder with the files of the data set (default: the variable WARPI_DATA)"
-    )
-    run.add_argument("--learner", metavar="NAME", help=f"learner to train (default: depends on the data, here {name})")
-    run.add_argument("--ways", type=int, metavar="N", help="classes per task (default: 5 for images)")
-    run.add_argument(
-        "--shots",
-        type=int,
-        metavar="N",
-        help=f"support examples per class, or per regression task (default: {defaults['shots']})",
-    )
-    run.add_argument("--resume", action="store_true", help="resume the interrupted run in DIR")
-    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to train on")
-    run.add_argument(
-        "--threads", type=int, metavar="N", help="number of CPU threads; it can change the last digits of results"
-    )
-    run.add_argument("--checkpoint-seconds", type=float, default=300.0, metavar="X", help="seconds between checkpoints")
-    run.add_argument("--quiet", action="store_true", help="print errors only")
+    parser.start_group("run")
+    parser.add("--out DIR", "run folder to write or resume", Path, required=True)
+    parser.add("--data NAME", f"data set: {', '.join(FEWSHOT)} (default: sines)")
+    parser.add("--root DIR", "folder with the files of the data set (default: the variable WARPI_DATA)")
+    parser.add("--learner NAME", f"learner to train (default: depends on the data, here {name})")
+    parser.add("--ways N", "classes per task (default: 5 for images)", int)
+    parser.add("--shots N", f"support examples per class, or per regression task (default: {defaults['shots']})", int)
+    parser.add("--resume", "resume the interrupted run in DIR")
+    parser.add("--device auto|cpu|cuda", "device to train on", default="auto")
+    parser.add("--threads N", "number of CPU threads; it can change the last digits of results", int)
+    parser.add("--checkpoint-seconds X", "seconds between checkpoints", float, 300.0)
+    parser.add("--quiet", "print errors only")
     training = Training(**{f.name: defaults[f.name] for f in fields(Training) if f.name in defaults})
     add_fields(parser, f"training (defaults for {data})", training)
     add_fields(parser, f"learner {name}", LEARNERS[name])
@@ -108,23 +99,14 @@ def evaluate(argv: list[str]) -> None:
     about = "Evaluate runs on the same new tasks. For several runs, also print their differences to the first one."
     parser = Parser(prog="warpi fewshot evaluate", description=about)
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders written by warpi fewshot fit")
-    parser.add_argument("--tasks", type=int, default=1000, metavar="N", help="number of tasks (default: 1000)")
-    parser.add_argument("--ways", type=_numbers, metavar="N,...", help="classes per task, if other than in training")
-    parser.add_argument(
-        "--shots", type=_numbers, metavar="N,...", help="support examples per class, if other than in training"
-    )
-    parser.add_argument(
-        "--queries", type=int, metavar="N", help="queries per class (default: as in training; sines: 50)"
-    )
-    parser.add_argument("--part", default="test", metavar="test|val|train", help="part of the data (default: test)")
-    parser.add_argument(
-        "--weights",
-        default="best",
-        metavar="best|last",
-        help="weights of the best validation (default), or the last ones",
-    )
-    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="seed of the tasks (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
+    parser.add("--tasks N", "number of tasks (default: 1000)", int, 1000)
+    parser.add("--ways N,...", "classes per task, if other than in training", _numbers)
+    parser.add("--shots N,...", "support examples per class, if other than in training", _numbers)
+    parser.add("--queries N", "queries per class (default: as in training; sines: 50)", int)
+    parser.add("--part test|val|train", "part of the data (default: test)", default="test")
+    parser.add("--weights best|last", "weights of the best validation (default), or the last ones", default="best")
+    parser.add("--episodes-seed N", "seed of the tasks (default: 0)", int, 0)
+    parser.add("--json FILE", "also write the rows as JSON", Path)
     _add_where(parser)
     given = parser.read(argv)
     _check(given, weights=("best", "last"), part=("test", "val", "train"))
@@ -162,22 +144,19 @@ def evaluate(argv: list[str]) -> None:
 def plot(argv: list[str]) -> None:
     parser = Parser(prog="warpi fewshot plot", description="Draw figures of runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders; or a .json file of rows")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the figure to write (.png or .svg)")
-    parser.add_argument(
-        "--kind",
-        default="auto",
-        metavar="curves|bases|versatility",
-        help="curves: example sines, one column per run; bases: score against the number of bases; versatility: other "
+    parser.add("--out FILE", "the figure to write (.png or .svg)", Path, required=True)
+    parser.add(
+        "--kind curves|bases|versatility",
+        "curves: example sines, one column per run; bases: score against the number of bases; versatility: other "
         "ways and shots (default: chosen by the runs)",
+        default="auto",
     )
-    parser.add_argument("--examples", type=int, default=3, metavar="N", help="tasks in `curves` (default: 3)")
-    parser.add_argument("--tasks", type=int, default=600, metavar="N", help="number of tasks per point (default: 600)")
-    parser.add_argument(
-        "--ways", type=_numbers, default=(5, 10, 20, 50, 100), metavar="N,...", help="ways in `versatility`"
-    )
-    parser.add_argument("--shots", type=_numbers, default=(1, 5, 10), metavar="N,...", help="shots to test")
-    parser.add_argument("--episodes-seed", type=int, default=0, metavar="N", help="seed of the tasks (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values of the figure as JSON")
+    parser.add("--examples N", "tasks in `curves` (default: 3)", int, 3)
+    parser.add("--tasks N", "number of tasks per point (default: 600)", int, 600)
+    parser.add("--ways N,...", "ways in `versatility`", _numbers, (5, 10, 20, 50, 100))
+    parser.add("--shots N,...", "shots to test", _numbers, (1, 5, 10))
+    parser.add("--episodes-seed N", "seed of the tasks (default: 0)", int, 0)
+    parser.add("--json FILE", "also write the values of the figure as JSON", Path)
     _add_where(parser)
     given = parser.read(argv)
     _check(given, kind=("auto", "curves", "bases", "versatility"))
@@ -227,10 +206,8 @@ def _choose_kind(runs: Sequence["Run"], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _add_where(parser: Parser) -> None:
-    parser.add_argument(
-        "--root", type=Path, metavar="DIR", help="folder with the files of the data set, if moved since training"
-    )
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to compute on")
+    parser.add("--root DIR", "folder with the files of the data set, if moved since training", Path)
+    parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
 
 
 def _check(given: dict[str, Any], **allowed: Sequence[str]) -> None:

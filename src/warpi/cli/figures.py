@@ -58,14 +58,10 @@ def figures(argv: list[str]) -> None:
 def _read_flags(argv: list[str]) -> dict[str, Any]:
     parser = Parser(prog="warpi figures", description="Draw the figures of the paper, and what V has learned.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the figures as PNG and SVG, and figures.json")
-    parser.add_argument(
-        "--only",
-        metavar="A,B,...",
-        help="some of: losses, confusion, samples, stability, rectifier, sigma, calibration",
-    )
-    parser.add_argument("--arrays", action="store_true", help="only compute figures.npz in the run folders")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute the arrays")
+    parser.add("--out DIR", "write the figures as PNG and SVG, and figures.json", Path)
+    parser.add("--only A,B,...", "some of: losses, confusion, samples, stability, rectifier, sigma, calibration")
+    parser.add("--arrays", "only compute figures.npz in the run folders")
+    parser.add("--device auto|cpu|cuda", "where to compute the arrays", default="auto")
     given = parser.read(argv)
     if not given["arrays"] and given["out"] is None:
         raise UserError("give a folder for the figures with --out DIR, or only compute their arrays with --arrays")

@@ -143,30 +143,18 @@ def _make_parser(method: str) -> Parser:
         explain=explain,
     )
     parser.usage = "warpi fit --data DATA --trusted FILE --out DIR [flags]"
-    run = parser.add_argument_group("run")
-    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder to write")
-    run.add_argument("--method", metavar="NAME", help="name from `warpi list methods` (default: warpi)")
-    run.add_argument(
-        "--recipe", default=argparse.SUPPRESS, metavar="|".join(RECIPES), help="set many of the training flags at once"
-    )
-    run.add_argument("--resume", action="store_true", help="continue the interrupted run in DIR")
-    run.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to train on")
-    run.add_argument(
-        "--devices", type=int, metavar="N", help="processes that share each batch, one per GPU (default: 1)"
-    )
-    run.add_argument("--threads", type=int, metavar="N", help="number of CPU threads, on which results depend")
-    run.add_argument(
-        "--checkpoint-seconds",
-        type=float,
-        default=300.0,
-        metavar="X",
-        help="seconds between checkpoints (default: 300)",
-    )
-    run.add_argument(
-        "--checkpoint-epochs", type=int, default=1, metavar="N", help="epochs between checkpoints (default: 1)"
-    )
-    run.add_argument("--tensorboard", action="store_true", help="also write logs to DIR/tensorboard")
-    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.start_group("run")
+    parser.add("--out DIR", "run folder to write", Path, required=True)
+    parser.add("--method NAME", "name from `warpi list methods` (default: warpi)")
+    parser.add(f"--recipe {'|'.join(RECIPES)}", "set many of the training flags at once", default=argparse.SUPPRESS)
+    parser.add("--resume", "continue the interrupted run in DIR")
+    parser.add("--device auto|cpu|cuda", "device to train on", default="auto")
+    parser.add("--devices N", "processes that share each batch, one per GPU (default: 1)", int)
+    parser.add("--threads N", "number of CPU threads, on which results depend", int)
+    parser.add("--checkpoint-seconds X", "seconds between checkpoints (default: 300)", float, 300.0)
+    parser.add("--checkpoint-epochs N", "epochs between checkpoints (default: 1)", int, 1)
+    parser.add("--tensorboard", "also write logs to DIR/tensorboard")
+    parser.add("--quiet", "print nothing but errors")
     add_data_flags(parser, "data")
     add_fields(parser, "training", Recipe, data_dependent=DATA_DEPENDENT)
     prefix = type(METHODS[method]).__name__ + "."

@@ -14,7 +14,7 @@ from warpi.utils.flags import Parser
 def list_names(argv: list[str]) -> None:
     parser = Parser(prog="warpi list", description="List the names that flags accept, with a summary of each.")
     parser.add_argument("what", metavar="|".join(_TABLES), help="the table to print")
-    parser.add_argument("--json", action="store_true", help="print JSON with all columns")
+    parser.add("--json", "print JSON with all columns")
     given = parser.read(argv)
     if given["what"] not in _TABLES:
         raise unknown("list", given["what"], _TABLES)

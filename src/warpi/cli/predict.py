@@ -9,15 +9,10 @@ from warpi.utils.flags import Parser
 def predict(argv: list[str]) -> None:
     parser = Parser(prog="warpi predict", description="Predict the classes of new rows with the classifier of a run.")
     parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder")
-    parser.add_argument(
-        "--data",
-        required=True,
-        metavar="PATH",
-        help="new rows, of the same kind as the run's data; labels are optional",
-    )
+    parser.add("--data PATH", "new rows, of the same kind as the run's data; labels are optional", required=True)
     parser.add_output("--csv", "write row, predicted_label, probability, p_CLASS ...", required=True)
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to compute on")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
+    parser.add("--quiet", "print nothing but errors")
     given = parser.read(argv)
     predictions = predict_data(given["run"], given["data"], device=given["device"])
     predictions.to_csv(given["csv"])

@@ -18,13 +18,11 @@ def report(argv: list[str]) -> None:
         prog="warpi report", description="Print a table of one or many runs. With --out, also write a page about them."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
-    parser.add_argument("--against", metavar="NAME", help="show differences to this method or label, paired by seed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the table as JSON")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write report.html (one file), .md, .tex and curves as PNG and SVG"
-    )
-    parser.add_argument("--audit", action="store_true", help="first audit the runs that have not been audited")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device for audits and measurements")
+    parser.add("--against NAME", "show differences to this method or label, paired by seed")
+    parser.add("--json FILE", "write the rows of the table as JSON", Path)
+    parser.add("--out DIR", "write report.html (one file), .md, .tex and curves as PNG and SVG", Path)
+    parser.add("--audit", "first audit the runs that have not been audited")
+    parser.add("--device auto|cpu|cuda", "device for audits and measurements", default="auto")
     given = parser.read(argv)
     if given["audit"] and not given["out"]:
         raise UserError("--audit adds to the page; set its folder with --out DIR, or run warpi audit")

@@ -27,24 +27,16 @@ def review(argv: list[str]) -> None:
         "if it has no audit. With --export or --export-trusted no page is opened; the decisions so far are written.",
     )
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run folder; or give --data")
-    parser.add_argument(
-        "--rows", type=Path, metavar="FILE.csv", help="review the rows of this list, as `warpi pick --csv` wrote it"
-    )
-    parser.add_argument(
-        "--show", type=Path, metavar="FILE.csv", help="a csv with one line per row of the data, shown next to each item"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the decisions (default: RUN/review)")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="port on 127.0.0.1 (default: a free one)")
-    parser.add_argument("--no-browser", action="store_true", help="print the link without opening a browser")
-    parser.add_argument(
-        "--export", type=Path, metavar="FILE", help="write the corrected labels of all rows (.csv or .json)"
-    )
+    parser.add("--rows FILE.csv", "review the rows of this list, as `warpi pick --csv` wrote it", Path)
+    parser.add("--show FILE.csv", "a csv with one line per row of the data, shown next to each item", Path)
+    parser.add("--out DIR", "folder for the decisions (default: RUN/review)", Path)
+    parser.add("--port N", "port on 127.0.0.1 (default: a free one)", int, 0)
+    parser.add("--no-browser", "print the link without opening a browser")
+    parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
     add_trusted_output(parser, "write the trusted examples as a set for `warpi fit --trusted`", "PATH")
-    parser.add_argument(
-        "--unbalanced", action="store_true", help="with --export-trusted: write all, without balancing the classes"
-    )
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="device to audit the run on")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of --noise")
+    parser.add("--unbalanced", "with --export-trusted: write all, without balancing the classes")
+    parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
+    parser.add("--seed N", "random seed of --noise", int, 0)
     add_data_flags(parser, "data without a run", NOT_READ)
     given = parser.read(argv)
     settings = {name: given[name] for name in READ if name in given}

@@ -31,7 +31,22 @@ class Parser(argparse.ArgumentParser):
         if help_flag:
             self.add_argument(help_flag, action="help", help="show all flags and exit")
         self.explain = explain
+        self.group: argparse._ActionsContainer = self
         self.outputs: set[str] = set()
+
+    def start_group(self, title: str) -> None:
+        """Put the flags that are added from now on under a title of the help text."""
+        self.group = self.add_argument_group(title)
+
+    def add(
+        self, flag: str, help: str, kind: Callable[[str], Any] = str, default: Any = None, *, required: bool = False
+    ) -> None:
+        """Add `--flag METAVAR`, whose value is read by `kind`, or a switch `--flag`."""
+        name, _, metavar = flag.partition(" ")
+        if metavar:
+            self.group.add_argument(name, metavar=metavar, type=kind, default=default, required=required, help=help)
+        else:
+            self.group.add_argument(name, action="store_true", help=help)
 
     def add_output(self, flag: str, help: str, *, required: bool = False) -> None:
         """Add a flag for a file to write. Its folder must exist, which `read` checks before anything is computed."""
