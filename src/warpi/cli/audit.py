@@ -1,6 +1,5 @@
 """`warpi audit` and `warpi pick`. Heavy imports wait until the flags are parsed."""
 
-import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import add_data_flags, add_trusted_output
 from warpi.errors import UserError
-from warpi.utils.files import write_atomically
+from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def audit(argv: list[str]) -> None:
     if given["parquet"]:
         result.to_parquet(given["parquet"], paths)
     if given["json"]:
-        _write_json(given["json"], result.summary())
+        write_json(given["json"], result.summary())
     if not given["quiet"]:
         _print_audit(result)
 
@@ -144,7 +143,7 @@ def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         print_trusted_set(write_checked_rows(given["export_trusted"], rows, given["estimate"], *options))
     rate = estimate_noise_rate(rows)
     if given["json"]:
-        _write_json(given["json"], rate)
+        write_json(given["json"], rate)
     print(
         f"noise rate {100 * rate['rate']:.1f} % (95 % interval {100 * rate['low']:.1f} to {100 * rate['high']:.1f}) "
         f"from {rate['checked']} checked rows of {rate['drawn']} that were drawn at random"
@@ -164,10 +163,6 @@ def print_trusted_set(summary: "TrustedSetSummary") -> None:
     if summary.missing:
         names = ", ".join(summary.missing)
         print(f"warpi: no trusted example yet of: {names}; warpi fit needs at least one per class", file=sys.stderr)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def _log_to_stderr() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.errors import UserError, unknown
+from warpi.utils.files import write_atomically, write_json
 from warpi.utils.flags import Parser, add_fields
 
 if TYPE_CHECKING:
@@ -167,7 +168,6 @@ def plot(argv: list[str]) -> None:
     from warpi.fewshot.compare import examples, judged, other_kinds
     from warpi.fewshot.run import load
     from warpi.report.plot_style import image_format
-    from warpi.utils.files import write_atomically
 
     picture = image_format(given["out"])
     rows = [row for path in given["runs"] if path.suffix == ".json" for row in _read_rows(path)]
@@ -225,9 +225,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:
     if path is not None:
-        from warpi.utils.files import write_atomically
-
-        write_atomically(path, (json.dumps(rows, indent=1) + "\n").encode())
+        write_json(path, rows)
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

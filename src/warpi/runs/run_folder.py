@@ -33,7 +33,7 @@ from warpi.runs.schema import (
 from warpi.training import checkpoint
 from warpi.training.engine import Record
 from warpi.utils import distributed
-from warpi.utils.files import append_line, one_writer, write_atomically
+from warpi.utils.files import append_line, one_writer, write_atomically, write_json
 
 ADVICE = "choose another folder"
 _COMMANDS = {FORMAT: "warpi fit", FEWSHOT_FORMAT: "warpi fewshot fit"}
@@ -162,7 +162,7 @@ class RunFolder:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write_spec(self, description: Mapping[str, Any]) -> None:
-        write_atomically(self.path / SPEC, (json.dumps(description, indent=1) + "\n").encode())
+        write_json(self.path / SPEC, description)
 
     def append(self, record: Record) -> None:
         append_line(self.results, json.dumps(record))

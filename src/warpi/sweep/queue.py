@@ -24,7 +24,7 @@ from warpi.runs.schema import DONE, RESULTS, SPEC, SWEEP, read_json
 from warpi.runs.spec import DataCache, DataSpec, RunSpec, hashed_files, prepare
 from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan, Settings
-from warpi.utils.files import Busy, one_writer, write_atomically
+from warpi.utils.files import Busy, one_writer, write_json
 
 log = logging.getLogger("warpi.sweep")
 
@@ -267,10 +267,6 @@ def _read(file: Path) -> dict[str, Any] | None:
     return content
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
-
-
 @dataclass(frozen=True)
 class ClaimedRun:
     """A run that this process may train while it holds the lock."""
@@ -319,7 +315,7 @@ class Queue:
                         continue
                     if not state.begun:
                         path.mkdir(parents=True, exist_ok=True)
-                        _write(path / SWEEP, job.settings)
+                        write_json(path / SWEEP, job.settings)
                     elif not (path / SWEEP).exists():
                         _check_fit(path, job.settings, self.cache)
                 except (UserError, OSError) as error:
@@ -350,13 +346,13 @@ class Queue:
         """Record that a run is complete."""
         self.ended.add(claim.job.name)
         if not (claim.path / SWEEP).exists():  # begun by `warpi fit`, with the same settings
-            _write(claim.path / SWEEP, claim.job.settings)
+            write_json(claim.path / SWEEP, claim.job.settings)
 
     def mark_failed(self, job: Job, reason: str, details: str = "") -> None:
         """Record that a run cannot be finished."""
         self.ended.add(job.name)
         note = {"session": self.session, "reason": reason, "details": details}
-        _write(self._notes(job) / "failed.json", note)
+        write_json(self._notes(job) / "failed.json", note)
 
     def _notes(self, job: Job) -> Path:
         return self.plan.out / ".sweep" / job.name

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,10 +12,7 @@ from pathlib import Path
 
 from warpi.errors import UserError
 
-_STREAMS = {
-    "/dev/stdout": 1,
-    "/dev/stderr": 2,
-}  # by file descriptor: opening them by name would truncate a redirected file
+_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # opening them by name would truncate a redirected file
 
 
 class Busy(UserError):
@@ -79,6 +77,11 @@ def write_csv(
 ) -> None:
     """Write a csv table atomically. `errors` says what to do with file names that are not valid UTF-8."""
     write_atomically(path, format_csv(header, rows).encode(errors=errors))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as JSON, atomically."""
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def check_no_folder(path: Path, flag: str = "") -> None:
