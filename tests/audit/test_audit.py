@@ -217,6 +217,15 @@ def test_interval_is_wide_if_the_trusted_rows_were_used_for_training(
     assert abs(rates[1] - 0.3) < 0.5 * abs(rates[0] - 0.3)
 
 
+@pytest.mark.parametrize("use_trusted", [True, False])
+def test_trusted_rows_that_a_method_chose_to_use_cannot_check_the_rates(
+    use_trusted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = fit_small(tmp_path, "warpi_plus", use_trusted=use_trusted)
+    audit(run, save=False)
+    assert ("used for training" in caplog.text) is use_trusted
+
+
 @pytest.mark.parametrize("meta", [10, 11])
 def test_the_only_trusted_row_of_a_class_is_never_left_out(
     meta: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -120,9 +120,11 @@ def test_trusted_examples_are_used_only_if_wanted(use_trusted: bool, pictures: t
     method = started(pictures[0], use_trusted=use_trusted)
     list(method.epoch(0))
     assert (method.meta_loader.count > 0) == use_trusted
+    assert method.uses_trusted == use_trusted
     alone = WarPIPlus(use_trusted=use_trusted)
     alone.start(replace(pictures[0], meta=None), RECIPE)
     assert len(list(alone.epoch(0))) == len(alone.loader)
+    assert not alone.uses_trusted
 
 
 def test_selection_begins_after_the_warm_up(pictures: tuple[Task, Truth]) -> None:

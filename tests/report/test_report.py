@@ -481,6 +481,14 @@ def two_sections(tmp_path: Path) -> list[Any]:
     return table(tmp_path)
 
 
+def test_a_method_that_can_use_trusted_examples_is_listed_by_whether_it_did(tmp_path: Path) -> None:
+    for name, use_trusted, n_meta in (("with", True, 50), ("none", True, 0), ("unused", False, 50)):
+        spec = spec_of("warpi_plus") | {"options": {"use_trusted": use_trusted}}
+        make(tmp_path / name, epochs_of([90.0]), spec, n_meta=n_meta)
+    groups = {name: table(tmp_path / name)[0].needs_meta for name in ("with", "none", "unused")}
+    assert groups == {"with": True, "none": False, "unused": False}
+
+
 def test_markdown_splits_blocks_and_sections(tmp_path: Path) -> None:
     text = to_markdown(two_sections(tmp_path))
     lines = text.splitlines()

@@ -143,7 +143,7 @@ def _predict(method: Method, folds: int, path: Path | None) -> _Evidence:
     trusted = predict_split(method, task.meta)
     val = predict_split(method, task.val)
     train, memorization = _without_memorization(predict_split(method, task.train), val)
-    trusted_left_out = not method.needs_meta
+    trusted_left_out = not method.uses_trusted
     source = _describe_in_sample(len(val.y))
     cross_validated = None
     if folds:

@@ -108,7 +108,7 @@ class WarPIPlus(Method):
         n = len(task.train)
         k = task.n_classes
         device = task.train.y.device
-        known = task.meta.y if self.has_trusted and task.meta is not None else task.train.y
+        known = task.meta.y if self.uses_trusted and task.meta is not None else task.train.y
         self.prior = (torch.bincount(known, minlength=k) + 1.0) / (len(known) + k)  # [K] pi
         self.memory = torch.full((n, k), 1 / k, device=device)  # [N, K] P
         self.selected = torch.zeros(n, device=device)  # [N] 1: in S
@@ -117,7 +117,7 @@ class WarPIPlus(Method):
         self.confidence = torch.full((), 1 / k, device=device)  # mean of the largest probability
         self.class_confidence = torch.full((k,), 1 / k, device=device)  # [K] mean probability of each class
         self.warming = True
-        if self.rectifier and not self.has_trusted:
+        if self.rectifier and not self.uses_trusted:
             raise UserError("the rectifier is trained with trusted examples, and there are none; use --no-rectifier")
         if self.rectifier:
             feature_size(self.net, task.shape)  # raises if the network has no features
@@ -126,7 +126,7 @@ class WarPIPlus(Method):
             self.meta_optimizer = adam(self.meta_net.parameters(), self.meta_lr)
 
     @property
-    def has_trusted(self) -> bool:
+    def uses_trusted(self) -> bool:
         return self.use_trusted and self.task.meta is not None
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -204,7 +204,7 @@ class WarPIPlus(Method):
     def learn(self, batch: Batch, weak: Tensor, strong: Tensor, used: Tensor, alpha: float) -> dict[str, Tensor]:
         """One step with targets for the weak and the strong views; only strong views that are `used` count."""
         x_weak, x_strong = batch.views
-        if self.has_trusted and self.trusted_in_loss:
+        if self.uses_trusted and self.trusted_in_loss:
             trusted = self.meta_loader.draw()
             y = one_hot(trusted.y, self.task.n_classes)
             x_weak, x_strong = (torch.cat(pair) for pair in zip(batch.views, trusted.views, strict=True))

@@ -58,7 +58,10 @@ class Experiment:
 
     @property
     def needs_meta(self) -> bool:
-        return bool(self.first.facts.get("needs_meta", False))
+        """Whether the runs used trusted examples. A method that can do without them has the option `use_trusted`."""
+        facts = self.first.facts
+        optional = self.first.spec.get("options", {}).get("use_trusted", False) and facts.get("n_meta", 0) > 0
+        return bool(facts.get("needs_meta", False) or optional)
 
     @property
     def finished(self) -> bool:

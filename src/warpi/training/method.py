@@ -141,6 +141,11 @@ class Method(ABC):
         return self.averaged_nets if self.average_decay else self.nets
 
     @property
+    def uses_trusted(self) -> bool:
+        """Whether training uses the trusted examples. Override it in a method that can do without them."""
+        return self.needs_meta
+
+    @property
     def average_decay(self) -> float:
         """Share of the averaged weights that a step keeps; 0: no weights are averaged."""
         return self.recipe.average
