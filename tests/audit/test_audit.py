@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 import warpi
 from warpi.audit import audit, out_of_sample
-from warpi.audit.judge import uncertainty
+from warpi.audit.judge import estimate_uncertainty
 from warpi.audit.result import Audit, read_audit
 from warpi.cli.app import main
 from warpi.data.image_files import FileExamples
@@ -313,7 +313,7 @@ def test_uncertainty_with_several_networks_and_with_one(tmp_path: Path, caplog: 
     predictions = out_of_sample.RowPredictions(
         np.arange(2), np.array([0, 1]), p, np.stack([p, p]), np.array([[-1.0, -2.0], [-1.0, -1.0]])
     )
-    spread, _ = uncertainty(predictions, np.array([[0.8, 0.2], [0.2, 0.8]]))
+    spread, _ = estimate_uncertainty(predictions, np.array([[0.8, 0.2], [0.2, 0.8]]))
     assert spread[0] == 0  # neither the samples nor the networks disagree
     w, shift = 1 - 0.8, np.array([-0.5, 0.5])
     assert spread[1] == pytest.approx((1 / (1 + np.exp(-(np.log(w / (1 - w)) + shift)))).std())

@@ -18,7 +18,7 @@ from warpi.data.image_files import FileExamples
 from warpi.data.overlap import check_disjoint, mark_shared
 from warpi.data.split import Split
 from warpi.datasets import image_folders as folders
-from warpi.datasets.load import takes_size
+from warpi.datasets.load import is_resizable
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS, make_method
@@ -269,7 +269,7 @@ def published(here: Path) -> Callable[[str], Path]:
     return lambda name: here / name
 
 
-@pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if entry.sized])
+@pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if entry.resizable])
 def test_built_in_image_files_at_any_size(published: Callable[[str], Path], name: str) -> None:
     for size in (None, 16):
         dataset, defaults = load_dataset(name, root=published(name), image_size=size)
@@ -482,10 +482,12 @@ def test_image_paths_in_another_column(here: Path, caplog: pytest.LogCaptureFixt
     assert not caplog.messages  # few values: a code
 
 
-def test_takes_size(here: Path) -> None:
+def test_is_resizable(here: Path) -> None:
     """Only image files take a size."""
     assert here.is_dir()
-    takes = [name for name in ("folder", "list.csv", "table.csv", "flat.npz", "digits", "food101n") if takes_size(name)]
+    takes = [
+        name for name in ("folder", "list.csv", "table.csv", "flat.npz", "digits", "food101n") if is_resizable(name)
+    ]
     assert takes == ["folder", "list.csv", "food101n"]
 
 
@@ -509,8 +511,8 @@ def test_dropped_columns(data: str) -> None:
 def test_dropped_path_makes_a_table(here: Path) -> None:
     """With its column path, it would be a manifest."""
     write(here / "a.csv", "Path,size,label", "x/1.png,1,cat", "x/2.png,2,dog")
-    assert takes_size("a.csv")
-    assert not takes_size("a.csv", ("Path",))
+    assert is_resizable("a.csv")
+    assert not is_resizable("a.csv", ("Path",))
     first, _ = load_dataset("a.csv", drop=["Path"])
     assert first.examples.shape == (1,)
     assert load_dataset("a.csv", drop=["Path"], like=first)[0].y.tolist() == [0, 1]

@@ -16,7 +16,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from warpi.errors import UserError
 from warpi.fewshot.learner import Episode, Learner, Problem
-from warpi.fewshot.learners.embedding import Psi, class_means
+from warpi.fewshot.learners.embedding import FeatureNet, class_means
 from warpi.fewshot.learners.kernel_ridge import KernelRidge
 from warpi.fewshot.learners.maml import MAML
 from warpi.fewshot.learners.metavrf import MetaVRF, attend
@@ -250,17 +250,17 @@ def test_mistakes_are_told() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 84, 84)])
 def test_convolutions_end_in_256_features(shape: tuple[int, ...]) -> None:
-    psi = Psi(Problem(shape, 5), "transductive", 64)
+    psi = FeatureNet(Problem(shape, 5), "transductive", 64)
     f, _ = psi(torch.rand(1, 2, *shape))
     assert f.shape == (1, 2, psi.features) == (1, 2, 256)
 
 
 def test_images_that_cannot_be_pooled_are_refused() -> None:
     with pytest.raises(UserError, match="too small or too narrow to be pooled 5 times"):
-        Psi(Problem((3, 84, 20), 5), "transductive", 64)
+        FeatureNet(Problem((3, 84, 20), 5), "transductive", 64)
 
 
-def by_hand(psi: Psi, x: Tensor, stats: list[tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Any]:
+def by_hand(psi: FeatureNet, x: Tensor, stats: list[tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Any]:
     """One set of images [N, C, H, W] in the order of the paper: normalise, ReLU, then pool."""
     seen = []
     for i, block in enumerate(psi.body.blocks):
@@ -275,7 +275,7 @@ def by_hand(psi: Psi, x: Tensor, stats: list[tuple[Tensor, Tensor]] | None = Non
 @pytest.mark.parametrize("norm", ["transductive", "support"])
 def test_each_task_is_normalised_by_itself(norm: Any) -> None:
     with seeded(0):
-        psi = Psi(Problem((2, 12, 10), 5), norm, 5).double()
+        psi = FeatureNet(Problem((2, 12, 10), 5), norm, 5).double()
         for block in psi.body.blocks:
             nn.init.normal_(block.shift)
     e = episode((2, 12, 10), 4)
@@ -295,7 +295,7 @@ def test_fused_kernels_compute_the_same(norm: Any, monkeypatch: pytest.MonkeyPat
     found = []
     for fused in (False, True):
         with seeded(0):
-            psi = Psi(Problem(SHAPES["image"], 4), norm, 5, minmax=True).double()
+            psi = FeatureNet(Problem(SHAPES["image"], 4), norm, 5, minmax=True).double()
             before = torch.get_rng_state()
             if fused:
                 psi.fuse(torch.ones_like(x), torch.ones_like(q))
@@ -320,7 +320,7 @@ def test_a_compiler_that_fails_leaves_kernels_as_they_are(
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    psi = Psi(Problem(SHAPES["image"], 4), "running", 5)
+    psi = FeatureNet(Problem(SHAPES["image"], 4), "running", 5)
     x, mean = torch.rand(3, 4, 2, 12, 10), [b.clone() for b in psi.buffers()]
     psi.fuse(x, x)
     assert "no compiler here" in caplog.text
@@ -331,12 +331,12 @@ def test_a_compiler_that_fails_leaves_kernels_as_they_are(
 
 def test_an_interrupted_compiler_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(body: Any, x: Tensor, given: Any) -> Any:
-        body.by_set(x, given)
+        body.forward_task_major(x, given)
         torch.rand(3)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: interrupted)
-    psi = Psi(Problem(SHAPES["image"], 4), "running", 5)
+    psi = FeatureNet(Problem(SHAPES["image"], 4), "running", 5)
     x, before, chance = torch.rand(3, 4, 2, 12, 10), [b.clone() for b in psi.buffers()], torch.get_rng_state()
     with pytest.raises(KeyboardInterrupt):
         psi.fuse(x, x)
@@ -347,7 +347,7 @@ def test_an_interrupted_compiler_leaves_nothing_behind(monkeypatch: pytest.Monke
 
 def test_a_copy_of_fused_kernels_has_weights_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda f, **_: lambda *given: f(*given))
-    psi = Psi(Problem(SHAPES["image"], 4), "support", 5)
+    psi = FeatureNet(Problem(SHAPES["image"], 4), "support", 5)
     x = torch.rand(3, 4, 2, 12, 10)
     psi.fuse(x, x)
     assert psi.body.fused is not None
@@ -363,7 +363,7 @@ def test_a_copy_of_fused_kernels_has_weights_of_its_own(monkeypatch: pytest.Monk
 def test_running_statistics() -> None:
     """Of all tasks in training, their running means afterwards: what BatchNorm does."""
     with seeded(0):
-        psi = Psi(Problem((2, 12, 10), 5), "running", 5).double()
+        psi = FeatureNet(Problem((2, 12, 10), 5), "running", 5).double()
     block, x = psi.body.blocks[0], episode((2, 12, 10), 4).support_x
     norm = nn.BatchNorm2d(5, affine=False).double()
     h = block.convolution(x.flatten(0, 1))
@@ -378,7 +378,7 @@ def test_running_statistics() -> None:
 
 def test_minmax_and_dropout() -> None:
     with seeded(0):
-        psi = Psi(Problem((2, 12, 10), 5), "transductive", 5, dropout=0.5, minmax=True).double()
+        psi = FeatureNet(Problem((2, 12, 10), 5), "transductive", 5, dropout=0.5, minmax=True).double()
         x = episode((2, 12, 10), 4).support_x
         once, twice = psi(x)[0], psi(x)[0]
     assert torch.equal(once.amin((1, 2)), torch.zeros(3).double())

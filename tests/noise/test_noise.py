@@ -229,7 +229,7 @@ def test_instance_agrees_with_a_loop_over_rows(scale: str) -> None:
     """Uses the same random numbers in the same order: rates, draws, one W per class."""
     n, k, rate = 40, 4, 0.4
     x, y = torch.randint(256, (n, 6), generator=seeded(5)).float(), some_labels(n, k, 6)
-    actual = noise.instance(y, k, rate, seeded(7), lambda rows: x[rows], scale=scale, top=255.0)
+    actual = noise.instance(y, k, rate, seeded(7), lambda rows: x[rows], scale=scale, max_value=255.0)
 
     g = seeded(7)
     q = noise.truncated_normal(n, rate, g)
@@ -309,7 +309,7 @@ def test_instance_scale_without_a_bound_or_deviation() -> None:
     x[:, 1] = 5.0
     largest = float(x.abs().max())
     a = noise.instance(y, 3, 0.4, seeded(), lambda rows: x[rows], scale="unit")
-    b = noise.instance(y, 3, 0.4, seeded(), lambda rows: x[rows], scale="unit", top=largest)
+    b = noise.instance(y, 3, 0.4, seeded(), lambda rows: x[rows], scale="unit", max_value=largest)
     torch.testing.assert_close(a.T, b.T)
     zero = noise.instance(y, 3, 0.4, seeded(), lambda rows: torch.zeros(len(rows), 3), scale="unit").T
     assert zero is not None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from warpi.runs.facts import ABSENT, FACTS, PACKED, changed_facts, data_hashes, differences, same_test_set
+from warpi.runs.facts import ABSENT, FACTS, PACKED_FACTS, changed_facts, data_hashes, differences, same_test_set
 
 RUN: dict[str, Any] = {fact.name: 7 if fact.kind is int else fact.name[:3] * 9 for fact in FACTS}
 
@@ -37,4 +37,4 @@ def test_the_trusted_set_counts_if_asked_for() -> None:
 def test_names() -> None:
     assert "inputs" in data_hashes(RUN)
     assert "test" not in data_hashes(RUN), "these are row numbers, not data"
-    assert set(PACKED) == {"n_train", "n_meta", "n_val", "n_classes", "inputs_sha256", "noise_sha256"}
+    assert set(PACKED_FACTS) == {"n_train", "n_meta", "n_val", "n_classes", "inputs_sha256", "noise_sha256"}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.split import Split
-from warpi.training.metrics import evaluate, scores
+from warpi.training.metrics import compute_scores, evaluate
 
 SOME = settings(max_examples=15, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -53,7 +53,7 @@ def naive_scores(p: Tensor, y: Tensor, bins: int) -> tuple[float, float, float, 
 def test_scores_equal_those_of_a_loop(seed: int, n: int, k: int, bins: int) -> None:
     p = (3 * normal(n, k, seed=seed)).softmax(1)
     y = torch.randint(k, (n,), generator=make_generator(seed))
-    got, wanted = scores(p, y, bins), naive_scores(p, y, bins)
+    got, wanted = compute_scores(p, y, bins), naive_scores(p, y, bins)
     assert got[:3] == pytest.approx(wanted[:3], rel=1e-9, abs=1e-9)
     assert list(got.per_class) == pytest.approx(wanted[3], nan_ok=True)
 
@@ -61,7 +61,7 @@ def test_scores_equal_those_of_a_loop(seed: int, n: int, k: int, bins: int) -> N
 def test_scores_computed_by_hand() -> None:
     """Two bins. (0, .5]: confidence .5 once, wrong. (.5, 1]: confidences .6, .7, .8, two of three right."""
     p = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0], [0.7, 0.2, 0.1], [0.1, 0.8, 0.1]]).double()
-    s = scores(p, torch.tensor([1, 0, 0, 0]), bins=2)
+    s = compute_scores(p, torch.tensor([1, 0, 0, 0]), bins=2)
     assert s.acc == pytest.approx(50)
     assert s.nll == pytest.approx(-(math.log(0.3) + math.log(0.6) + math.log(0.7) + math.log(0.1)) / 4)
     assert s.ece == pytest.approx(100 * (1 / 4 * 0.5 + 3 / 4 * abs(2 / 3 - 0.7)))
@@ -71,7 +71,7 @@ def test_scores_computed_by_hand() -> None:
 
 def test_scores_of_certain_predictions() -> None:
     y = torch.tensor([2, 0, 1])
-    right, wrong = scores(F.one_hot(y, 3).float(), y), scores(F.one_hot((y + 1) % 3, 3).float(), y)
+    right, wrong = compute_scores(F.one_hot(y, 3).float(), y), compute_scores(F.one_hot((y + 1) % 3, 3).float(), y)
     assert (right.acc, right.nll, right.ece, right.per_class) == (100, 0, 0, (100, 100, 100))
     assert (wrong.acc, wrong.ece, wrong.per_class) == (0, 100, (0, 0, 0))
     assert wrong.nll == pytest.approx(-math.log(1e-12))  # a probability of zero has a large but finite loss
@@ -80,7 +80,7 @@ def test_scores_of_certain_predictions() -> None:
 def test_evaluate_does_not_depend_on_the_batches() -> None:
     x, y = normal(23, 4).float(), torch.randint(4, (23,), generator=make_generator())
     split = Split(TensorExamples(x, Scale(torch.tensor(0.5), torch.tensor(2.0))), torch.arange(23).flip(0), y)
-    whole = scores(((x.flip(0) - 0.5) / 2).softmax(1), y)
+    whole = compute_scores(((x.flip(0) - 0.5) / 2).softmax(1), y)
     for size in (1, 7, 23, 100):
         got = evaluate(lambda z: z.softmax(1), split, size)
         assert got[:3] == pytest.approx(whole[:3])

@@ -244,7 +244,7 @@ def do_fit_in_existing_group(out: str) -> None:
     dist.init_process_group("gloo")
     do_fit(out, method="ce")
     assert dist.is_initialized()
-    assert distributed.ranks() == 2
+    assert distributed.n_ranks() == 2
     dist.destroy_process_group()
 
 
@@ -470,7 +470,7 @@ def test_only_plain_batchnorm_can_be_synchronized() -> None:
 def as_rank(r: int, ranks: int) -> Iterator[None]:
     """Context manager: this process pretends to be rank r, without communication."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distributed, "ranks", lambda: ranks)
+        patch.setattr(distributed, "n_ranks", lambda: ranks)
         patch.setattr(distributed, "rank", lambda: r)
         patch.setattr(distributed, "min_over_ranks", lambda n: n)
         yield

@@ -62,7 +62,7 @@ def audit(
     row, predictions = _audited_rows(method, evidence, held_out if rows == "all" else [])
     y = predictions.y
     verdict = scores.judge_labels(scores.posterior(predictions.p, y, T), y, threshold)
-    spread, spread_description = uncertainty(predictions, T, bool(folds))
+    spread, spread_description = estimate_uncertainty(predictions, T, bool(folds))
     can_check = evidence.trusted_left_out and len(np.unique(evidence.trusted.y)) == method.task.n_classes
     margin = _rate_margin(evidence, predictions, T, verdict.wrong_probability, can_check, folds)
     trusted = evidence.trusted
@@ -202,7 +202,7 @@ def _audited_rows(method: Method, evidence: _Evidence, held_out: list[Split]) ->
     return row[order], concatenate(parts).take(order)
 
 
-def uncertainty(predictions: RowPredictions, T: Floats, folds: bool = False) -> tuple[Floats, str]:
+def estimate_uncertainty(predictions: RowPredictions, T: Floats, folds: bool = False) -> tuple[Floats, str]:
     """Standard deviation of wrong_probability w [n], and a description of what was varied.
 
     Samples of the label probability (WarPI): w_l = sigmoid(logit w + log pi_l - mean_l log pi_l) with

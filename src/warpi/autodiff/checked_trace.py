@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from warpi.autodiff.functional_call import detach_trainable, fill_missing, fixed_tensors, trainable_parameters
 from warpi.autodiff.graphs import Passes, Point
-from warpi.autodiff.replay_rng import generator_state, replay_rng
+from warpi.autodiff.replay_rng import get_rng_state, replay_rng
 from warpi.autodiff.trace import Untraceable, trace
 from warpi.errors import first_line
 from warpi.nets.sync_batchnorm import SharedBatchNorm
@@ -67,7 +67,7 @@ class _Reference:
     def __init__(self, net: nn.Module, plain_copy: nn.Module, x: Tensor) -> None:
         self.net = net
         self.x = x
-        self.rng_state = generator_state(x.device)
+        self.rng_state = get_rng_state(x.device)
         with replay_rng(self.rng_state, x.device), torch.enable_grad():
             z = plain_copy(x)
         self.buffers = {name: b.clone() for name, b in plain_copy.named_buffers()}

@@ -33,14 +33,14 @@ def record_rng(net: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
             raise RuntimeError("its network draws random numbers, which in a graph only traced passes can repeat")
         yield recorded
         return
-    before = generator_state(x.device)
+    before = get_rng_state(x.device)
     yield recorded
-    _draws[net] = not torch.equal(before, generator_state(x.device))
+    _draws[net] = not torch.equal(before, get_rng_state(x.device))
     if _draws[net]:
         recorded.append(before)
 
 
-def generator_state(device: torch.device) -> Tensor:
+def get_rng_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
@@ -58,6 +58,6 @@ def replay_rng(state: Tensor | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def python_rng_state() -> object:
+def get_python_rng_state() -> object:
     """State of the generators of python and numpy, for comparison."""
     return random.getstate(), [str(part) for part in np.random.get_state()]  # noqa: NPY002

@@ -28,7 +28,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from warpi.autodiff.batchnorm import forward_rules
 from warpi.autodiff.functional_call import detach_trainable, fixed_tensors
 from warpi.autodiff.graphs import Passes, cut_trace
-from warpi.autodiff.replay_rng import python_rng_state
+from warpi.autodiff.replay_rng import get_python_rng_state
 from warpi.errors import first_line
 
 
@@ -143,7 +143,7 @@ def _same_form(a: fx.Node, b: fx.Node) -> bool:
 
 def _python_state(net: nn.Module) -> Any:
     """Changes if the python code of a network draws random numbers or modifies its attributes."""
-    return python_rng_state(), python_values(net)
+    return get_python_rng_state(), python_values(net)
 
 
 def python_values(net: nn.Module) -> tuple[Any, ...]:

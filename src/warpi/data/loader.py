@@ -87,7 +87,7 @@ class Loader:
                 pending.append(index)
                 yield self.split.rows[index], derive(self.seed, "augment", k)
 
-        part = {"part": self.share} if distributed.ranks() > 1 else {}
+        part = {"part": self.share} if distributed.n_ranks() > 1 else {}
         reads = self.split.examples.stream(plan(), augment=self.augment, views=self.views, **part)
         last_used = start
         for k, read in enumerate(reads, start):
@@ -105,7 +105,7 @@ class Loader:
         """Whether every rank has two examples."""
         if self.split.examples.always_readable and kept is None:
             return True
-        least = min(2, self.batch_size // distributed.ranks())
+        least = min(2, self.batch_size // distributed.n_ranks())
         n = least if kept is None else int(kept.sum())
         return distributed.min_over_ranks(n) >= least
 

@@ -39,7 +39,7 @@ def read_dataset(
     """
     if data in DATASETS:
         entry = DATASETS[data]
-        if image_size is not None and not entry.sized:
+        if image_size is not None and not entry.resizable:
             raise _no_size(data)
         if label is not None:
             raise UserError(f"{data} has fixed labels; --label is for tables, arrays and manifests")
@@ -91,13 +91,13 @@ def has_images(data: str, drop: Sequence[str] = ()) -> bool:
     return path.is_dir() or is_list
 
 
-def takes_size(data: str, drop: Sequence[str] = ()) -> bool:
+def is_resizable(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether the images of a data set can be read at any size."""
-    return DATASETS[data].sized if data in DATASETS else has_images(data, drop)
+    return DATASETS[data].resizable if data in DATASETS else has_images(data, drop)
 
 
 def _kind(data: str, drop: Sequence[str]) -> str:
-    if takes_size(data, drop):
+    if is_resizable(data, drop):
         return _IMAGES
     if data in DATASETS:
         return _ARRAYS

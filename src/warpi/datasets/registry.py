@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 class DatasetEntry:
     """One line of `warpi list datasets`, and the function that reads the data set."""
 
-    reader: "str | Callable[..., Dataset]"  # takes the folder of the files (or None) and, if `sized`, `size`
+    reader: "str | Callable[..., Dataset]"  # takes the folder of the files (or None) and, if `resizable`, `size`
     summary: str
-    sized: bool = False  # image files, which can be read at any size
+    resizable: bool = False  # image files, which can be read at any size
 
     def load(self, root: Path | None, size: int | None = None) -> "Dataset":
         read: Any = self.reader
         if isinstance(read, str):
             module, _, function = read.partition(":")
             read = getattr(import_module(module), function)
-        dataset: Dataset = read(root, size=size) if self.sized else read(root)
+        dataset: Dataset = read(root, size=size) if self.resizable else read(root)
         return dataset
 
 
@@ -41,11 +41,11 @@ DATASETS: dict[str, DatasetEntry] = {
     "clothing1m": DatasetEntry(
         "warpi.datasets.web_images:clothing1m",
         "1 million photos of clothes, 14 classes; published key files",
-        sized=True,
+        resizable=True,
     ),
     "food101n": DatasetEntry(
         "warpi.datasets.web_images:food101n",
         "Food-101N with the Food-101 test set, 101 classes; published lists",
-        sized=True,
+        resizable=True,
     ),
 }

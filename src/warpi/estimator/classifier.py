@@ -31,7 +31,7 @@ from warpi.estimator.onnx import Classifier, write_onnx
 from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.functional.transition import from_given
 from warpi.methods.registry import METHODS, explain_unknown_setting
-from warpi.nets.registry import NETS, Build, make_net
+from warpi.nets.registry import NETS, NetBuilder, make_net
 from warpi.runs.defaults import (
     ENOUGH_ROWS,
     FEW_ROWS_METHOD,
@@ -95,7 +95,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def __init__(
         self,
         method: str | Method = "auto",
-        net: str | nn.Module | Build = "mlp",
+        net: str | nn.Module | NetBuilder = "mlp",
         *,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -227,7 +227,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         write_atomically(Path(path), content)
 
     @classmethod
-    def load(cls, path: Path | str, net: nn.Module | Build | None = None) -> Self:
+    def load(cls, path: Path | str, net: nn.Module | NetBuilder | None = None) -> Self:
         """Read a file that `save` wrote. It does not contain a custom network: pass it as `net`, with any weights."""
         if not Path(path).is_file():
             raise UserError(f"there is no file {path}; give one that NoisyLabelClassifier.save wrote")

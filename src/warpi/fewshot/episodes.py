@@ -13,7 +13,7 @@ from warpi.data.augment import Crop
 from warpi.errors import UserError
 from warpi.fewshot.data import Classes, Sines
 from warpi.fewshot.learner import Episode
-from warpi.fewshot.learners.embedding import pixels
+from warpi.fewshot.learners.embedding import scale_pixels
 from warpi.utils.seeding import generator
 
 _BLOCK = 10  # tasks drawn from one seed, so that a test set does not depend on the evaluation batch size
@@ -151,7 +151,7 @@ def random_affine(
     mirror = torch.cat([side, torch.ones_like(side)], -1)  # [T, W, 1, 1, 2]: flips the first column
     maps = (one + uniform(per_class, T, W, 1, 2, 2)) * mirror @ (one + uniform(per_image, T, W, N, 2, 2))
     maps = torch.cat([maps, uniform(2 * shift, T, W, N, 2, 1)], -1).flatten(0, 2)  # [T W N, 2, 3]
-    images = pixels(x.flatten(0, 2))
+    images = scale_pixels(x.flatten(0, 2))
     grid = F.affine_grid(maps, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False).view(x.shape)
 

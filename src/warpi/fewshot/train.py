@@ -15,7 +15,7 @@ from warpi.fewshot.data import Classes, FewShotData
 from warpi.fewshot.episodes import Kind, Tasks, make_tasks
 from warpi.fewshot.evaluate import evaluate
 from warpi.fewshot.learner import Learner
-from warpi.fewshot.learners.embedding import Psi
+from warpi.fewshot.learners.embedding import FeatureNet
 from warpi.training.checkpoint import state_of
 from warpi.training.cuda_graph import WARM_UP, GraphedStep, NotGraphable, cudnn_search, warn_not_graphed
 from warpi.training.engine import Diverged, Record
@@ -197,7 +197,7 @@ class Step:
         self.why = "" if self.device.type == "cuda" else "only GPUs have CUDA graphs"  # the reason to run plain steps
         self.graph: GraphedStep | None = None
         pays = training.compiles(self.device) and at.optimizer is not None and at.iteration < training.iterations
-        self.fused = [module for module in learner.net.modules() if isinstance(module, Psi) and pays]
+        self.fused = [module for module in learner.net.modules() if isinstance(module, FeatureNet) and pays]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
             for psi in self.fused:
                 psi.fuse(*self._example_inputs(psi))
@@ -247,7 +247,7 @@ class Step:
         for psi in self.fused:
             psi.unfuse()
 
-    def _example_inputs(self, psi: Psi) -> list[Tensor]:
+    def _example_inputs(self, psi: FeatureNet) -> list[Tensor]:
         """Random inputs with the sizes of support and query sets."""
         ways, *numbers = self.tasks.kind
         sizes = [(self.training.tasks, max(ways, 1) * n, *self.learner.problem.shape) for n in numbers]

@@ -23,7 +23,7 @@ class DiagGaussian(NamedTuple):
 
         Each rank draws eps for the examples of all ranks and uses its share.
         """
-        size = distributed.ranks()
+        size = distributed.n_ranks()
         b, *rest = self.mean.shape
         shape = (n, b * size, *rest)
         eps = torch.randn(shape, generator=generator, device=self.mean.device, dtype=self.mean.dtype)

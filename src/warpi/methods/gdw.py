@@ -78,7 +78,7 @@ class GDW(Method):
         descend((w * d).sum(), self.meta_optimizer)
         size = d.abs().sum()
         distributed.average([size])
-        change = (self.class_lr * d / (distributed.ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
+        change = (self.class_lr * d / (distributed.n_ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
         omega = (omega.detach() - change).clamp_min(1e-6)
         descend((balance_gradient(omega * flow, batch.y) * noisy.z).sum(), self.optimizer)
         return {"loss": losses.mean(), "meta_loss": judged, "weight": omega.mean()}

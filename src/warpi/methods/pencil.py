@@ -76,7 +76,7 @@ class PENCIL(Method):
         if self.stage == 2:
             y_tilde.requires_grad_()
             label_loss = (
-                self.loss(z.detach(), y_tilde, batch.y).mean() / distributed.ranks()
+                self.loss(z.detach(), y_tilde, batch.y).mean() / distributed.n_ranks()
             )  # mean over the batch of all ranks
             (slope,) = torch.autograd.grad(label_loss, y_tilde)
             self.y_tilde[batch.rows] = y_tilde.detach() - self.label_lr * slope

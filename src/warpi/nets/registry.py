@@ -18,13 +18,13 @@ from warpi.nets.resnet import resnet18, resnet20, resnet32, resnet50
 from warpi.nets.weights import load_weights, read_torchvision, read_weights
 from warpi.nets.wide_resnet import wrn28_10
 
-Build = Callable[[tuple[int, ...], int], nn.Module]
+NetBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """(shape of one input, number of classes) -> network. Initial weights are drawn from the global torch generator."""
 
 
 class NetEntry(NamedTuple):
     summary: str
-    build: Build
+    build: NetBuilder
 
 
 NETS: dict[str, NetEntry] = {
@@ -41,7 +41,7 @@ NETS: dict[str, NetEntry] = {
 
 
 def make_net(
-    net: str | nn.Module | Build, shape: tuple[int, ...], n_classes: int, weights: Path | str | None = None
+    net: str | nn.Module | NetBuilder, shape: tuple[int, ...], n_classes: int, weights: Path | str | None = None
 ) -> nn.Module:
     """Build a network for inputs of `shape` and K = `n_classes` classes.
 
@@ -70,7 +70,7 @@ def make_net(
     return made
 
 
-def _build_custom(net: nn.Module | Build, shape: tuple[int, ...], n_classes: int) -> nn.Module:
+def _build_custom(net: nn.Module | NetBuilder, shape: tuple[int, ...], n_classes: int) -> nn.Module:
     """A copy of the user's module, or the result of the user's function."""
     what = "a name, an nn.Module or a function (shape, n_classes) -> nn.Module"
     if isinstance(net, nn.Module):

@@ -142,7 +142,7 @@ def instance(
     generator: Generator,
     flat: Callable[[Tensor], Tensor],
     scale: str = "raw",
-    top: float | None = None,
+    max_value: float | None = None,
     chunk: int | None = None,
 ) -> NoisyLabels:
     """Instance-dependent noise of PTD (Xia et al. 2020, Algorithm 2); `flat` maps rows [n] to their inputs [n, D].
@@ -154,7 +154,7 @@ def instance(
 
     The scale of x determines how sharp the softmax is, and papers differ in it without mention:
     "raw": as stored, pixels 0..255 (PTD, VRI, InstanceGM), which gives nearly one target per row;
-    "unit": divided by `top`, the largest possible value (255 for images), or if that is None by the largest magnitude;
+    "unit": divided by the largest possible value `max_value` (255 for images; None: the largest magnitude in the data);
     "standard": each feature standardized over all rows, which gives many targets per row.
     """
     check_rate("instance", n_classes, rate, least=2)
@@ -169,7 +169,7 @@ def instance(
     everything = torch.arange(len(y))
     n_features = read(everything[:1]).shape[1]
     size = chunk or max(1, 2**22 // n_features)  # 32 MB at a time
-    shift, width = _scaling(map(read, torch.split(everything, size)), scale, top)
+    shift, width = _scaling(map(read, torch.split(everything, size)), scale, max_value)
     noisy = y.clone()
     T = _eye(n_classes).to(y.device)
     for c in range(n_classes):
@@ -275,12 +275,12 @@ def _sample(cdf: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cdf / cdf[:, -1:], u[:, None], right=True)[:, 0]  # the last is exactly 1 > u
 
 
-def _scaling(inputs: Iterable[Tensor], scale: str, top: float | None) -> tuple[Tensor | float, Tensor | float]:
+def _scaling(inputs: Iterable[Tensor], scale: str, max_value: float | None) -> tuple[Tensor | float, Tensor | float]:
     """(shift, width) such that (x - shift) / width is x on the requested scale."""
     if scale == "raw":
         return 0.0, 1.0
     if scale == "unit":
-        width = top if top is not None else max(float(x.abs().max()) for x in inputs)
+        width = max_value if max_value is not None else max(float(x.abs().max()) for x in inputs)
         return 0.0, width or 1.0
     n = 0
     origin = total = squares = torch.tensor(0.0)

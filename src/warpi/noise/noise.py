@@ -109,7 +109,9 @@ class Noise:
             case "hierarchical":
                 return kinds.hierarchical(*draw, dataset.superclass)
             case "instance":
-                return kinds.instance(*draw, dataset.examples.flat, top=_largest_possible(dataset.examples), **settings)
+                return kinds.instance(
+                    *draw, dataset.examples.flat, max_value=_max_input_value(dataset.examples), **settings
+                )
             case "open_set":
                 return kinds.open_set(*draw, _n_other(dataset, other))
         return _SIMPLE[self.kind](*draw, **settings)
@@ -178,7 +180,7 @@ def _n_other(dataset: Dataset, other: Dataset | None) -> int:
     return len(other.examples)
 
 
-def _largest_possible(examples: Examples) -> float | None:
+def _max_input_value(examples: Examples) -> float | None:
     """255 for images stored as bytes or in files; None for features, which have no bound."""
     are_bytes = examples.x.dtype == torch.uint8 if isinstance(examples, TensorExamples) else len(examples.shape) == 3
     return 255.0 if are_bytes else None

@@ -42,7 +42,7 @@ FACTS = (
     Fact("test_sha256", newer=True, decides_test=True),  # the rows that were held out
 )
 
-PACKED = tuple(fact.name for fact in FACTS if fact.packed)
+PACKED_FACTS = tuple(fact.name for fact in FACTS if fact.packed)
 """Names of the facts that a checkpoint also stores."""
 _BASE = tuple(fact for fact in FACTS if fact.shown and not fact.newer)
 _NEWER = tuple(fact for fact in FACTS if fact.shown and fact.newer)

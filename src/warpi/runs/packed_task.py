@@ -10,7 +10,7 @@ from warpi.data.examples import Examples, is_integer
 from warpi.data.placeholder import PlaceholderExamples, examples_from_form
 from warpi.data.split import Split
 from warpi.errors import UserError, blame_file
-from warpi.runs.facts import PACKED
+from warpi.runs.facts import PACKED_FACTS
 from warpi.training.task import Task
 
 
@@ -28,14 +28,14 @@ def pack_task(task: Task, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         "classes": list(task.classes),
         "noise_rate": task.noise_rate,
         "splits": {name: _pack_split(split) for name, split in splits.items() if split is not None},
-        "facts": {name: facts[name] for name in PACKED},
+        "facts": {name: facts[name] for name in PACKED_FACTS},
     }
 
 
 def unpack_task(packed: Any, facts: Mapping[str, Any], device: torch.device, file: object) -> Task:
     """The task in a checkpoint `file`. Raises a UserError if it is damaged, or if `facts` are those of another run."""
     with blame_file(file):
-        for name in PACKED:
+        for name in PACKED_FACTS:
             packed_value = packed["facts"][name]
             if packed_value != facts.get(name):
                 raise UserError(

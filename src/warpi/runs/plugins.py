@@ -24,7 +24,7 @@ from torch import nn
 
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
-from warpi.nets.registry import NETS, Build, NetEntry, make_net
+from warpi.nets.registry import NETS, NetBuilder, NetEntry, make_net
 from warpi.runs.defaults import resolve_method
 from warpi.runs.rerun import PLUGIN_FILES, short_name
 from warpi.runs.schema import STORED
@@ -294,7 +294,7 @@ def _make_entry(build: object, place: str, path: Path) -> NetEntry:
     return NetEntry(summary or f"from {path.name}", _with_place(build, place, path))
 
 
-def _with_place(build: Callable[..., Any], place: str, path: Path) -> Build:
+def _with_place(build: Callable[..., Any], place: str, path: Path) -> NetBuilder:
     """The function that builds a custom network; its errors name the entry."""
 
     def build_net(shape: tuple[int, ...], n_classes: int) -> nn.Module:

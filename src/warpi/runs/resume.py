@@ -110,7 +110,7 @@ def resolve_threads(stored: dict[str, Any], threads: int | None, path: Path) -> 
     Floating-point sums depend on the thread count, so a resumed run keeps it, unless the number of ranks has changed.
     """
     before: int | None = stored["environment"].get("threads")
-    if stored["environment"].get("ranks", 1) != distributed.ranks():
+    if stored["environment"].get("ranks", 1) != distributed.n_ranks():
         return threads
     if threads is not None and threads != before:
         raise UserError(f"{path} was started with threads = {before}, not {threads}; choose another --out to change it")

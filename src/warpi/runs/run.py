@@ -118,7 +118,7 @@ def fitting(
         stack.enter_context(_add_advice(folder.path, where))
         started = _start(stack, folder, where, method, resume, threads, settings, cache)
         _restore(started)
-        if distributed.ranks() > 1:
+        if distributed.n_ranks() > 1:
             state = {**started.description, **checkpoint.state_of(started.method), "environment": None}
             distributed.check_same(checkpoint.digest(state).encode(), "the run (settings, data, initial weights)")
         progress = stack.enter_context(_make_progress(started, quiet))
@@ -251,7 +251,7 @@ def describe_training(prepared: PreparedRun, method: Method, device: torch.devic
         prepared.spec.to_json(),
         facts,
         device,
-        ranks=distributed.ranks(),
+        ranks=distributed.n_ranks(),
         numpy=np.__version__,
         stamps=dict(prepared.data.stamps),  # while these are the same, so is the data
         folder=current_folder(),  # relative paths of the specification start there
@@ -271,7 +271,7 @@ def _restore(started: _StartedRun) -> None:
     if distributed.agree(None, started.writes and folder.has_checkpoint)[0]:  # no other process can write it now
         with TemporaryDirectory() as copies:
             file = folder.checkpoint
-            if distributed.ranks() > 1:
+            if distributed.n_ranks() > 1:
                 content = distributed.broadcast_from_rank0(checkpoint.newest(file).read_bytes)
                 if distributed.rank() > 0:
                     file = Path(copies) / file.name
@@ -282,7 +282,7 @@ def _restore(started: _StartedRun) -> None:
                 started.state = TrainingState(**position)
                 checkpoint.restore(started.method, stored["method"])
                 RngState.from_dict(stored["rng"]).restore()
-                if started.device.type == "cuda" and distributed.ranks() > 1 and "cuda" in stored["rng"]:
+                if started.device.type == "cuda" and distributed.n_ranks() > 1 and "cuda" in stored["rng"]:
                     torch.cuda.set_rng_state(stored["rng"]["cuda"][0], started.device)  # that of rank 0's device
     epoch = started.state.epoch
     records = distributed.broadcast_from_rank0(lambda: json.dumps(folder.cut_history(epoch)).encode())
@@ -316,7 +316,7 @@ def _steps(
 
 def _how_to_resume(path: Path, where: torch.device) -> str:
     command = ["warpi", *plugins.flags(), "fit", "--out", str(path), "--resume"]
-    n = distributed.ranks()
+    n = distributed.n_ranks()
     if n > 1:
         if os.environ.get("LOCAL_WORLD_SIZE") != str(n):
             return "resume with the same command and --resume"

@@ -12,7 +12,7 @@ import torch
 
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
-from warpi.datasets.load import read_dataset, takes_size
+from warpi.datasets.load import is_resizable, read_dataset
 from warpi.datasets.registry import DATASETS
 from warpi.errors import unknown
 from warpi.methods.registry import METHODS, explain_unknown_setting
@@ -105,7 +105,7 @@ def load(data: DataSpec, cache: DataCache | None = None) -> LoadedData:
     side = data.image_size or unusual_size(dataset)
 
     def read_second(name: str, **options: Any) -> Dataset:
-        size = side if takes_size(name, options.get("drop", ())) else None
+        size = side if is_resizable(name, options.get("drop", ())) else None
         return read(name, root=root, image_size=size, **options)
 
     trusted = open_set = None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from warpi.autodiff.replay_rng import python_rng_state
+from warpi.autodiff.replay_rng import get_python_rng_state
 from warpi.autodiff.trace import python_values
 from warpi.data.batch import Batch
 from warpi.data.loader import Loader, Planned, Slot
@@ -206,14 +206,14 @@ class _Step:
         before = _describe_state(self.method, deep=True)
         counts = [loader.count for loader in self.loaders]
         file_counts = [loader.count for loader in file_loaders]
-        rng_state = python_rng_state()
+        rng_state = get_python_rng_state()
         log = self.plain(batch)
         self.n_observed += 1
         self.draws = {i: x.count - n for i, (x, n) in enumerate(zip(self.loaders, counts, strict=True))}
         why = ""
         if [loader.count for loader in file_loaders] != file_counts:
             why = "it reads files"
-        if python_rng_state() != rng_state:
+        if get_python_rng_state() != rng_state:
             why = "it draws from python's or numpy's generators, which a graph would not"
         for name, (kind, value) in _describe_state(self.method, deep=True).items():
             if name in before and before[name] != (kind, value):

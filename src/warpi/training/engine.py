@@ -138,13 +138,13 @@ def check_batches(method: Method) -> None:
     """Refuse batch sizes that the first step could not use. torch would only fail at that step, less clearly."""
     loaders = [method.loader, *([method.meta_loader] if method.needs_meta else [])]
     modules = [module for net in method.nets for module in net.modules()]
-    n = 1 if method.recipe.sync_batchnorm else distributed.ranks()  # parts of a batch that are normalized separately
+    n = 1 if method.recipe.sync_batchnorm else distributed.n_ranks()  # parts of a batch that are normalized separately
     if any(x.batch_size == n for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
         least = f"--batch-size and --meta-batch-size >= {2 * n}" + (" or --sync-batchnorm" if n > 1 else "")
         raise UserError(f"batches of 1 example cannot be trained with BatchNorm; {least}")
     kinds = (("", "noisy", method.least_batch), ("meta-", "trusted", method.least_meta_batch))
     for loader, (prefix, kind, least_per_rank) in zip(loaders, kinds, strict=False):
-        needed = least_per_rank * distributed.ranks()
+        needed = least_per_rank * distributed.n_ranks()
         if loader.batch_size < needed:
             raise UserError(
                 f"{type(method).__name__} needs {needed} {kind} examples per step, got {loader.batch_size}; use "

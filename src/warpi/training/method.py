@@ -70,7 +70,7 @@ class Method(ABC):
         nets = [to_channels_last(_build_net(recipe, task, i).to(device).train()) for i in range(self.n_nets)]
         config = recipe.pass_config(device, self.needs_meta)
         self.nets: list[nn.Module] = [configure_passes(net, config) for net in nets]
-        if recipe.sync_batchnorm and distributed.ranks() > 1:
+        if recipe.sync_batchnorm and distributed.n_ranks() > 1:
             self.nets = [synchronize_batchnorm(net) for net in self.nets]
         self.optimizers = [recipe.make_optimizer(net.parameters()) for net in self.nets]
         self.generator = generator(seed, "method", device=device)

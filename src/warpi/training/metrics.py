@@ -18,7 +18,7 @@ class Scores(NamedTuple):
     per_class: tuple[float, ...]  # accuracy of each class; NaN if the split has no example of it
 
 
-def scores(p: Tensor, y: Tensor, bins: int = 15) -> Scores:
+def compute_scores(p: Tensor, y: Tensor, bins: int = 15) -> Scores:
     """Accuracy, negative log-likelihood, expected calibration error and accuracy per class.  p [N, K], y [N]
 
     ECE = sum_b n_b / N |accuracy_b - confidence_b| over equally wide bins of the highest probability.
@@ -41,4 +41,4 @@ def scores(p: Tensor, y: Tensor, bins: int = 15) -> Scores:
 def evaluate(predict: Callable[[Tensor], Tensor], split: Split, batch_size: int = 1000) -> Scores:
     """Scores of `predict` (inputs to probabilities) on a split."""
     p, y = zip(*((predict(batch.x), batch.y) for batch in split.batches(batch_size)), strict=True)
-    return scores(torch.cat(p), torch.cat(y))
+    return compute_scores(torch.cat(p), torch.cat(y))

@@ -50,7 +50,7 @@ def _active() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def ranks() -> int:
+def n_ranks() -> int:
     """Number of processes that train together."""
     return dist.get_world_size() if _active() else 1
 
@@ -62,7 +62,7 @@ def rank() -> int:
 
 def rank_slice(n: int) -> slice:
     """The share of this rank of a batch of n examples."""
-    size = ranks()
+    size = n_ranks()
     if n % size:
         raise UserError(
             f"a batch of {n} examples cannot be shared by {size} processes; choose multiples of {size} for "
@@ -115,7 +115,7 @@ def average(tensors: Iterable[Tensor]) -> None:
     for (device, _), group in groups.items():
         flat = torch.cat([tensor.reshape(-1) for tensor in group])
         all_reduce(flat, _control if device.type == "cpu" else None)
-        flat /= ranks()
+        flat /= n_ranks()
         means = torch.split(flat, [tensor.numel() for tensor in group])
         torch._foreach_copy_(group, [mean.view_as(tensor) for tensor, mean in zip(group, means, strict=True)])
 
@@ -133,7 +133,7 @@ def min_over_ranks(n: int) -> int:
 
 def agree(error: Exception | None, *numbers: int) -> tuple[int, ...]:
     """The maximum of each number over the ranks. If a rank passes an error, all raise: the others a RemoteRankError."""
-    size = ranks()
+    size = n_ranks()
     if size > 1:
         values = torch.tensor([-size if error is None else -rank(), *numbers])
         all_reduce(values, _control, largest=True)
@@ -183,7 +183,7 @@ def check_same(data: bytes, what: str) -> None:
 
 def _broadcast(data: bytes, source: int) -> bytes:
     """Send bytes of one rank to all, as a tensor. Nothing is pickled."""
-    if ranks() == 1:
+    if n_ranks() == 1:
         return data
     with _detect_lost_rank():
         size = torch.tensor(len(data))
@@ -201,7 +201,7 @@ def _detect_lost_rank() -> Iterator[None]:
     try:
         yield
     except RuntimeError as e:
-        raise RankLostError(f"rank {rank()} of {ranks()} lost another process of this run ({_short(e)})") from e
+        raise RankLostError(f"rank {rank()} of {n_ranks()} lost another process of this run ({_short(e)})") from e
 
 
 def _short(error: Exception) -> str:

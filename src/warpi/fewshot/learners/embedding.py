@@ -39,7 +39,7 @@ class Embedding(Learner):
     dropout: float = setting(0.0, "dropout rate in psi of images", low=0, high=0.99)
 
 
-class Psi(nn.Module):
+class FeatureNet(nn.Module):
     """psi(x): blocks of convolution, normalization, ReLU, dropout and pooling, or two linear layers for vectors.
 
     With `minmax`, the features of a set are scaled to [0, 1], with one scale for the whole set. With `skip`, the
@@ -59,12 +59,12 @@ class Psi(nn.Module):
         width = width or (64 if problem.domain == "image" else 40)
         self.norm = norm
         self.minmax = minmax
-        self.body: Convolutions | Layers
+        self.body: Convolutions | LinearLayers
         if problem.domain == "image":
             self.body = Convolutions(problem.shape, width, norm, dropout)
             self.features = width * positions(problem.shape)
         else:
-            self.body = Layers(problem.shape, width, skip)
+            self.body = LinearLayers(problem.shape, width, skip)
             self.features = width + skip * self.body.inputs
 
     @property
@@ -74,7 +74,7 @@ class Psi(nn.Module):
     def forward(self, x: Tensor, given: Stats | None = None) -> tuple[Tensor, Stats]:
         """Features [T, N, D] of inputs [T, N, ...] and statistics of the set; `given` are those of the support set."""
         given = None if self.norm == "transductive" else given
-        f, stats = self.body(pixels(x), given)
+        f, stats = self.body(scale_pixels(x), given)
         f = to_float32(f)
         if self.minmax:
             low, high = given[-2:] if given else (f.amin((1, 2), keepdim=True), f.amax((1, 2), keepdim=True))
@@ -95,7 +95,7 @@ class Psi(nn.Module):
         before = {name: value.clone() for name, value in body.named_buffers()}
         rng = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
         state = rng.get_state()
-        body.fused = torch.compile(Convolutions.by_set, fullgraph=True, dynamic=False)
+        body.fused = torch.compile(Convolutions.forward_task_major, fullgraph=True, dynamic=False)
         try:
             with warnings.catch_warnings():  # compiler warnings that the user cannot act on
                 warnings.simplefilter("ignore")
@@ -120,7 +120,7 @@ class Psi(nn.Module):
             self.body.fused = None
 
 
-class Layers(nn.Module):
+class LinearLayers(nn.Module):
     """Two linear layers with ReLU."""
 
     def __init__(self, shape: tuple[int, ...], width: int, skip: bool) -> None:
@@ -144,28 +144,29 @@ class Convolutions(nn.Module):
     """Convolutions over the images of all tasks together, with separate statistics per task."""
 
     channels_last = True  # not possible under vmap
-    fused: Callable[["Convolutions", Tensor, Stats | None], tuple[Tensor, Stats]] | None = None  # `by_set`, compiled
+    # `forward_task_major`, compiled
+    fused: Callable[["Convolutions", Tensor, Stats | None], tuple[Tensor, Stats]] | None = None
 
     def __init__(self, shape: tuple[int, ...], channels: int, norm: Norm, dropout: float) -> None:
         super().__init__()
         sizes = [shape[0]] + [channels] * n_blocks(max(shape[1:]))
         pool = pooling(max(shape[1:]))
         self.blocks = nn.ModuleList(Block(a, b, pool, norm, dropout) for a, b in pairwise(sizes))
-        self.alone = norm == "transductive"  # no set uses the statistics of another
+        self.separate_sets = norm == "transductive"  # no set uses the statistics of another
 
     def forward(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
         if self.training and self.fused is not None:
             with torch._dynamo.config.patch(recompile_limit=256):  # shared by all learners of a process
                 return self.fused(self, x.contiguous(), given)  # other strides would be compiled again
-        if self.alone and len(x) > 1:
-            return self.by_task(x), []
-        return self.by_set(x, given)
+        if self.separate_sets and len(x) > 1:
+            return self.forward_image_major(x), []
+        return self.forward_task_major(x, given)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles, without compiled code."""
         return {**self.__dict__, "fused": None}
 
-    def by_set(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
+    def forward_task_major(self, x: Tensor, given: Stats | None) -> tuple[Tensor, Stats]:
         """Process images in the order (task, image), which is fastest for compiled code."""
         T, N = x.shape[:2]
         h = x.flatten(0, 1)  # [T N, C, H, W]
@@ -177,13 +178,13 @@ class Convolutions(nn.Module):
             stats += block_stats
         return h.reshape(T, N, -1), stats
 
-    def by_task(self, x: Tensor) -> Tensor:
+    def forward_image_major(self, x: Tensor) -> Tensor:
         """Process images in the order (image, task), without returning statistics: fastest without a compiler."""
         T, N = x.shape[:2]
         h = x.transpose(0, 1).flatten(0, 1)  # [N T, C, H, W]
         for block in self.blocks:
             assert isinstance(block, Block)
-            h = block.by_task(h, T)
+            h = block.forward_image_major(h, T)
         return h.reshape(N, T, -1).transpose(0, 1)
 
 
@@ -213,7 +214,7 @@ class Block(nn.Module):
         # Pooling first gives the same result with less work: normalization and ReLU are monotonic.
         return F.relu(self.normalize(self.pool(h), stats)), stats
 
-    def by_task(self, h: Tensor, T: int) -> Tensor:
+    def forward_image_major(self, h: Tensor, T: int) -> Tensor:
         """The same for images [N T, C, H, W] with separate statistics per task, which are not returned.
 
         Viewed as [N, T C, H, W], one BatchNorm kernel normalizes all tasks.
@@ -253,14 +254,14 @@ def to_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def pixels(x: Tensor) -> Tensor:
+def scale_pixels(x: Tensor) -> Tensor:
     """Convert bytes to [0, 1]; other types stay unchanged."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
-def flat(x: Tensor) -> Tensor:
+def flatten_inputs(x: Tensor) -> Tensor:
     """Flatten inputs [T, N, ...] to vectors [T, N, D]."""
-    return pixels(x).flatten(2)
+    return scale_pixels(x).flatten(2)
 
 
 def class_means(features: Tensor, y: Tensor, ways: int) -> Tensor:
@@ -269,7 +270,7 @@ def class_means(features: Tensor, y: Tensor, ways: int) -> Tensor:
     return member.mT @ features / member.sum(1)[..., None].clamp_min(1)
 
 
-def calibration(problem: Problem) -> tuple[nn.Parameter, nn.Parameter]:
+def make_calibration(problem: Problem) -> tuple[nn.Parameter, nn.Parameter]:
     """Learned gamma and beta that turn ridge predictions y into logits gamma y + beta.
 
     Ridge predictions of unit vectors lie between 0 and 1. As logits they are nearly uniform, and training is slow until
@@ -278,6 +279,6 @@ def calibration(problem: Problem) -> tuple[nn.Parameter, nn.Parameter]:
     return nn.Parameter(torch.tensor(1.0 if problem.regression else 10.0)), nn.Parameter(torch.zeros(()))
 
 
-def targets(y: Tensor, ways: int, like: Tensor) -> Tensor:
+def make_targets(y: Tensor, ways: int, like: Tensor) -> Tensor:
     """Ridge targets: unit vectors [T, S, W] of class numbers, or numbers [T, S, K], with the type of `like`."""
     return (F.one_hot(y, ways) if ways else y).to(like.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from warpi.fewshot.learner import Conditioned, Output, Problem
-from warpi.fewshot.learners.embedding import NORM_HELP, Embedding, Norm, Psi, calibration, targets
+from warpi.fewshot.learners.embedding import NORM_HELP, Embedding, FeatureNet, Norm, make_calibration, make_targets
 from warpi.fewshot.learners.kernels import fourier_features, gaussian_kernel, mean_distance
 from warpi.fewshot.learners.ridge import fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian
@@ -36,7 +36,7 @@ class KernelRidge(Embedding):
     def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
         net: Networks = self.net
         f, stats = net.psi(support_x)  # [T, S, d]
-        Y = targets(support_y, ways, f)
+        Y = make_targets(support_y, ways, f)
         with torch.autocast(f.device.type, enabled=False):
             lam = (net.ridge.abs() + self.floor).expand(len(f))
             bandwidth = mean_distance(f).clamp_min(1e-6)  # [T]
@@ -63,9 +63,9 @@ class Networks(nn.Module):
 
     def __init__(self, learner: KernelRidge, problem: Problem) -> None:
         super().__init__()
-        self.psi = Psi(problem, learner.norm, learner.features, learner.dropout, learner.minmax)
+        self.psi = FeatureNet(problem, learner.norm, learner.features, learner.dropout, learner.minmax)
         self.ridge = nn.Parameter(torch.tensor(0.1))
-        self.scale, self.shift = calibration(problem)
+        self.scale, self.shift = make_calibration(problem)
         if learner.kernel == "rff":
             self.log_s = nn.Parameter(torch.zeros(()))
             D = learner.bases or (128 if problem.regression else 2048)

@@ -8,7 +8,7 @@ from torch.func import functional_call, grad, vmap
 
 from warpi.errors import UserError
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem, fit_loss
-from warpi.fewshot.learners.embedding import FEATURES_HELP, NORM_HELP, Convolutions, Psi
+from warpi.fewshot.learners.embedding import FEATURES_HELP, NORM_HELP, Convolutions, FeatureNet
 from warpi.utils.field_checks import setting
 
 
@@ -66,7 +66,7 @@ class Network(nn.Module):
 
     def __init__(self, learner: MAML, problem: Problem) -> None:
         super().__init__()
-        self.psi = Psi(problem, learner.norm, learner.features)
+        self.psi = FeatureNet(problem, learner.norm, learner.features)
         if isinstance(self.psi.body, Convolutions):
             self.psi.body.channels_last = False
         self.last = nn.Linear(self.psi.features, problem.ways or problem.outputs)

@@ -12,12 +12,12 @@ from warpi.fewshot.learner import Conditioned, Episode, Learner, Output, Problem
 from warpi.fewshot.learners.embedding import (
     FEATURES_HELP,
     NORM_HELP,
+    FeatureNet,
     Norm,
-    Psi,
     Stats,
-    calibration,
     class_means,
-    targets,
+    make_calibration,
+    make_targets,
 )
 from warpi.fewshot.learners.kernels import alignment, fourier_features, spectral_kernels
 from warpi.fewshot.learners.ridge import Fit, fit_features, fit_kernel
@@ -70,7 +70,9 @@ class Networks(nn.Module):
     def __init__(self, learner: "MetaVRF", problem: Problem) -> None:
         super().__init__()
         M = learner.proposals
-        self.psi = Psi(problem, learner.norm, learner.features, learner.drop(problem), learner.minmax, learner.skip)
+        self.psi = FeatureNet(
+            problem, learner.norm, learner.features, learner.drop(problem), learner.minmax, learner.skip
+        )
         d = self.psi.features
         h = d * 2 if learner.context == "bilstm" else d
         self.context = None if learner.context == "none" else Context(d, learner.context == "bilstm")
@@ -88,7 +90,7 @@ class Networks(nn.Module):
             self.log_weight = nn.Parameter(torch.zeros(M))
             self.sharpness = nn.Parameter(torch.ones(()))
         self.ridge = nn.Parameter(torch.full((M,), 0.1))  # lambda
-        self.scale, self.shift = calibration(problem)  # gamma, beta
+        self.scale, self.shift = make_calibration(problem)  # gamma, beta
         D = learner.number(problem)
         self.eps: Tensor
         self.phase: Tensor
@@ -174,7 +176,7 @@ class MetaVRF(Learner):
         """Infer everything from the support sets. With `sequence`, the tasks are one sequence of the context."""
         net: Networks = self.net
         f, stats = net.psi(x)  # [T, S, d]
-        Y = targets(y, ways, f)
+        Y = make_targets(y, ways, f)
         with torch.autocast(x.device.type, enabled=False):
             keys = class_means(f, y, ways) if ways else f
             h = keys.mean(1) if net.encoder is None else net.encoder(self._seen(keys, Y, ways)).mean(1)  # [T, d]
@@ -227,7 +229,7 @@ class MetaVRF(Learner):
             kl = self._divergence(task, prior)  # [T]
             loss = fit + self._kl_weight * kl.mean()  # Eq. (15)
             if self.alignment:
-                likeness = alignment(self._gram(task), targets(episode.support_y, episode.ways, f)[:, None])
+                likeness = alignment(self._gram(task), make_targets(episode.support_y, episode.ways, f)[:, None])
                 loss = loss - self.alignment * likeness.clamp_min(1e-6).sqrt().mean()
         return loss, {"loss": loss.detach(), "kl": kl.detach().mean(), **score(value, episode)}
 

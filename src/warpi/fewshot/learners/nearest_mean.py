@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
-from warpi.fewshot.learners.embedding import class_means, flat
+from warpi.fewshot.learners.embedding import class_means, flatten_inputs
 
 
 @dataclass
@@ -20,5 +20,5 @@ class Nearest(Learner):
         return nn.Identity()
 
     def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
-        means = class_means(flat(support_x), support_y, ways)  # [T, W, D]
-        return lambda query_x: Output(-(torch.cdist(flat(query_x), means) ** 2))
+        means = class_means(flatten_inputs(support_x), support_y, ways)  # [T, W, D]
+        return lambda query_x: Output(-(torch.cdist(flatten_inputs(query_x), means) ** 2))

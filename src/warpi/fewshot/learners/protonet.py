@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from warpi.fewshot.learner import Conditioned, Output, Problem
-from warpi.fewshot.learners.embedding import Embedding, Psi, class_means
+from warpi.fewshot.learners.embedding import Embedding, FeatureNet, class_means
 from warpi.fewshot.learners.kernels import squared_distances
 
 
@@ -22,7 +22,7 @@ class ProtoNet(Embedding):
     year: ClassVar[int | None] = 2017
 
     def build(self, problem: Problem) -> nn.Module:
-        return Psi(problem, self.norm, self.features, self.dropout)
+        return FeatureNet(problem, self.norm, self.features, self.dropout)
 
     def condition(self, support_x: Tensor, support_y: Tensor, ways: int) -> Conditioned:
         f, stats = self.net(support_x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from warpi.fewshot.learner import Conditioned, Output, Problem
-from warpi.fewshot.learners.embedding import Embedding, Psi, calibration, targets
+from warpi.fewshot.learners.embedding import Embedding, FeatureNet, make_calibration, make_targets
 from warpi.fewshot.learners.ridge import fit_features
 
 
@@ -30,7 +30,7 @@ class R2D2(Embedding):
         net: Networks = self.net
         f, stats = net.psi(support_x)
         with torch.autocast(f.device.type, enabled=False):
-            fit = fit_features(with_one(f), targets(support_y, ways, f), net.log_ridge.exp().expand(len(f)))
+            fit = fit_features(with_one(f), make_targets(support_y, ways, f), net.log_ridge.exp().expand(len(f)))
 
         def predict(query_x: Tensor) -> Output:
             g = net.psi(query_x, stats)[0]
@@ -45,9 +45,9 @@ class Networks(nn.Module):
 
     def __init__(self, learner: R2D2, problem: Problem) -> None:
         super().__init__()
-        self.psi = Psi(problem, learner.norm, learner.features, learner.dropout)
+        self.psi = FeatureNet(problem, learner.norm, learner.features, learner.dropout)
         self.log_ridge = nn.Parameter(torch.zeros(()))
-        self.scale, self.shift = calibration(problem)
+        self.scale, self.shift = make_calibration(problem)
 
 
 def with_one(f: Tensor) -> Tensor:
