@@ -714,6 +714,7 @@ def test_devices_reports_a_killed_rank(server: Server, tmp_path: Path) -> None:
 def test_devices_waits_for_its_ranks_to_stop(server: Server, tmp_path: Path) -> None:
     """They may be storing their state. These ranks take 0.2 seconds for it."""
     launcher, _ = start_scripts(server, tmp_path, 143)
+    time.sleep(0.5)  # torchrun does not pass a signal on before it monitors the ranks it has started
     os.kill(launcher.pids[0], signal.SIGTERM)
     assert launcher.codes(20.0) == [143], launcher.log()
     assert {path.name for path in tmp_path.glob("rank.stored?")} == {"rank.stored0", "rank.stored1"}
