@@ -5,7 +5,6 @@ warpi --use examples/own_meta_method.py fit --data digits --noise pair:0.4 --met
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from warpi.utils.seeding import derive, seeded
 class EntropyWeight(Method):
     """w = V(loss, entropy): V is trained so that the classifier's next step lowers the loss on the trusted examples."""
 
-    needs_meta: ClassVar[bool] = True  # it cannot be trained without trusted examples
+    needs_meta = True  # it cannot be trained without trusted examples
     hidden: int = setting(32, "units in the hidden layer of V")
     meta_lr: float = setting(1e-3, "learning rate of V")
 

@@ -273,8 +273,8 @@ def test_text_columns_with_some_numbers(table: Callable[..., Path]) -> None:
 def test_id_columns(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     numbers = [str(k) for k in range(100, 140)]
     for cells, what in (
-        (numbers, "column 'a' counts the rows and is used as a feature; if it is an id, drop it with --drop a$"),
-        (numbers[::-1], "column 'a' counts the rows"),
+        (numbers, "column 'a' counts rows and is used as a feature; if it is an id, drop it with --drop a$"),
+        (numbers[::-1], "column 'a' counts rows"),
         (
             [f"2020-01-{k}" for k in range(40)],
             "column 'a' has 40 distinct words in 40 rows; .* drop it with --drop a$",

@@ -482,7 +482,7 @@ def test_image_layouts_and_custom_networks(tmp_path: Path) -> None:
     assert series.shape_ == (3, 8)
 
     first.save(tmp_path / "spots")
-    with pytest.raises(UserError, match=r"contains the weights of .*Spots, not the network itself"):
+    with pytest.raises(UserError, match=r"contains the weights of .*Spots, not the network"):
         NoisyLabelClassifier.load(tmp_path / "spots")
     np.testing.assert_array_equal(
         NoisyLabelClassifier.load(tmp_path / "spots", net=Spots(3, 3)).predict_proba(x), first.predict_proba(x)

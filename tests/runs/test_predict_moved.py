@@ -356,9 +356,9 @@ def test_methods_that_use_inputs_read_the_data(
     new = digits_file(tmp_path / "new.npz")
     with caplog.at_level("INFO"):
         same(warpi.predict(run.path, new, method=method), warpi.predict(run, new))
-    assert "the data of the run is read again: the method of the run uses its training inputs" in caplog.text
+    assert "the data of the run is read again: the run's method uses its training inputs" in caplog.text
     (tmp_path / "rows.npz").unlink()
-    with pytest.raises(UserError, match=r"no file or folder '.*rows\.npz'; the method of the run uses its train"):
+    with pytest.raises(UserError, match=r"no file or folder '.*rows\.npz'; the run's method uses its train"):
         warpi.predict(run.path, new, method=method)
 
 

@@ -877,12 +877,12 @@ def test_one_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (
             "1",
             'noise = "given:worst"',
-            "data set 'digits' has no label sets; give a noise file *.json or plain 'given'",
+            "'digits' has no label sets; give a noise file *.json or 'given'",
         ),
         (
             "2",
             'noise = "given:worst"',
-            "data set 'digits' has no label sets; give a noise file *.json or plain 'given'",
+            "'digits' has no label sets; give a noise file *.json or 'given'",
         ),
         (
             "1",

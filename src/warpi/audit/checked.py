@@ -31,9 +31,7 @@ def read_checked(path: Path, picked: Path | None = None) -> list[dict[str, str]]
         rows = _fill_list(read_records(picked), rows)
     for name in ("row", "given_label", CHECKED):
         if name not in rows[0]:
-            raise UserError(
-                f"{path} has no column {name!r}; give a file written by `warpi pick --csv` and filled by a person"
-            )
+            raise UserError(f"{path} has no column {name!r}; give a filled file of `warpi pick --csv`")
     if not any(cells[CHECKED] for cells in rows):
         raise UserError(f"no row of {path} is checked; fill the column {CHECKED}")
     return rows

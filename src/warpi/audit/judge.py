@@ -251,6 +251,4 @@ def _warn(method: Method, facts: Mapping[str, Any], can_check: bool, trusted_lef
         log.warning("the trusted rows were used for training, so they cannot check the rates; use --folds 5")
     accuracy = facts["trusted_accuracy"]
     if accuracy is not None and accuracy < _LOW_ACCURACY:
-        log.warning(
-            "the run predicts only %.0f %% of the trusted rows correctly; its audit is unreliable", 100 * accuracy
-        )
+        log.warning("only %.0f %% of the trusted rows are predicted correctly; the audit is unreliable", 100 * accuracy)

@@ -144,9 +144,8 @@ def predict_out_of_sample(method: Method, n: int, folder: Path | None = None) ->
 def _predict_fold(method: Method, fold: Ints, trusted_fold: Ints) -> tuple[RowPredictions, RowPredictions]:
     """Train the recipe without the rows `fold` and the trusted rows `trusted_fold`, and predict these."""
     task = method.task
-    rest = replace(
-        task, train=_leave_out(task.train, fold), meta=task.meta and _leave_out(task.meta, trusted_fold), val=None
-    )
+    meta = task.meta and _leave_out(task.meta, trusted_fold)
+    rest = replace(task, train=_leave_out(task.train, fold), meta=meta, val=None)
     with seeded(derive(method.recipe.seed, "training")):
         learner = replace(method)  # the same hyper-parameters, without state
         learner.start(rest, method.recipe)

@@ -186,9 +186,7 @@ def read_audit(folder: Path | str) -> Audit:
         _check(audit)
         return audit
     except MALFORMED_ERRORS as e:
-        raise UserError(
-            f"{path} is damaged or was written by another version ({e}); recreate it with: warpi audit {folder}"
-        ) from e
+        raise UserError(f"{path} is damaged or of another version ({e}); recreate it with: warpi audit {folder}") from e
 
 
 def _check(audit: Audit) -> None:

@@ -97,9 +97,7 @@ class Loader:
                 last_used = k
                 yield self.split.make_batch(index[self.share], read.views, read.kept)
             elif k - last_used >= self.per_pass:  # an entire pass without a usable batch
-                raise UserError(
-                    f"too few of the {len(self.split)} training examples can be read: no batch holds two; fix the files"
-                )
+                raise UserError(f"too few of {len(self.split)} examples can be read: no batch has two; fix the files")
 
     def _has_enough(self, kept: Tensor | None) -> bool:
         """Whether every rank has two examples."""

@@ -41,9 +41,7 @@ class PlaceholderExamples(Examples):
         return replace(self, like=self.like.to(device))
 
     def _refuse(self, *_: Any, **__: Any) -> Never:
-        raise InputsNotAvailable(
-            "the method of the run uses its training inputs, so the data must be in its place, unchanged"
-        )
+        raise InputsNotAvailable("the run's method uses its training inputs, so the data must be in place, unchanged")
 
     stream = replace_inputs = fit_scale = with_scale = digest = flat = _refuse
 

@@ -201,9 +201,7 @@ def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[An
     try:
         with reading(path), path.open("rb") as file:  # numpy would leave a broken file open
             if not file.read(6).startswith((b"PK", b"\x93NUMPY")):
-                raise UserError(
-                    f"{path}: not a readable file of plain arrays (its first bytes are not those of .npz or .npy)"
-                )
+                raise UserError(f"{path}: not a readable file of plain arrays (it does not start like .npz or .npy)")
             file.seek(0)
             content = np.load(file, allow_pickle=False)
             if isinstance(content, np.ndarray):

@@ -206,9 +206,7 @@ def _human_labels(kind: _Kind, root: Path, y: Tensor) -> dict[str, Tensor]:
         arrays = _read_npz(path) if path.suffix == ".npz" else _read_torch_file(path)
         keys = [key for key in arrays if key in names]  # others are superclass labels and the like
         if not keys:
-            raise UserError(
-                f"{path}: no labels of {kind.name}; got {sorted(map(str, arrays))}, known are {sorted(names)}"
-            )
+            raise UserError(f"{path}: no labels of {kind.name}; got {sorted(map(str, arrays))}, known: {sorted(names)}")
         for key in keys:
             name = names[key]
             labels = torch.from_numpy(_check_labels(arrays[key], f"{path}: {key!r}"))

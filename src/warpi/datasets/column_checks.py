@@ -105,9 +105,7 @@ def warn_suspicious_feature(values: NDArray[Any], name: str, path: object) -> No
                 f"rows with other words are rejected; {reason} drop it with {drop}"
             )
     elif bool((np.diff(np.sort(numbers)) == 1).all()):
-        warn_once(
-            f"{path}: column {name!r} counts the rows and is used as a feature; if it is an id, drop it with {drop}"
-        )
+        warn_once(f"{path}: column {name!r} counts rows and is used as a feature; if it is an id, drop it with {drop}")
 
 
 def are_image_names(words: Collection[str]) -> bool:
@@ -150,12 +148,10 @@ def check_label(texts: Sequence[str], name: str, where: object, *, named: bool =
 
 def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:
     """Warn about classes with almost the same name. Single letters may differ in case."""
-    by_bare_name: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for text in sorted(count):
-        by_bare_name.setdefault(_bare_name(text), []).append(text)
-    groups = [
-        texts for bare, texts in by_bare_name.items() if bare and len(texts) > 1 and not {*map(len, texts)} <= {1}
-    ]
+        by_name.setdefault(_bare_name(text), []).append(text)
+    groups = [texts for bare, texts in by_name.items() if bare and len(texts) > 1 and not {*map(len, texts)} <= {1}]
     if groups:
         first = " and ".join(f"{text!r} ({count[text]} rows)" for text in groups[0])
         more = f", and so do {len(groups) - 1} more" if len(groups) > 1 else ""

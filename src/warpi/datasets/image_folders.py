@@ -93,9 +93,7 @@ def _is_image(name: str) -> bool:
 def _check_classes(path: Path, folders: list[str], classes: tuple[str, ...] | None) -> tuple[str, ...]:
     """The classes: those given, or else one per folder."""
     if not folders:
-        raise UserError(
-            f"{path} holds no folders; make one folder per class and put its images there, or give a csv file"
-        )
+        raise UserError(f"{path} holds no folders; make one per class and put its images there, or give a csv file")
     like_parts = [
         name
         for name in folders

@@ -65,9 +65,7 @@ def encode_labels(
 def parse_marks(texts: Iterable[str], at: Callable[[int], str], name: str = "trusted") -> Tensor:
     """Which rows a yes/no column marks.  [N] bool"""
     texts = [text.lower() for text in texts]
-    check_allowed(
-        texts, _TRUE | _FALSE, at, f"value of {name!r}", f"; {name!r} marks trusted rows: rename other columns"
-    )
+    check_allowed(texts, _TRUE | _FALSE, at, f"value of {name!r}", "; it marks trusted rows: rename other columns")
     return torch.tensor([text in _TRUE for text in texts])
 
 

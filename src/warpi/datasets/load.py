@@ -148,7 +148,5 @@ def _no_size(data: object) -> UserError:
 def _no_columns(data: object) -> UserError:
     advice = "--drop is for tables (.csv, .tsv, .parquet): leave it out"
     if str(data).lower().endswith((".csv", ".tsv")):
-        return UserError(
-            f"{data} lists images in its column 'path'; {advice}, or drop 'path' as well to read it as a table"
-        )
+        return UserError(f"{data} lists images in column 'path'; {advice}, or also drop 'path' to read it as a table")
     return UserError(f"{data} is not a table; {advice}")

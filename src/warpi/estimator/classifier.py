@@ -141,9 +141,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         X, y = self._check_fit_data(X, y)
         self.classes_, given = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(
-                f"y holds one class, {self.classes_.tolist()[0]!r}; a classifier needs at least two classes"
-            )
+            raise ValueError(f"y holds one class, {self.classes_.tolist()[0]!r}; a classifier needs at least two")
         layout = Layout.of(X, custom_net=not isinstance(self.net, str))
         numbers = layout.numbers(X)
         dataset = self._make_dataset(layout, numbers, given)
@@ -236,9 +234,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if isinstance(method, dict):
             method = replace(METHODS[method["name"]], **method["options"])
         if stored not in NETS and net is None:
-            raise UserError(
-                f"{path} contains the weights of {stored}, not the network itself; pass it with load(path, net=...)"
-            )
+            raise UserError(f"{path} contains the weights of {stored}, not the network; pass it: load(path, net=...)")
         model = cls(method, stored if net is None else net, random_state=state["random_state"], **state["params"])
         names, kind = state["classes"]
         model.classes_ = np.array(names, dtype=np.dtype(kind))
@@ -271,9 +267,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        if (
-            "net_" in state and self.net_.prepare.mean.device.type != "cpu"
-        ):  # it may be loaded on a machine without a GPU
+        if "net_" in state and self.net_.prepare.mean.device.type != "cpu":  # for machines without a GPU
             state = {**state, "net_": copy.deepcopy(self.net_).cpu()}
         return state
 
@@ -372,9 +366,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 explained = explain_unknown_setting(f"setting {name!r}", self.method_, name)
                 raise explained or unknown("setting", name, allowed)
         if type(method).predict is not Method.predict:
-            raise UserError(
-                f"{self.method_} redefines `predict`; name the networks that predict in `predictors` instead"
-            )
+            raise UserError(f"{self.method_} redefines `predict`; name the networks that predict in `predictors`")
 
     def _seed(self) -> int:
         if self.random_state is None:  # not from numpy's global generator, which must not change
@@ -428,9 +420,7 @@ def _check_net(net: Any) -> Any:
 
 def _check_trainable(net: Any) -> Any:
     if isinstance(net, nn.Module) and not any(p.requires_grad for p in net.parameters()):
-        raise UserError(
-            f"the network {type(net).__name__} has no trainable parameters; call requires_grad_(True) on some of them"
-        )
+        raise UserError(f"{type(net).__name__} has no trainable parameters; call requires_grad_(True) on some of them")
     return net
 
 

@@ -170,9 +170,7 @@ def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
     try:
         names: list[Any] = sorted(column.dropna().unique().tolist()) if declared is None else declared.tolist()
     except TypeError as e:  # values that cannot be hashed, or compared with one another
-        raise UserError(
-            f"column {name!r} of X cannot be used as categories ({e}); convert it to text or numbers"
-        ) from e
+        raise UserError(f"column {name!r} of X cannot be used as categories ({e}); make it text or numbers") from e
     for value in names:
         if not isinstance(value, str | int | float | bool):
             raise UserError(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -59,8 +58,8 @@ class CAL(Method):
     Reference: Zhu et al., A Second-Order Approach to Learning with Instance-Dependent Label Noise, CVPR 2021.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2021
+    family = "refinement"
+    year = 2021
 
     alpha_sieve: float = setting(2.0, "largest weight of the peer term in the first phase", low=0)
     alpha: float = setting(1.0, "largest weight of the peer term in the second phase", low=0)

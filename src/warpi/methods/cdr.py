@@ -1,7 +1,6 @@
 """CDR: robust early learning, by updating the critical weights only."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -30,9 +29,9 @@ class CDR(Method):
     Reference: Xia et al., Robust Early-learning: Hindering the Memorization of Noisy Labels, ICLR 2021.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2021
-    needs_noise_rate: ClassVar[bool] = True
+    family = "refinement"
+    year = 2021
+    needs_noise_rate = True
 
     tau: float | None = setting(None, "share of wrong labels (default: the task's noise rate)", low=0, high=1)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +63,9 @@ class CleanNet(Method):
     CVPR 2018.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2018
-    needs_meta: ClassVar[bool] = True
+    family = "refinement"
+    year = 2018
+    needs_meta = True
 
     weighting: Literal["soft", "hard"] = setting("soft", "weigh by similarity (soft) or by a threshold (hard)")
     references: int = setting(32, "number of reference vectors per class", low=1)

@@ -30,11 +30,11 @@ class CoTeaching(Method):
     NeurIPS 2018.
     """
 
-    family: ClassVar[str] = "selection"
-    year: ClassVar[int | None] = 2018
-    n_nets: ClassVar[int] = 2
-    needs_different_nets: ClassVar[bool] = True
-    needs_noise_rate: ClassVar[bool] = True
+    family = "selection"
+    year = 2018
+    n_nets = 2
+    needs_different_nets = True
+    needs_noise_rate = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5}  # an MLP learns a table in one of 30 epochs
 
     forget_rate: float | None = setting(None, "share tau of examples left out (default: the noise rate)", low=0, high=1)

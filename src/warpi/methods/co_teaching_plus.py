@@ -32,11 +32,11 @@ class CoTeachingPlus(Method):
     Reference: Yu et al., How does Disagreement Help Generalization against Label Corruption?, ICML 2019.
     """
 
-    family: ClassVar[str] = "selection"
-    year: ClassVar[int | None] = 2019
-    n_nets: ClassVar[int] = 2
-    needs_different_nets: ClassVar[bool] = True
-    needs_noise_rate: ClassVar[bool] = True
+    family = "selection"
+    year = 2019
+    n_nets = 2
+    needs_different_nets = True
+    needs_noise_rate = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5, "warm_up": 3.0}
 
     forget_rate: float | None = setting(None, "share tau of examples left out (default: the noise rate)", low=0, high=1)

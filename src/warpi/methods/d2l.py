@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import mean, pstdev
-from typing import ClassVar
 
 import torch
 
@@ -35,8 +34,8 @@ class D2L(Method):
     Reference: Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2018
+    family = "refinement"
+    year = 2018
 
     k: int = setting(20, "number of neighbors for the dimensionality estimate", low=2)
     points: int = setting(1280, "number of examples at which the dimensionality is estimated", low=4)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -28,10 +27,10 @@ class Decoupling(Method):
     Reference: Malach and Shalev-Shwartz, Decoupling "when to update" from "how to update", NeurIPS 2017.
     """
 
-    family: ClassVar[str] = "selection"
-    year: ClassVar[int | None] = 2017
-    n_nets: ClassVar[int] = 2
-    needs_different_nets: ClassVar[bool] = True
+    family = "selection"
+    year = 2017
+    n_nets = 2
+    needs_different_nets = True
 
     warm_up: float = setting(0.1, "share of the epochs that train on all examples", low=0, high=1)
     least: float = setting(0.1, "smallest denominator of the mean loss, as a share of the batch", low=0.001, high=1)

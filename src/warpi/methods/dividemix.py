@@ -42,10 +42,10 @@ class DivideMix(Method):
     Reference: Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020.
     """
 
-    family: ClassVar[str] = "semi-supervised"
-    year: ClassVar[int | None] = 2020
-    n_nets: ClassVar[int] = 2
-    n_views: ClassVar[int] = 2  # M
+    family = "semi-supervised"
+    year = 2020
+    n_nets = 2
+    n_views = 2  # M
     for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0, "ramp_up": 1.6}
 
     tau: float = setting(0.5, "smallest probability of being clean at which a label is used", low=0, high=1)

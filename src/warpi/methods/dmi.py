@@ -36,8 +36,8 @@ class DMI(Method):
     Noise, NeurIPS 2019.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2019
+    family = "transition"
+    year = 2019
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}  # why: docs/methods/dmi.md
 
     warmup: float = setting(0.7, "share of the epochs with cross-entropy, before the determinant loss", low=0, high=1)
@@ -73,8 +73,8 @@ class DMINS(Method):
     Reference: Chen et al., Robustness of Accuracy Metric and its Inspirations in Learning with Noisy Labels, AAAI 2021.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2021
+    family = "transition"
+    year = 2021
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}
 
     warmup: float = setting(0.7, "share of the teacher's and of the student's epochs with cross-entropy", low=0, high=1)

@@ -1,7 +1,6 @@
 """ELR: early-learning regularization."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,8 +27,8 @@ class ELR(Method):
     Reference: Liu et al., Early-Learning Regularization Prevents Memorization of Noisy Labels, NeurIPS 2020.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2020
+    family = "refinement"
+    year = 2020
 
     beta: float = setting(0.7, "share of the memory kept per step", low=0, high=1)
     strength: float = setting(3.0, "weight lambda of the regularization", low=0)

@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -32,9 +31,9 @@ class ELRPlus(Method):
     Reference: Liu et al., Early-Learning Regularization Prevents Memorization of Noisy Labels, NeurIPS 2020.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2020
-    n_nets: ClassVar[int] = 2
+    family = "refinement"
+    year = 2020
+    n_nets = 2
 
     beta: float = setting(0.7, "share of the memory kept per step", low=0, high=1)
     strength: float = setting(3.0, "weight lambda of the regularization", low=0)

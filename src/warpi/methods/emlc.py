@@ -1,7 +1,6 @@
 """EMLC: enhanced meta label correction with a teacher network."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -56,11 +55,11 @@ class EMLC(Method):
     Reference: Taraday and Baskin, Enhanced Meta Label Correction for Coping with Label Corruption, ICCV 2023.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2023
-    needs_meta: ClassVar[bool] = True
-    least_meta_batch: ClassVar[int] = 3  # as for MLC
-    n_nets: ClassVar[int] = 2
+    family = "meta"
+    year = 2023
+    needs_meta = True
+    least_meta_batch = 3  # as for MLC
+    n_nets = 2
 
     embedding: int = setting(128, "size of the label embedding", low=1)
     hidden: int = setting(128, "hidden units of the network that judges labels", low=1)

@@ -30,8 +30,8 @@ class TruncatedGCE(Method):
     NeurIPS 2018.
     """
 
-    family: ClassVar[str] = "loss"
-    year: ClassVar[int | None] = 2018
+    family = "loss"
+    year = 2018
     for_tables: ClassVar[dict[str, Any]] = {"start_prune": 1 / 3}  # why: docs/methods/gce_truncated.md
 
     q: float = setting(0.7, "exponent of the loss: 0 is cross-entropy, 1 is half the absolute error", low=0, high=1)

@@ -1,7 +1,6 @@
 """GDW: generalized data weighting, with one weight per example and class."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -45,16 +44,14 @@ class GDW(Method):
     Reference: Chen et al., Generalized Data Weighting via Class-level Gradient Manipulation, NeurIPS 2021.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2021
-    needs_meta: ClassVar[bool] = True
+    family = "meta"
+    year = 2021
+    needs_meta = True
 
     hidden: int = setting(100, "hidden units of the weighting network", low=1)
     meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)", low=0)
     meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network", low=0)
-    class_lr: float = setting(
-        100.0, "learning rate eta of the class weights (the authors: 1,000 for 100 classes)", low=0
-    )
+    class_lr: float = setting(100.0, "learning rate eta of the class weights (authors: 1,000 for 100 classes)", low=0)
     clip: float = setting(0.2, "largest change of a class-level weight in one step", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -33,9 +32,9 @@ class GLC(Method):
     NeurIPS 2018.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2018
-    needs_meta: ClassVar[bool] = True
+    family = "transition"
+    year = 2018
+    needs_meta = True
 
     warmup: float = setting(0.3, "share of the epochs before the corruption matrix is estimated", low=0, high=1)
 

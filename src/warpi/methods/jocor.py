@@ -34,11 +34,11 @@ class JoCoR(Method):
     CVPR 2020.
     """
 
-    family: ClassVar[str] = "selection"
-    year: ClassVar[int | None] = 2020
-    n_nets: ClassVar[int] = 2
-    needs_different_nets: ClassVar[bool] = True
-    needs_noise_rate: ClassVar[bool] = True
+    family = "selection"
+    year = 2020
+    n_nets = 2
+    needs_different_nets = True
+    needs_noise_rate = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 10.0}
 
     forget_rate: float | None = setting(None, "share tau of examples left out (default: the noise rate)", low=0, high=1)

@@ -1,7 +1,6 @@
 """L2RW: learning to reweight examples."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,9 +36,9 @@ class L2RW(Method):
     Reference: Ren et al., Learning to Reweight Examples for Robust Deep Learning, ICML 2018.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2018
-    needs_meta: ClassVar[bool] = True
+    family = "meta"
+    year = 2018
+    needs_meta = True
 
     def weigh(self, noisy: Forward, y: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of the examples of a batch [B], and the loss on a trusted batch."""

@@ -36,8 +36,8 @@ class LCCN(Method):
     Reference: Yao et al., Safeguarded Dynamic Label Regression for Noisy Supervision, AAAI 2019.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2019
+    family = "transition"
+    year = 2019
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}  # why: docs/methods/lccn.md
 
     warmup: float = setting(0.7, "share of the epochs with cross-entropy, before sampling", low=0, high=1)

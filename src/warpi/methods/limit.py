@@ -1,7 +1,7 @@
 """LIMIT: limiting label information memorization in training."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -28,9 +28,9 @@ class LIMIT(Method):
     Weights, ICML 2020.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2020
-    n_nets: ClassVar[int] = 2  # the classifier and q
+    family = "refinement"
+    year = 2020
+    n_nets = 2  # the classifier and q
 
     beta: float = setting(1.0, "weight of the penalty on predicted gradients", low=0)
     dist: Literal["gaussian", "laplace"] = setting("gaussian", "distribution of a gradient around its prediction")

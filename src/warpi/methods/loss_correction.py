@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,8 +39,8 @@ class LossCorrection(Method):
     Reference: Patrini et al., Making Deep Neural Networks Robust to Label Noise: a Loss Correction Approach, CVPR 2017.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2017
+    family = "transition"
+    year = 2017
 
     direction: Literal["forward", "backward"] = setting("forward", "correct predictions or losses")
     warmup: float = setting(0.3, "share of the epochs that train the network from which T is estimated", low=0, high=1)
@@ -91,9 +91,7 @@ def _given(matrix: tuple[float, ...] | str, classes: Sequence[str]) -> Tensor:
         return read_matrix(matrix, classes).float()
     K = len(classes)
     if len(matrix) != K * K:
-        raise UserError(
-            f"matrix has {len(matrix)} numbers, but {K} classes need {K * K}: T row by row, one row per true class"
-        )
+        raise UserError(f"matrix has {len(matrix)} numbers, {K} classes need {K * K}: T row by row, one per true class")
     T = torch.tensor(matrix).reshape(K, K)
     if not torch.allclose(normalize_rows(T), T, atol=1e-4):
         raise UserError("each row of matrix must be a distribution: numbers of at least 0 that sum to 1")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,8 +53,8 @@ class MCorrection(Method):
     Reference: Arazo et al., Unsupervised Label Noise Modeling and Loss Correction, ICML 2019.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2019
+    family = "refinement"
+    year = 2019
 
     alpha: float = setting(32.0, "parameter of mixup's Beta distribution", low=0)
     reg: float = setting(1.0, "weight of the penalty on uneven class predictions", low=0)

@@ -44,14 +44,12 @@ class Masking(Method):
     Reference: Han et al., Masking: A New Perspective of Noisy Supervision, NeurIPS 2018.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2018
+    family = "transition"
+    year = 2018
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
     warmup: float = setting(0.7, "share of the epochs with cross-entropy, before T is used", low=0, high=1)
-    mask: tuple[float, ...] | None = setting(
-        None, "possible transitions, 0 or 1 per entry of T (default: estimated)", low=0, high=1
-    )
+    mask: tuple[float, ...] | None = setting(None, "possible transitions: 0 or 1 (default: estimated)", low=0, high=1)
     critics: int = setting(5, "critic steps per generator step", low=0)
     game_lr: float = setting(1e-5, "learning rate of generator and critic (Adam)", low=0)
 
@@ -97,9 +95,8 @@ class Masking(Method):
             examples = torch.arange(len(z), device=z.device)
             T = self.generate(len(z))
             for _ in range(self.critics):
-                descend(
-                    self.D(soft_structure(T.detach())).mean() - self.D(self.structure[None]).mean(), self.D_optimizer
-                )
+                critic_loss = self.D(soft_structure(T.detach())).mean() - self.D(self.structure[None]).mean()
+                descend(critic_loss, self.D_optimizer)
                 with torch.no_grad():
                     for weight in self.D.parameters():
                         weight.clamp_(-0.01, 0.01)

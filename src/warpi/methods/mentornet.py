@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +34,8 @@ class MentorNetPD(Method):
     Labels, ICML 2018.
     """
 
-    family: ClassVar[str] = "selection"
-    year: ClassVar[int | None] = 2018
+    family = "selection"
+    year = 2018
 
     share: float = setting(0.75, "share p of a batch whose losses lie below the threshold", low=0, high=1)
     averaging: float = setting(0.5, "share of the threshold kept per step (moving average)", low=0, high=1)
@@ -65,9 +64,8 @@ class MentorNetPD(Method):
     def step(self, batch: Batch) -> Log:
         losses = cross_entropy(self.net(batch.x), batch.y)  # [B]
         follow_percentile(self.average, losses.detach(), self.share, self.averaging)
-        v = self_paced(losses.detach(), self.average, self.gamma) * keep_at_random(
-            len(losses), self.dropped, self.generator
-        )
+        v = self_paced(losses.detach(), self.average, self.gamma)
+        v = v * keep_at_random(len(losses), self.dropped, self.generator)
         loss = (v * losses).mean()
         return {"loss": descend(loss, self.optimizer), "weight": v.mean()}
 
@@ -90,9 +88,9 @@ class MentorNetDD(Method):
     Labels, ICML 2018.
     """
 
-    family: ClassVar[str] = "selection"
-    year: ClassVar[int | None] = 2018
-    needs_meta: ClassVar[bool] = True
+    family = "selection"
+    year = 2018
+    needs_meta = True
 
     share: float = setting(0.75, "share p of a batch whose losses lie below the threshold", low=0, high=1)
     averaging: float = setting(0.5, "share of the threshold kept per step (moving average)", low=0, high=1)

@@ -1,7 +1,6 @@
 """Mixup."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
@@ -22,8 +21,8 @@ class Mixup(Method):
     Reference: Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018.
     """
 
-    family: ClassVar[str] = "loss"
-    year: ClassVar[int | None] = 2018
+    family = "loss"
+    year = 2018
 
     alpha: float = setting(1.0, "parameter of the Beta distribution; 0 is plain cross-entropy", low=0)
 

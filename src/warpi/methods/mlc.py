@@ -1,7 +1,6 @@
 """MLC of Zheng et al.: meta label correction."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +56,10 @@ class MLC(Method):
     Reference: Zheng et al., Meta Label Correction for Noisy Label Learning, AAAI 2021.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2021
-    needs_meta: ClassVar[bool] = True
-    least_meta_batch: ClassVar[int] = 3  # one to train on, two for L_meta: BatchNorm needs two
+    family = "meta"
+    year = 2021
+    needs_meta = True
+    least_meta_batch = 3  # one to train on, two for L_meta: BatchNorm needs two
 
     embedding: int = setting(128, "size of the label embedding", low=1)
     hidden: int = setting(128, "units in each hidden layer of the meta-network", low=1)

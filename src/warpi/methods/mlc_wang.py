@@ -40,9 +40,9 @@ class MLCWang(Method):
     Reference: Wang et al., Training Noise-Robust Deep Neural Networks via Meta-Learning, CVPR 2020.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2020
-    needs_meta: ClassVar[bool] = True
+    family = "meta"
+    year = 2020
+    needs_meta = True
     for_tables: ClassVar[dict[str, Any]] = {"matrix_lr": 30.0}  # why: docs/methods/mlc_wang.md
 
     warm_up: float = setting(3 / 8, "share of the epochs with cross-entropy, before the matrix is used", low=0, high=1)

@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -51,9 +50,9 @@ class MLNT(Method):
     Reference: Li et al., Learning to Learn from Noisy Labeled Data, CVPR 2019.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2019
-    least_batch: ClassVar[int] = 2  # labels come from neighbors in the batch
+    family = "meta"
+    year = 2019
+    least_batch = 2  # labels come from neighbors in the batch
 
     updates: int = setting(10, "number M of synthetic label sets per batch", low=1)
     share: float = setting(0.5, "share of the labels of a batch that are replaced", low=0, high=1)
@@ -61,16 +60,12 @@ class MLNT(Method):
     fast_lr: float = setting(0.02, "learning rate of the steps towards synthetic labels", low=0)
     warm_up: float = setting(0.1, "share of the epochs with cross-entropy only", low=0, high=1)
     ramp: float = setting(0.2, "share of the epochs in which the weight of J rises to 1", low=0, high=1)
-    averaging: tuple[float, ...] = setting(
-        (0.99, 0.999), "share of the teacher kept per step: in the ramp, and later", low=0, high=1
-    )
+    averaging: tuple[float, ...] = setting((0.99, 0.999), "share of the teacher kept (ramp, later)", low=0, high=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.averaging) not in (1, 2):
-            raise UserError(
-                f"averaging must be one or two shares (during the ramp, and afterwards), got {self.averaging}"
-            )
+            raise UserError(f"averaging must be one or two shares (in the ramp, and later), got {self.averaging}")
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +45,9 @@ class MSLC(Method):
     Reference: Wu et al., Learning to Purify Noisy Labels via Meta Soft Label Corrector, AAAI 2021.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2021
-    needs_meta: ClassVar[bool] = True
+    family = "meta"
+    year = 2021
+    needs_meta = True
 
     warm_up: float = setting(2 / 3, "share of the epochs with cross-entropy only", low=0, high=1)
     virtual: float = setting(10.0, "learning rate of the virtual step, as a multiple of the classifier's", low=0)
@@ -91,9 +90,8 @@ class MSLC(Method):
             return {"loss": loss.detach()}
 
         phi = [*self.V.parameters(), *self.W.parameters()]
-        log = bilevel_step(
-            self, batch, corrected_loss, mean_cross_entropy, phi, self.meta_optimizer, self.virtual * self.lr
-        )
+        virtual_lr = self.virtual * self.lr
+        log = bilevel_step(self, batch, corrected_loss, mean_cross_entropy, phi, self.meta_optimizer, virtual_lr)
         self.soft[batch.rows] = self.corrected(z.detach(), batch.y, before)
         return log
 

@@ -1,7 +1,6 @@
 """Meta-Weight-Net: a small network learns to weigh examples by their loss."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -36,9 +35,9 @@ class MWNet(Method):
     Reference: Shu et al., Meta-Weight-Net: Learning an Explicit Mapping For Sample Weighting, NeurIPS 2019.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2019
-    needs_meta: ClassVar[bool] = True
+    family = "meta"
+    year = 2019
+    needs_meta = True
 
     hidden: int = setting(100, "hidden units of the weighting network", low=1)
     meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)", low=0)

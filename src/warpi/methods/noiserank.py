@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,8 +45,8 @@ class NoiseRank(Method):
     Reference: Sharma et al., NoiseRank: Unsupervised Label Noise Reduction with Dependence Models, ECCV 2020.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2020
+    family = "refinement"
+    year = 2020
 
     k: int = setting(50, "number of neighbors that vote on a label", low=1)
     gamma: float = setting(1.0, "kernel coefficient; a larger value lets only close neighbors vote", low=0)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,8 +36,8 @@ class PENCIL(Method):
     Reference: Yi and Wu, Probabilistic End-to-end Noise Correction for Learning with Noisy Labels, CVPR 2019.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2019
+    family = "refinement"
+    year = 2019
 
     alpha: float = setting(0.1, "weight of the compatibility with the given labels", low=0)
     beta: float = setting(0.4, "weight of the entropy of the predictions", low=0)
@@ -75,9 +74,8 @@ class PENCIL(Method):
         descend(loss, self.optimizer)
         if self.stage == 2:
             y_tilde.requires_grad_()
-            label_loss = (
-                self.loss(z.detach(), y_tilde, batch.y).mean() / distributed.n_ranks()
-            )  # mean over the batch of all ranks
+            losses = self.loss(z.detach(), y_tilde, batch.y)
+            label_loss = losses.mean() / distributed.n_ranks()  # the mean over the batch of all ranks
             (slope,) = torch.autograd.grad(label_loss, y_tilde)
             self.y_tilde[batch.rows] = y_tilde.detach() - self.label_lr * slope
         return {"loss": loss.detach()}

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot, soft_cross_entropy
@@ -33,7 +32,7 @@ class CE(Method):
     L = 1/B sum_i -log softmax(F(x_i; theta))_{y_i}
     """
 
-    trusts_given_labels: ClassVar[bool] = True
+    trusts_given_labels = True
 
     step = _cross_entropy_step
 
@@ -45,7 +44,7 @@ class CleanOnly(Method):
     Shows whether the noisy examples help at all. It takes as many steps per epoch as the other methods.
     """
 
-    needs_meta: ClassVar[bool] = True
+    needs_meta = True
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -67,7 +66,7 @@ class FineTune(Method):
     Reference: the baseline of Ren et al., Learning to Reweight Examples for Robust Deep Learning, ICML 2018.
     """
 
-    needs_meta: ClassVar[bool] = True
+    needs_meta = True
 
     share: float = setting(1 / 12, "share of the epochs, at the end, on the trusted examples only", low=0, high=1)
 

@@ -39,8 +39,8 @@ class PLC(Method):
     Reference: Zhang et al., Learning with Feature-Dependent Label Noise: A Progressive Approach, ICLR 2021.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2021
+    family = "refinement"
+    year = 2021
     for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0}
 
     theta: float = setting(0.3, "initial ratio of probabilities below which a label is changed", low=0, high=1)
@@ -57,9 +57,7 @@ class PLC(Method):
 
     def epoch(self, t: int) -> Iterator[Log]:
         yield from super().epoch(t)
-        distributed.average(
-            [self.record[int(self.slot)]]
-        )  # each rank has its own rows; a common factor does not matter
+        distributed.average([self.record[int(self.slot)]])  # ranks have different rows; a common factor does not matter
         if t >= capped_warmup(self.warm_up, self.recipe.epochs):
             new = correct_labels(self.y, self.record.sum(0), self.limit)
             if int((new != self.y).sum()) < 0.001 * len(new):

@@ -38,8 +38,8 @@ class PTD(Method):
     Reference: Xia et al., Part-dependent Label Noise: Towards Instance-dependent Label Noise, NeurIPS 2020.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2020
+    family = "transition"
+    year = 2020
     for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}
 
     warmup: float = setting(0.3, "share of the epochs before T is estimated", low=0, high=1)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,8 +25,8 @@ class MAE(Method):
     Reference: Ghosh et al., Robust Loss Functions under Label Noise for Deep Neural Networks, AAAI 2017.
     """
 
-    family: ClassVar[str] = "loss"
-    year: ClassVar[int | None] = 2017
+    family = "loss"
+    year = 2017
 
     def step(self, batch: Batch) -> Log:
         return _step(self, losses.absolute_error(self.net(batch.x), batch.y))
@@ -42,8 +41,8 @@ class GCE(Method):
     NeurIPS 2018.
     """
 
-    family: ClassVar[str] = "loss"
-    year: ClassVar[int | None] = 2018
+    family = "loss"
+    year = 2018
 
     q: float = setting(0.7, "exponent of the loss: 0 is cross-entropy, 1 is half the absolute error", low=0, high=1)
 
@@ -61,8 +60,8 @@ class SCE(Method):
     Reference: Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019.
     """
 
-    family: ClassVar[str] = "loss"
-    year: ClassVar[int | None] = 2019
+    family = "loss"
+    year = 2019
 
     alpha: float = setting(0.1, "weight of the cross-entropy; the paper: 6 on CIFAR-100", low=0)
     beta: float = setting(1.0, "weight of the reverse cross-entropy; the paper: 0.1 on CIFAR-100", low=0)
@@ -81,8 +80,8 @@ class Focal(Method):
     Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
     """
 
-    family: ClassVar[str] = "loss"
-    year: ClassVar[int | None] = 2017
+    family = "loss"
+    year = 2017
 
     gamma: float = setting(2.0, "how strongly easy examples are down-weighted; 0 is cross-entropy", low=0)
 
@@ -100,8 +99,8 @@ class Bootstrap(Method):
     Reference: Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015.
     """
 
-    family: ClassVar[str] = "loss"
-    year: ClassVar[int | None] = 2015
+    family = "loss"
+    year = 2015
 
     hard: bool = setting(False, "mix the label with the predicted class instead of the predicted probabilities")
     beta: float = setting(0.95, "weight of the given label (the paper: 0.95 if soft, 0.8 if hard)", low=0, high=1)
@@ -119,8 +118,8 @@ class LabelSmoothing(Method):
     Reference: Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016.
     """
 
-    family: ClassVar[str] = "loss"
-    year: ClassVar[int | None] = 2016
+    family = "loss"
+    year = 2016
 
     smoothing: float = setting(0.1, "probability epsilon that is spread evenly over all classes", low=0, high=1)
 

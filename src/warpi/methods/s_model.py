@@ -36,8 +36,8 @@ class SModel(Method):
     Reference: Goldberger and Ben-Reuven, Training deep neural-networks using a noise adaptation layer, ICLR 2017.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2017
+    family = "transition"
+    year = 2017
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
     warmup: float = setting(0.7, "share of the epochs before the noise layer is added", low=0, high=1)

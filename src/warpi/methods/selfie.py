@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -32,9 +31,9 @@ class SELFIE(Method):
     Reference: Song et al., SELFIE: Refurbishing Unclean Samples for Robust Deep Learning, ICML 2019.
     """
 
-    family: ClassVar[str] = "selection"
-    year: ClassVar[int | None] = 2019
-    needs_noise_rate: ClassVar[bool] = True
+    family = "selection"
+    year = 2019
+    needs_noise_rate = True
 
     forget_rate: float | None = setting(None, "share tau of examples left out (default: the noise rate)", low=0, high=1)
     unsure: float = setting(0.05, "largest normalized entropy of consistent past predictions", low=0, high=1)

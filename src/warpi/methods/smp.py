@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +33,8 @@ class SMP(Method):
     Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
     """
 
-    family: ClassVar[str] = "refinement"
-    year: ClassVar[int | None] = 2019
+    family = "refinement"
+    year = 2019
 
     alpha: float = setting(0.5, "weight of the corrected labels", low=0, high=1)
     per_class: int = setting(1280, "number of examples per class among which prototypes are chosen", low=1)

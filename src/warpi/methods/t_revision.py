@@ -36,8 +36,8 @@ class TRevision(Method):
     Reference: Xia et al., Are Anchor Points Really Indispensable in Label-Noise Learning?, NeurIPS 2019.
     """
 
-    family: ClassVar[str] = "transition"
-    year: ClassVar[int | None] = 2019
+    family = "transition"
+    year = 2019
     for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}  # why: docs/methods/t_revision.md
 
     warmup: float = setting(0.3, "share of the epochs before T is estimated", low=0, high=1)

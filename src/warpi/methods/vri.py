@@ -57,9 +57,9 @@ class VRI(Method):
     Reference: Sun et al., Variational Rectification Inference for Learning with Noisy Labels, IJCV 2025.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2025
-    needs_meta: ClassVar[bool] = True
+    family = "meta"
+    year = 2025
+    needs_meta = True
     for_tables: ClassVar[dict[str, Any]] = {"output": "tanh"}
 
     samples: int = setting(1, "number L of samples of v per example", low=1)
@@ -85,11 +85,9 @@ class VRI(Method):
             v = OUTPUTS[self.output](self.V(h, batch.y).rsample(self.samples, self.generator))  # [L, B, K]
             return cross_entropy(v * z, batch.y).mean()
 
-        def divergence() -> Tensor:
+        def kl_loss() -> Tensor:
             q: DiagGaussian = self.V(h, batch.y)
             return self.kl * q.kl(self.V(h)).mean()
 
         phi = self.V.parameters()
-        return bilevel_step(
-            self, batch, rectified_loss, mean_cross_entropy, phi, self.meta_optimizer, own_loss=divergence
-        )
+        return bilevel_step(self, batch, rectified_loss, mean_cross_entropy, phi, self.meta_optimizer, own_loss=kl_loss)

@@ -50,9 +50,9 @@ class WarPI(Method):
     Reference: Sun et al., Learning to Rectify for Robust Learning with Noisy Labels, Pattern Recognition 2022.
     """
 
-    family: ClassVar[str] = "meta"
-    year: ClassVar[int | None] = 2022
-    needs_meta: ClassVar[bool] = True
+    family = "meta"
+    year = 2022
+    needs_meta = True
     for_tables: ClassVar[dict[str, Any]] = {"output": "tanh", "label_input": "one_hot"}  # why: docs/methods/warpi.md
 
     samples: int = setting(10, "number L of samples of v per example; 0 uses the mean of v instead", low=0)
@@ -60,13 +60,9 @@ class WarPI(Method):
     label_input: Literal["embedding", "one_hot"] = setting("embedding", "how the given label enters the meta-network")
     activation: Literal["tanh", "relu"] = setting("tanh", "activation of the meta-network's hidden layers")
     hidden: int = setting(100, "units in each hidden layer of the meta-network", low=1)
-    mean_init: Literal["zero"] | None = setting(
-        None, "initial weights of the layer for the mean of v (default: Xavier)"
-    )
+    mean_init: Literal["zero"] | None = setting(None, "initial weights of the layer of the mean of v (default: Xavier)")
     meta_lr: float = setting(3e-4, "learning rate beta of the meta-network (Adam)", low=0)
-    virtual_lr: float | None = setting(
-        None, "learning rate alpha of the virtual step (default: the classifier's)", low=0
-    )
+    virtual_lr: float | None = setting(None, "step size alpha of the virtual step (default: the classifier's)", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -74,20 +73,16 @@ class WarPIPlus(Method):
     selection; thresholds as in Wang et al., FreeMatch, ICLR 2023.
     """
 
-    family: ClassVar[str] = "semi-supervised"
-    n_views: ClassVar[int] = 2
-    n_trusted_views: ClassVar[int] = 2
-    strong_views: ClassVar[tuple[int, ...]] = (1,)
+    family = "semi-supervised"
+    n_views = 2
+    n_trusted_views = 2
+    strong_views = (1,)
 
     use_trusted: bool = setting(True, "use the trusted examples, if there are any")
     warm_up: float = setting(15.0, "epochs with cross-entropy on the given labels, at most half of all", low=0)
     rho: float = setting(0.9, "share of the expected right labels of a class that small loss selects", low=0, high=1)
-    rho_last: float | None = setting(
-        None, "that share in the last epoch, approached linearly (default: rho)", low=0, high=1
-    )
-    agreement: float = setting(
-        0.95, "probability above which a label that the teacher predicts is selected as well", low=0, high=1
-    )
+    rho_last: float | None = setting(None, "rho in the last epoch, reached linearly (default: rho)", low=0, high=1)
+    agreement: float = setting(0.95, "probability above which a label the teacher predicts is selected", low=0, high=1)
     beta: float = setting(0.8, "share of the memory of predictions kept per epoch", low=0, high=1)
     align: float = setting(0.5, "exponent of the alignment with the class prior; 0: none", low=0)
     temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened", low=1e-3)

@@ -103,9 +103,7 @@ def asymmetric(
             members = (superclass.cpu() == group).nonzero()[:, 0]
             target[members] = members.roll(-1)
     else:
-        raise UserError(
-            "asymmetric noise is defined for CIFAR-10 and for data with superclasses; use flip, flip2 or pair instead"
-        )
+        raise UserError("asymmetric noise is defined for CIFAR-10 and data with superclasses; use flip, flip2 or pair")
     return _corrupt(y, _to_targets(target[:, None], rate), generator)
 
 
@@ -214,11 +212,9 @@ def open_set(y: Tensor, n_classes: int, rate: float, generator: Generator, n_oth
     count = round(rate * len(y))
     if count > n_other:
         raise UserError(f"open_set noise at rate {rate} needs {count} other inputs, the other set has {n_other}")
-    rows, other_rows = (
-        torch.randperm(n, generator=generator, device=generator.device)[:count] for n in (len(y), n_other)
-    )
+    rows, others = (torch.randperm(n, generator=generator, device=generator.device)[:count] for n in (len(y), n_other))
     replaced = torch.full_like(y, -1)
-    replaced[rows.to(y.device)] = other_rows.to(y.device)
+    replaced[rows.to(y.device)] = others.to(y.device)
     return NoisyLabels(y.clone(), _eye(n_classes).to(y.device), replaced)
 
 

@@ -129,9 +129,7 @@ class Noise:
         if self.file is None:
             if not dataset.label_sets:
                 advice = "put the files of CIFAR-N beside its own, or " if dataset.name.startswith("cifar") else ""
-                raise UserError(
-                    f"data set {dataset.name!r} has no label sets; {advice}give a noise file *.json or plain 'given'"
-                )
+                raise UserError(f"{dataset.name!r} has no label sets; {advice}give a noise file *.json or 'given'")
             if self.source not in dataset.label_sets:
                 raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
             return kinds.given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)

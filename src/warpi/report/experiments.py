@@ -202,9 +202,7 @@ def _read(folder: Path) -> RunRecord:
         raise _unreadable(file, error) from error
     form = content.get("format") if isinstance(content, dict) else None
     if form != FORMAT:
-        raise UserError(
-            f"{file} has the format {form!r}, but this version of warpi reads {FORMAT!r}; leave the folder out"
-        )
+        raise UserError(f"{file} has the format {form!r}, this version of warpi reads {FORMAT!r}; leave the folder out")
     check_spec(content, file, _ADVICE, ("spec", "data", "method", "seed"))
     spec = content["spec"] | {name: content["spec"].get(name) or {} for name in ("options", "changed", "recipe")}
     done = (folder / DONE).exists()  # checked before the results are read: the run may end in between
@@ -295,10 +293,9 @@ def _labels(experiments: Sequence[Sequence[RunRecord]]) -> list[str]:
                     unique = tails.count(tail) == 1 and tail not in shown[i]
                     shown[i][tail if unique else name] = specs[i].get(name)
             if not differ:
-                for i, facts in zip(
-                    rivals, describe_differences([experiments[i][0].facts for i in rivals]), strict=True
-                ):
-                    words[i] = facts
+                facts = describe_differences([experiments[i][0].facts for i in rivals])
+                for i, own_facts in zip(rivals, facts, strict=True):
+                    words[i] = own_facts
     return labels
 
 

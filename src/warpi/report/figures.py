@@ -231,7 +231,7 @@ def rectifier(m: Measured) -> "Figure | None":
             low = -high
             colors = "RdBu"
         for axes, where, x in zip(grid[row], ("given label", "predicted class", "other classes"), shown, strict=True):
-            image = _matrix(axes, x, a["classes"], colors, low, high, logarithmic=which == "sigma")
+            image = _matrix(axes, x, a["classes"], colors, low, high, log_scale=which == "sigma")
             axes.set(title=f"{name} at the {where}", xlabel="predicted class", ylabel="given label")
         figure.colorbar(image, ax=list(grid[row]), shrink=0.8, label=name)
     return figure
@@ -341,16 +341,14 @@ def _styles(rows: Sequence[Experiment]) -> list[LineStyle]:
     return line_styles([e.first.spec["method"] for e in rows])
 
 
-def _matrix(
-    axes: "Axes", x: Array, classes: Array, colors: str, low: float, high: float, logarithmic: bool = False
-) -> Any:
+def _matrix(axes: "Axes", x: Array, classes: Array, cmap: str, low: float, high: float, log_scale: bool = False) -> Any:
     """A matrix as an image, with its numbers if there is space for them; unknown values are gray."""
     from matplotlib.colors import LogNorm, Normalize
 
-    norm = LogNorm(max(low, 0.005), max(high, 0.05), clip=True) if logarithmic else Normalize(low, high)
+    norm = LogNorm(max(low, 0.005), max(high, 0.05), clip=True) if log_scale else Normalize(low, high)
     axes.grid(False)
     axes.set_facecolor("#d5d9df")
-    image = axes.imshow(np.ma.masked_invalid(x), cmap=colors, norm=norm)
+    image = axes.imshow(np.ma.masked_invalid(x), cmap=cmap, norm=norm)
     if len(x) <= 12:
         names = [str(name)[:12] for name in classes]
         turned = 45 if max(map(len, names)) > 2 else 0

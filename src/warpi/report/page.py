@@ -131,9 +131,7 @@ def _facts(g: Experiment) -> dict[str, str]:
     run, spec, facts, place = g.first, g.first.spec, g.first.facts, g.first.environment
     recipe = spec["recipe"]
     data = [f"{words} {format_value(spec[name])}" for name, words in _DATA.items() if spec.get(name) is not None]
-    trusted = (
-        "held out from rows with known truth" if spec.get("meta") else "rows that the data marks as trusted, if any"
-    )
+    trusted = "held out from rows with known truth" if spec.get("meta") else "rows marked in the data, if any"
     test_labels = _TEST_LABELS.get(str(facts.get("test_labels")), "unknown")
     threads = place.get("threads")
     machine = [str(place.get("gpu") or place.get("device") or "unknown")]

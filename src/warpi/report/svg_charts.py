@@ -65,9 +65,8 @@ def lines(title: str, series: Sequence[Series], unit: str = "", low: float | Non
     edges = [m + side * d for s in shown for m, d in zip(s.curve.mean, s.curve.std, strict=True) for side in (-1, 1)]
     logarithmic = min(values) > 0 and max(values) > 100 * min(values)
     bottom = min(values) if logarithmic else min(0.0, *edges)
-    y = _Axis(
-        bottom if low is None else low, max(values) if logarithmic else max(edges), _BOTTOM, _TOP + 2, logarithmic
-    )
+    top = max(values) if logarithmic else max(edges)
+    y = _Axis(bottom if low is None else low, top, _BOTTOM, _TOP + 2, logarithmic)
     first = min(s.curve.epochs[0] for s in shown)
     x = _Axis(first, max(s.curve.epochs[-1] for s in shown), _LEFT, _RIGHT)
     shapes = []

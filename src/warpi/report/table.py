@@ -157,9 +157,7 @@ class _TerminalTables:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[ConsoleRenderable]:
         shown = blocks(self.rows)
         for block in shown:
-            layouts = [
-                make(cells) for make in (_names_beside, _names_above) for cells in (block, _remarks_below(block))
-            ]
+            layouts = [make(form) for make in (_names_beside, _names_above) for form in (block, _remarks_below(block))]
             yield next((layout for layout in layouts if layout.width <= options.max_width), layouts[-1]).table
         notes = dict.fromkeys(block.note for block in shown)
         yield Text("\n".join([*notes, legend(self.rows)]), style="dim")
@@ -232,9 +230,8 @@ def _stacked(cells: Iterable[str], widths: Sequence[int], style: str, top: bool 
 def _widths(block: Block) -> list[int]:
     """Widths of the columns with numbers."""
     rows = [tuple(map(_narrow, block.heads)), *(line.cells for _, lines in block.sections for line in lines)]
-    return [
-        max(len(part) for cell in column for part in cell.split("\n")) for column in list(zip(*rows, strict=True))[1:]
-    ]
+    columns = list(zip(*rows, strict=True))[1:]
+    return [max(len(part) for cell in column for part in cell.split("\n")) for column in columns]
 
 
 def _narrow(head: str) -> str:

@@ -172,9 +172,7 @@ def _check_same_row(items: Items, row: int, cells: Mapping[str, str], listed: Pa
     """Raise if a line of a list is about another row, so that no label is assigned to an unchecked example."""
     dataset = items.dataset
     if not 0 <= row < len(dataset.y):
-        raise UserError(
-            f"row {row} is checked, but {dataset.name} has rows 0..{len(dataset.y) - 1}; is it the same data?"
-        )
+        raise UserError(f"row {row} is checked, {dataset.name} has rows 0..{len(dataset.y) - 1}; is it the same data?")
     if cells[CHECKED] not in dataset.classes:
         label = cells[CHECKED]
         raise UserError(f"row {row} is checked as {label!r}, which is not a class of {dataset.name}; leave it blank")
@@ -284,9 +282,7 @@ def _format_image_list(items: Items, places: Sequence[Place], names: Sequence[st
         file = _image_file(items, *place)
         full_path = os.path.abspath(os.path.join(*file)) if file else ""
         if not full_path.startswith(root):
-            raise UserError(
-                f"some trusted images are outside {files.root}; export a folder: --export-trusted {path.stem}"
-            )
+            raise UserError(f"some images are outside {files.root}; export a folder: --export-trusted {path.stem}")
         lines.append([full_path.removeprefix(root), name])
     try:
         return format_csv(["path", "label"], lines).encode()
@@ -300,9 +296,7 @@ def _links(
     """For each (class, file name): the file to link to, or the content of an image known only by its pixels."""
     for name in items.classes:
         if not name or name.startswith(".") or {"/", "\\", "\0"} & set(name):
-            raise UserError(
-                f"class {name!r} cannot be the name of a folder; export a file: --export-trusted {path}.csv"
-            )
+            raise UserError(f"class {name!r} cannot be a folder name; export a file: --export-trusted {path}.csv")
     data_file = _image_file(items, items.examples, 0)
     root = os.path.realpath(data_file[0]) if data_file else "/"
     links: dict[tuple[str, str], str | bytes] = {}
