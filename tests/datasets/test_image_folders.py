@@ -431,7 +431,7 @@ def test_training_skips_batches_of_one(examples, bad_files):
 
 def test_loader_without_readable_files_stops(examples, bad_files):
     some = copy(examples, paths=(examples.paths[0], *bad_files[:3]))
-    with pytest.raises(UserError, match="too few of the 4 training examples can be read"):
+    with pytest.raises(UserError, match="too few of 4 examples can be read"):
         Loader(Split(some, torch.arange(4), torch.arange(4)), 2, 0).draw()
 
 
