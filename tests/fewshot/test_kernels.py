@@ -1,4 +1,4 @@
-"""Kernels, ridge regression and Gaussians against naive loops, closed forms and limits."""
+"""Kernels, ridge regression and Gaussians compared with naive loops, closed forms and limits."""
 
 import math
 
@@ -36,9 +36,9 @@ def gaussian(*shape: int, seed: int = 1) -> DiagGaussian:
 
 
 def noise(bases: int, d: int, seed: int = 5) -> tuple[Tensor, Tensor]:
-    own = generator(seed, "noise")
-    eps = torch.randn(bases, d, generator=own, dtype=torch.float64)
-    return eps, 2 * math.pi * torch.rand(bases, generator=own, dtype=torch.float64)
+    g = generator(seed, "noise")
+    eps = torch.randn(bases, d, generator=g, dtype=torch.float64)
+    return eps, 2 * math.pi * torch.rand(bases, generator=g, dtype=torch.float64)
 
 
 # -- kernels --------------------------------------------------------------------------------------------------------
@@ -54,8 +54,8 @@ def test_fourier_features_are_cosines_of_sampled_bases() -> None:
                 assert z[t, i, j] == pytest.approx(math.sqrt(2 / 7) * torch.cos(basis @ x[t, i] + phase[j]).item())
 
 
-def test_sampled_kernel_comes_close_to_the_exact_one_as_bases_grow() -> None:
-    """The error falls as 1 / sqrt(D): 100 times as many bases, a tenth of it."""
+def test_sampled_kernel_converges_to_the_exact_one() -> None:
+    """The error falls as 1 / sqrt(D): 10 times as many bases divide it by sqrt(10)."""
     x, q = draw(6, 5), gaussian(5)
     exact = spectral_kernel(x, x, q)
 
@@ -69,27 +69,27 @@ def test_sampled_kernel_comes_close_to_the_exact_one_as_bases_grow() -> None:
     assert many < 0.02
 
 
-def test_exact_kernel_is_its_formula() -> None:
+def test_exact_kernel_equals_its_formula() -> None:
     x, y, q = draw(2, 3, 5), draw(2, 4, 5, seed=3), gaussian(2, 5)
     k = spectral_kernel(x, y, q)
     for t in range(2):
         for i in range(3):
             for j in range(4):
                 d = x[t, i] - y[t, j]
-                by_hand = torch.exp(-0.5 * (q.std[t] ** 2 * d**2).sum()) * torch.cos(q.mean[t] @ d)
-                assert k[t, i, j] == pytest.approx(by_hand.item(), abs=1e-12)
-    own = spectral_kernel(x, x, q)
-    assert torch.allclose(own.diagonal(dim1=-2, dim2=-1), torch.ones(2, 3, dtype=torch.float64))
-    assert torch.linalg.eigvalsh(own).min() > -1e-10
+                expected = torch.exp(-0.5 * (q.std[t] ** 2 * d**2).sum()) * torch.cos(q.mean[t] @ d)
+                assert k[t, i, j] == pytest.approx(expected.item(), abs=1e-12)
+    gram = spectral_kernel(x, x, q)
+    assert torch.allclose(gram.diagonal(dim1=-2, dim2=-1), torch.ones(2, 3, dtype=torch.float64))
+    assert torch.linalg.eigvalsh(gram).min() > -1e-10
 
 
-def test_many_exact_kernels_at_once() -> None:
+def test_batched_exact_kernels_equal_single_ones() -> None:
     x, y, q = draw(2, 3, 5), draw(2, 4, 5, seed=3), gaussian(2, 6, 5)
     each = [spectral_kernel(x, y, DiagGaussian(q.mean[:, m], q.log_var[:, m])) for m in range(6)]
     assert torch.allclose(spectral_kernels(x, y, q), torch.stack(each, 1))
 
 
-def test_without_a_mean_it_is_the_gaussian_kernel() -> None:
+def test_exact_kernel_with_zero_mean_equals_the_gaussian_kernel() -> None:
     x, s = draw(2, 6, 3), torch.tensor([0.7, 1.9], dtype=torch.float64)
     q = DiagGaussian(torch.zeros(2, 3, dtype=torch.float64), (-2 * s.log())[:, None].expand(2, 3))
     assert torch.allclose(spectral_kernel(x, x, q), gaussian_kernel(x, x, s))
@@ -101,10 +101,10 @@ def test_distances() -> None:
     naive = [torch.pdist(part).mean() for part in x]
     assert torch.allclose(mean_distance(x), torch.stack(naive))
     assert mean_distance(x[:, :1]).tolist() == [1, 1]
-    same = torch.zeros(3, 2, requires_grad=True)  # where nothing is apart there is no slope, and no NaN
-    mean_distance(same).backward()
-    assert same.grad is not None
-    assert same.grad.isfinite().all()
+    equal = torch.zeros(3, 2, requires_grad=True)  # equal vectors: the gradient is not NaN
+    mean_distance(equal).backward()
+    assert equal.grad is not None
+    assert equal.grad.isfinite().all()
 
 
 def test_alignment() -> None:
@@ -131,21 +131,21 @@ def test_ridge_satisfies_its_equation_in_either_space(n: int, d: int) -> None:
         assert torch.allclose(fit.quad, (Y * torch.linalg.solve(system, Y)).sum((1, 2)))
         assert torch.allclose(fit.log_det, torch.logdet(system))
     k = query @ Z.mT
-    left = (query**2).sum(-1) - (k * torch.linalg.solve(system, k.mT).mT).sum(-1)
-    assert torch.allclose(dual.variance(k, (query**2).sum(-1)), left)
-    assert torch.allclose(other.variance(query), left)
+    expected = (query**2).sum(-1) - (k * torch.linalg.solve(system, k.mT).mT).sum(-1)
+    assert torch.allclose(dual.variance(k, (query**2).sum(-1)), expected)
+    assert torch.allclose(other.variance(query), expected)
 
 
 @pytest.mark.parametrize("n", [4, 9])
-def test_a_matrix_that_cannot_be_factorised_gives_no_numbers(n: int) -> None:
-    """Of several tasks only that one; half a factor would look like an answer."""
+def test_failed_factorization_gives_nan(n: int) -> None:
+    """Only the task whose matrix cannot be factorized is NaN."""
     Z = torch.randn(2, n, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fit = fit_features(Z, torch.ones(2, n, 1).double(), torch.tensor([0.1, -50.0]).double())
     assert fit.weights[0].isfinite().all()
     assert fit.weights[1].isnan().all()
 
 
-def test_evidence_is_that_of_a_gaussian_process_at_its_best_scale() -> None:
+def test_evidence_equals_that_of_a_gaussian_process_at_its_best_scale() -> None:
     Z, Y = draw(2, 5, 3), draw(2, 5, 1, seed=1)
     lam = torch.tensor(0.3, dtype=torch.float64)
     system = Z @ Z.mT + lam * torch.eye(5, dtype=torch.float64)
@@ -156,7 +156,7 @@ def test_evidence_is_that_of_a_gaussian_process_at_its_best_scale() -> None:
     )
     evidence = fit.log_evidence(5, 1)
     assert torch.allclose(evidence[0] - evidence[1], naive[0] - naive[1])
-    for factor in (0.8, 1.25):  # no other scale makes the labels likelier
+    for factor in (0.8, 1.25):  # another scale makes the labels less likely
         other = MultivariateNormal(torch.zeros(5).double(), factor * best[0] * system[0]).log_prob(Y[0, :, 0])
         assert other < naive[0]
 
@@ -183,20 +183,20 @@ def test_gradients_of_kernel_and_ridge(n: int) -> None:
 # -- Gaussians ------------------------------------------------------------------------------------------------------
 
 
-def test_kl_is_that_of_torch() -> None:
+def test_kl_equals_that_of_torch() -> None:
     p, q = gaussian(3, 4), gaussian(3, 4, seed=7)
     other = kl_divergence(*(Independent(Normal(g.mean, g.std), 1) for g in (p, q)))
     assert torch.allclose(p.kl(q), other)
     assert torch.allclose(p.kl(p), torch.zeros(3, dtype=torch.float64))
 
 
-def test_mean_kl_is_the_mean_of_kls() -> None:
+def test_mean_kl_equals_the_mean_of_kls() -> None:
     q, others = gaussian(3, 2, 4), gaussian(3, 1, 5, 4, seed=7)
     each = [q.kl(DiagGaussian(others.mean[:, :, j], others.log_var[:, :, j])) for j in range(5)]
     assert torch.allclose(q.mean_kl(others), torch.stack(each).mean(0))
 
 
-def test_a_head_gives_mean_and_log_variance_of_their_own() -> None:
+def test_head_has_separate_networks_for_mean_and_log_variance() -> None:
     with seeded(0):
         head = GaussianHead(3, 8, 2)
         h = torch.randn(5, 4, 3)

@@ -31,14 +31,14 @@ from warpi.utils.seeding import RngState, derive, seeded
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read: what was asked for, the learner as it was stored, the data, what happened."""
+    """A run read from its folder: settings, learner, data and results."""
 
     path: Path
     spec: Spec
     learner: Learner
     data: FewShotData
     history: list[Record]
-    data_sha256: str  # of what lies in `data`, whatever its name
+    data_sha256: str  # hash of the content, whatever the name of the data
 
 
 def fit(
@@ -51,15 +51,15 @@ def fit(
     quiet: bool = True,
     **settings: Any,
 ) -> Run:
-    """Train a learner on tasks of a data set, and leave a run folder behind.
+    """Train a learner on tasks of a data set, and write a run folder.
 
-    Settings are `data` (a name, or the user's own FewShotData), `learner`, `root`, `ways`, `shots`, the fields of
-    Training and those of the learner. With `resume` an interrupted run goes on where its last checkpoint was, and ends
-    as if it had never stopped; data of one's own must be given again for that, and be the same.
+    Settings are `data` (a name or a FewShotData), `learner`, `root`, `ways`, `shots`, the fields of Training and those
+    of the learner. With `resume`, an interrupted run continues from its last checkpoint and ends as if it had never
+    stopped. If its data was a FewShotData, the same data must be passed again.
     """
-    data = settings.get("data")
-    own_data = data if isinstance(data, FewShotData) else None
-    named = {name: value for name, value in settings.items() if name != "data" or own_data is None}
+    passed = settings.get("data")
+    passed = passed if isinstance(passed, FewShotData) else None
+    named = {name: value for name, value in settings.items() if name != "data" or passed is None}
     folder = fewshot_folder(Path(out))
     where = pick_device(device)
     with ExitStack() as stack:
@@ -69,10 +69,10 @@ def fit(
         else:
             spec, threads = restore_spec(stored, named, threads, folder.path)
         stack.enter_context(cpu_threads(threads))
-        data, digest = _read_data(spec, folder.path, own_data, stored, where)
+        data, digest = _read_data(spec, folder.path, passed, stored, where)
         task_pair(data, spec.kind, spec.training, where)  # checks the kind of tasks before anything is written
         stack.enter_context(seeded(derive(spec.training.seed, "training")))
-        learner = spec.started(data, where)
+        learner = spec.start_learner(data, where)
         description = describe(spec, learner, data, digest, where)
         if stored is not None:
             check_facts(stored["facts"], description["facts"], folder.path)
@@ -124,24 +124,26 @@ def load(
     root: Path | str | None = None,
     data: FewShotData | None = None,
 ) -> Run:
-    """The learner of a run folder as it was at its best validation, or `last`.
+    """Load a run folder, with the weights of its `best` validation or the `last` ones.
 
-    `root` where the data lies now; `data`, where it is the user's own.
+    Pass `root` if the files of the data have moved, and `data` if the run was trained on a FewShotData.
     """
     path = Path(path)
     where = pick_device(device)
     folder = fewshot_folder(path)
     stored = folder.read_spec()
     if stored is None:
-        raise UserError(f"{path} holds no few-shot run (no spec.json); make one with `warpi fewshot fit --out {path}`")
+        raise UserError(
+            f"{path} contains no few-shot run (no spec.json); train one with `warpi fewshot fit --out {path}`"
+        )
     file = path / {"best": BEST, "last": CHECKPOINT}[weights]
     if not checkpoint.exists(file):
-        raise UserError(f"{path} has no {file.name} yet; the run has not come to its first validation")
+        raise UserError(f"{path} has no {file.name} yet; the run has not reached its first validation")
     spec = Spec.from_json(stored["spec"])
     if root is not None and spec.data != "sines" and not spec.own:
         spec = replace(spec, root=str(root))
     data, digest = _read_data(spec, path, data, stored, where)
-    learner = spec.started(data, where)
+    learner = spec.start_learner(data, where)
     with blame_file(file):
         checkpoint.restore(learner, checkpoint.load(file, where)["learner"])
     history = folder.read_history("put it back as it was", skip_unfinished=True)  # the run may still be writing
@@ -156,20 +158,20 @@ def _check_records(records: list[Record], file: Path) -> list[Record]:
 
 
 @lru_cache(maxsize=2)
-def _loaded(name: str, root: str | None) -> FewShotData:
+def _read_builtin(name: str, root: str | None) -> FewShotData:
     return load_fewshot(name, root)
 
 
 def _read_data(
-    spec: Spec, path: Path, given: FewShotData | None, stored: Mapping[str, Any] | None, device: torch.device
+    spec: Spec, path: Path, passed: FewShotData | None, stored: Mapping[str, Any] | None, device: torch.device
 ) -> tuple[FewShotData, str]:
-    """The data of a run, given or read, and its hash, which must be the one that is stored."""
-    if given is None and spec.own:
+    """The data of a run, passed or read, and its hash. Raises if the stored hash is different."""
+    if passed is None and spec.own:
         raise UserError(
-            f"the run in {path} was made with data of your own, {spec.data!r}, which must be given again; from Python: "
-            f"load({str(path)!r}, data=...), and to go on: fit({str(path)!r}, resume=True, data=...)"
+            f"the run in {path} was trained on data passed from Python, {spec.data!r}; pass it again: "
+            f"load({str(path)!r}, data=...), or to resume: fit({str(path)!r}, resume=True, data=...)"
         )
-    data = _loaded(spec.data, spec.root) if given is None else given
+    data = _read_builtin(spec.data, spec.root) if passed is None else passed
     digest = data.digest()
     if stored is not None:
         check_facts(stored["facts"], {"data_sha256": digest}, path)
@@ -177,19 +179,19 @@ def _read_data(
 
 
 def _summary(spec: Spec, data: FewShotData) -> str:
-    """What a run learns from, in a line."""
+    """The learner, the data and the tasks of a run, on one line."""
     task = task_name(spec.ways, spec.shots)
     if spec.train_ways != spec.ways:
         task += f" (trained with {spec.train_ways} ways)"
     parts = ((name, data.part(name)) for name in ("train", "val", "test"))
     classes = ", ".join(f"{len(part):,} {name}" for name, part in parts if isinstance(part, Classes))
-    return f"{spec.label(but=None)} on {spec.data}, {task}" + (f"; classes: {classes}" if classes else "")
+    return f"{spec.label(without=None)} on {spec.data}, {task}" + (f"; classes: {classes}" if classes else "")
 
 
 def _line(record: Record, iterations: int) -> str:
     shown = "  ".join(f"{name} {record[name]:.4g}" for name in ("loss", "accuracy", "mse") if name in record)
     best = "  best so far" if record["best"] else ""
-    spread = f" ± {record['val_ci95']:.2g}" if "val_ci95" in record else ""  # of one task there is none
+    spread = f" ± {record['val_ci95']:.2g}" if "val_ci95" in record else ""  # one task has no interval
     val = f"val {record['val_mean']:.4g}{spread}"
     speed = f"  {record['episodes_per_s']:,.0f} episodes/s" if math.isfinite(record["episodes_per_s"]) else ""
     return f"step {record['iteration']:>{len(str(iterations))}.0f}/{iterations}  {shown}  {val}{best}{speed}"

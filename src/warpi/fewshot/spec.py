@@ -1,4 +1,4 @@
-"""The specification of a few-shot run: settings, checked, with the defaults that suit the data; and `spec.json`."""
+"""The specification of a few-shot run: checked settings, defaults that depend on the data, and `spec.json`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,6 +18,7 @@ from warpi.runs.defaults import to_plain_types
 from warpi.runs.facts import differences
 from warpi.runs.run_folder import ADVICE, RunFolder, describe_run
 from warpi.runs.schema import FEWSHOT_FORMAT, check_part
+from warpi.utils.field_checks import check_types
 
 _IMAGES: dict[str, Any] = {"learner": "metavrf_bilstm", "ways": 5, "shots": 1, "tasks": 16, "iterations": 20_000}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -26,20 +27,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cifar_fs": _IMAGES,
     "mini_imagenet": _IMAGES | {"tasks": 8},
 }
-"""What suits a data set, where nothing else is said."""
-_STORED: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("data", "learner"), (str,)),
-    "root": (str, type(None)),
-    "own": (bool,),
-    **dict.fromkeys(("options", "changed", "training"), (dict,)),
-    **dict.fromkeys(("ways", "shots"), (int,)),
-}
-"""The fields of a specification, as JSON has them."""
+"""Default settings of each data set."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything that decides the numbers of a run."""
+    """All settings that determine the results of a run."""
 
     data: str
     root: str | None
@@ -49,11 +42,14 @@ class Spec:
     ways: int
     shots: int
     training: Training
-    own: bool = False  # the data is the user's own: it has a name and a hash here, and must be given again
+    own: bool = False  # the data was passed as an object, which is not stored and must be passed again
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @property
     def kind(self) -> Kind:
-        """Of the tasks that a run is for."""
+        """The kind of tasks that the learner is trained for."""
         return Kind(self.ways, self.shots, self.training.queries)
 
     @property
@@ -63,33 +59,33 @@ class Spec:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was chosen, by name: what is asked of the tasks, fields of the learner and of Training."""
-        asked = {name: getattr(self, name) for name in ("data", "root", "learner", "ways", "shots")}
-        return {**asked, **to_plain_types(self.options), **asdict(self.training)}
+        """All settings by name: data and tasks, fields of the learner, fields of Training."""
+        tasks = {name: getattr(self, name) for name in ("data", "root", "learner", "ways", "shots")}
+        return {**tasks, **to_plain_types(self.options), **asdict(self.training)}
 
-    def label(self, but: str | None = "bases") -> str:
-        """The learner and what differs from its defaults; the number of bases is an axis of its own in pictures."""
-        return " ".join([self.learner, *(f"{k}={v}" for k, v in self.changed.items() if k != but)])
+    def label(self, without: str | None = "bases") -> str:
+        """The learner and its changed options, without the number of bases, which is an axis in figures."""
+        return " ".join([self.learner, *(f"{k}={v}" for k, v in self.changed.items() if k != without)])
 
     def make(self) -> Learner:
         return make_learner(self.learner, **self.options)
 
-    def started(self, data: FewShotData, device: torch.device) -> Learner:
-        """The learner, with its first weights."""
+    def start_learner(self, data: FewShotData, device: torch.device) -> Learner:
+        """Create the learner with its initial weights."""
         learner = self.make()
         learner.start(Problem(data.shape, self.ways), seed=self.training.seed, device=device)
         return learner
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Spec":
-        """What `asdict` made, of this version or an older one."""
+        """Read what `asdict` returned, in this version or an older one."""
         stored = {"own": False, **stored}
-        for name, kinds in _STORED.items():
-            if not isinstance(stored[name], kinds):
-                allowed = " or ".join(kind.__name__ for kind in kinds)
-                raise UserError(f"{name} must be {allowed}, got {stored[name]!r}")
-        training = Training(**{"compile": False, **stored["training"]})
-        return cls(**{**stored, "options": to_plain_types(stored["options"]), "training": training})
+        known = {f.name: stored[f.name] for f in fields(cls)}  # raises a KeyError that names a missing field
+        if isinstance(known["options"], dict):
+            known["options"] = to_plain_types(known["options"])
+        if isinstance(known["training"], dict):
+            known["training"] = Training(**{"compile": False, **known["training"]})
+        return cls(**{**stored, **known})
 
 
 def specify(
@@ -100,50 +96,51 @@ def specify(
     shots: int | None = None,
     **settings: Any,
 ) -> Spec:
-    """Settings, checked, with the defaults that suit the data. Settings are fields of Training or of the learner."""
+    """Check settings and add the defaults of the data. `settings` are fields of Training or of the learner."""
     if not isinstance(data, str | FewShotData):
         raise UserError(f"data must be one of {', '.join(FEWSHOT)}, or a FewShotData, got a {type(data).__name__}")
-    if mine := isinstance(data, FewShotData):
+    name = data if isinstance(data, str) else str(data.name)
+    if isinstance(data, FewShotData):
         if root is not None:
-            raise UserError(f"the data {data.name!r} is given, not read: leave out root={str(root)!r}")
-        suits, data = DEFAULTS["sines"] if data.regression else _IMAGES, str(data.name)
-    elif data in FEWSHOT:
-        suits = DEFAULTS[data]
+            raise UserError(f"the data {name!r} is passed as an object, not read: leave out root={str(root)!r}")
+        defaults = DEFAULTS["sines"] if data.regression else _IMAGES
+    elif name in FEWSHOT:
+        defaults = DEFAULTS[name]
     else:
-        raise unknown("few-shot data set", data, FEWSHOT)
-    learner = learner or suits["learner"]
+        raise unknown("few-shot data set", name, FEWSHOT)
+    learner = learner or defaults["learner"]
     if learner not in LEARNERS:
         raise unknown("learner", learner, LEARNERS)
-    base, settings = LEARNERS[learner], to_plain_types(settings)
-    own, common = {f.name for f in fields(base)}, {f.name for f in fields(Training)}
-    for name in settings:
-        if name not in own | common:
-            raise unknown(f"setting of {learner}", name, own | common)
-    training = Training(**{k: v for k, v in {**suits, **settings}.items() if k in common})
-    options = asdict(replace(base, **{k: v for k, v in settings.items() if k in own}))
-    ways = suits["ways"] if ways is None else ways
-    if more := training.train_ways:
+    base = LEARNERS[learner]
+    settings = to_plain_types(settings)
+    of_learner = {f.name for f in fields(base)}
+    of_training = {f.name for f in fields(Training)}
+    for key in settings:
+        if key not in of_learner | of_training:
+            raise unknown(f"setting of {learner}", key, of_learner | of_training)
+    training = Training(**{k: v for k, v in {**defaults, **settings}.items() if k in of_training})
+    options = asdict(replace(base, **{k: v for k, v in settings.items() if k in of_learner}))
+    ways = defaults["ways"] if ways is None else ways
+    if train_ways := training.train_ways:
         if not ways:
-            raise UserError(f"{data} is regression, which has no classes: leave out --train-ways {more}")
+            raise UserError(f"{name} is regression, which has no classes: leave out --train-ways {train_ways}")
         check_train_ways(training, ways)
-        if more > ways and not base.any_ways:
-            raise UserError(f"{learner} has as many outputs as ways: leave out --train-ways {more}, or --ways {more}")
+        if train_ways > ways and not base.any_ways:
+            raise UserError(
+                f"{learner} has as many outputs as ways: leave out --train-ways {train_ways}, or "
+                f"set --ways {train_ways}"
+            )
     return Spec(
-        data=data,
-        root=None if root is None else _resolved(root),
+        data=name,
+        root=None if root is None else str(Path(root).resolve()),  # a run may be resumed from another folder
         learner=learner,
         options=options,
         changed={k: v for k, v in options.items() if v != getattr(base, k)},
         ways=ways,
-        shots=suits["shots"] if shots is None else shots,
+        shots=defaults["shots"] if shots is None else shots,
         training=training,
-        own=mine,
+        own=isinstance(data, FewShotData),
     )
-
-
-def _resolved(root: str | Path) -> str:
-    """A run may be gone on with, or judged, in another folder than it was begun in."""
-    return str(Path(root).resolve())
 
 
 def describe(spec: Spec, learner: Learner, data: FewShotData, digest: str, device: torch.device) -> dict[str, Any]:
@@ -186,9 +183,9 @@ def _check_spec(stored: dict[str, Any], file: Path) -> None:
 def restore_spec(
     stored: Mapping[str, Any], settings: Mapping[str, Any], threads: int | None, path: Path
 ) -> tuple[Spec, int | None]:
-    """The specification and the thread count of a stored run. Settings that are given again must be the same.
+    """The specification and the thread count of a stored run. Settings that are given again must be equal.
 
-    The data may have been moved to another root, since its hash is compared. Results depend on the thread count.
+    Only `root` may differ, because the hash of the data is compared. The thread count can change results.
     """
     spec = Spec.from_json(stored["spec"])
     flat = spec.settings | {"threads": stored["environment"].get("threads")}
@@ -201,7 +198,7 @@ def restore_spec(
     for name, before, after in differences(flat, given, ignore=("root",), shared=True):
         raise UserError(f"{path} was started with {name} = {before!r}, not {after!r}; choose another --out")
     root = given.get("root")
-    return replace(spec, root=_resolved(root) if root else spec.root), flat["threads"]
+    return replace(spec, root=str(Path(root).resolve()) if root else spec.root), flat["threads"]
 
 
 def check_facts(stored: Mapping[str, Any], facts: Mapping[str, Any], path: Path) -> None:
@@ -209,6 +206,6 @@ def check_facts(stored: Mapping[str, Any], facts: Mapping[str, Any], path: Path)
     known = {name: stored.get(name) for name in facts}
     for name, before, after in differences(known, facts):
         raise UserError(
-            f"the data or the learner of {path} has changed: {name} was {before}, is {after}; give what it was made "
-            "with, or choose another --out"
+            f"the data or the learner of {path} has changed: {name} was {before}, is {after}; use the original, or "
+            "choose another --out"
         )

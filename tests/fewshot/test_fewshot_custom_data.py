@@ -1,8 +1,9 @@
-"""Few-shot learning on one's own data: what adapt, train and run folders take, and what they say to the rest."""
+"""Few-shot learning on custom data: accepted and refused inputs of `adapt`, `train` and run folders."""
 
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,9 +60,10 @@ def images(name: str, shape: tuple[int, ...] = (1, 16, 16)) -> Classes:
 # --- adapt and predict ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["nearest", "protonet", "r2d2", "metavrf"])
-def test_every_class_needs_an_example(name: str) -> None:
-    learner, x = started(name), numbers(4, 4)
+@pytest.mark.parametrize("name", ["nearest", "metavrf"])
+def test_classes_without_an_example_are_refused(name: str) -> None:
+    learner = started(name)
+    x = numbers(4, 4)
     with pytest.raises(UserError, match=r"no example of class 1 in the support set; every class of 0 \.\. 2 needs one"):
         learner.adapt(x, torch.tensor([0, 0, 2, 2]))
     with pytest.raises(UserError, match="no example of class 2, 3 in the support"):
@@ -71,8 +73,10 @@ def test_every_class_needs_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nearest", "protonet", "r2d2", "metavrf"])
-def test_arrays_lists_and_any_whole_numbers_are_taken(name: str) -> None:
-    learner, x, q = started(name), numbers(3, 4), numbers(2, 4, seed=1)
+def test_arrays_lists_and_all_integer_types_are_accepted(name: str) -> None:
+    learner = started(name)
+    x = numbers(3, 4)
+    q = numbers(2, 4, seed=1)
     expected = learner.adapt(x, torch.tensor([0, 1, 2])).predict(q)
     for dtype in (torch.int32, torch.uint8, torch.int16):
         assert torch.equal(learner.adapt(x, torch.tensor([0, 1, 2], dtype=dtype)).predict(q), expected)
@@ -87,9 +91,10 @@ def test_arrays_lists_and_any_whole_numbers_are_taken(name: str) -> None:
         learner.adapt([["a"] * 4], [0])
 
 
-def test_targets_of_any_numbers_are_taken() -> None:
+def test_targets_of_all_number_types_are_accepted() -> None:
     for name in ("maml", "r2d2", "metavrf"):
-        learner, x = started(name, (1,), 0), numbers(3, 1)
+        learner = started(name, (1,), 0)
+        x = numbers(3, 1)
         expected = learner.adapt(x, torch.tensor([0.0, 1.0, 2.0])).predict(x)
         assert torch.equal(learner.adapt(x, [0, 1, 2]).predict(x), expected)
         assert torch.equal(learner.adapt(x.double(), np.arange(3.0)).predict(x.double()), expected)
@@ -99,7 +104,7 @@ def test_targets_of_any_numbers_are_taken() -> None:
 
 @pytest.mark.parametrize("name", ["nearest", "protonet", "r2d2", "metavrf"])
 @pytest.mark.parametrize("shape", [(4,), (1, 16, 16)])
-def test_nothing_asked_is_nothing_answered(name: str, shape: tuple[int, ...]) -> None:
+def test_no_queries_give_no_predictions(name: str, shape: tuple[int, ...]) -> None:
     learner = started(name, shape)
     one = learner.adapt(numbers(3, *shape), torch.arange(3))
     assert one.predict(numbers(0, *shape)).shape == (0, 3)
@@ -109,7 +114,7 @@ def test_nothing_asked_is_nothing_answered(name: str, shape: tuple[int, ...]) ->
         learner.adapt(numbers(0, *shape), torch.arange(0))
 
 
-def test_queries_are_of_as_many_tasks_as_the_support() -> None:
+def test_support_and_queries_must_have_equally_many_tasks() -> None:
     adapted = started().adapt(numbers(4, 3, 4), torch.arange(3).repeat(4, 1))
     assert adapted.predict(numbers(4, 2, 4)).shape == (4, 2, 3)
     with pytest.raises(UserError, match="support and queries have 4 and 3 tasks"):
@@ -118,14 +123,15 @@ def test_queries_are_of_as_many_tasks_as_the_support() -> None:
         adapted.predict(numbers(2, 4))
 
 
-def test_nearest_takes_mixed_and_whole_numbers() -> None:
-    learner, x = started("nearest"), torch.arange(12).view(3, 4)
+def test_nearest_accepts_mixed_number_types() -> None:
+    learner = started("nearest")
+    x = torch.arange(12).view(3, 4)
     expected = learner.adapt(x.float(), torch.arange(3)).predict(x.float())
     for a, b in ((x, x), (x.double(), x.float()), (x.half(), x.double()), (x, x.float())):
         assert torch.allclose(learner.adapt(a, torch.arange(3)).predict(b).float(), expected)
 
 
-def test_images_are_bytes_or_floats() -> None:
+def test_images_must_be_bytes_or_floats() -> None:
     with pytest.raises(UserError, match=r"images must be bytes \(uint8\) or floats in \[0, 1\], got torch.int64"):
         started(shape=(1, 16, 16)).adapt(torch.ones(3, 1, 16, 16, dtype=torch.int64), torch.arange(3))
 
@@ -133,7 +139,7 @@ def test_images_are_bytes_or_floats() -> None:
 # --- data and training ------------------------------------------------------------------------------------------------
 
 
-def test_classes_of_arrays() -> None:
+def test_classes_are_built_from_arrays() -> None:
     classes = Classes.of({"a": np.ones((2, 4)), "b": [[1, 2, 3, 4]]})
     assert classes.x.dtype == torch.float32
     assert classes.count.tolist() == [2, 1]
@@ -150,7 +156,7 @@ def test_classes_of_arrays() -> None:
         Classes.of({"a": numbers(2, 1, 8, 9)}, rotations=4)
 
 
-def test_features_of_float64_are_trained_on() -> None:
+def test_training_accepts_float64() -> None:
     def wide(name: str) -> Classes:
         return Classes.of({f"{name}{i}": numbers(6, 4).double() + i for i in range(4)})
 
@@ -159,12 +165,13 @@ def test_features_of_float64_are_trained_on() -> None:
     assert math.isfinite(record["loss"])
 
 
-def test_what_cannot_be_trained_on_is_refused_at_once() -> None:
-    kind, learner = Kind(3, 1, 2), started()
+def test_train_refuses_invalid_data_before_the_first_step() -> None:
+    kind = Kind(3, 1, 2)
+    learner = started()
 
     def refused(message: str, data: FewShotData, training: Training = TRAINING, learner: Learner = learner) -> None:
         with pytest.raises(UserError, match=message):
-            train(learner, data, kind, training)  # before a step is asked for
+            train(learner, data, kind, training)  # raises before the first item is requested
 
     refused("has no networks yet", parts(vectors), learner=replace(LEARNERS[LEARNER]))
     refused(r"only square images can be augmented, .* \(4,\)", parts(vectors), replace(TRAINING, augment=True))
@@ -183,32 +190,31 @@ def test_what_cannot_be_trained_on_is_refused_at_once() -> None:
     )
 
 
-def test_floats_are_augmented_as_bytes_are() -> None:
+def test_augmentation_of_floats_equals_that_of_bytes() -> None:
     x = torch.randint(256, (1, 2, 3, 1, 16, 16), generator=generator(0, "x")).to(torch.uint8)
     for vary in (random_crop, random_affine):
         a, b = (vary(each, generator(0, "vary")) for each in (x, x / 255))
         assert torch.allclose(a, b, atol=1e-6)
 
 
-# --- judging ----------------------------------------------------------------------------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def test_fresh_noise_is_the_same_for_the_same_seed() -> None:
+def test_evaluation_with_fresh_noise_depends_only_on_the_seed() -> None:
     learner = make_learner("metavrf", noise="fresh", bases=8)
     learner.start(Problem((1,)))
     tasks = make_tasks(Sines(), Kind(0, 5, 10), "cpu", training=False, augment=False)
-    before, own = learner.generator.get_state(), learner.generator
+    training_generator = learner.generator
+    before = training_generator.get_state()
     first = evaluate(learner, tasks, 7, seed=1)
     assert evaluate(learner, tasks, 7, seed=1, timed=True)[:3] == first[:3]
-    assert evaluate(learner, tasks, 7, seed=1, batch=2).each == pytest.approx(first.each, rel=1e-4), (
-        "however many at once"
-    )
-    assert learner.generator is own
-    assert torch.equal(own.get_state(), before)  # training goes on as if nothing had been judged
+    assert evaluate(learner, tasks, 7, seed=1, batch=2).each == pytest.approx(first.each, rel=1e-4)
+    assert learner.generator is training_generator
+    assert torch.equal(training_generator.get_state(), before), "evaluation changes the random numbers of training"
     assert not torch.equal(*(learner.predict(*(numbers(1, 5, 1),) * 3, 0).value for _ in range(2)))
 
 
-def test_the_interval_is_of_the_sample_deviation() -> None:
+def test_interval_uses_the_sample_standard_deviation() -> None:
     assert Scores.of(torch.tensor([1.0, 3.0]), 1.0).ci95 == pytest.approx(1.96 * math.sqrt(2) / math.sqrt(2))
     assert Scores.of(torch.tensor([1.0]), 1.0).ci95 is None
 
@@ -222,10 +228,18 @@ def test_one_validation_task_is_enough(tmp_path: Path, capsys: pytest.CaptureFix
 # --- run folders ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    fit(path, learner="metavrf", iterations=2, **QUICK)
+    return path
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    fit(tmp_path / "run", learner="metavrf", iterations=2, **QUICK)
-    return tmp_path / "run"
+def run(tmp_path: Path, trained: Path) -> Path:
+    """A copy of the finished run, which a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +261,7 @@ def run(tmp_path: Path) -> Path:
         (lambda s: s.update(own=3), "own must be bool"),
     ],
 )
-def test_a_garbled_spec_is_named(run: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
+def test_invalid_spec_is_reported(run: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
     file = run / "spec.json"
     stored = json.loads(file.read_text())
     change(stored["spec"])
@@ -261,21 +275,21 @@ def test_a_garbled_spec_is_named(run: Path, change: Callable[[dict[str, Any]], A
         load(run, device="cpu")
 
 
-def test_garbled_results_are_named(run: Path) -> None:
+def test_invalid_results_are_reported(run: Path) -> None:
     (run / "results.jsonl").write_text("{}\n")
     for read in (partial(load, run, device="cpu"), partial(fit, run, resume=True)):
         with pytest.raises(UserError, match=r"line 1 of .*results\.jsonl is not the record of a validation"):
             read()
 
 
-def test_a_relative_root_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_relative_root_is_stored_as_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots = []
 
     def read(name: str, root: str | None) -> FewShotData:
-        asked.append(root)
+        roots.append(root)
         return parts(images)._replace(name=name)
 
-    monkeypatch.setattr("warpi.fewshot.run._loaded", read)
+    monkeypatch.setattr("warpi.fewshot.run._read_builtin", read)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     settings = {**QUICK, "data": "cifar_fs", "learner": "nearest", "ways": 2, "queries": 2, "root": "files"}
@@ -284,7 +298,7 @@ def test_a_relative_root_is_found_from_elsewhere(tmp_path: Path, monkeypatch: py
     load("../run", device="cpu")
     fit("../run", resume=True)
     fit("../run", resume=True, **settings | {"root": "../files"})
-    assert asked == [str(tmp_path / "files")] * 4
+    assert roots == [str(tmp_path / "files")] * 4
     assert specify(data="cifar_fs").root is None
 
 
@@ -298,17 +312,17 @@ def test_a_relative_root_is_found_from_elsewhere(tmp_path: Path, monkeypatch: py
         ({"data": "cifar_fs", "ways": 5, "learner": "nearest"}, "the number of training classes; got 5"),
     ],
 )
-def test_tasks_that_cannot_be_leave_nothing_behind(
+def test_impossible_tasks_leave_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
 ) -> None:
     if settings["data"] != "sines":
-        monkeypatch.setattr("warpi.fewshot.run._loaded", lambda *_: parts(images))
+        monkeypatch.setattr("warpi.fewshot.run._read_builtin", lambda *_: parts(images))
     with pytest.raises(UserError, match=message):
         fit(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_kept_of_ones_own_training_comes_back(tmp_path: Path) -> None:
+def test_saved_weights_restore_the_predictions(tmp_path: Path) -> None:
     learner = started("metavrf_bilstm")
     list(train(learner, parts(vectors), Kind(3, 1, 2), TRAINING))
     torch.save(learner.net.state_dict(), tmp_path / "weights.pt")
@@ -320,28 +334,38 @@ def test_what_is_kept_of_ones_own_training_comes_back(tmp_path: Path) -> None:
     assert torch.equal(*(each.adapt(x, [0, 1, 2]).predict(x) for each in (learner, other)))
 
 
-# --- a run folder for data of one's own -------------------------------------------------------------------------------
+# --- run folders of custom data ---------------------------------------------------------------------------------------
 
-OWN: dict[str, Any] = QUICK | {"learner": "protonet", "ways": 3, "queries": 2, "iterations": 6, "device": "cpu"}
+CUSTOM: dict[str, Any] = QUICK | {
+    "learner": "protonet",
+    "ways": 3,
+    "queries": 2,
+    "iterations": 4,
+    "features": 8,
+    "device": "cpu",
+}
 
 
-def test_a_run_on_ones_own_data_is_stored_and_comes_back(tmp_path: Path) -> None:
+def test_run_on_custom_data_is_stored_and_loaded(tmp_path: Path) -> None:
     data = parts(vectors)
-    done = fit(tmp_path / "run", **OWN | {"data": data})
+    finished = fit(tmp_path / "run", **CUSTOM | {"data": data})
     stored = json.loads((tmp_path / "run" / "spec.json").read_text())
     assert (stored["spec"]["data"], stored["spec"]["own"], stored["spec"]["root"]) == ("own", True, None)
     assert stored["facts"]["data_sha256"] == data.digest()
     run = load(tmp_path / "run", weights="last", device="cpu", data=parts(vectors))
-    assert checkpoint.digest(checkpoint.state_of(run.learner)) == checkpoint.digest(checkpoint.state_of(done.learner))
-    assert [record["iteration"] for record in run.history] == [2, 4, 6]
+    assert checkpoint.digest(checkpoint.state_of(run.learner)) == checkpoint.digest(
+        checkpoint.state_of(finished.learner)
+    )
+    assert [record["iteration"] for record in run.history] == [2, 4]
     assert (row := judged(run, 20))["data"] == "own"
-    assert row["mean"] == judged(done, 20)["mean"]
+    assert row["mean"] == judged(finished, 20)["mean"]
     assert specify(data=data).learner == "metavrf_bilstm"
 
 
-def test_a_run_on_ones_own_data_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = fit(tmp_path / "whole", **OWN | {"data": parts(images)})
-    calls, plain = [0], Step.body
+def test_run_on_custom_data_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fit(tmp_path / "whole", **CUSTOM | {"data": parts(images)})
+    calls = [0]
+    plain = Step.body
 
     def body(step: Step) -> None:
         plain(step)
@@ -351,28 +375,29 @@ def test_a_run_on_ones_own_data_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Step, "body", body)
     with pytest.raises(Stopped, match=r"resume with: fit\('.*parts', resume=True, data=\.\.\.\)"):
-        fit(tmp_path / "parts", **OWN | {"data": parts(images)})
-    again = fit(tmp_path / "parts", resume=True, data=parts(images)._replace(name="renamed"), device="cpu", ways=3)
-    assert calls[0] == 6
-    assert checkpoint.digest(checkpoint.state_of(again.learner)) == checkpoint.digest(
+        fit(tmp_path / "parts", **CUSTOM | {"data": parts(images)})
+    resumed = fit(tmp_path / "parts", resume=True, data=parts(images)._replace(name="renamed"), device="cpu", ways=3)
+    assert calls[0] == 4
+    assert checkpoint.digest(checkpoint.state_of(resumed.learner)) == checkpoint.digest(
         checkpoint.state_of(whole.learner)
     )
-    assert again.spec == whole.spec
+    assert resumed.spec == whole.spec
 
 
-def test_other_data_than_that_of_the_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, data = tmp_path / "run", parts(vectors)
-    fit(path, **OWN | {"data": data, "iterations": 1})
+def test_changed_custom_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run"
+    data = parts(vectors)
+    fit(path, **CUSTOM | {"data": data, "iterations": 1})
     (path / "done").unlink()
     one = data.val.x.clone()  # type: ignore[union-attr]
     one[0, 0] += 1
     changed = data._replace(val=replace(data.val, x=one))  # type: ignore[type-var]
     for other in (changed, parts(images), parts(partial(vectors, k=5)), FewShotData("own", Sines(), Sines(), Sines())):
         for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
-            with pytest.raises(UserError, match=r"data_sha256 was .*, is .*; give what it was made with, or choose"):
+            with pytest.raises(UserError, match=r"data_sha256 was .*, is .*; use the original, or choose"):
                 read(data=other)
     for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
-        with pytest.raises(UserError, match=r"with data of your own, 'own', which must be given again; from Python"):
+        with pytest.raises(UserError, match=r"trained on data passed from Python, 'own'; pass it again: "):
             read()
     with pytest.raises(UserError, match="started with data = 'own', not 'sines'"):
         fit(path, resume=True, data="sines")
@@ -380,23 +405,23 @@ def test_other_data_than_that_of_the_run_is_refused(tmp_path: Path, capsys: pyte
         fit(tmp_path / "typo", resume=True, data=data)
     for argv in (["evaluate", str(path)], ["fit", "--out", str(path), "--resume"], ["plot", str(path), "--out=x.png"]):
         assert main(["fewshot", *argv]) == 2
-        said = capsys.readouterr().err
-        assert f"load({str(path)!r}, data=...)" in said
-        assert said.count("\n") == 1
+        output = capsys.readouterr().err
+        assert f"load({str(path)!r}, data=...)" in output
+        assert output.count("\n") == 1
 
 
-def test_the_name_of_ones_own_data_may_be_taken(tmp_path: Path) -> None:
+def test_custom_data_may_have_the_name_of_built_in_data(tmp_path: Path) -> None:
     data = parts(images)._replace(name="sines")
-    row = judged(fit(tmp_path / "run", **OWN | {"data": data, "iterations": 1}), 5)
+    row = judged(fit(tmp_path / "run", **CUSTOM | {"data": data, "iterations": 1}), 5)
     assert (row["data"], row["ways"], row["metric"]) == ("sines", 3, "accuracy")
-    with pytest.raises(UserError, match="with data of your own, 'sines'"):
+    with pytest.raises(UserError, match="data passed from Python, 'sines'"):
         load(tmp_path / "run", device="cpu")
     assert load(tmp_path / "run", device="cpu", data=data, root="elsewhere").data.name == "sines"
 
 
-def test_functions_of_ones_own(tmp_path: Path) -> None:
+def test_custom_sines_are_regression(tmp_path: Path) -> None:
     slow = Sines(frequency=(0.1, 0.2))
-    run = fit(tmp_path / "run", **QUICK | {"data": FewShotData("slow", slow, slow, slow), "iterations": 1})
+    run = fit(tmp_path / "run", **QUICK | {"data": FewShotData("slow", slow, slow, slow), "iterations": 1, "tasks": 1})
     assert (run.spec.learner, run.spec.ways, run.spec.shots) == ("metavrf_evidence", 0, 5)
     assert judged(load(tmp_path / "run", data=run.data), 5)["metric"] == "mse"
 
@@ -404,16 +429,14 @@ def test_functions_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"root": "files"}, "the data 'own' is given, not read: leave out root='files'"),
+        ({"root": "files"}, "the data 'own' is passed as an object, not read: leave out root='files'"),
         ({"data": vectors("a")}, "data must be one of sines, .*, or a FewShotData, got a Classes"),
         ({"data": FewShotData("own", vectors("a"), vectors("a"), vectors("b"))}, "train and val share classes: "),
         ({"ways": 5}, "ways must be between 2 and 4"),
         ({"learner": "mamel"}, "did you mean 'maml'"),
     ],
 )
-def test_ones_own_data_that_cannot_be_leaves_nothing_behind(
-    tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_invalid_custom_data_leaves_no_folder(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        fit(tmp_path / "run", **OWN | {"data": parts(vectors)} | settings)
+        fit(tmp_path / "run", **CUSTOM | {"data": parts(vectors)} | settings)
     assert not (tmp_path / "run").exists()
