@@ -30,7 +30,7 @@ def noise(name: str = "cifar_fs", root: str | None = None, seeds: tuple[int, ...
     """A few classes of noise that cannot be distinguished."""
     if name != "cifar_fs":
         return load_fewshot(name, root)
-    x = [torch.randint(256, (6, 8, 3, 16, 16), generator=generator(seed, "x")).to(torch.uint8) for seed in seeds]
+    x = [torch.randint(256, (6, 8, 3, 8, 8), generator=generator(seed, "x")).to(torch.uint8) for seed in seeds]
     return FewShotData(name, *(Classes.of({f"{i}-{k}": x[i][k] for k in range(6)}) for i in range(3)))
 
 

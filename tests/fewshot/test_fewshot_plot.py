@@ -31,7 +31,7 @@ def tiny_images(monkeypatch: pytest.MonkeyPatch) -> None:
             return load_fewshot(name, root)
         parts = []
         for seed in range(3):
-            x = torch.randint(256, (6, 8, 3, 16, 16), generator=generator(seed, "x")).to(torch.uint8)
+            x = torch.randint(256, (6, 8, 3, 8, 8), generator=generator(seed, "x")).to(torch.uint8)
             parts.append(Classes.of({f"{seed}-{k}": x[k] for k in range(6)}))
         return FewShotData(name, *parts)
 

@@ -43,7 +43,7 @@ def tiny_images(monkeypatch: pytest.MonkeyPatch) -> None:
             return load_fewshot(name, root)
 
         def part(seed: int) -> Classes:
-            x = torch.randint(60, (6, 8, 3, 16, 16), generator=generator(seed, "x")).to(torch.uint8)
+            x = torch.randint(60, (6, 8, 3, 8, 8), generator=generator(seed, "x")).to(torch.uint8)
             return Classes.of({f"{seed}-{k}": x[k] + 30 * k for k in range(6)})
 
         return FewShotData(name, part(0), part(1), part(2))
@@ -467,12 +467,12 @@ def test_long_runs_on_a_gpu_are_compiled_by_default() -> None:
 
 def test_compiled_steps_equal_plain_steps_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    x = torch.randint(256, (6, 8, 3, 16, 16), generator=generator(0, "x")).to(torch.uint8)
+    x = torch.randint(256, (6, 8, 3, 8, 8), generator=generator(0, "x")).to(torch.uint8)
     images = Classes.of({str(k): x[k] for k in range(6)})
     losses = []
     for compiles in (False, True):
         learner = replace(LEARNERS["protonet"], features=8)
-        learner.start(Problem((3, 16, 16), ways=2))
+        learner.start(Problem((3, 8, 8), ways=2))
         learner.net.body.blocks = learner.net.body.blocks[:1]  # faster to compile
         training = Training(iterations=3, tasks=3, queries=2, compile=compiles)
         at = Position(learner, training)
@@ -490,9 +490,9 @@ def test_compiled_steps_equal_plain_steps_on_a_cpu(monkeypatch: pytest.MonkeyPat
 
 def test_maml_is_not_compiled() -> None:
     learner = replace(LEARNERS["maml"], features=4)
-    learner.start(Problem((3, 16, 16), ways=2))
+    learner.start(Problem((3, 8, 8), ways=2))
     training = Training(iterations=1, tasks=2, queries=2, compile=True)
-    x = torch.zeros(3, 3, 3, 16, 16, dtype=torch.uint8)
+    x = torch.zeros(3, 3, 3, 8, 8, dtype=torch.uint8)
     tasks = make_tasks(Classes.of({str(k): x[k] for k in range(3)}), Kind(2, 1, 2), "cpu", training=True, augment=False)
     Step(learner, tasks, training, Position(learner, training))
     assert learner.net.psi.body.fused is None
@@ -505,7 +505,7 @@ def test_maml_is_not_compiled() -> None:
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 @pytest.mark.parametrize("name", ["metavrf_bilstm", "metavrf_evidence", "rff", "rbf", "protonet", "r2d2", "maml"])
 def test_graphed_steps_equal_plain_steps(name: str, precision: str) -> None:
-    x = torch.randint(256, (6, 8, 3, 16, 16), generator=generator(0, "x")).to(torch.uint8)
+    x = torch.randint(256, (6, 8, 3, 8, 8), generator=generator(0, "x")).to(torch.uint8)
     turns = 4 if name == "protonet" else 1  # drawings have another augmentation
     images = Classes.of({str(k): x[k] for k in range(6)}, turns).to("cuda")
     options = {f.name for f in fields(LEARNERS[name])}
@@ -514,7 +514,7 @@ def test_graphed_steps_equal_plain_steps(name: str, precision: str) -> None:
     for why in ("", "to compare"):
         torch.manual_seed(0)
         learner = replace(LEARNERS[name], **{k: v for k, v in {"features": 8, "bases": 32}.items() if k in options})
-        learner.start(Problem((3, 16, 16), ways=2), device="cuda")
+        learner.start(Problem((3, 8, 8), ways=2), device="cuda")
         at = Position(learner, training)
         tasks = make_tasks(images, Kind(2, 1, 2), "cuda", training=True, augment=True)
         step = Step(learner, tasks, training, at)
