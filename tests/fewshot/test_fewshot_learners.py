@@ -351,7 +351,7 @@ def test_failing_compiler_leaves_plain_kernels(
 
 def test_interrupted_compiler_restores_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(body: Any, x: Tensor, given: Any) -> Any:
-        body.by_set(x, given)
+        body.forward_task_major(x, given)
         torch.rand(3)
         raise KeyboardInterrupt
 
