@@ -1,7 +1,6 @@
 """`NoisyLabelClassifier`: every method of the library as a scikit-learn classifier."""
 
 import copy
-import inspect
 import logging
 import threading
 import warnings
@@ -18,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor, nn
+from torch import nn
 
 from warpi.audit.label_scores import label_quality
 from warpi.data.dataset import Dataset
@@ -26,7 +25,8 @@ from warpi.data.examples import Scale
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.text_files import shorten_list
 from warpi.errors import UserError, unknown
-from warpi.estimator.inputs import Layout, is_table, refuse_blanks, refuse_texts
+from warpi.estimator import inputs
+from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier, write_onnx
 from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.functional.transition import from_given
@@ -146,7 +146,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         numbers = layout.numbers(X)
         dataset = self._make_dataset(layout, numbers, given)
         if trusted is not None:
-            dataset = replace(dataset, trusted=_check_marks(trusted, len(given)))
+            dataset = replace(dataset, trusted=inputs.check_marks(trusted, len(given)))
         checked = self._check_trusted(layout, X_trusted, y_trusted, trusted)
         task, truth = make_task(dataset, meta_data=checked, val=0.0, test=0.0)
         if truth.n_repeated:
@@ -160,7 +160,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         # A custom network may use the global generators, and forward-mode differentiation has one level per process.
         with _FIT_LOCK, seeded(derive(seed, "training")):
             learner = self._train(task, seed)
-        self.net_ = Classifier(layout, _scale(task), learner.predictors)
+        scale: Scale = task.train.examples.scale  # type: ignore[attr-defined]
+        self.net_ = Classifier(layout, scale, learner.predictors)
         p = self.net_.probabilities(numbers)  # [N, K]
         self.transition_ = from_given(p, torch.from_numpy(given)).numpy()
         self.label_quality_ = label_quality(p.numpy(), given, self.transition_)
@@ -196,11 +197,10 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         net = self.net
         if isinstance(method, Method):
             name, _ = resolve_method(method)
-            method = (
-                {"name": name, "options": to_plain_types(asdict(method))}
-                if name in METHODS
-                else _qualified_name(method)
-            )
+            if name in METHODS:
+                method = {"name": name, "options": to_plain_types(asdict(method))}
+            else:
+                method = _qualified_name(method)
         stored_separately = ("method", "net", "random_state")
         state = {
             "params": {k: v for k, v in self.get_params(deep=False).items() if k not in stored_separately},
@@ -281,21 +281,21 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     # --- fitting ------------------------------------------------------------------------------------------------------
 
     def _check_fit_data(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-        refuse_texts(X)
-        refuse_blanks(y, "y")
-        if is_table(X):
+        inputs.refuse_texts(X)
+        inputs.refuse_blanks(y, "y")
+        if inputs.is_table(X):
             X, y = validate_data(self, X, y, skip_check_array=True)
             y = column_or_1d(y, warn=True)
             check_consistent_length(X, y)
         else:
-            X, y = validate_data(self, X, y, dtype=_dtype(X), **_ANY)
+            X, y = validate_data(self, X, y, dtype=inputs.accepted_types(X), **_ANY)
         check_classification_targets(y)
         return X, y
 
     def _check_like_fit(self, layout: Layout, X: Any, name: str) -> Any:
         """Check that X is of the kind that `fit` was given."""
         if layout.kind != "columns":
-            return validate_data(self, X, reset=False, dtype=_dtype(X), **_ANY)
+            return validate_data(self, X, reset=False, dtype=inputs.accepted_types(X), **_ANY)
         if not hasattr(X, "iloc"):
             raise UserError(f"{name} must be a frame with the columns of the X to fit, got {type(X).__name__}")
         return validate_data(self, X, reset=False, skip_check_array=True)
@@ -308,7 +308,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             raise UserError("X_trusted and y_trusted must be given together, got only one of them")
         if trusted is not None:
             raise UserError("trusted examples are given by X_trusted and y_trusted or by `trusted`, got both")
-        refuse_blanks(y, "y_trusted")
+        inputs.refuse_blanks(y, "y_trusted")
         X = self._check_like_fit(layout, X, "X_trusted")
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
@@ -330,7 +330,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         settings = to_plain_types({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
         sparse = isinstance(task.train.examples, SparseExamples)
         defaults = defaults_for((1,) if self.net == "mlp" else task.shape, task.n_classes, sparse=sparse)
-        net = _check_net(self.net)
+        net = inputs.check_net(self.net)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
             _, base = resolve_method(method)
@@ -382,51 +382,6 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if self.noise_rate is not None and not 0 <= self.noise_rate < 1:
             raise UserError(f"noise_rate must be a share in [0, 1), got {self.noise_rate}")
         return None if self.noise_rate is None else float(self.noise_rate)
-
-
-def _dtype(X: Any) -> list[type[np.generic]]:
-    """The types that X may keep: bytes for images, otherwise float32 or float64."""
-    return [np.uint8] if getattr(X, "ndim", 2) > 2 and X.dtype == np.uint8 else [np.float64, np.float32]
-
-
-def _check_marks(trusted: ArrayLike, n: int) -> Tensor:
-    marks = np.asarray(trusted)
-    if marks.shape != (n,) or marks.dtype != bool:
-        raise UserError(f"`trusted` must be {n} booleans, one per row of X; got {marks.dtype} {list(marks.shape)}")
-    if not marks.any():  # another method would be trained, whose score would not be comparable
-        raise UserError(
-            f"`trusted` marks none of the {n} rows to fit; in cross-validation, this fold has no trusted rows: use "
-            "StratifiedKFold(shuffle=True), or X_trusted and y_trusted, which are in every fold; else omit `trusted`"
-        )
-    return torch.from_numpy(marks.copy())
-
-
-def _check_net(net: Any) -> Any:
-    """The network, or an error if it cannot be built or has no trainable parameters."""
-    if isinstance(net, str) or not callable(net):
-        return net
-    if isinstance(net, nn.Module):
-        return _check_trainable(net)
-    try:
-        inspect.signature(net).bind((1,), 2)
-    except TypeError as e:
-        name = getattr(net, "__name__", type(net).__name__)
-        advice = f"pass the module itself, net={name}(...)" if isinstance(net, type) else "give it these two arguments"
-        raise UserError(f"net={name} cannot be called with (shape, n_classes): {e}; {advice}") from e
-    except ValueError:  # a function without a known signature
-        return net
-    return lambda shape, n_classes: _check_trainable(net(shape, n_classes))
-
-
-def _check_trainable(net: Any) -> Any:
-    if isinstance(net, nn.Module) and not any(p.requires_grad for p in net.parameters()):
-        raise UserError(f"{type(net).__name__} has no trainable parameters; call requires_grad_(True) on some of them")
-    return net
-
-
-def _scale(task: Task) -> Scale:
-    scale: Scale = task.train.examples.scale  # type: ignore[attr-defined]
-    return scale
 
 
 def _qualified_name(thing: object) -> str:

@@ -4,13 +4,14 @@
 matrix. `Prepare` is a module, so that a stored or exported classifier takes these numbers directly.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
 from torch import Generator, Tensor, nn
 
@@ -250,3 +251,44 @@ def refuse_blanks(y: Any, name: str) -> None:
         is_nan = isinstance(label, float) and label != label
         if label is None or is_nan or type(label).__name__ in ("NAType", "NaTType"):
             raise ValueError(f"{name}, row {row}: the label is missing ({label!r}); label or drop the row")
+
+
+def accepted_types(X: Any) -> list[type[np.generic]]:
+    """The types that X may keep: bytes for images, otherwise float32 or float64."""
+    return [np.uint8] if getattr(X, "ndim", 2) > 2 and X.dtype == np.uint8 else [np.float64, np.float32]
+
+
+def check_marks(trusted: ArrayLike, n: int) -> Tensor:
+    """The booleans that mark the trusted rows of X [N]; raises if they do not fit X or mark no row."""
+    marks = np.asarray(trusted)
+    if marks.shape != (n,) or marks.dtype != bool:
+        raise UserError(f"`trusted` must be {n} booleans, one per row of X; got {marks.dtype} {list(marks.shape)}")
+    if not marks.any():  # another method would be trained, whose score would not be comparable
+        raise UserError(
+            f"`trusted` marks none of the {n} rows to fit; in cross-validation, this fold has no trusted rows: use "
+            "StratifiedKFold(shuffle=True), or X_trusted and y_trusted, which are in every fold; else omit `trusted`"
+        )
+    return torch.from_numpy(marks.copy())
+
+
+def check_net(net: Any) -> Any:
+    """The network, or an error if it cannot be built or has no trainable parameters."""
+    if isinstance(net, str) or not callable(net):
+        return net
+    if isinstance(net, nn.Module):
+        return _check_trainable(net)
+    try:
+        inspect.signature(net).bind((1,), 2)
+    except TypeError as e:
+        name = getattr(net, "__name__", type(net).__name__)
+        advice = f"pass the module itself, net={name}(...)" if isinstance(net, type) else "give it these two arguments"
+        raise UserError(f"net={name} cannot be called with (shape, n_classes): {e}; {advice}") from e
+    except ValueError:  # a function without a known signature
+        return net
+    return lambda shape, n_classes: _check_trainable(net(shape, n_classes))
+
+
+def _check_trainable(net: Any) -> Any:
+    if isinstance(net, nn.Module) and not any(p.requires_grad for p in net.parameters()):
+        raise UserError(f"{type(net).__name__} has no trainable parameters; call requires_grad_(True) on some of them")
+    return net
