@@ -33,7 +33,7 @@ from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.devices import pick_device
-from warpi.utils.field_checks import at_least, check_types, setting
+from warpi.utils.field_checks import check_types, setting
 from warpi.utils.seeding import generator, seeded
 
 Row = dict[str, Any]
@@ -44,19 +44,18 @@ class Measurement:
     """What is measured. The flags of the command are these fields."""
 
     net: tuple[str, ...] = setting(("resnet32",), "names of `warpi list nets`")
-    batch: int = setting(100, "number of noisy examples per step, and of trusted ones")
+    batch: int = setting(100, "number of noisy examples per step, and of trusted ones", low=2)
     precision: tuple[str, ...] = setting(("32",), "32, bf16 or both")
     variants: tuple[str, ...] = setting((), "names, or all (default: sgd, warpi and its other implementations)")
     samples: tuple[int, ...] = setting((10,), "Monte-Carlo samples of WarPI")
-    classes: int = setting(10, "number of classes of the random images")
-    image_size: int = setting(32, "width and height of the random images in pixels")
+    classes: int = setting(10, "number of classes of the random images", low=2)
+    image_size: int = setting(32, "width and height of the random images in pixels", low=1)
     device: str = setting("auto", "device to measure on: auto, cpu or cuda")
-    threads: int | None = setting(None, "number of CPU threads")
-    repeats: int = setting(20, "number of measurements, of which the median is reported")
+    threads: int | None = setting(None, "number of CPU threads", low=1)
+    repeats: int = setting(20, "number of measurements, of which the median is reported", low=1)
 
     def __post_init__(self) -> None:
         check_types(self)
-        at_least(self, batch=2, classes=2, image_size=1, threads=1, repeats=1)
         for name, allowed in (("net", NETS), ("precision", ("32", "bf16")), ("variants", (*VARIANTS, "all"))):
             for value in getattr(self, name):
                 if value not in allowed:

@@ -18,10 +18,10 @@ from warpi.errors import UserError
 from warpi.nets.conv4 import Conv4
 from warpi.nets.fastnet import FastNet, whitening_filters
 from warpi.nets.mlp import MLP
-from warpi.nets.preact_resnet import PreActBlock, preact18
+from warpi.nets.preact_resnet import PreActBlock, PreActResNet18
 from warpi.nets.registry import NETS, make_net
 from warpi.nets.resnet import _PadShortcut, resnet18, resnet20, resnet32, resnet50
-from warpi.nets.wide_resnet import wrn28_10
+from warpi.nets.wide_resnet import WideResNet
 from warpi.utils.seeding import seeded
 
 # Narrow versions of the architectures. The image size gives every BatchNorm more than two values.
@@ -31,9 +31,9 @@ NARROW: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[int, 
     "resnet20": (lambda s, k: resnet20(s, k, width=4), (3, 8, 8)),
     "resnet32": (lambda s, k: resnet32(s, k, width=4), (3, 8, 8)),
     "resnet18": (lambda s, k: resnet18(s, k, width=4), (2, 16, 16)),
-    "preact18": (lambda s, k: preact18(s, k, width=4), (1, 16, 16)),
+    "preact18": (lambda s, k: PreActResNet18(s, k, width=4), (1, 16, 16)),
     "fastnet": (lambda s, k: FastNet(s, k, widths=(4, 5, 6)), (3, 16, 16)),
-    "wrn28_10": (lambda s, k: wrn28_10(s, k, widen=2), (3, 8, 8)),
+    "wrn28_10": (lambda s, k: WideResNet(s, k, widen=2), (3, 8, 8)),
     "resnet50": (lambda s, k: resnet50(s, k, width=4), (3, 64, 64)),
 }
 
@@ -270,9 +270,9 @@ def test_dropout_of_wide_resnets_is_off_by_default_and_in_evaluation() -> None:
     assert not torch.equal(block(x), block(x))
     block.eval()
     assert torch.equal(block(x), block(x))
-    net = wrn28_10((3, 8, 8), 3, widen=1)
+    net = WideResNet((3, 8, 8), 3, widen=1)
     assert all(m.dropout == 0.0 for m in net.modules() if isinstance(m, PreActBlock))
-    net = wrn28_10((3, 8, 8), 3, widen=1, dropout=0.3)
+    net = WideResNet((3, 8, 8), 3, widen=1, dropout=0.3)
     assert [m.dropout for m in net.modules() if isinstance(m, PreActBlock)] == [0.3] * 12
 
 
@@ -326,7 +326,7 @@ def test_forward_mode_derivative(name: str) -> None:
 @jvp_warns
 def test_forward_mode_derivative_with_dropout() -> None:
     with seeded(0):
-        net = wrn28_10((1, 8, 8), 3, widen=1, dropout=0.5).double()
+        net = WideResNet((1, 8, 8), 3, widen=1, dropout=0.5).double()
         x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
     theta = {k: p.detach() for k, p in net.named_parameters()}
 

@@ -448,7 +448,7 @@ ERRORS = {
     "METHODS = {1: CE()}": "METHODS[1] in {file}: a name has letters",
     "METHODS = {'a': WarPI}": "METHODS['a'] in {file} is the class WarPI, but an instance is needed; use WarPI()",
     "METHODS = {'a': nn.Linear}": "METHODS['a'] in {file} must be a warpi.Method, got the class Linear; derive",
-    "METHODS = {'a': 'ce'}": "METHODS['a'] in {file} must be a warpi.Method, got str; derive your class from it",
+    "METHODS = {'a': 'ce'}": "METHODS['a'] in {file} must be a warpi.Method, got str; derive your class from warpi",
     f"@dataclass\nclass A(Method):\n    q: float\n{STEP}METHODS = {{'a': A(1.0)}}": "A cannot be created without "
     "arguments, or not from its fields (A.__init__() missing 1 required positional argument: 'q'); make it a",
     f"@dataclass\nclass A(Method):\n    q: int = field(default=1, init=False)\n{STEP}METHODS = {{'a': A()}}": "A "

@@ -1026,7 +1026,7 @@ def test_predict_must_return_probabilities(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": Silent}, r"method is the class Silent, but an instance is needed; give method=Silent\(\)"),
+        ({"method": Silent}, r"method is the class Silent, but an instance is needed; use Silent\(\)"),
         ({"method": nn.Linear}, "method must be a name .* or a warpi.Method, got the class Linear; derive"),
         ({"method": object()}, "method must be a name of `warpi list methods` or a warpi.Method, got object; derive"),
         (

@@ -26,7 +26,7 @@ from warpi.errors import UserError
 from warpi.methods.mwnet import MWNet
 from warpi.methods.plain import CE
 from warpi.methods.warpi import MetaNet, WarPI
-from warpi.nets.preact_resnet import preact18, stage
+from warpi.nets.preact_resnet import PreActResNet18, stage
 from warpi.nets.resnet import conv, resnet32
 from warpi.training.bilevel import LogitLoss, meta_gradient
 from warpi.training.method import Method
@@ -185,7 +185,7 @@ NETS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "residual": (IMAGE, Residual),
     "resnet32": (IMAGE, lambda: resnet32(IMAGE, K, width=4)),
     "preact": (IMAGE, preact),
-    "preact18": (IMAGE, lambda: preact18(IMAGE, K, width=2)),
+    "preact18": (IMAGE, lambda: PreActResNet18(IMAGE, K, width=2)),
     "dropout": (FLAT, lambda: perceptron(5, 8, 7, K, dropout=0.3)),
     "dropout of channels": (IMAGE, lambda: Residual(0.5)),
     "functional dropout": (FLAT, FunctionalDropout),

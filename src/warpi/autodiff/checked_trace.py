@@ -44,7 +44,7 @@ def checked_trace(
             return _cache[key]
         except (Untraceable, RuntimeError, LookupError):  # it only looks the same
             pass
-    passes = trace(traced_copy, x, reference.z.shape[1], moved, lean=lean, checkpointing=checkpointing)
+    passes = trace(traced_copy, x, reference.z.shape[1], moved, lean, checkpointing)
     reference.compare(passes, tolerance)
     if x.is_cuda:
         passes.fuse()

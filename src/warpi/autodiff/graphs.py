@@ -4,7 +4,6 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,8 @@ from warpi.autodiff.batchnorm import normalize_relu
 
 _log = logging.getLogger("warpi.autodiff")
 _SMALL = 2**12  # checkpointing stores tensors with at most that many elements
+_MAX_FUSED = 64
+_fused: dict[Any, Callable[..., Sequence[Any]]] = {}  # by code and shapes; compiling takes seconds
 
 
 class Passes(NamedTuple):
@@ -75,9 +76,8 @@ def cut_trace(
     theta: Sequence[str],
     fixed: Sequence[str],
     moved: Sequence[str],
-    *,
-    lean: bool = False,
-    checkpointing: bool = False,
+    lean: bool,
+    checkpointing: bool,
 ) -> Passes:
     """Cut the graph of `trace_whole` into the graphs of the pass and of its products."""
     placeholders = iter([node for node in whole.graph.nodes if node.op == "placeholder"])
@@ -196,9 +196,7 @@ def _dependencies(node: fx.Node, recomputed: Mapping[fx.Node, _Normalized]) -> l
 
 
 def _ancestors(
-    nodes: Iterable[fx.Node],
-    stop: Set[fx.Node] = frozenset(),
-    recomputed: Mapping[fx.Node, _Normalized] = {},
+    nodes: Iterable[fx.Node], stop: Set[fx.Node] = frozenset(), recomputed: Mapping[fx.Node, _Normalized] = {}
 ) -> set[fx.Node]:
     """The nodes and everything they depend on, without the dependencies of the nodes in `stop`."""
     ancestors = set[fx.Node]()
@@ -265,33 +263,25 @@ def _descendants(x: fx.Node, among: set[fx.Node]) -> set[fx.Node]:
 
 
 def fuse_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
-    """Compile a graph into a function with fewer kernels, for inputs like these."""
+    """Compile a graph into a function with fewer kernels, for such inputs. Networks with equal graphs share it."""
+    if _holds_tensors(module):  # its code does not show constants
+        return _compile(module)
     shapes = tuple((v.shape, v.stride(), v.dtype, v.device) if isinstance(v, Tensor) else v for v in inputs)
-    fused = _fused.__wrapped__ if _holds_tensors(module) else _fused  # its code does not show constants
-    return fused(module.code, shapes, _Same(module))
+    key = module.code, shapes
+    if key not in _fused:
+        _fused[key] = _compile(module)
+        if len(_fused) > _MAX_FUSED:
+            del _fused[next(iter(_fused))]
+    return _fused[key]
 
 
 def _holds_tensors(module: fx.GraphModule) -> bool:
     return any(node.op == "get_attr" for node in module.graph.nodes)
 
 
-class _Same:
-    """Wraps a module so that all compare equal. The other arguments of `_fused` are the key of its cache."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        self.module = module
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@lru_cache(64)
-def _fused(code: str, shapes: tuple[Any, ...], source: _Same) -> Callable[..., Sequence[Any]]:  # noqa: ARG001
-    """torch.compile, once for all networks with the same graph."""
-    compiled: Callable[..., Sequence[Any]] = torch.compile(source.module, fullgraph=True, dynamic=False)
+def _compile(module: fx.GraphModule) -> Callable[..., Sequence[Any]]:
+    """The function that torch.compile makes of a graph, or the graph itself if that fails."""
+    compiled: Callable[..., Sequence[Any]] = torch.compile(module, fullgraph=True, dynamic=False)
     chosen: list[Callable[..., Sequence[Any]]] = []
 
     def run(*values: Any) -> Sequence[Any]:
@@ -306,8 +296,8 @@ def _fused(code: str, shapes: tuple[Any, ...], source: _Same) -> Callable[..., S
             raise
         except Exception as error:  # a compiler may raise anything
             _log.warning("torch.compile failed (%s): kernels are not fused", " ".join(str(error).split())[:160])
-            chosen.append(source.module)
-            result = source.module(*values)
+            chosen.append(module)
+            result = module(*values)
         return result
 
     return run

@@ -1,6 +1,6 @@
 """Outputs of a network in evaluation mode, with fused kernels on a GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,7 @@ def infer(net: nn.Module, x: Tensor, *, features: bool = False) -> Tensor:
     if net.training:
         raise ValueError("infer needs a network in evaluation mode")
     if not pass_config(net).compile:
-        return _call(net, x, features)
+        return _call(net, x, features, {})
     x = images_to_channels_last(net, x)
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     graphs = _graphs.setdefault(net, {})
@@ -35,7 +35,7 @@ def infer(net: nn.Module, x: Tensor, *, features: bool = False) -> Tensor:
     return graphs[key](x, *tensors.values())[0]
 
 
-class FeaturesOf(nn.Module):
+class _FeaturesOf(nn.Module):
     """Wraps `net.features` as a module, so that it can be called with other parameters and buffers."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -47,14 +47,19 @@ class FeaturesOf(nn.Module):
         return h
 
 
-def _call(net: nn.Module, x: Tensor, features: bool, tensors: dict[str, Tensor] | None = None) -> Tensor:
-    if not features:
-        z: Tensor = net(x) if tensors is None else functional_call(net, tensors, (x,))
-        return z
-    named = {f"net.{name}": tensor for name, tensor in (tensors or {}).items()}
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=pass_config(net).bf16, cache_enabled=False):
-        h: Tensor = functional_call(FeaturesOf(net), named, (x,))
-    return h.float() if pass_config(net).bf16 else h
+def call_features(net: nn.Module, x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """`net.features(x)` in the precision of the network, with some of its parameters and buffers replaced.  [B, D]"""
+    bf16 = pass_config(net).bf16
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+        h: Tensor = functional_call(_FeaturesOf(net), {f"net.{name}": t for name, t in tensors.items()}, (x,))
+    return h.float() if bf16 else h
+
+
+def _call(net: nn.Module, x: Tensor, features: bool, tensors: Mapping[str, Tensor]) -> Tensor:
+    if features:
+        return call_features(net, x, tensors)
+    z: Tensor = functional_call(net, dict(tensors), (x,))
+    return z
 
 
 def _trace(net: nn.Module, x: Tensor, features: bool, tensors: dict[str, Tensor]) -> Callable[..., Sequence[Tensor]]:

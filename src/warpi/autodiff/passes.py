@@ -318,9 +318,11 @@ class _Eager(Pass):
         return jg
 
 
-def too_few(x: Tensor, n: int) -> UserError:
-    """The error for a batch that is too small for n micro-batches."""
-    return UserError(f"a batch of {len(x)} cannot be cut into {n} parts of 2 or more; lower --accumulate")
+def cut_batch(x: Tensor, n: int) -> tuple[Tensor, ...]:
+    """The n micro-batches of a batch."""
+    if n > 1 and len(x) < 2 * n:
+        raise UserError(f"a batch of {len(x)} cannot be cut into {n} parts of 2 or more; lower --accumulate")
+    return x.tensor_split(n)
 
 
 class _MicroBatches(Pass):
@@ -329,12 +331,9 @@ class _MicroBatches(Pass):
     def __init__(self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> None:
         self.net = net
         self.theta = detach_trainable(net, copy=snapshot) if theta is None else theta
-        n = pass_config(net).accumulate
-        if len(x) < 2 * n:
-            raise too_few(x, n)
         self.parts: list[tuple[Tensor, Tensor | None]] = []  # inputs, and the random state if the network draws
         self.logits: list[Tensor] = []
-        for part in x.tensor_split(n):
+        for part in cut_batch(x, pass_config(net).accumulate):
             with torch.no_grad(), record_rng(net, x) as recorded, plain_kernels(net), _plain_call():
                 self.logits.append(net(part) if theta is None else call_with(net, self.theta, part))
             self.parts.append((part, recorded[0] if recorded else None))

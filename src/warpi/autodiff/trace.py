@@ -36,15 +36,7 @@ class Untraceable(Exception):
     """Why a network cannot be traced."""
 
 
-def trace(
-    net: nn.Module,
-    x: Tensor,
-    n_classes: int,
-    moved: Sequence[str],
-    *,
-    lean: bool = False,
-    checkpointing: bool = False,
-) -> Passes:
+def trace(net: nn.Module, x: Tensor, n_classes: int, moved: Sequence[str], lean: bool, checkpointing: bool) -> Passes:
     """Trace the passes of a network for inputs like x. J g is needed for the parameters named `moved`.
 
     The tensors that the first graph passes on determine the memory. `lean` leaves out the outputs of BatchNorm and
@@ -53,16 +45,11 @@ def trace(
     theta = detach_trainable(net, copy=False)
     fixed = fixed_tensors(net)
     whole = trace_whole(net, x, theta, fixed, n_classes, moved)
-    return cut_trace(whole, list(theta), list(fixed), moved, lean=lean, checkpointing=checkpointing)
+    return cut_trace(whole, list(theta), list(fixed), moved, lean, checkpointing)
 
 
 def trace_whole(
-    net: nn.Module,
-    x: Tensor,
-    theta: dict[str, Tensor],
-    fixed: dict[str, Tensor],
-    n_classes: int,
-    moved: Sequence[str],
+    net: nn.Module, x: Tensor, theta: dict[str, Tensor], fixed: dict[str, Tensor], n_classes: int, moved: Sequence[str]
 ) -> fx.GraphModule:
     """One graph from (x, theta, fixed, u, g) to [z, new fixed tensors, J^T u, J g]."""
     buffers = dict(net.named_buffers())

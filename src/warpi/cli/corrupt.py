@@ -6,10 +6,9 @@ from warpi.utils.flags import Parser, add_fields
 
 
 def corrupt(argv: list[str]) -> None:
-    from warpi.datasets.load import read_dataset
     from warpi.noise.noise import Noise
     from warpi.noise.noise_file import hash_labels, write_noise_file
-    from warpi.runs.spec import NOT_READ, DataSpec
+    from warpi.runs.spec import NOT_READ, DataSpec, load
     from warpi.utils.seeding import generator
 
     parser = Parser(
@@ -22,13 +21,10 @@ def corrupt(argv: list[str]) -> None:
     out = given.pop("out")
     seed = given.pop("seed")
     spec = DataSpec(**given)
-    dataset = spec.read()
+    data = load(spec)
+    dataset = data.dataset
     noise = Noise.parse(spec.noise)
-    other = None
-    if noise.other_name:
-        root = Path(spec.root) if spec.root else None
-        other = read_dataset(noise.other_name, root=root, image_size=spec.image_size)
-    labels = noise.apply(dataset, generator(seed, "noise"), other)
+    labels = noise.apply(dataset, generator(seed, "noise"), data.open_set)
     write_noise_file(out, data=dataset, noise=str(noise), seed=seed, labels=labels)
     changed = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0
     share = 100 * float(changed.double().mean())

@@ -48,14 +48,15 @@ class PreActResNet18(nn.Module):
     is not activated. This is the form with 11,171,146 parameters for 10 classes; the paper's has 1,024 more.
     """
 
-    def __init__(self, channels: int, n_classes: int, width: int = 64) -> None:
+    def __init__(self, shape: tuple[int, ...], n_classes: int, width: int = 64) -> None:
         super().__init__()
-        self.conv1 = conv(channels, width, 3)
+        self.conv1 = conv(image_channels("preact18", shape), width, 3)
         self.layer1 = stage(width, width, 2, 1)
         self.layer2 = stage(width, 2 * width, 2, 2)
         self.layer3 = stage(2 * width, 4 * width, 2, 2)
         self.layer4 = stage(4 * width, 8 * width, 2, 2)
         self.fc = nn.Linear(8 * width, n_classes)
+        he_init(self)
 
     def features(self, x: Tensor) -> Tensor:
         h: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(self.conv1(x)))))
@@ -64,10 +65,3 @@ class PreActResNet18(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.fc(self.features(x))  # [B, K]
         return z
-
-
-def preact18(shape: tuple[int, ...], n_classes: int, *, width: int = 64) -> PreActResNet18:
-    """Pre-activation ResNet-18 for small images."""
-    net = PreActResNet18(image_channels("preact18", shape), n_classes, width)
-    he_init(net)
-    return net

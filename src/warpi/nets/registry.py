@@ -13,10 +13,10 @@ from warpi.errors import UserError, first_line, unknown
 from warpi.nets.conv4 import Conv4
 from warpi.nets.fastnet import FastNet
 from warpi.nets.mlp import MLP
-from warpi.nets.preact_resnet import preact18
+from warpi.nets.preact_resnet import PreActResNet18
 from warpi.nets.resnet import resnet18, resnet20, resnet32, resnet50
 from warpi.nets.weights import load_weights, read_torchvision, read_weights
-from warpi.nets.wide_resnet import wrn28_10
+from warpi.nets.wide_resnet import WideResNet
 
 NetBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """(shape of one input, number of classes) -> network. Initial weights are drawn from the global torch generator."""
@@ -33,9 +33,9 @@ NETS: dict[str, NetEntry] = {
     "resnet20": NetEntry("CIFAR ResNet-20, 0.27 M parameters; small images", resnet20),
     "resnet32": NetEntry("CIFAR ResNet-32, 0.46 M parameters; small images", resnet32),
     "resnet18": NetEntry("ResNet-18 with a 3x3 stem, 11.2 M parameters; small images", resnet18),
-    "preact18": NetEntry("pre-activation ResNet-18, 11.2 M parameters; small images", preact18),
+    "preact18": NetEntry("pre-activation ResNet-18, 11.2 M parameters; small images", PreActResNet18),
     "fastnet": NetEntry("whitening and three wide blocks, 10.0 M parameters, fast on a GPU; small images", FastNet),
-    "wrn28_10": NetEntry("WRN-28-10, 36.5 M parameters; small images", wrn28_10),
+    "wrn28_10": NetEntry("WRN-28-10, 36.5 M parameters; small images", WideResNet),
     "resnet50": NetEntry("ResNet-50, 25.6 M parameters; photographs of 32 pixels and more", resnet50),
 }
 

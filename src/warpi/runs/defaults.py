@@ -120,19 +120,11 @@ def resolve_defaults(
 
 def resolve_method(method: str | Method) -> tuple[str, Method]:
     """The name of a method and the instance that holds its defaults."""
-    if isinstance(method, type) and issubclass(method, Method):
-        name = method.__name__
-        raise UserError(f"method is the class {name}, but an instance is needed; give method={name}()")
-    if not isinstance(method, str | Method):
-        kind = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
-        raise UserError(
-            f"method must be a name of `warpi list methods` or a warpi.Method, got {kind}; derive your class from "
-            "warpi.Method and define `step`"
-        )
     if isinstance(method, str):
         if method not in METHODS:
             raise unknown("method", method, METHODS)
         return method, METHODS[method]
+    check_is_method(method, "method", "a name of `warpi list methods` or a warpi.Method")
     for name, default in METHODS.items():
         if type(default) is type(method):
             return name, default
@@ -143,6 +135,15 @@ def resolve_method(method: str | Method) -> tuple[str, Method]:
             f"the method {type(method).__name__} cannot be created without arguments ({e}); make it a @dataclass whose "
             "fields, its hyper-parameters, all have defaults"
         ) from e
+
+
+def check_is_method(method: object, place: str, allowed: str = "a warpi.Method") -> None:
+    """Raise if an object is not a Method. `place` names it in the message."""
+    if isinstance(method, type) and issubclass(method, Method):
+        raise UserError(f"{place} is the class {method.__name__}, but an instance is needed; use {method.__name__}()")
+    if not isinstance(method, Method):
+        kind = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        raise UserError(f"{place} must be {allowed}, got {kind}; derive your class from warpi.Method and define `step`")
 
 
 def to_plain_types(settings: Mapping[str, Any]) -> dict[str, Any]:

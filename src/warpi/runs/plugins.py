@@ -25,7 +25,7 @@ from torch import nn
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS, NetBuilder, NetEntry, make_net
-from warpi.runs.defaults import resolve_method
+from warpi.runs.defaults import check_is_method, resolve_method
 from warpi.runs.rerun import PLUGIN_FILES, short_name
 from warpi.runs.schema import STORED
 from warpi.runs.spec import DataSpec
@@ -224,13 +224,9 @@ def _check_name(file: str, table: str, name: object, taken: Mapping[str, object]
     return place
 
 
-def _check_method(method: object, place: str) -> Method:
+def _check_method(method: Method, place: str) -> Method:
     """Check that a method can be created again from its fields, and that each field can be a flag."""
-    if isinstance(method, type) and issubclass(method, Method):
-        raise UserError(f"{place} is the class {method.__name__}, but an instance is needed; use {method.__name__}()")
-    if not isinstance(method, Method):
-        kind = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
-        raise UserError(f"{place} must be a warpi.Method, got {kind}; derive your class from it and define `step`")
+    check_is_method(method, place)
     cls = type(method)
     try:
         cls()
@@ -255,22 +251,21 @@ def _check_method(method: object, place: str) -> Method:
 def _check_flags(method: Method, names: list[str], place: str) -> None:
     """Check that each field of a method can be a flag of `warpi fit`, different from all others."""
     cls = type(method).__name__
+    parser = Parser("warpi fit")
+    add_fields(parser, "", DataSpec)
+    add_fields(parser, "", Recipe)
     for name in names:
         if name in _RESERVED:
             raise UserError(f"{place}: {cls} has a field {name!r}, which is a setting of every run; rename it")
         try:
-            add_fields(Parser("warpi fit"), "", method, skip=tuple(other for other in names if other != name))
+            add_fields(parser, "", method, skip=tuple(other for other in names if other != name))
+        except ArgumentError as e:  # for example `no_x` next to a bool `x`, whose flags are --x and --no-x
+            raise UserError(f"{place}: two fields of a run would be the same flag ({e}); rename yours") from e
         except Exception as e:  # a type that cannot be a flag
             raise UserError(
                 f"{place}: the field {name!r} of {cls} cannot be a flag ({type(e).__name__}: {e}); it may be int, "
                 "float, str, bool, a Literal of strings, a tuple of one of these, or one of these or None"
             ) from e
-    parser = Parser("warpi fit")
-    try:
-        for settings in (DataSpec(), Recipe(), method):
-            add_fields(parser, "", settings)
-    except ArgumentError as e:  # for example `no_x` next to a bool `x`, whose flags are --x and --no-x
-        raise UserError(f"{place}: two fields of a run would be the same flag ({e}); rename yours") from e
 
 
 def _make_entry(build: object, place: str, path: Path) -> NetEntry:

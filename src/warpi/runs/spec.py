@@ -22,7 +22,7 @@ from warpi.runs.fingerprints import fingerprint_data, fingerprint_rows, stamp
 from warpi.training.method import Method
 from warpi.training.recipe import LATER, Recipe
 from warpi.training.task import Moved, Task, Truth, make_task
-from warpi.utils.field_checks import at_least, check_types, setting
+from warpi.utils.field_checks import check_types, setting
 from warpi.utils.seeding import derive, seeded
 
 
@@ -54,11 +54,10 @@ class DataSpec:
     meta_data: str | None = setting(None, "second file or folder, with examples whose labels were checked")
     val: float = setting(0.1, "share of the noisy rows held out for validation")
     test: float = setting(0.25, "share of the rows held out for testing if the data has no test set")
-    limit: int | None = setting(None, "use only this many rows, for a quick try")
+    limit: int | None = setting(None, "use only this many rows, for a quick try", low=1)
 
     def __post_init__(self) -> None:
         check_types(self)
-        at_least(self, limit=1)
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from warpi.autodiff.inference import FeaturesOf
-from warpi.autodiff.passes import pass_config, too_few
+from warpi.autodiff.inference import call_features
+from warpi.autodiff.passes import cut_batch, pass_config
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.training.method import evaluating
@@ -43,17 +42,12 @@ def penultimate(net: nn.Module, x: Tensor) -> Tensor:
             "add one that returns [B, D], choose a net of `warpi list nets`, or a method that needs no features, such "
             "as warpi"
         )
-    config = pass_config(net)
-    n = config.accumulate if net.training else 1  # the parts of the logits: BatchNorm sees the same sets
-    if len(x) < 2 * n and n > 1:
-        raise too_few(x, n)
+    n = pass_config(net).accumulate if net.training else 1  # the parts of the logits: BatchNorm sees the same sets
     parts = []
-    for part in x.tensor_split(n):
-        buffers = {f"net.{name}": b.clone() for name, b in net.named_buffers()}
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=config.bf16, cache_enabled=False):
-            parts.append(functional_call(FeaturesOf(net), buffers, (part,)))
-    h = torch.cat(parts)
-    return h.float() if config.bf16 else h
+    for part in cut_batch(x, n):
+        buffers = {name: b.clone() for name, b in net.named_buffers()}
+        parts.append(call_features(net, part, buffers))
+    return torch.cat(parts)
 
 
 def last_layer(net: nn.Module, h: Tensor) -> Tensor:

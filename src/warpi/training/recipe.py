@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from warpi.autodiff.passes import PassConfig
 from warpi.errors import UserError
 from warpi.nets.registry import make_net
-from warpi.utils.field_checks import at_least, check_types, setting, within
+from warpi.utils.field_checks import check_types, setting
 from warpi.utils.seeding import derive, seeded
 
 LATER = ("lr_warmup", "nesterov", "decay_norms", "average", "augment", "mixup", "label_smoothing", "mirror_test")
@@ -27,27 +27,27 @@ class Recipe:
         "mlp", "network, one of `warpi list nets`; in Python also an nn.Module or a function that builds one"
     )
     weights: str | None = setting(None, 'pretrained weights: a .safetensors or .pth file, or "torchvision"')
-    epochs: int = setting(30, "passes over the training rows")
-    batch_size: int = setting(64, "noisy examples per step, summed over all processes")
-    meta_batch_size: int = setting(64, "trusted examples per step, summed over all processes")
+    epochs: int = setting(30, "passes over the training rows", low=1)
+    batch_size: int = setting(64, "noisy examples per step, summed over all processes", low=1)
+    meta_batch_size: int = setting(64, "trusted examples per step, summed over all processes", low=1)
     optimizer: Literal["sgd", "adam"] = setting("sgd", "optimizer of the classifier")
-    lr: float = setting(0.05, "initial learning rate of the classifier")
-    momentum: float = setting(0.9, "momentum of sgd")
-    weight_decay: float = setting(5e-4, "L2 penalty on the weights of the classifier")
+    lr: float = setting(0.05, "initial learning rate of the classifier", low=0)
+    momentum: float = setting(0.9, "momentum of sgd", low=0)
+    weight_decay: float = setting(5e-4, "L2 penalty on the weights of the classifier", low=0)
     schedule: Literal["step", "cosine", "constant"] = setting("step", "how the learning rate changes over the epochs")
     milestones: tuple[float, ...] = setting(
-        (2 / 3, 5 / 6), "shares of the epochs after which the schedule `step` multiplies the learning rate by --decay"
+        (2 / 3, 5 / 6), "shares of the epochs after which the schedule `step` multiplies the rate by --decay", 0, 1
     )
-    decay: float = setting(0.1, "factor of the schedule `step`")
-    lr_warmup: float = setting(0.0, "epochs in which the learning rate rises from 0, step by step")
+    decay: float = setting(0.1, "factor of the schedule `step`", low=0)
+    lr_warmup: float = setting(0.0, "epochs in which the learning rate rises from 0, step by step", low=0)
     nesterov: bool = setting(False, "use Nesterov momentum")
     decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
-    average: float = setting(0.0, "share of the averaged weights kept per step; they predict; 0: no averaging")
+    average: float = setting(0.0, "share of the averaged weights kept per step; they predict; 0: no averaging", 0, 1)
     augment: Literal["weak", "strong"] = setting(
         "weak", "strong: images are also rotated, sheared, recolored and partly covered"
     )
-    mixup: float = setting(0.0, "parameter of mixup's Beta distribution, for methods with plain cross-entropy; 0: off")
-    label_smoothing: float = setting(0.0, "label smoothing, for methods with plain cross-entropy")
+    mixup: float = setting(0.0, "parameter of mixup's Beta distribution, for plain cross-entropy; 0: off", low=0)
+    label_smoothing: float = setting(0.0, "label smoothing, for methods with plain cross-entropy", 0, 1)
     mirror_test: bool = setting(False, "predict from an image and its mirror image")
     precision: Literal["32", "bf16"] = setting(
         "32", "precision of the network's operators; weights and losses stay in float32"
@@ -58,22 +58,18 @@ class Recipe:
     checkpointing: bool = setting(
         False, "save memory: keep activations only between blocks and recompute the others (needs --compile)"
     )
-    accumulate: int = setting(1, "save memory: number of parts in which a batch passes through the network")
-    meta_every: int = setting(1, "number of steps between two meta steps")
+    accumulate: int = setting(1, "save memory: number of parts in which a batch passes through the network", low=1)
+    meta_every: int = setting(1, "number of steps between two meta steps", low=1)
     meta_gradient: Literal["exact", "difference"] = setting(
         "exact", "how the Jacobian-vector product is computed: exactly or as a finite difference"
     )
-    meta_depth: int = setting(0, "number of last children of the network that the virtual step moves; 0: all")
+    meta_depth: int = setting(0, "number of last children of the network that the virtual step moves; 0: all", low=0)
     meta_order: Literal["virtual", "real"] = setting("virtual", "real: the real step also serves as the virtual step")
     sync_batchnorm: bool = setting(False, "compute BatchNorm statistics over all processes instead of each one's share")
     seed: int = setting(0, "seed of the training; the seed of the data split is derived from it")
 
     def __post_init__(self) -> None:
         check_types(self)
-        at_least(self, epochs=1, batch_size=1, meta_batch_size=1, lr=0, momentum=0, weight_decay=0, decay=0)
-        at_least(self, accumulate=1, meta_every=1, meta_depth=0)
-        at_least(self, lr_warmup=0, mixup=0)
-        within(self, milestones=(0, 1), average=(0, 1), label_smoothing=(0, 1))
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("Nesterov momentum needs --optimizer sgd and --momentum above 0; add --no-nesterov")
         if self.checkpointing and not self.compile:

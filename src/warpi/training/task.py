@@ -117,14 +117,7 @@ class Rows(NamedTuple):
 
 
 def split_rows(
-    dataset: Dataset,
-    *,
-    meta: int | None,
-    val: float,
-    test: float,
-    limit: int | None,
-    seed: int,
-    meta_data: Dataset | None,
+    dataset: Dataset, meta: int | None, val: float, test: float, limit: int | None, seed: int, meta_data: Dataset | None
 ) -> Rows:
     """Choose the rows of each part at random, stratified by class. See `make_task` for the arguments."""
     for name, share in (("val", val), ("test", test)):

@@ -19,12 +19,6 @@ def setting(default: T, help: str, low: float | None = None, high: float | None 
     return described
 
 
-def at_least(settings: object, **limits: float) -> None:
-    """Check that fields are finite numbers not below their limits. None is allowed."""
-    for name, low in limits.items():
-        _check_limits(name, getattr(settings, name), low, None)
-
-
 def within(settings: object, **limits: tuple[float, float]) -> None:
     """Check that fields (numbers or tuples of numbers) are in closed intervals. None is allowed."""
     for name, (low, high) in limits.items():

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Container
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
@@ -129,12 +130,12 @@ def _options_of(hint: Any, name: str) -> dict[str, Any]:
     if origin in (Union, UnionType):  # X | None, or a union of text and types that only Python can give
         several = next((a for a in args if get_origin(a) is tuple), None)
         if several is not None and str in args:
-            return {"type": _tuple_or_text(get_args(several)[0]), "metavar": "A,B,...|FILE"}
+            return {"type": partial(_read_tuple_or_text, get_args(several)[0]), "metavar": "A,B,...|FILE"}
         hint = str if str in args else next(a for a in args if a is not NoneType)
         origin = get_origin(hint)
         args = get_args(hint)
     if origin is Literal:
-        return {"choices": args, "metavar": "|".join(map(str, args)), "type": _one_of(args, name)}
+        return {"metavar": "|".join(map(str, args)), "type": partial(_read_choice, name, args)}
     if origin is tuple:
         return {"type": _tuple_of(args[0]), "metavar": "A,B,..."}
     if hint is bool:
@@ -142,15 +143,10 @@ def _options_of(hint: Any, name: str) -> dict[str, Any]:
     return {"type": hint, "metavar": {int: "N", float: "X", str: "TEXT"}[hint]}
 
 
-def _one_of(allowed: tuple[Any, ...], name: str) -> Callable[[str], str]:
-    """A reader that accepts only some values."""
-
-    def read(text: str) -> str:
-        if text not in allowed:
-            raise unknown(name.replace("_", " "), text, map(str, allowed))
-        return text
-
-    return read
+def _read_choice(name: str, allowed: tuple[Any, ...], text: str) -> str:
+    if text not in allowed:
+        raise unknown(name.replace("_", " "), text, map(str, allowed))
+    return text
 
 
 def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -162,17 +158,12 @@ def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return tuple_of_numbers
 
 
-def _tuple_or_text(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...] | str]:
-    """A reader of numbers, or of text, such as the name of a file that holds them."""
-    many = _tuple_of(kind)
-
-    def tuple_or_text(text: str) -> tuple[Any, ...] | str:
-        try:
-            return many(text)
-        except ValueError:
-            return text
-
-    return tuple_or_text
+def _read_tuple_or_text(kind: Callable[[str], Any], text: str) -> tuple[Any, ...] | str:
+    """Read numbers, or text, such as the name of a file that holds them."""
+    try:
+        return _tuple_of(kind)(text)
+    except ValueError:
+        return text
 
 
 def _format(value: object) -> str:
