@@ -183,7 +183,7 @@ def test_train_refuses_invalid_data_before_the_first_step() -> None:
     refused("train and test share classes: a0", FewShotData("own", vectors("a"), vectors("b"), vectors("a")))
     refused(r"inputs of own are \(4,\)", parts(vectors), learner=started(shape=(5,)))
     refused(r"regression \(ways=0\)", FewShotData("own", Sines(), Sines(), Sines()), learner=started(shape=(1,)))
-    refused("all parts must be of the same type", FewShotData("own", vectors("a"), Sines(), vectors("c")))
+    refused("use the same type for all parts", FewShotData("own", vectors("a"), Sines(), vectors("c")))
     refused(
         "between 2 and 2, the number of validation classes; got 3",
         FewShotData("own", vectors("a"), vectors("b", 2), vectors("c")),

@@ -1,6 +1,5 @@
 """Data sets for few-shot tasks: sinusoids, Omniglot, CIFAR-FS and miniImageNet, each with train, val and test parts."""
 
-import csv
 import hashlib
 import json
 import math
@@ -24,14 +23,13 @@ from warpi.data.decode import BROKEN, decode
 from warpi.data.examples import TensorExamples
 from warpi.datasets.cifar import cifar100
 from warpi.datasets.safe_pickle import safe_load
-from warpi.datasets.text_files import data_root, reading, shorten_list
+from warpi.datasets.text_files import data_root, read_records, reading, shorten_list
 from warpi.errors import UserError, missing_package, unknown
 
 PARTS = ("train", "val", "test")
 _OMNIGLOT_SIDE = 28
 _MINI_SIDE = 84
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-
 
 Values = Tensor | NDArray[Any] | Sequence[Any]
 """Types that are accepted instead of a tensor."""
@@ -156,12 +154,11 @@ class FewShotData(NamedTuple):
         parts = {name: part for name in PARTS if isinstance(part := self.part(name), Classes)}
         if parts and len(parts) < len(PARTS):
             raise UserError(
-                f"only {', '.join(parts)} of {', '.join(PARTS)} are Classes; all parts must be of the same type"
+                f"only {', '.join(parts)} of {', '.join(PARTS)} are Classes; use the same type for all parts"
             )
         for a, b in combinations(parts, 2):
             if shared := sorted({*parts[a].names} & {*parts[b].names}):
-                names = shorten_list(shared)
-                raise UserError(f"{a} and {b} share classes: {names}; put each class into one part only")
+                raise UserError(f"{a} and {b} share classes: {shorten_list(shared)}; put each class into one part only")
             if (one := parts[a].x.shape[1:]) != (other := parts[b].x.shape[1:]):
                 raise UserError(f"inputs of {a} are {tuple(one)}, those of {b} are {tuple(other)}; they must be equal")
 
@@ -242,9 +239,7 @@ def cifar_fs(root: Path | None = None) -> FewShotData:
         wanted: list[str] = class_lists("cifar_fs")[name]
         missing = [n for n in wanted if n not in whole.classes or not (y == whole.classes.index(n)).any()]
         if missing:
-            raise UserError(
-                f"these CIFAR-100 files have no images of {shorten_list(missing)}; download the official files again"
-            )
+            raise UserError(f"these CIFAR-100 files have no images of {shorten_list(missing)}; download them again")
         return Classes.of({n: x[y == whole.classes.index(n)] for n in wanted})
 
     return FewShotData("cifar_fs", *map(part, PARTS))
@@ -271,9 +266,8 @@ def mini_imagenet(root: Path | None = None) -> FewShotData:
 
 _MINI = (
     "put there train, val and test with one folder of images per class, or images with train.csv, val.csv and "
-    "test.csv, or mini-imagenet-cache-{train,val,test}.pkl, or "
-    "miniImageNet_category_split_{train_phase_train,val,test}.pickle, and give the folder with --root FOLDER or in the "
-    "environment variable WARPI_DATA"
+    "test.csv, or mini-imagenet-cache-{train,val,test}.pkl, or miniImageNet_category_split_{train_phase_train,val,test}"
+    ".pickle, and give the folder with --root FOLDER or in the environment variable WARPI_DATA"
 )
 _Images = dict[str, Tensor]
 
@@ -327,18 +321,13 @@ def _mini_csv(folder: Path) -> dict[str, _Images] | None:
 def _listed(table: Path, folder: Path) -> dict[str, list[Path]]:
     """The image files of each class in a csv table."""
     files: dict[str, list[Path]] = {}
-    try:
-        with reading(table), table.open(newline="", encoding="utf-8-sig") as file:
-            for row in csv.DictReader(file):
-                if not row.get("filename") or not row.get("label"):
-                    raise UserError(f"{table}: needs columns filename and label, got {shorten_list(row)}")
-                if not (path := folder / row["filename"]).is_file():
-                    raise UserError(f"{table} names {row['filename']!r}, which is not in {folder}; download it again")
-                files.setdefault(row["label"], []).append(path)
-    except csv.Error as e:
-        raise UserError(f"{table} is not a table with columns filename and label ({e}); download it again") from e
-    if not files:
-        raise UserError(f"{table} lists no images; it needs one line filename,label per image")
+    with reading(table):
+        for row in read_records(table):
+            if not row.get("filename") or not row.get("label"):
+                raise UserError(f"{table}: needs columns filename and label, got {shorten_list(row)}")
+            if not (path := folder / row["filename"]).is_file():
+                raise UserError(f"{table} names {row['filename']!r}, which is not in {folder}; download it again")
+            files.setdefault(row["label"], []).append(path)
     return files
 
 
@@ -347,20 +336,13 @@ def _mini_flat(folder: Path) -> dict[str, _Images] | None:
     lists = class_lists("mini_imagenet")
     if not any((folder / name).is_dir() for part in PARTS for name in lists[part]):
         return None
-    for part in PARTS:
-        missing = [name for name in lists[part] if not (folder / name).is_dir()]
-        if missing:
-            raise UserError(
-                f"{folder} has no folders {shorten_list(missing)} of the part {part}; all 100 classes are needed"
-            )
+    if missing := [name for part in PARTS for name in lists[part] if not (folder / name).is_dir()]:
+        raise UserError(f"{folder} has no folders {shorten_list(missing)}; all 100 classes are needed")
     return {part: _photographs({name: _images_in(folder / name) for name in lists[part]}) for part in PARTS}
 
 
 def _check_disjoint(data: FewShotData, folder: Path) -> None:
-    """Raise if two parts share a class.
-
-    Pickles may number the classes of each part from 0; such classes are compared by their first images.
-    """
+    """Raise if two parts share a class. Classes that pickles number from 0 are compared by their first images."""
     parts = [part for part in data[1:] if isinstance(part, Classes)]
     numbered = any(name.isdigit() for part in parts for name in part.names)
     firsts = [
