@@ -13,7 +13,7 @@ from warpi.autodiff.passes import forward
 from warpi.data.dataset import Dataset
 from warpi.functional.losses import cross_entropy, one_hot
 from warpi.methods.loss_correction import LossCorrection
-from warpi.methods.registry import METHODS, make_method
+from warpi.methods.registry import CORE, METHODS, make_method
 from warpi.training.engine import Record, train
 from warpi.training.method import Method, evaluating
 from warpi.training.recipe import Recipe
@@ -127,7 +127,14 @@ def losses_of(learned: Learned) -> Tensor:
         return cross_entropy(learned.method.net(batch.x), batch.y)
 
 
-@pytest.mark.parametrize(("noise", "name"), [(noise, name) for noise, gains in GAINS.items() for name in gains])
+@pytest.mark.parametrize(
+    ("noise", "name"),
+    [
+        pytest.param(noise, name, marks=[] if name in CORE else pytest.mark.slow)
+        for noise, gains in GAINS.items()
+        for name in gains
+    ],
+)
 def test_beats_cross_entropy(noise: str, name: str, learn: Learn) -> None:
     assert learn(name, noise).accuracy > learn("ce", noise).accuracy + GAINS[noise][name]
 
