@@ -4,7 +4,7 @@
 
 Each pendulum has its own amplitude, frequency and damping. A learner trained on many of them predicts a new one from
 six measurements, with a standard deviation. Tasks are tensors [tasks, examples, features]; for classification, use
-`Problem(shape, ways=5)` and class numbers as targets.
+`Problem(shape, ways=5)` and class indices as targets.
 """
 
 import torch

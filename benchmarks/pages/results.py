@@ -91,7 +91,7 @@ predicted class. Gray: no example; blank: below 0.005.""",
     "sigma": """The standard deviation σ of the posterior of s (v is a function of s) over the epochs; mean over
 examples, classes and seeds. In a collapse σ would fall to 0. A few large σ hide that in the mean, but not in the
 geometric mean (dotted; missing in the oldest stored runs).""",
-    "calibration": """Share of right predictions against their probability; dotted: perfect calibration. Bins with less
+    "calibration": """Fraction of right predictions by their probability; dotted: perfect calibration. Bins with less
 than 1 % of the test examples are not shown, but the calibration error (ECE) includes them.""",
 }
 

@@ -41,9 +41,9 @@ Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
 - *Last*: test accuracy of the last epoch in percent, one number per seed. The averaged network predicts from each test
   image and its mirror image; *one view*: from the image alone.
 - *Best on test*: the best epoch on the test set, an oracle, which no user has.
-- *Right*: share of right labels among the examples selected in the last epoch. *Recall*: share of the right labels that
-  are selected. *AUROC*: how well the memory of predictions P separates wrong from right labels of the training set. It
-  was computed from the training run, not by `warpi audit`.
+- *Right*: fraction of right labels among the examples selected in the last epoch. *Recall*: fraction of right labels
+  that are selected. *AUROC*: how well the predictions P in memory separate wrong from right labels of the training set.
+  It was computed from the training run, not by `warpi audit`.
 - *Seconds*: all epochs, including an evaluation on the test set after each. In brackets the part that was spent on
   compiling: the time by which the first epoch, and for `warpi_plus` also the first one after the warm-up, exceeds the
   next epoch. A process compiles less for its later runs.

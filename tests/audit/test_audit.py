@@ -177,7 +177,7 @@ def test_folds_predict_rows_they_were_not_trained_on(tmp_path: Path, monkeypatch
     assert sorted(row for part in left_out for row in part) == sorted(done.task.meta.rows.tolist())
     assert first.facts["n_trusted"] == 20
     assert "out of sample" in first.facts["probabilities"]
-    assert "run and fold" in first.facts["uncertainty"]
+    assert "of the run and of the fold" in first.facts["uncertainty"]
     second = audit(done.path, folds=3, device="cpu")  # nothing is trained again
     assert len(trained) == 3
     assert np.array_equal(first.wrong_probability, second.wrong_probability)
@@ -233,7 +233,7 @@ def test_the_only_trusted_row_of_a_class_is_never_left_out(
     result = audit(fit_small(tmp_path / "run", meta=meta), folds=2, save=False)
     assert result.facts["n_trusted"] == (2 if meta == 11 else 10)  # 11: one class has two rows; 10: none is left out
     assert result.facts["noise_rate"]["high"] - result.facts["noise_rate"]["low"] > 0.3
-    assert "a class has a single trusted row" in caplog.text
+    assert "a class has only one trusted row" in caplog.text
     assert "use --folds" not in caplog.text
 
 

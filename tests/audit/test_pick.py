@@ -373,7 +373,7 @@ def test_run_with_changed_data_is_refused(tmp_path: Path, capsys: pytest.Capture
     for other in (replace(stored, row=stored.row + 80), replace(stored, classes=("x", "z"))):
         other.save(run)
         assert main(["pick", "10", str(run), *out]) == 2
-        assert f"{audit} is about other data" in capsys.readouterr().err
+        assert f"{audit} was made from other data" in capsys.readouterr().err
     stored.save(run)
     data.write_text("\n".join(["a,b,kind,verified", *lines[::-1]]) + "\n")
     assert main(["pick", "10", str(run), *out]) == 2

@@ -73,7 +73,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--samples", "3"], "unknown flag '--samples'"),
     (
         ["FIT", "--method", "ce", "--meta-lr", "1"],
-        "unknown flag '--meta-lr': method ce has no such setting; leave it out, or choose one of mwnet, ",
+        "unknown flag '--meta-lr': method ce has no such setting; leave it out, or choose a method that has it: mwnet",
     ),
     (["FIT", "--rat", "3"], "unknown flag '--rat'; allowed: "),  # does not suggest '--lr' because both have dashes
     (["FIT", "--data", "foo"], "unknown data set 'foo'; allowed: "),
@@ -88,7 +88,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["list", "nets", "--jsn"], "unknown flag '--jsn'; did you mean '--json'?"),
     # values
     (["FIT", "--noise", "uniform:1.4"], "0..1, got 1.4"),
-    (["FIT", "--noise", "uniform:x"], "'x' is not a number"),
+    (["FIT", "--noise", "uniform:x"], "needs a rate, got 'x'"),
     (["FIT", "--noise", "uniform"], "needs a rate"),
     (["FIT", "--epochs", "ten"], "argument --epochs: invalid int value: 'ten'"),
     (["FIT", "--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
@@ -96,7 +96,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--lr", "inf"], "lr must be at least 0 and finite, got inf"),
     (["FIT", "--milestones", "a,b"], "argument --milestones: invalid"),
     (["FIT", "--limit", "-3"], "limit must be at least 1, got -3"),
-    (["FIT", "--val", "1.5"], "val is a share of the rows in [0, 1), got 1.5"),
+    (["FIT", "--val", "1.5"], "val must be a fraction of the rows in [0, 1), got 1.5"),
     (["FIT", "--threads", "0"], "threads must be at least 1 and at most 1024, got 0"),
     (["FIT", "--batch-size", "1"], "batches of 1 example"),
     (["FIT", "--meta", "3"], "3 trusted examples cannot hold all 10 classes"),
@@ -138,10 +138,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--data", "{text}"], "text.npz"),
     (["FIT", "--data", "{none}"], "none.csv"),
     (["FIT", "--data", "{bare}"], "has no column 'label'; columns: a, b"),
-    (["FIT", "--data", "{letter}"], "allowed are .npz"),
+    (["FIT", "--data", "{letter}"], "give a .npz"),
     # columns to leave out
-    (["FIT", "--drop", "id"], "digits is not a table; --drop is for tables (.csv, .tsv, .parquet): leave it out"),
-    (["FIT", "--data", "{good}", "--drop", "id"], "good.npz is not a table; --drop is for tables"),
+    (["FIT", "--drop", "id"], "digits is not a table; leave out --drop, which is for tables (.csv, .tsv, .parquet)"),
+    (["FIT", "--data", "{good}", "--drop", "id"], "good.npz is not a table; leave out --drop, which is for tables"),
     (
         ["FIT", "--data", "{ids}", "--drop", "ids"],
         "ids.csv has no column 'ids' (did you mean 'id'?); columns: id, a, l",
@@ -153,7 +153,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (
         ["corrupt", "--drop", "id", "--out", "n.json", "--noise", "pair:0.1"],
-        "digits is not a table; --drop is for tables",
+        "digits is not a table; leave out --drop, which is for tables",
     ),
     (
         ["pick", "3", "--data", "{ids}", "--drop", "x", "--csv", "n.csv"],

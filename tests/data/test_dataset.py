@@ -48,7 +48,10 @@ def test_truth_prefers_the_clean_label() -> None:
     ("wrong", "what"),
     [
         ({"clean": torch.tensor([0, 1])}, r"true labels of made: got \(2,\) labels for 4 examples"),
-        ({"clean": torch.tensor([0, 1, 3, -1])}, r"true labels of made: row 2 has label 3, allowed are 0\.\.2"),
+        (
+            {"clean": torch.tensor([0, 1, 3, -1])},
+            r"true labels of made: row 2 has label 3, but labels must be in 0\.\.2",
+        ),
         ({"clean": torch.tensor([0.0, 1, 1, 1])}, "true labels of made: labels must be integers"),
         ({"trusted": torch.tensor([True])}, r"trusted rows of made: got torch.bool \[1\] for 4 examples"),
         ({"trusted": torch.tensor([0, 1, 1, 1])}, "one bool per row"),

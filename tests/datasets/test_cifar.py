@@ -302,7 +302,7 @@ def test_broken_official_files(tmp_path: Path) -> None:
         ({"data": images(2, 0), "labels": [1]}, "1 labels under 'labels' for 2 images"),
         ({"data": images(2, 0), "labels": ["a", "b"]}, "'labels' is not a list of integers"),
         ({"data": images(2, 0), "fine_labels": [1, 2]}, "'labels' is not a list of integers"),
-        ({"data": images(2, 0), "labels": [1, 10]}, "label 10, allowed are 0..9"),
+        ({"data": images(2, 0), "labels": [1, 10]}, "label 10, but labels must be in 0..9"),
     ):
         write(folder / "data_batch_3", record)
         with pytest.raises(UserError, match=what):
@@ -411,7 +411,7 @@ def test_mismatched_human_labels(tmp_path: Path) -> None:
         ({"worse_label": y[:-1]}, "19 labels under 'worse_label' for 20 images"),
         ({"worse_label": y + 5}, "label set 'worst' of cifar10: row 5 has label 10"),
         ({"worse_label": y / 2}, "'worse_label' is not a list of integers"),
-        ({"noisy_label": y}, "no labels of cifar10"),
+        ({"noisy_label": y}, "has no labels for cifar10"),
         ([y], "contains a list, not a dict"),
     ):
         torch.save(saved, file)

@@ -443,7 +443,7 @@ def test_missing_pillow(monkeypatch):
 
 def test_invalid_settings():
     for wrong in ({"size": 0}, {"workers": -1}, {"max_bad": 2.0}):
-        with pytest.raises(UserError, match="allowed are"):
+        with pytest.raises(UserError, match="image files need size >= 1"):
             FileExamples("", ("x.png",), **wrong)
 
 
@@ -532,7 +532,7 @@ def test_small_folders_are_read_into_memory(tmp_path):
     assert isinstance(read_folder(root, in_memory=False).examples, FileExamples)
 
 
-def test_folder_with_parts(tmp_path, caplog):
+def test_folder_with_splits(tmp_path, caplog):
     root = tmp_path / "pets"
     classes_in(root / "train", cat=2, dog=2)
     classes_in(root / "val", cat=1, dog=1)
@@ -562,13 +562,13 @@ def test_a_class_may_be_called_train(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("Train", "Test"), ("training", "validation"), ("train", "valid"), ("test", "meta")])
-def test_folders_that_look_like_parts_are_an_error(tmp_path, names):
+def test_folders_that_look_like_splits_are_an_error(tmp_path, names):
     """They must not become classes."""
     for name in names:
         classes_in(tmp_path / name, cat=1, dog=1)
     listed = ", ".join(sorted(names))
     with pytest.raises(
-        UserError, match=rf"holds {listed}, with folders in each: .* call them train, test \(or val\) and"
+        UserError, match=rf"subfolders {listed} of .* look like splits, .* name splits train, test \(or val\) and"
     ):
         read_folder(tmp_path, in_memory=False)
     classes_in(tmp_path, **{names[0]: 1})  # a class in this case

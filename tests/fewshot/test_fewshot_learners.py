@@ -236,7 +236,7 @@ def test_invalid_inputs_are_refused() -> None:
     for x, y, message in [
         (torch.zeros(4, 5), torch.arange(4), r"inputs must be \[N, 6\], got \[4, 5\]"),
         (torch.zeros(4, 6), torch.arange(3), "differ in number"),
-        (torch.zeros(4, 6), torch.zeros(4), "class numbers"),
+        (torch.zeros(4, 6), torch.zeros(4), "class indices"),
         (torch.zeros(4, 6), torch.arange(4) - 1, r"must lie in 0 .. 2, got -1"),
     ]:
         with pytest.raises(UserError, match=message):

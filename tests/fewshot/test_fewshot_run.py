@@ -135,7 +135,7 @@ def test_finished_run_and_changed_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has changed: data_sha256"):
         load(tmp_path / "run", device="cpu")
     spec.write_text("{}")
-    with pytest.raises(UserError, match="not of the format"):
+    with pytest.raises(UserError, match="does not have the format"):
         fit(tmp_path / "run", resume=True)
 
 

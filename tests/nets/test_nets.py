@@ -394,13 +394,13 @@ class Uncopiable(nn.Module):
     ("net", "says"),
     [
         ("resnet23", "unknown net 'resnet23'; did you mean 'resnet32'"),
-        (nn.Linear(2, 3), r"Linear gave shape \(2, 3\) .* must return logits of shape \(2, 2\)"),
+        (nn.Linear(2, 3), r"Linear returned shape \(2, 3\) .* must return logits of shape \(2, 2\)"),
         (nn.Linear(4, 2), r"Linear cannot take a batch of shape \(2, 2\) \(.*mat1.*\)"),
-        (Pair(), "Pair gave tuple for a batch"),
+        (Pair(), "Pair returned tuple for a batch"),
         (nn.Module(), "Module cannot take a batch"),
         (Uncopiable(), "Uncopiable cannot be copied .* give a function"),
-        (lambda *_: None, "the function gave NoneType"),
-        (lambda shape, k: nn.Linear(shape[0], k + 1), r"gave shape \(2, 3\)"),
+        (lambda *_: None, "the function returned NoneType"),
+        (lambda shape, k: nn.Linear(shape[0], k + 1), r"returned shape \(2, 3\)"),
         (7, "must be a name, an nn.Module or a function .* got int"),
     ],
 )
@@ -585,7 +585,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, plain: bool) 
     [
         ("nowhere.pth", "no weight file 'nowhere.pth'"),
         ("weights.onnx", "must be a .safetensors, .pt or .pth file or 'torchvision', got 'weights.onnx'"),
-        ("torchvision", "are for the net 'resnet50', got 'mlp'"),
+        ("torchvision", "are only for the net 'resnet50', got 'mlp'"),
     ],
 )
 def test_missing_weights(weights: str, says: str) -> None:
@@ -639,5 +639,5 @@ def test_failing_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torchvision.models", models)
         with pytest.raises(UserError, match=r"torchvision does not fit torch .* does not exist"):
             make_net("resnet50", (3, 64, 64), 14, "torchvision")
-        with pytest.raises(UserError, match="are for the net 'resnet50', got 'Linear'"):
+        with pytest.raises(UserError, match="are only for the net 'resnet50', got 'Linear'"):
             make_net(nn.Linear(2, 2), (2,), 2, "torchvision")

@@ -56,7 +56,7 @@ CONDITIONAL = {
 
 
 def real_share(kind: str, k: int, rate: float) -> float:
-    """The share of wrong labels as documented."""
+    """The fraction of wrong labels as documented."""
     return rate * (1 - 1 / k) if kind == "uniform" else rate
 
 
@@ -415,7 +415,7 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("flip", "needs a rate"),
         ("flip:", "needs a rate"),
         ("flip,map_seed=3", "needs a rate"),
-        ("flip:a lot", "'a lot' is not a number"),
+        ("flip:a lot", "needs a rate, got 'a lot'"),
         ("flip:nan", "must be in 0..1"),
         ("flip:1.5", "must be in 0..1, got 1.5"),
         ("flip:-0.1", "must be in 0..1"),
@@ -488,7 +488,7 @@ def test_given_label_sets_and_files(tmp_path) -> None:  # type: ignore[no-untype
     with pytest.raises(UserError, match="has no label sets"):
         Noise.parse("given:random1").apply(data(), seeded())
     with pytest.raises(
-        UserError, match="'cifar10' has no label sets; put the files of CIFAR-N beside its own, or give a"
+        UserError, match="'cifar10' has no label sets; put the CIFAR-N files next to its files, or give a"
     ):
         Noise.parse("given:worst").check(data(name="cifar10"))
     for good in ("given", "given:worst", "flip:0.4"):
@@ -520,7 +520,7 @@ def test_open_set_by_name_and_by_file(tmp_path) -> None:  # type: ignore[no-unty
     replaced = parsed.apply(made, seeded(), other).replaced
     assert replaced is not None
     assert torch.equal(replaced, labels.replaced)
-    with pytest.raises(UserError, match="of 3 in the other set"):
+    with pytest.raises(UserError, match="which has only 3 rows"):
         parsed.apply(made, seeded(), data(n=3, name="other"))
     with pytest.raises(UserError, match="needs another data set"):
         parsed.apply(made, seeded())

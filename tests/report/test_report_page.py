@@ -254,7 +254,7 @@ def test_a_read_only_run_is_audited_and_shown(
     assert main(["audit", str(run), "--folds", "2", "--json", str(tmp_path / "audit.json")]) == 0
     printed = capsys.readouterr()
     assert "probably wrong; noise rate" in printed.out
-    assert "the audit is not stored in the run: cannot write" in printed.err
+    assert "cannot store the audit in the run folder: cannot write" in printed.err
     assert main(["pick", "20", str(run), "--csv", str(tmp_path / "check.csv")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.json", "check.csv", "run"]
     assert not (run / "audit.npz").exists()

@@ -509,8 +509,8 @@ def test_errors_on_the_command_line(plugin: str, tmp_path: Path, capsys: pytest.
 NETWORKS = {
     "raise ValueError('too narrow')": "cannot be built for (64,), 10: own.py:5: ValueError: too narrow",
     "return 3": "NETS['a'] in {file}: a network must be a name, an nn.Module or a function (shape, n_classes) -> "
-    "nn.Module; the function gave int",
-    "return nn.Linear(64, 3)": "NETS['a'] in {file}: the network Linear gave shape (2, 3) for a batch of shape (2, 64)",
+    "nn.Module; the function returned int",
+    "return nn.Linear(64, 3)": "NETS['a'] in {file}: the network Linear returned shape (2, 3) for a batch of shape",
     "return nn.Linear(3, 10)": "NETS['a'] in {file}: the network Linear cannot take a batch of shape (2, 64)",
 }
 

@@ -105,7 +105,7 @@ def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFi
         ([("a", "colour", "b"), (1, "red", "x")], "column 'b' holds 'x', but numbers in the training table"),
         ([("a", "colour", "b"), ("", "", 1)], r"missing in 'a' \(1 of 1, first row 0 \(line 2\)\), 'colour'"),
         ([("a", "colour", "b", "animal"), (1, "red", 2, "cow")], "unknown class in .* 'cow'"),
-        ([("path",), ("x.png",)], r"got image files, the run was trained on a table"),
+        ([("path",), ("x.png",)], r"contains image files, but the run was trained on a table"),
     ],
 )
 def test_invalid_tables(table: Run, tmp_path: Path, rows: list[tuple[Any, ...]], what: str) -> None:
@@ -159,7 +159,7 @@ def test_dropped_columns_are_optional_in_new_rows(
     odd = write(here / "odd.csv", ("checked, when", "b", "colour", "a"), (12.5, b, colour, a))
     np.testing.assert_allclose(warpi.predict(dropped, odd).probabilities, p[5:6], atol=1e-6)
     assert not caplog.messages
-    with pytest.raises(UserError, match="got image files, the run was trained on a table"):
+    with pytest.raises(UserError, match="contains image files, but the run was trained on a table"):
         warpi.predict(table, here / "wide.csv")
 
 
@@ -286,7 +286,7 @@ def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ("files", "what"),
     [
         (["train/cat/1.png", "test/cat/1.png"], "holds test, train; give one of them"),
-        (["cat/1.png", "2.png"], "images beside folders of classes, such as 2.png"),
+        (["cat/1.png", "2.png"], "images outside the folders of classes, such as 2.png"),
         (["cat/1.png", "cow/2.png"], "unknown class .* 'cow'"),
         (["x/readme.txt"], "holds no images"),
     ],

@@ -228,12 +228,12 @@ def test_a_moved_run_refuses_other_rows(tmp_path: Path) -> None:
         ([("a", "b"), (1, 2)], "it lacks 'colour'"),
         ([("a", "colour", "b"), (1, "pink", 2)], "'pink'.*that the training table does not have"),
         ([("a", "colour", "b", "animal"), (1, "red", 2, "cow")], "unknown class in .* 'cow'"),
-        ([("path",), ("x.png",)], "got image files, the run was trained on a table"),
+        ([("path",), ("x.png",)], "contains image files, but the run was trained on a table"),
     ):
         with pytest.raises(UserError, match=what):
             warpi.predict(tmp_path / "run", write(tmp_path / "new.csv", *rows))
     np.save(tmp_path / "new.npy", np.ones((3, 5)))
-    with pytest.raises(UserError, match=r"got arrays .*, the run was trained on a table"):
+    with pytest.raises(UserError, match=r"contains arrays .*, but the run was trained on a table"):
         warpi.predict(tmp_path / "run", tmp_path / "new.npy")
 
 

@@ -253,8 +253,8 @@ class TestRefusals:
             (b"", "not JSON"),
             (b"{", "not JSON"),
             (b"\xff\xfe", "not JSON"),
-            (b"[]", "not of the format 'warpi-run/1', which `warpi fit` writes; choose another folder"),
-            (b'{"format": "warpi-run/2"}', "not of the format 'warpi-run/1'"),
+            (b"[]", "does not have the format 'warpi-run/1' that `warpi fit` writes; choose another folder"),
+            (b'{"format": "warpi-run/2"}', "does not have the format 'warpi-run/1'"),
             (b'{"format": "warpi-run/1"}', "'spec' must be an object, got None"),
             (
                 b'{"format": "warpi-run/1", "facts": {}, "environment": {}, "spec": {"method": "ce", "options": 1}}',
@@ -1037,7 +1037,7 @@ def test_predict_must_return_probabilities(tmp_path: Path) -> None:
             {"method": Silent()},
             r'Silent.step returned None, not a dict of numbers; end it with return \{"loss": loss',
         ),
-        ({"method": Loud()}, "Loud.step logs 'test_acc', which the engine logs itself; choose another name"),
+        ({"method": Loud()}, "Loud.step logs 'test_acc', which the engine also logs; choose another name"),
         ({"method": Quiet()}, "Quiet takes a meta step but does not declare it; add `needs_meta"),
         ({"method": Wide()}, r"Wide.step logs a tensor of shape \(\d+,\) as 'loss', not one number"),
         (

@@ -369,7 +369,7 @@ NO_MIDDLE = split_of(replace(made([8, 1, 8]), y=2 * (torch.arange(17) % 2)))
         (made([40, 40, 40], meta=NO_MIDDLE), {}, "1 of 3 classes have no example among the trusted .*'class 1'"),
         (made([40, 40, 0]), {}, "1 of 3 classes have no example among the training rows: 'class 2'"),
         (made([40, 3, 40]), {"meta": 9, "test": 0.0}, "no example among the training rows: 'class 1'"),
-        (UNKNOWN, {"val": 1.0}, r"val is a share of the rows in \[0, 1\), got 1.0"),
+        (UNKNOWN, {"val": 1.0}, r"val must be a fraction of the rows in \[0, 1\), got 1.0"),
         (UNKNOWN, {"val": -0.1}, "val is a share"),
         (UNKNOWN, {"test": 25}, "test is a share .* got 25"),
         (UNKNOWN, {"test": float("nan")}, "test is a share"),

@@ -56,7 +56,7 @@ def estimate_transition(p: Floats, y: Ints, steps: int = 100, strength: float = 
     """Estimate T by maximum likelihood, max sum_n log sum_i p_n(i) T[i, y_n], with EM.  [K, K]
 
         q_n(i)   = p_n(i) T[i, y_n] / sum_j p_n(j) T[j, y_n]
-        T[i, j]  ∝ sum_n q_n(i) [y_n = j] + strength * (share of label j),  rows normalized to sum 1
+        T[i, j]  ∝ sum_n q_n(i) [y_n = j] + strength * (fraction of label j),  rows normalized to sum 1
 
     EM starts from a soft confusion matrix. Unlike the confusion matrix of the most probable classes, the result does
     not count the classifier's uncertainty as noise. `strength` is the weight of the prior, in labels per row.

@@ -30,7 +30,7 @@ class Audit:
     """Results for the given labels of N examples of a data set with K classes. The arrays are parallel.
 
     `row` is the row of the example in the data set as it was read (`Dataset.examples`, `Dataset.y`), in ascending
-    order. Rows of the trusted set and images that cannot be read are left out. Labels are class numbers; `classes`
+    order. Rows of the trusted set and images that cannot be read are left out. Labels are class indices; `classes`
     holds their names.
     """
 
@@ -118,7 +118,7 @@ class Audit:
         return self.T.T
 
     def label_issues(self) -> Any:
-        """The table as a pandas frame with the columns and class numbers of `CleanLearning.get_label_issues()`.
+        """The table as a pandas frame with the columns and class indices of `CleanLearning.get_label_issues()`.
 
         Use it as `CleanLearning(clf).fit(X, labels, label_issues=...)`.
         """

@@ -1,6 +1,7 @@
 """Replay the random state of a forward pass, so that a repeated pass draws the same masks.
 
-Torch's global generator of a device is recorded and restored. The generators of python and numpy are only compared.
+The state of torch's global generator is recorded and replayed. The states of Python's and NumPy's generators are only
+compared, to detect networks that draw from them.
 """
 
 import random
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_draws: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a network draws from the global generator
+# Whether the last recorded pass of a network drew from the global generator.
+_draws_random_numbers: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -22,21 +24,21 @@ def is_capturing(device: torch.device) -> bool:
 
 @contextmanager
 def record_rng(net: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
-    """Context manager: record the state of the global generator at the start, if the code inside draws from it.
+    """Context manager: record the initial state of the global generator if the code inside draws from it.
 
-    The list gets one element at the end, or none. Comparing generator states also detects functions such as F.dropout,
-    which a search for modules would miss.
+    The yielded list is empty at first. When the context ends, the state is appended to it if it has changed. Comparing
+    states also detects functions such as F.dropout, which a search for modules would miss.
     """
     recorded: list[Tensor] = []
-    if is_capturing(x.device):  # states cannot be compared in a graph
-        if _draws.get(net):
-            raise RuntimeError("its network draws random numbers, which in a graph only traced passes can repeat")
+    if is_capturing(x.device):  # states cannot be compared while a graph is recorded
+        if _draws_random_numbers.get(net):
+            raise RuntimeError("the network draws random numbers, which only a traced pass can repeat in a CUDA graph")
         yield recorded
         return
     before = get_rng_state(x.device)
     yield recorded
-    _draws[net] = not torch.equal(before, get_rng_state(x.device))
-    if _draws[net]:
+    _draws_random_numbers[net] = not torch.equal(before, get_rng_state(x.device))
+    if _draws_random_numbers[net]:
         recorded.append(before)
 
 
@@ -46,7 +48,10 @@ def get_rng_state(device: torch.device) -> Tensor:
 
 @contextmanager
 def replay_rng(state: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Context manager: draw from a recorded state inside, and restore the global generator at the end."""
+    """Context manager: set the global generator to a recorded state, and restore its own state at the end.
+
+    Does nothing if `state` is None.
+    """
     if state is None:
         yield
         return
@@ -59,5 +64,5 @@ def replay_rng(state: Tensor | None, device: torch.device) -> Iterator[None]:
 
 
 def get_python_rng_state() -> object:
-    """State of the generators of python and numpy, for comparison."""
+    """States of Python's and NumPy's global generators, for comparison."""
     return random.getstate(), [str(part) for part in np.random.get_state()]  # noqa: NPY002

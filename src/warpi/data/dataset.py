@@ -127,4 +127,4 @@ def check_labels(y: Tensor, n: int, n_classes: int, what: str) -> None:
     bad = (y < 0) | (y >= n_classes)
     if bad.any():
         row = int(bad.nonzero()[0])
-        raise UserError(f"{what}: row {row} has label {int(y[row])}, allowed are 0..{n_classes - 1}")
+        raise UserError(f"{what}: row {row} has label {int(y[row])}, but labels must be in 0..{n_classes - 1}")

@@ -63,7 +63,7 @@ class FileExamples(Examples):
     workers: int = min(8, os.cpu_count() or 1)  # 0: read in the main process, with the same result
     device: torch.device = _CPU
     scale: Scale = IMAGENET
-    max_bad: float = 0.01  # tolerated share of unreadable files
+    max_bad: float = 0.01  # tolerated fraction of unreadable files
     bad: dict[str, str] = field(default_factory=dict, repr=False)  # path -> reason; shared by copies on other devices
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class FileExamples(Examples):
             raise missing_package("pillow", "reading image files", "images") from None
         if self.size < 1 or self.workers < 0 or not 0 <= self.max_bad <= 1:
             values = f"size {self.size}, workers {self.workers}, max_bad {self.max_bad}"
-            raise UserError(f"image files: got {values}; allowed are size >= 1, workers >= 0, max_bad 0..1")
+            raise UserError(f"image files need size >= 1, workers >= 0 and max_bad in 0..1, got {values}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ class FileExamples(Examples):
 
     @property
     def allowed(self) -> int:
-        """How many unreadable files are tolerated: the share `max_bad`, but at least 3; none if max_bad is 0."""
+        """How many unreadable files are tolerated: the fraction `max_bad`, but at least 3; none if max_bad is 0."""
         return max(3, int(self.max_bad * len(self))) if self.max_bad else 0
 
     def __len__(self) -> int:
@@ -201,8 +201,8 @@ class FileExamples(Examples):
             first = "; ".join(f"{path} ({reason})" for path, reason in list(self.bad.items())[:3])
             advice = "; if they are in another folder, give it with --root FOLDER"
             raise UserError(
-                f"{len(self.bad)} of {len(self)} images cannot be read so far, at most {self.allowed} are tolerated "
-                f"(max_bad={self.max_bad:g}); fix or remove them, the first are: {first}"
+                f"{len(self.bad)} of {len(self)} images cannot be read so far, but at most {self.allowed} are "
+                f"tolerated (max_bad={self.max_bad:g}); fix or remove them; the first are: {first}"
                 + (advice if all(map(_is_absent, self.bad.values())) else "")
             )
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from warpi.data.examples import Scale, TensorExamples, check_form
 
-ROUNDING = 1e-14  # a standard deviation below this share of the largest value is rounding error of float64
-_TOLERANCE = 1e-4  # largest change by float32, as a share of the standard deviation of the column
+ROUNDING = 1e-14  # a standard deviation below this fraction of the largest value is rounding error of float64
+_TOLERANCE = 1e-4  # largest change by float32, as a fraction of the standard deviation of the column
 _AT_ONCE = 10**7  # number of values processed together
 
 

@@ -39,9 +39,10 @@ def mark_shared(a: Split, b: Split) -> Tensor:
 def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
     """Raise an error if trusted examples are in the test set, unless this may be a coincidence; then warn.
 
-    The probability of a coincidence is the share of noisy rows that equal a test row, but at most the share of rows
-    that equal another row of their own set, because test rows may be copies of noisy ones. The error is raised beyond
-    three standard deviations above twice the odds: trusted examples are not a random sample, and may be more common.
+    The probability of a coincidence is estimated by the fraction of noisy rows that equal a test row, but at most the
+    fraction of rows that equal another row of their own set, because test rows may be copies of noisy ones. The error
+    is raised if the count is more than three standard deviations above twice the expected one: trusted examples are not
+    a random sample, and may be more common.
     """
     kind, trusted_keys = _comparable_inputs(trusted)
     test_kind, test_keys = _comparable_inputs(test)
@@ -65,7 +66,7 @@ def _count_in(keys: Iterable[Hashable], others: Iterable[Hashable]) -> int:
 
 
 def _repeated_share(keys: list[Hashable]) -> float:
-    """The share of keys that occur more than once."""
+    """The fraction of keys that occur more than once."""
     return sum(n for n in Counter(keys).values() if n > 1) / max(len(keys), 1)
 
 

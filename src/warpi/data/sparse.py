@@ -30,7 +30,7 @@ class SparseExamples(Examples):
     x: csr_array  # [N, D] float32, on the CPU
     target: torch.device  # of the batches
     scale: Scale
-    dropped: float = 0.0  # share of the entries that is dropped in training
+    dropped: float = 0.0  # fraction of the entries that is dropped in training
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -105,7 +105,7 @@ def _first_examples(path: Path, x: Mapping[str, Tensor], like: Dataset | None) -
     else:
         first = make_features(x["train"]) if x["train"].ndim == 2 else make_images(x["train"])
     if not isinstance(first, TensorExamples):
-        raise UserError(f"{path} holds arrays, but the first data set does not; give both in the same form")
+        raise UserError(f"{path} holds arrays, but the first data set does not; give both in the same format")
     for part, tensor in x.items():
         _check_like(tensor, first, f"{path}: an input of {part}")
     return first
@@ -238,7 +238,7 @@ def _inputs(x: NDArray[Any], what: str, like: Tensor | None) -> Tensor:
         return torch.from_numpy(x.astype(np.float64) if double else numbers)
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or (x.ndim == 4 and not {*x.shape[1::2]} & {1, 3}):
         raise UserError(
-            f"{what} is {x.dtype} {list(x.shape)}; allowed are numbers [N, D], and images of uint8 [N, H, W], "
+            f"{what} is {x.dtype} {list(x.shape)}; it must contain numbers [N, D], or images of uint8 [N, H, W], "
             "[N, C, H, W] or [N, H, W, C] with C 1 or 3"
         )
     if x.ndim == 3:

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their official files, and the human labels of CIFAR-N if they are beside them."""
+"""CIFAR-10 and CIFAR-100 from their official files, and the human labels of CIFAR-N if they are in the same folder."""
 
 import io
 import zipfile
@@ -204,9 +204,11 @@ def _human_labels(kind: _Kind, root: Path, y: Tensor) -> dict[str, Tensor]:
     names = kind.label_sets | {"clean": "clean", "clean_label": "clean"}
     for path in _human_files(kind, root):
         arrays = _read_npz(path) if path.suffix == ".npz" else _read_torch_file(path)
-        keys = [key for key in arrays if key in names]  # others are superclass labels and the like
+        keys = [key for key in arrays if key in names]  # the others are e.g. superclass labels
         if not keys:
-            raise UserError(f"{path}: no labels of {kind.name}; got {sorted(map(str, arrays))}, known: {sorted(names)}")
+            raise UserError(f"{path} has no labels for {kind.name}: got {sorted(map(str, arrays))}, not {sorted(names)}")
+                f"{path} has no labels for {kind.name}; got {sorted(arrays)}, expected one of {sorted(names)}"
+            )
         for key in keys:
             name = names[key]
             labels = torch.from_numpy(_check_labels(arrays[key], f"{path}: {key!r}"))

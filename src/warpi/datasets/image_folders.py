@@ -25,7 +25,7 @@ logger = logging.getLogger("warpi.datasets")
 
 IN_MEMORY = 2**30  # bytes: decoded images up to this size are kept in memory
 _PARTS = ("train", "test", "val", "trusted", "meta")
-_LIKE_PARTS = {*_PARTS, "training", "testing", "valid", "validation", "dev", "eval", "evaluation"}
+_LIKE_SPLITS = {*_PARTS, "training", "testing", "valid", "validation", "dev", "eval", "evaluation"}
 _CLUTTER = ("thumbs.db", "desktop.ini")  # written by Windows
 
 
@@ -94,15 +94,16 @@ def _check_classes(path: Path, folders: list[str], classes: tuple[str, ...] | No
     """The classes: those given, or else one per folder."""
     if not folders:
         raise UserError(f"{path} holds no folders; make one per class and put its images there, or give a csv file")
-    like_parts = [
+    like_splits = [
         name
         for name in folders
-        if name.lower() in _LIKE_PARTS and _list_folders(path / name) and not _list_images(path / name)
+        if name.lower() in _LIKE_SPLITS and _list_folders(path / name) and not _list_images(path / name)
     ]
-    if len(like_parts) > 1 or like_parts == folders:
+    if len(like_splits) > 1 or like_splits == folders:
         raise UserError(
-            f"{path} holds {', '.join(like_parts)}, with folders in each: these look like parts, not classes; call "
-            "them train, test (or val) and trusted, or give one of them; list classes of these names in a csv file"
+            f"the subfolders {', '.join(like_splits)} of {path} contain folders, so they look like splits, not "
+            "classes; name splits train, test (or val) and trusted, or give one of them as the data; if these are "
+            "classes, list their images in a csv file"
         )
     if classes is None and len(folders) == 1:
         raise UserError(f"{path} holds only one class, {folders[0]!r}; at least two are needed")
@@ -238,7 +239,7 @@ def read_new_images(
         raise UserError(f"{path} holds {', '.join(folders)}; give one of them, such as {path / folders[0]}")
     if of_classes:
         if loose := _list_images(path):
-            raise UserError(f"{path} holds images beside folders of classes, such as {loose[0]}; move them")
+            raise UserError(f"{path} holds images outside the folders of classes, such as {loose[0]}; move them")
         images = _scan(path, classes)
         return NewInputs(images.examples(size), {"folder": torch.tensor(images.y)}, tuple(images.paths))
     files = sorted(os.path.normpath(file) for file in _find_images(path, ".", Counter()))

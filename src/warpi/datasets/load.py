@@ -1,4 +1,4 @@
-"""Read data sets by name, or from a path of the user."""
+"""Read data sets by name, or from the user's files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -31,51 +31,56 @@ def read_dataset(
     image_size: int | None = None,
     like: Dataset | None = None,
 ) -> Dataset:
-    """Read a data set by name or path.
+    """Read a data set.
 
-    `root` is the folder of the files of a named data set or manifest, `label` the column (key, file) of the labels,
-    `drop` names columns of a table to ignore, `image_size` is the side at which image files are read. If this is a
-    second file, `like` is the data set of the first: it then has the same classes and is read in the same way.
+    Parameters:
+        data: the name of a built-in data set, or a path.
+        root: folder with the files of a built-in data set, or with the images of a manifest.
+        label: where the labels are: a column of a table, a key of an .npz file, or a second .npy file.
+        drop: columns of a table to ignore.
+        image_size: side length at which image files are read.
+        like: another data set; the new one gets the same classes and is read in the same way.
     """
     if data in DATASETS:
         entry = DATASETS[data]
         if image_size is not None and not entry.resizable:
-            raise _no_size(data)
+            raise _size_error(data)
         if label is not None:
             raise UserError(f"{data} has fixed labels; --label is for tables, arrays and manifests")
         if drop:
-            raise _no_columns(data)
+            raise _drop_error(data)
         return entry.load(root, image_size)
     path = Path(data)
     with reading(data):
         exists = bool(data) and path.exists()
     if not exists:
         if path.suffix or "/" in data or os.sep in data:
-            raise UserError(f"no file or folder {data!r}")
-        raise UserError(f"{unknown('data set', data, DATASETS)}; there is no file or folder of that name either")
+            raise UserError(f"there is no file or folder {data!r}")
+        raise UserError(f"{unknown('data set', data, DATASETS)}; there is no file or folder with that name either")
     dataset = _read(path, root, label, drop, image_size, like)
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
     return dataset
 
 
-def read_new_inputs(data: str, first: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> NewInputs:
-    """Read inputs to predict in the way that the inputs of a run were read.
+def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> NewInputs:
+    """Read new inputs for prediction, in the same way as the inputs of a run were read.
 
-    `first` holds the settings of the run's data (data, root, label, drop). Only the form of its `examples` is used.
+    `settings` are those of the run's data (data, root, label, drop). Only the type, shape and scale of the run's
+    `examples` are used.
     """
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
     path = Path(data)
-    label = first["label"]
+    label = settings["label"]
     columns = like.columns if isinstance(like, Features) else None
     expected = _TABLE if columns else _ARRAYS
     if isinstance(like, FileExamples | Decoded):
         expected = _IMAGES
-    kind = _kind(os.path.abspath(data), first.get("drop", ()))  # a path, never a name in DATASETS
+    kind = _kind_of_files(os.path.abspath(data), settings.get("drop", ()))  # absolute, so not a name in DATASETS
     if kind != expected:
-        raise UserError(f"{data}: got {kind}, the run was trained on {expected}; give the same kind")
+        raise UserError(f"{data} contains {kind}, but the run was trained on {expected}; give data of the same kind")
     if kind == _IMAGES:
-        root = Path(first["root"]) if first["root"] and first["data"] not in DATASETS else None
+        root = Path(settings["root"]) if settings["root"] and settings["data"] not in DATASETS else None
         return read_new_images(path, like.shape[-1], classes, root=root, label=label)
     assert isinstance(like, TensorExamples)
     if columns:
@@ -87,8 +92,8 @@ def read_new_inputs(data: str, first: Mapping[str, Any], examples: Examples, cla
 def has_images(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether a path (which may not exist) holds images: a folder, or a manifest whose column `path` is not dropped."""
     path = Path(data)
-    is_list = path.suffix.lower() in (".csv", ".tsv") and "path" not in map(str.lower, drop) and is_manifest(path)
-    return path.is_dir() or is_list
+    is_image_list = path.suffix.lower() in (".csv", ".tsv") and "path" not in map(str.lower, drop) and is_manifest(path)
+    return path.is_dir() or is_image_list
 
 
 def is_resizable(data: str, drop: Sequence[str] = ()) -> bool:
@@ -96,7 +101,7 @@ def is_resizable(data: str, drop: Sequence[str] = ()) -> bool:
     return DATASETS[data].resizable if data in DATASETS else has_images(data, drop)
 
 
-def _kind(data: str, drop: Sequence[str]) -> str:
+def _kind_of_files(data: str, drop: Sequence[str]) -> str:
     if is_resizable(data, drop):
         return _IMAGES
     if data in DATASETS:
@@ -110,7 +115,7 @@ def _kind(data: str, drop: Sequence[str]) -> str:
 
 
 def _unreadable(path: Path) -> UserError:
-    return UserError(f"cannot read {path}: allowed are .npz, .npy, .csv, .tsv, .parquet and folders of images")
+    return UserError(f"cannot read {path}; give a .npz, .npy, .csv, .tsv or .parquet file, or a folder of images")
 
 
 def _read(
@@ -118,11 +123,11 @@ def _read(
 ) -> Dataset:
     suffix = path.suffix.lower()
     images = has_images(str(path), drop)
-    if drop and like is None and (images or suffix in (".npz", ".npy")):  # for a second file, the first decides
-        raise _no_columns(path)
+    if drop and like is None and (images or suffix in (".npz", ".npy")):  # checked for `like` already
+        raise _drop_error(path)
     if images:
         classes = like.classes if like else None
-        # If the first files are not in memory, neither are these, so that the crops and `data/overlap.py` agree.
+        # If the images of `like` are not in memory, neither are these: crops and `data/overlap.py` need the same type.
         in_memory = False if like and isinstance(like.examples, FileExamples) else None
         if size is None and like is not None and like.files is not None:
             size = like.examples.shape[-1]
@@ -130,23 +135,23 @@ def _read(
             return read_folder(path, size=size, classes=classes, in_memory=in_memory)
         return read_manifest(path, root=root, label=label, size=size, classes=classes, in_memory=in_memory)
     if size is not None:
-        raise _no_size(path)
+        raise _size_error(path)
     match suffix:
         case ".npz":
             return read_arrays(path, label, like=like)
-        case ".npy":  # here `label` is the label file of the first array
+        case ".npy":  # with `like`, `label` is the label file of that data set
             return read_arrays(path, None if like else label, like=like)
         case ".csv" | ".tsv" | ".parquet":
             return read_table(path, label, drop=drop, like=like)
     raise _unreadable(path)
 
 
-def _no_size(data: object) -> UserError:
-    return UserError(f"{data} cannot be read at another size; image_size is for image files, leave it out")
+def _size_error(data: object) -> UserError:
+    return UserError(f"{data} cannot be read at another size; leave out image_size, which is for image files")
 
 
-def _no_columns(data: object) -> UserError:
-    advice = "--drop is for tables (.csv, .tsv, .parquet): leave it out"
+def _drop_error(data: object) -> UserError:
+    advice = "leave out --drop, which is for tables (.csv, .tsv, .parquet)"
     if str(data).lower().endswith((".csv", ".tsv")):
         return UserError(f"{data} lists images in column 'path'; {advice}, or also drop 'path' to read it as a table")
     return UserError(f"{data} is not a table; {advice}")

@@ -45,7 +45,7 @@ class _Dtype:
 
     def __init__(self, code: str, *_: object) -> None:
         if not isinstance(code, str) or not re.fullmatch(r"[<>|=]?[biufcSU][0-9]{1,6}", code):
-            raise ValueError(f"array of type {code!r}, allowed are numbers and text")
+            raise ValueError(f"arrays must contain numbers or text, got type {code!r}")
         self.value: np.dtype[Any] = np.dtype(code)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

@@ -172,8 +172,8 @@ def _read_parquet(path: Path) -> tuple[Iterable[object], _Cells, None]:
             return np.asarray(column.cast(pa.float64(), safe=False).to_numpy())
         if not any(check(kind) for check in (types.is_boolean, types.is_null, types.is_string, types.is_large_string)):
             raise UserError(
-                f"{path}: column {table.names[j]!r} holds values of type {kind}; allowed are numbers, text and "
-                f"true/false: convert or delete it{table.or_drop(table.names[j])}"
+                f"{path}: column {table.names[j]!r} holds values of type {kind}; convert it to numbers, text or "
+                f"true/false, or delete it{table.or_drop(table.names[j])}"
             )
         return np.array(["" if cell is None else str(cell).strip() for cell in column.to_pylist()], dtype=object)
 
@@ -184,7 +184,7 @@ def _columns_of(like: Dataset | None, path: Path) -> Columns | None:
     if like is None:
         return None
     if not isinstance(like.encoding, Columns):
-        raise UserError(f"{path} is a table, {like.name} is not; give both in the same form")
+        raise UserError(f"{path} is a table, but {like.name} is not; give both in the same format")
     return like.encoding
 
 
@@ -285,7 +285,7 @@ def _numbers(table: _Table, name: str) -> NDArray[np.float64]:
         bad = ~np.isfinite(numbers.astype(np.float32))
     if bad.any():
         row = int(bad.argmax())
-        cell = f"column {name!r} holds {values[row]}, allowed are finite numbers up to 3.4e38"
+        cell = f"column {name!r} holds {values[row]}, but must hold finite numbers up to 3.4e38"
         raise UserError(f"{table.at(row)}: {cell}; fix it or drop the row{table.or_drop(name)}")
     return numbers[:, None]
 

@@ -35,7 +35,7 @@ def data_root(root: Path | None, data: str, how_to_get: str) -> Path:
 def check_suffix(path: Path, allowed: Sequence[str]) -> str:
     """The lower-case suffix of an existing file."""
     if path.suffix.lower() not in allowed:
-        raise UserError(f"{path}: ends in {path.suffix!r}, allowed are {', '.join(allowed)}")
+        raise UserError(f"{path}: the suffix must be one of {', '.join(allowed)}, got {path.suffix!r}")
     with reading(path):
         if not path.is_file():
             raise UserError(f"there is no file {path}")

@@ -75,7 +75,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         `docs/estimator.md` says what it is otherwise.
     net : "mlp", another name in `warpi.NETS`, an nn.Module (copied), or a function (shape, n_classes) -> nn.Module
     epochs, batch_size, lr : settings of training; None chooses them by the data
-    noise_rate : share of wrong labels, for methods that need it
+    noise_rate : fraction of wrong labels, for methods that need it
     settings : dict of other settings: fields of `warpi.Recipe` and hyperparameters of the method
     augment : whether to shift and flip images, and drop entries of sparse rows, during training
     device : "auto", "cpu", "cuda", "cuda:0", ...
@@ -380,7 +380,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _noise_rate(self) -> float | None:
         if self.noise_rate is not None and not 0 <= self.noise_rate < 1:
-            raise UserError(f"noise_rate must be a share in [0, 1), got {self.noise_rate}")
+            raise UserError(f"noise_rate must be in [0, 1), got {self.noise_rate}")
         return None if self.noise_rate is None else float(self.noise_rate)
 
 

@@ -175,8 +175,8 @@ def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
     for value in names:
         if not isinstance(value, str | int | float | bool):
             raise UserError(
-                f"column {name!r} of X holds {type(value).__name__}; allowed are numbers, text and true/false: "
-                "convert the column or drop it"
+                f"column {name!r} of X holds {type(value).__name__}; convert the column to numbers, text or "
+                "true/false, or drop it"
             )
     if len(names) > _MAX_CATEGORIES:
         raise UserError(
@@ -204,7 +204,9 @@ def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDAr
     try:
         numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64)
     except (TypeError, ValueError) as e:
-        raise UserError(f"column {name!r} of X held numbers when the classifier was fitted, got {column.dtype}") from e
+        raise UserError(
+            f"column {name!r} of X was numeric when the classifier was fitted, now it is {column.dtype}"
+        ) from e
     _refuse_huge(numbers, f"column {name!r}, ")
     return numbers
 
@@ -236,8 +238,8 @@ def _refuse_alpha(shape: tuple[int, ...]) -> None:
     height, width, channels = shape
     if height == width > channels and channels in (2, 4):
         raise UserError(
-            f"X has the shape {['N', *shape]}, which looks like [N, H, W, C] with C {channels}; allowed are "
-            "[N, H, W, C] with C 1 or 3, and [N, C, H, W]: remove the transparency (X[..., :-1]), or move the channels "
+            f"X has the shape {['N', *shape]}, which looks like [N, H, W, C] with C {channels}, but must be "
+            "[N, H, W, C] with C 1 or 3, or [N, C, H, W]; remove the transparency (X[..., :-1]), or move the channels "
             "(X.transpose(0, 3, 1, 2))"
         )
 

@@ -41,7 +41,7 @@ class Episode:
     """
 
     support_x: Tensor  # [T, S, ...]
-    support_y: Tensor  # [T, S] class numbers below `ways`, or [T, S, K] targets
+    support_y: Tensor  # [T, S] class indices below `ways`, or [T, S, K] targets
     query_x: Tensor  # [T, Q, ...]
     query_y: Tensor  # [T, Q], or [T, Q, K]
     ways: int = 0  # classes per task; 0: regression
@@ -123,7 +123,7 @@ class Learner(ABC):
     def adapt(self, support_x: Values, support_y: Values, ways: int | None = None) -> "Adapted":
         """Adapt to the examples of one task [S, ...], or of T tasks [T, S, ...].
 
-        Inputs are tensors or arrays. Labels are class numbers 0 .. ways - 1, with at least one example of each in
+        Inputs are tensors or arrays. Labels are class indices 0 .. ways - 1, with at least one example of each in
         every task. Regression targets are [S] or [S, K]; for T tasks, T comes first.
         """
         self.check_started()
@@ -206,7 +206,7 @@ class Adapted:
 def _ways(y: Tensor, ways: int | None) -> int:
     """Number of classes of labels [T, S]; raises if a class has no example in some task."""
     if y.dim() != 2 or y.is_floating_point() or y.is_complex():
-        raise UserError(f"labels must be class numbers [S], got {y.dtype} of shape {tuple(y.shape[1:])}")
+        raise UserError(f"labels must be class indices [S], got {y.dtype} of shape {tuple(y.shape[1:])}")
     y = y.long()
     low, high = int(y.min()), int(y.max())
     ways = high + 1 if ways is None else ways

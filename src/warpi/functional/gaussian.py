@@ -21,13 +21,14 @@ class DiagGaussian(NamedTuple):
     def rsample(self, n: int, generator: Generator) -> Tensor:
         """n samples mean + std * eps with eps ~ N(0, I), differentiable in mean and log_var.  [n, ..., D]
 
-        Each rank draws eps for the examples of all ranks and uses its share.
+        Each rank draws eps for the examples of all ranks and uses its part, so that the generators of all ranks stay
+        in the same state.
         """
-        size = distributed.n_ranks()
         b, *rest = self.mean.shape
-        shape = (n, b * size, *rest)
+        total = b * distributed.n_ranks()
+        shape = (n, total, *rest)
         eps = torch.randn(shape, generator=generator, device=self.mean.device, dtype=self.mean.dtype)
-        return self.mean + self.std * eps[:, distributed.rank_slice(b * size)]
+        return self.mean + self.std * eps[:, distributed.rank_slice(total)]
 
     def kl(self, other: "DiagGaussian") -> Tensor:
         """KL[self || other], summed over the last dimension.  [...]"""
@@ -38,33 +39,33 @@ class DiagGaussian(NamedTuple):
     def mean_kl(self, others: "DiagGaussian") -> Tensor:
         """The mean of KL[self || other] over N others [..., N, D].  [...]
 
-        With the mean m and p = 1 / var of the others, only mean(p), mean(p m), mean(p m^2) and mean(log_var) are
-        needed.
+        It is computed from averages over the others, where m and p = 1 / var are the mean and precision of each:
+        mean(p), mean(p m), mean(p m^2) and mean(log_var).
         """
         p = torch.exp(-others.log_var)
-        first = p.mean(-2)  # [..., D]
-        second = (p * others.mean).mean(-2)
-        third = (p * others.mean**2).mean(-2)
-        shift = self.mean**2 * first - 2 * self.mean * second + third
-        spread = torch.exp(self.log_var) * first + others.log_var.mean(-2) - self.log_var
+        mean_p = p.mean(-2)  # [..., D]
+        mean_pm = (p * others.mean).mean(-2)
+        mean_pm2 = (p * others.mean**2).mean(-2)
+        shift = self.mean**2 * mean_p - 2 * self.mean * mean_pm + mean_pm2
+        spread = torch.exp(self.log_var) * mean_p + others.log_var.mean(-2) - self.log_var
         return 0.5 * (spread + shift - 1).sum(-1)
 
 
 class GaussianHead(nn.Module):
-    """Two networks of three layers with ELU: h [..., inputs] -> N(mean(h), exp(log_var(h))) [..., outputs].
+    """Maps h [..., inputs] to N(mean(h), diag(exp(log_var(h)))) [..., outputs], with one three-layer network for each.
 
-    Weights are drawn from the global torch generator (Xavier normal), biases N(0, 1e-3).
+    Initial weights are drawn from the global torch generator: Xavier normal, and biases with standard deviation 1e-3.
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
-        self.mean, self.log_var = (_three_layers(inputs, hidden, outputs) for _ in range(2))
+        self.mean, self.log_var = (_make_network(inputs, hidden, outputs) for _ in range(2))
 
     def forward(self, h: Tensor) -> DiagGaussian:
         return DiagGaussian(self.mean(h), self.log_var(h))
 
 
-def _three_layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+def _make_network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     layers = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
     for layer in layers:
         nn.init.xavier_normal_(layer.weight)

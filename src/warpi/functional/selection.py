@@ -7,12 +7,12 @@ from torch import Generator, Tensor
 
 
 def forget_rate(t: int, tau: float, gradual: float, exponent: float = 1.0) -> float:
-    """R(t) = tau min((t / T_k)^c, 1): the share dropped in epoch t, counted from 0, with T_k = `gradual` epochs."""
+    """R(t) = tau min((t / T_k)^c, 1): the fraction dropped in epoch t, counted from 0, with T_k = `gradual` epochs."""
     return tau if t >= gradual else tau * (t / gradual) ** exponent
 
 
 def small_loss(losses: Tensor, rate: Tensor, among: Tensor | None = None) -> Tensor:
-    """Weights that drop a share `rate` of the examples with the largest losses: 1 to keep, 0 to drop.  [B] -> [B]
+    """Weights that drop a fraction `rate` of the examples with the largest losses: 1 to keep, 0 to drop.  [B] -> [B]
 
     `among` are weights, 0 or 1, of the examples that may be kept. The number kept is rounded, and at least one if there
     is one. Equal losses are kept in the order of the batch.
@@ -52,7 +52,7 @@ def self_paced(losses: Tensor, threshold: Tensor, softness: Tensor) -> Tensor:
 
 
 def follow_percentile(average: Tensor, losses: Tensor, p: float, kept: float) -> None:
-    """average <- kept average + (1 - kept) (the loss below which a share p of the batch lies), in place.  [], [B]
+    """average <- kept average + (1 - kept) (the loss below which a fraction p of the batch lies), in place.  [], [B]
 
     The percentile is the loss with the nearest rank. A negative average means that there is none yet.
     """
@@ -61,7 +61,7 @@ def follow_percentile(average: Tensor, losses: Tensor, p: float, kept: float) ->
 
 
 def keep_at_random(n: int, rate: Tensor, generator: Generator) -> Tensor:
-    """Weights of n examples: 0 for a random share `rate`, 1 for the others.  [n]"""
+    """Weights of n examples: 0 for a random fraction `rate`, 1 for the others.  [n]"""
     return small_loss(torch.rand(n, generator=generator, device=generator.device), rate)
 
 

@@ -29,7 +29,7 @@ def anchors(p: Tensor, quantiles: Sequence[float]) -> Tensor:
     """For each quantile and class, the row at that quantile of the class's probability.  p [N, K] -> [n, K]
 
     The quantile 1 is the argmax, the most confident row. Smaller quantiles skip the most confident rows as outliers: a
-    share of all rows, as published for ten classes, but for a rare class at most that share of 15 times its size.
+    fraction of all rows, as published for ten classes, but for a rare class at most that fraction of 15 times its size.
     """
     outliers = 1 - torch.tensor(quantiles, dtype=torch.float64, device=p.device)  # [n]
     rows = (15 * p.sum(0, dtype=torch.float64)).clamp_max(len(p))  # [K]

@@ -51,7 +51,7 @@ class CAL(Method):
     It restarts from the initial weights, and alpha_2 rises from 0, too. The mean losses of the clusters are those of
     the previous epoch, as in the published code.
 
-    Differs from the published code: the 65 of 165 epochs of the first phase are a share, and each phase has the full
+    Differs from the published code: the 65 of 165 epochs of the first phase are a fraction, and each phase has the full
     learning-rate schedule; both phases use the same prior (published: its square root in the first); the learning rate
     is not divided by 1 + alpha (`slow=True` does that); the sieve looks at images without augmentation, in evaluation
     mode (published: augmented batches in training mode); the base loss has no floor (published: 1e-8).
@@ -64,7 +64,7 @@ class CAL(Method):
     alpha_sieve: float = setting(2.0, "largest weight of the peer term in the first phase", low=0)
     alpha: float = setting(1.0, "largest weight of the peer term in the second phase", low=0)
     sieve: float = setting(-8.0, "threshold below which a given label is kept")
-    sieve_share: float = setting(65 / 165, "share of the epochs that the first phase takes", low=0, high=1)
+    sieve_share: float = setting(65 / 165, "fraction of the epochs that the first phase takes", low=0, high=1)
     slow: bool = setting(False, "divide the learning rate by 1 + alpha, as the published code does")
 
     def start(self, task: Task, recipe: Recipe) -> None:

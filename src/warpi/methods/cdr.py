@@ -17,11 +17,11 @@ class CDR(Method):
     """Only weights that matter for the clean labels get gradients; the others are just decayed.
 
         c_j = |w_j dL/dw_j|                              how critical weight j is
-        w_j <- w_j - eta ((1 - tau) dL/dw_j + decay)     for the (1 - tau) share of weights with the largest c_j
+        w_j <- w_j - eta ((1 - tau) dL/dw_j + decay)     for the fraction 1 - tau of the weights with the largest c_j
         w_j <- w_j - eta decay                           for the others
 
-    The idea: with a share tau of wrong labels, about that share of the weights serves to fit them. Critical weights are
-    chosen again in every step. Biases and BatchNorm weights are always updated.
+    The idea: if a fraction tau of the labels is wrong, about that fraction of the weights serves to fit them. Critical
+    weights are chosen again in every step. Biases and BatchNorm weights are always updated.
 
     Differs from the paper, as the published code does: the decay is the optimizer's L2 decay (paper: L1), and momentum
     still moves a weight that has just become non-critical. There is no early stopping: the engine reports the epoch
@@ -33,7 +33,7 @@ class CDR(Method):
     year = 2021
     needs_noise_rate = True
 
-    tau: float | None = setting(None, "share of wrong labels (default: the task's noise rate)", low=0, high=1)
+    tau: float | None = setting(None, "fraction of wrong labels (default: the task's noise rate)", low=0, high=1)
 
     def check(self, task: Task) -> None:
         if self.tau is None:

@@ -75,7 +75,7 @@ class CleanNet(Method):
     unverified: float = setting(0.1, "weight of the similarity loss on unverified examples", low=0)
     embedding_lr: float = setting(1e-3, "learning rate of the embedding networks (Adam)", low=0)
     embedding_steps: int = setting(50, "training steps of the embedding networks before each epoch", low=1)
-    warm_up: float = setting(1 / 6, "share of the epochs in which all examples have weight 1", low=0, high=1)
+    warm_up: float = setting(1 / 6, "fraction of the epochs in which all examples have weight 1", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

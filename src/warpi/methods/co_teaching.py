@@ -21,7 +21,7 @@ from warpi.utils.field_checks import setting
 class CoTeaching(Method):
     """Each of two networks picks its small-loss examples, and the other network learns from them.
 
-        R(t)     = tau min((t / T_k)^c, 1)                                 share left out in epoch t
+        R(t)     = tau min((t / T_k)^c, 1)                                 fraction left out in epoch t
         D_f, D_g = the (1 - R(t)) B examples of a batch with the smallest loss in network f, in network g
         w_f <- w_f - eta d L(w_f; D_g)/dw_f,    w_g <- w_g - eta d L(w_g; D_f)/dw_g
 
@@ -37,8 +37,10 @@ class CoTeaching(Method):
     needs_noise_rate = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5}  # an MLP learns a table in one of 30 epochs
 
-    forget_rate: float | None = setting(None, "share tau of examples left out (default: the noise rate)", low=0, high=1)
-    gradual: float = setting(10.0, "epochs T_k in which the share left out rises to tau, at most half of all", low=0)
+    forget_rate: float | None = setting(
+        None, "fraction tau of examples to drop (default: the noise rate)", low=0, high=1
+    )
+    gradual: float = setting(10.0, "epochs T_k in which the fraction dropped rises to tau, at most half of all", low=0)
     exponent: float = setting(1.0, "exponent c of that rise; 1 is linear", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:

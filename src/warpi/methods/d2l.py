@@ -28,7 +28,7 @@ class D2L(Method):
         alpha = exp(-(t / T) LID_t / min_{s <= t} LID_s)
         y*    = alpha y + (1 - alpha) [k = argmax p_k],    L = CE(F(x), y*)
 
-    Differs from the paper: the first epochs, in which no turning point is looked for, are a share (published: 40 of
+    Differs from the paper: the first epochs, in which no turning point is looked for, are a fraction (published: 40 of
     120); the window is shorter near the first epoch; points whose neighbors are all equally far, so that the LID is
     infinite, are ignored. The current published code starts with SCE instead of CE; this follows the paper.
     Reference: Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018.
@@ -40,7 +40,7 @@ class D2L(Method):
     k: int = setting(20, "number of neighbors for the dimensionality estimate", low=2)
     points: int = setting(1280, "number of examples at which the dimensionality is estimated", low=4)
     window: int = setting(5, "number of past epochs with which the current dimensionality is compared", low=1)
-    settle: float = setting(1 / 3, "share of the epochs, at the start, without a turning point", low=0, high=1)
+    settle: float = setting(1 / 3, "fraction of the epochs, at the start, without a turning point", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

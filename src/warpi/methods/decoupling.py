@@ -32,8 +32,10 @@ class Decoupling(Method):
     n_nets = 2
     needs_different_nets = True
 
-    warm_up: float = setting(0.1, "share of the epochs that train on all examples", low=0, high=1)
-    least: float = setting(0.1, "smallest denominator of the mean loss, as a share of the batch", low=0.001, high=1)
+    warm_up: float = setting(0.1, "fraction of the epochs that train on all examples", low=0, high=1)
+    least: float = setting(
+        0.1, "lower bound of the denominator of the mean loss, as a fraction of the batch size", low=0.001, high=1
+    )
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -30,7 +30,7 @@ class ELR(Method):
     family = "refinement"
     year = 2020
 
-    beta: float = setting(0.7, "share of the memory kept per step", low=0, high=1)
+    beta: float = setting(0.7, "fraction of the memory kept per step", low=0, high=1)
     strength: float = setting(3.0, "weight lambda of the regularization", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:

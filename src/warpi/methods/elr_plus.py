@@ -26,7 +26,7 @@ class ELRPlus(Method):
 
     for each network; gamma_s rises over the first S steps and equals gamma afterwards.
 
-    Differs from the published code: both networks see the same batches, one after the other; S is a share of the
+    Differs from the published code: both networks see the same batches, one after the other; S is a fraction of the
     steps (published: 40,000 of 78,000); labels are not sharpened by the memory (published: on CIFAR-100 only).
     Reference: Liu et al., Early-Learning Regularization Prevents Memorization of Noisy Labels, NeurIPS 2020.
     """
@@ -35,11 +35,11 @@ class ELRPlus(Method):
     year = 2020
     n_nets = 2
 
-    beta: float = setting(0.7, "share of the memory kept per step", low=0, high=1)
+    beta: float = setting(0.7, "fraction of the memory kept per step", low=0, high=1)
     strength: float = setting(3.0, "weight lambda of the regularization", low=0)
     alpha: float = setting(1.0, "parameter of mixup's Beta distribution; 0 turns mixup off", low=0)
-    averaging: float = setting(0.997, "share gamma of the averaged weights kept per step", low=0, high=1)
-    ramp_up: float = setting(0.5, "share of the steps in which gamma rises to its full value", low=0, high=1)
+    averaging: float = setting(0.997, "fraction gamma of the averaged weights kept per step", low=0, high=1)
+    ramp_up: float = setting(0.5, "fraction of the steps in which gamma rises to its full value", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -36,8 +36,8 @@ class TruncatedGCE(Method):
 
     q: float = setting(0.7, "exponent of the loss: 0 is cross-entropy, 1 is half the absolute error", low=0, high=1)
     k: float = setting(0.5, "examples whose label has at most this probability are pruned", low=1e-6, high=1)
-    start_prune: float = setting(0.7, "share of the epochs before the first pruning", low=0, high=1)
-    prune_every: float = setting(1 / 12, "share of the epochs between two prunings", low=0, high=1)
+    start_prune: float = setting(0.7, "fraction of the epochs before the first pruning", low=0, high=1)
+    prune_every: float = setting(1 / 12, "fraction of the epochs between two prunings", low=0, high=1)
 
     @classmethod
     def data_defaults(cls, table: bool, n_classes: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class GLC(Method):
     year = 2018
     needs_meta = True
 
-    warmup: float = setting(0.3, "share of the epochs before the corruption matrix is estimated", low=0, high=1)
+    warmup: float = setting(0.3, "fraction of the epochs before the corruption matrix is estimated", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

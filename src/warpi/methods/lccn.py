@@ -28,7 +28,7 @@ class LCCN(Method):
         L      = 1/B sum_i -log softmax(F(x_i; theta))_{z_i}
 
     One batch changes phi by at most its share of the counts: the safeguard of the title. Initially z is the prediction
-    of a network trained with cross-entropy in the first `warmup` of the epochs. In the first `fixed` share of the
+    of a network trained with cross-entropy in the first `warmup` of the epochs. In the first `fixed` fraction of the
     remaining epochs, phi is the confusion matrix of that network: sum_n softmax(F(x_n))_k [y_n = j], rows normalized.
 
     Differs from the paper: phi follows the counts in every step (published: every 200 steps). The first phase lasts
@@ -40,8 +40,8 @@ class LCCN(Method):
     year = 2019
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}  # why: docs/methods/lccn.md
 
-    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before sampling", low=0, high=1)
-    fixed: float = setting(0.43, "share of the remaining epochs in which T stays fixed", low=0, high=1)
+    warmup: float = setting(0.7, "fraction of the epochs with cross-entropy, before sampling", low=0, high=1)
+    fixed: float = setting(0.43, "fraction of the remaining epochs in which T stays fixed", low=0, high=1)
     alpha: float = setting(1.0, "concentration of the Dirichlet prior on the rows of T", low=1e-6)
 
     def start(self, task: Task, recipe: Recipe) -> None:

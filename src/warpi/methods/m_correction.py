@@ -48,7 +48,7 @@ class MCorrection(Method):
     alone, the statistics of BatchNorm would not fit real images.
 
     Differs from the paper: the posterior is computed, not looked up in a table of 100 losses; losses are computed
-    without augmentation; the first phase is a share of the epochs and ends shortly after the first decay of the
+    without augmentation; the first phase is a fraction of the epochs and ends shortly after the first decay of the
     learning rate, as in the published schedule (epochs 105 and 100 of 300).
     Reference: Arazo et al., Unsupervised Label Noise Modeling and Loss Correction, ICML 2019.
     """
@@ -58,7 +58,7 @@ class MCorrection(Method):
 
     alpha: float = setting(32.0, "parameter of mixup's Beta distribution", low=0)
     reg: float = setting(1.0, "weight of the penalty on uneven class predictions", low=0)
-    warm_up: float = setting(0.7, "share of the epochs with mixup only", low=0, high=1)
+    warm_up: float = setting(0.7, "fraction of the epochs with mixup only", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -48,7 +48,7 @@ class Masking(Method):
     year = 2018
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
-    warmup: float = setting(0.7, "share of the epochs with cross-entropy, before T is used", low=0, high=1)
+    warmup: float = setting(0.7, "fraction of the epochs with cross-entropy, before T is used", low=0, high=1)
     mask: tuple[float, ...] | None = setting(None, "possible transitions: 0 or 1 (default: estimated)", low=0, high=1)
     critics: int = setting(5, "critic steps per generator step", low=0)
     game_lr: float = setting(1e-5, "learning rate of generator and critic (Adam)", low=0)

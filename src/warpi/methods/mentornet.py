@@ -26,7 +26,7 @@ class MentorNetPD(Method):
         v_i      = clip(1 - (l_i - lambda) / gamma_t, 0, 1),    gamma_t = inf in the burn-in: all examples
                                                                         = 0 then: self-paced learning
                                                                         = gamma in the last epochs: a line
-        d_i      = 0 for a random share of the batch, else 1: half of it in the burn-in, a twentieth later
+        d_i      = 0 for a random fraction of the batch, else 1: half of it in the burn-in, a twentieth later
 
     Differs from the paper: the weights are the predefined function itself (paper: a network trained to imitate it).
     The moving average starts at the first batch, not at 0.
@@ -37,20 +37,20 @@ class MentorNetPD(Method):
     family = "selection"
     year = 2018
 
-    share: float = setting(0.75, "share p of a batch whose losses lie below the threshold", low=0, high=1)
-    averaging: float = setting(0.5, "share of the threshold kept per step (moving average)", low=0, high=1)
+    share: float = setting(0.75, "fraction p of a batch whose losses lie below the threshold", low=0, high=1)
+    averaging: float = setting(0.5, "fraction of the threshold kept per step (moving average)", low=0, high=1)
     softness: float = setting(1.0, "loss range gamma in which weights fall to 0 in the last epochs", low=0)
-    burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1", low=0, high=1)
-    linear_from: float = setting(0.9, "share of the epochs after which weights fall linearly", low=0, high=1)
-    early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in", low=0, high=1)
-    dropout: float = setting(0.05, "share of each batch left out at random after the burn-in", low=0, high=1)
+    burn_in: float = setting(0.18, "fraction of the epochs in which all examples have weight 1", low=0, high=1)
+    linear_from: float = setting(0.9, "fraction of the epochs after which weights fall linearly", low=0, high=1)
+    early_dropout: float = setting(0.5, "fraction of each batch left out at random in the burn-in", low=0, high=1)
+    dropout: float = setting(0.05, "fraction of each batch left out at random after the burn-in", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
         device = task.train.y.device
         self.average = torch.full((), -1.0, device=device)  # lambda; -1 before the first batch
         self.gamma = torch.zeros((), device=device)
-        self.dropped = torch.zeros((), device=device)  # share of a batch left out
+        self.dropped = torch.zeros((), device=device)  # fraction of a batch left out
 
     def epoch(self, t: int) -> Iterator[Log]:
         burning = t < self.burn_in * self.recipe.epochs
@@ -92,13 +92,13 @@ class MentorNetDD(Method):
     year = 2018
     needs_meta = True
 
-    share: float = setting(0.75, "share p of a batch whose losses lie below the threshold", low=0, high=1)
-    averaging: float = setting(0.5, "share of the threshold kept per step (moving average)", low=0, high=1)
+    share: float = setting(0.75, "fraction p of a batch whose losses lie below the threshold", low=0, high=1)
+    averaging: float = setting(0.5, "fraction of the threshold kept per step (moving average)", low=0, high=1)
     hidden: int = setting(20, "hidden units of the mentor", low=1)
     mentor_lr: float = setting(0.01, "learning rate of the mentor (Adam)", low=0)
-    burn_in: float = setting(0.18, "share of the epochs in which all examples have weight 1", low=0, high=1)
-    early_dropout: float = setting(0.5, "share of each batch left out at random in the burn-in", low=0, high=1)
-    dropout: float = setting(0.05, "share of each batch left out at random after the burn-in", low=0, high=1)
+    burn_in: float = setting(0.18, "fraction of the epochs in which all examples have weight 1", low=0, high=1)
+    early_dropout: float = setting(0.5, "fraction of each batch left out at random in the burn-in", low=0, high=1)
+    dropout: float = setting(0.05, "fraction of each batch left out at random after the burn-in", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)
@@ -109,7 +109,7 @@ class MentorNetDD(Method):
         self.mentor_optimizer = adam(self.mentor.parameters(), self.mentor_lr)
         self.average = torch.full((), -1.0, device=device)  # lambda; -1 before the first batch
         self.burning = torch.ones((), device=device)  # 1 in the burn-in, else 0
-        self.dropped = torch.zeros((), device=device)  # share of a batch left out
+        self.dropped = torch.zeros((), device=device)  # fraction of a batch left out
 
     def epoch(self, t: int) -> Iterator[Log]:
         burning = t < self.burn_in * self.recipe.epochs

@@ -22,7 +22,7 @@ from warpi.utils.field_checks import setting
 
 
 def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, k: int, generator: Generator) -> Tensor:
-    """n copies of the labels of a batch, with a share replaced by labels of random near neighbors.  [n, B]"""
+    """n copies of the labels of a batch, with a fraction of them replaced by labels of near neighbors.  [n, B]"""
     size = (n, len(y))
     away = torch.cdist(h, h).fill_diagonal_(torch.inf)  # [B, B]
     near = away.topk(min(k, len(y) - 1), largest=False).indices  # [B, k]
@@ -36,7 +36,7 @@ def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, k: int, genera
 class MLNT(Method):
     """Train the network so that steps towards synthetic wrong labels barely change its predictions.
 
-        y_m       : labels of the batch, a share of them replaced by the label of a near neighbor, m = 1..M
+        y_m       : labels of the batch, a fraction of them replaced by the label of a near neighbor, m = 1..M
         theta_m   = theta - a d/dtheta CE(F(x; theta), y_m)
         J(theta)  = 1/M sum_m KL(F(x; teacher) || F(x; theta_m))
         theta   <- theta - alpha d/dtheta [CE(F(x; theta), y) + r J],   teacher <- g teacher + (1 - g) theta
@@ -55,12 +55,12 @@ class MLNT(Method):
     least_batch = 2  # labels come from neighbors in the batch
 
     updates: int = setting(10, "number M of synthetic label sets per batch", low=1)
-    share: float = setting(0.5, "share of the labels of a batch that are replaced", low=0, high=1)
+    share: float = setting(0.5, "fraction of the labels of a batch that are replaced", low=0, high=1)
     neighbours: int = setting(10, "number of nearest neighbors from which a replacement label is drawn", low=1)
     fast_lr: float = setting(0.02, "learning rate of the steps towards synthetic labels", low=0)
-    warm_up: float = setting(0.1, "share of the epochs with cross-entropy only", low=0, high=1)
-    ramp: float = setting(0.2, "share of the epochs in which the weight of J rises to 1", low=0, high=1)
-    averaging: tuple[float, ...] = setting((0.99, 0.999), "share of the teacher kept (ramp, later)", low=0, high=1)
+    warm_up: float = setting(0.1, "fraction of the epochs with cross-entropy only", low=0, high=1)
+    ramp: float = setting(0.2, "fraction of the epochs in which the weight of J rises to 1", low=0, high=1)
+    averaging: tuple[float, ...] = setting((0.99, 0.999), "fraction of the teacher kept (ramp, later)", low=0, high=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,7 +49,7 @@ class MSLC(Method):
     year = 2021
     needs_meta = True
 
-    warm_up: float = setting(2 / 3, "share of the epochs with cross-entropy only", low=0, high=1)
+    warm_up: float = setting(2 / 3, "fraction of the epochs with cross-entropy only", low=0, high=1)
     virtual: float = setting(10.0, "learning rate of the virtual step, as a multiple of the classifier's", low=0)
     hidden: int = setting(100, "hidden units of each weighting network", low=1)
     meta_lr: float = setting(1e-3, "learning rate of the weighting networks (Adam)", low=0)

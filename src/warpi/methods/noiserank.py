@@ -51,7 +51,7 @@ class NoiseRank(Method):
     k: int = setting(50, "number of neighbors that vote on a label", low=1)
     gamma: float = setting(1.0, "kernel coefficient; a larger value lets only close neighbors vote", low=0)
     cut: float = setting(0.5, "largest probability of being wrong at which a label is used", low=0, high=1)
-    warm_up: float = setting(1 / 6, "share of the epochs that train on all labels", low=0, high=1)
+    warm_up: float = setting(1 / 6, "fraction of the epochs that train on all labels", low=0, high=1)
     rounds: int = setting(10, "number of times the labels are ranked", low=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:

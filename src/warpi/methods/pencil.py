@@ -32,7 +32,7 @@ class PENCIL(Method):
         L_c = KL(f || y^d) fits the labels, L_o = CE(y^d, y) keeps them near the given ones, L_e = H(f) avoids flat f
 
     Differs from the paper, as the published code does: L_o applies a second softmax to y^d before the logarithm. Stages
-    are shares of the epochs. alpha and beta are the paper's; with those of the code (0.4 and 0.1) no label changes.
+    are fractions of the epochs. alpha and beta are the paper's; with those of the code (0.4 and 0.1) no label changes.
     Reference: Yi and Wu, Probabilistic End-to-end Noise Correction for Learning with Noisy Labels, CVPR 2019.
     """
 
@@ -42,8 +42,8 @@ class PENCIL(Method):
     alpha: float = setting(0.1, "weight of the compatibility with the given labels", low=0)
     beta: float = setting(0.4, "weight of the entropy of the predictions", low=0)
     label_lr: float = setting(600.0, "learning rate lambda of the labels; a label moves by lambda / batch size", low=0)
-    stage1: float = setting(70 / 320, "share of the epochs at which the first stage ends", low=0, high=1)
-    stage2: float = setting(200 / 320, "share of the epochs at which the second stage ends")
+    stage1: float = setting(70 / 320, "fraction of the epochs at which the first stage ends", low=0, high=1)
+    stage2: float = setting(200 / 320, "fraction of the epochs at which the second stage ends")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,7 +68,7 @@ class FineTune(Method):
 
     needs_meta = True
 
-    share: float = setting(1 / 12, "share of the epochs, at the end, on the trusted examples only", low=0, high=1)
+    share: float = setting(1 / 12, "fraction of the epochs, at the end, on the trusted examples only", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -27,7 +27,7 @@ class PTD(Method):
         T(x) = sum_j h_j(x) P^j + Delta T
         L    = 1/B sum_i -beta_i log g_{y_i},   beta_i = g_{y_i} / (T(x_i)^T g)_{y_i},   g = softmax(F(x_i; theta))
 
-    Phases, as shares of the epochs: cross-entropy up to `warmup`; a restart with Delta T = 0 up to `revise` (the
+    Phases, as fractions of the epochs: cross-entropy up to `warmup`; a restart with Delta T = 0 up to `revise` (the
     paper's PTD-R); then Delta T is learned together with theta (PTD-R-V).
 
     Differs from the paper: the matrices of all classes are fitted together, starting at the mean of the anchors, with a
@@ -42,8 +42,8 @@ class PTD(Method):
     year = 2020
     for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}
 
-    warmup: float = setting(0.3, "share of the epochs before T is estimated", low=0, high=1)
-    revise: float = setting(0.6, "share of the epochs after which the correction of T is learned")
+    warmup: float = setting(0.3, "fraction of the epochs before T is estimated", low=0, high=1)
+    revise: float = setting(0.6, "fraction of the epochs after which the correction of T is learned")
     parts: int = setting(20, "number r of parts", low=1)
     nmf_steps: int = setting(20, "updates of the non-negative matrix factorization", low=1)
     fit_steps: int = setting(300, "largest number of steps that fit the matrices of the parts", low=1)

@@ -125,7 +125,7 @@ CORE = (
     "dmi_ns",
     "warpi",
 )
-"""The methods to try first, in the order in which lists show them; the others are listed as more methods."""
+"""The methods to try first, in the order in which lists show them, before all others."""
 
 
 def make_method(name: str, **options: Any) -> Method:
@@ -140,9 +140,11 @@ def make_method(name: str, **options: Any) -> Method:
 
 
 def explain_unknown_setting(what: str, method: str, *settings: str) -> UserError | None:
-    """Return an error that names the methods with one of these settings, or None if no method has it."""
+    """Return an error that names the methods with one of these settings, or None if there are none."""
     others = [name for name, other in METHODS.items() if {*settings} & {f.name for f in fields(other)}]
     if not others:
         return None
     listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
-    return UserError(f"unknown {what}: method {method} has no such setting; leave it out, or choose one of {listed}")
+    return UserError(
+        f"unknown {what}: method {method} has no such setting; leave it out, or choose a method that has it: {listed}"
+    )

@@ -64,7 +64,7 @@ class SCE(Method):
     year = 2019
 
     alpha: float = setting(0.1, "weight of the cross-entropy; the paper: 6 on CIFAR-100", low=0)
-    beta: float = setting(1.0, "weight of the reverse cross-entropy; the paper: 0.1 on CIFAR-100", low=0)
+    beta: float = setting(1.0, "weight of the reverse cross-entropy (paper: 0.1 on CIFAR-100)", low=0)
     clip: float = setting(1e-4, "probability that replaces 0 in a label, before the logarithm", low=1e-38, high=1)
 
     def step(self, batch: Batch) -> Log:

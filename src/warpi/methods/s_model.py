@@ -40,7 +40,7 @@ class SModel(Method):
     year = 2017
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
 
-    warmup: float = setting(0.7, "share of the epochs before the noise layer is added", low=0, high=1)
+    warmup: float = setting(0.7, "fraction of the epochs before the noise layer is added", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -26,7 +26,7 @@ class SELFIE(Method):
     after a warm-up with cross-entropy on all examples. As in the published code, an example that has been in R once
     stays there, with its last y~.
 
-    Differs from the paper: training is not repeated twice with the replaced labels. Warm-up and q are shares of the
+    Differs from the paper: training is not repeated twice with the replaced labels. Warm-up and q are fractions of the
     epochs (published: 25 and 15 of 100).
     Reference: Song et al., SELFIE: Refurbishing Unclean Samples for Robust Deep Learning, ICML 2019.
     """
@@ -35,10 +35,12 @@ class SELFIE(Method):
     year = 2019
     needs_noise_rate = True
 
-    forget_rate: float | None = setting(None, "share tau of examples left out (default: the noise rate)", low=0, high=1)
+    forget_rate: float | None = setting(
+        None, "fraction tau of examples to drop (default: the noise rate)", low=0, high=1
+    )
     unsure: float = setting(0.05, "largest normalized entropy of consistent past predictions", low=0, high=1)
-    history: float = setting(0.15, "number q of past predictions kept, as a share of the epochs", low=0, high=1)
-    warm_up: float = setting(0.25, "share of the epochs with cross-entropy on all examples", low=0, high=1)
+    history: float = setting(0.15, "number q of past predictions kept, as a fraction of the epochs", low=0, high=1)
+    warm_up: float = setting(0.25, "fraction of the epochs with cross-entropy on all examples", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(set_noise_rate(task, self.forget_rate), recipe)

@@ -29,7 +29,7 @@ class SMP(Method):
     Prototypes are computed before each epoch.
 
     Differs from the paper: there is no official code, so this follows the paper's description. The first phase is a
-    share of the epochs (paper: 5 of 15).
+    fraction of the epochs (paper: 5 of 15).
     Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
     """
 
@@ -40,7 +40,7 @@ class SMP(Method):
     per_class: int = setting(1280, "number of examples per class among which prototypes are chosen", low=1)
     n_prototypes: int = setting(8, "number of prototypes per class", low=1)
     apart: float = setting(0.95, "largest similarity of a prototype to a denser point", low=-1, high=1.01)
-    warm_up: float = setting(1 / 3, "share of the epochs on the given labels only", low=0, high=1)
+    warm_up: float = setting(1 / 3, "fraction of the epochs on the given labels only", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

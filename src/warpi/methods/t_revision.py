@@ -27,7 +27,7 @@ class TRevision(Method):
         L    = 1/B sum_i -beta_i log g_{y_i}                                         T = T^,        then
         L    minimized over theta and Delta T,                                       T = T^ + Delta T
 
-    Phases, as shares of the epochs: cross-entropy up to `warmup`, T^ up to `revise`, then Delta T.
+    Phases, as fractions of the epochs: cross-entropy up to `warmup`, T^ up to `revise`, then Delta T.
 
     Differs from the paper: beta is a constant for theta and a function of Delta T only, because -beta log g_y also
     decreases as g_y goes to 0; rows of T^ + Delta T are normalized to sum to 1; the classifier keeps the recipe's
@@ -40,8 +40,8 @@ class TRevision(Method):
     year = 2019
     for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}  # why: docs/methods/t_revision.md
 
-    warmup: float = setting(0.3, "share of the epochs before T is estimated", low=0, high=1)
-    revise: float = setting(0.6, "share of the epochs after which T is revised")
+    warmup: float = setting(0.3, "fraction of the epochs before T is estimated", low=0, high=1)
+    revise: float = setting(0.6, "fraction of the epochs after which T is revised")
     quantile: float = setting(0.97, "quantile of p(i | x) at the anchor of class i; 1: the maximum", low=0, high=1)
     revision_lr: float = setting(5e-7, "learning rate of the revision of T (Adam)", low=0)
     anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")

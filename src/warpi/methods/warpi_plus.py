@@ -80,19 +80,21 @@ class WarPIPlus(Method):
 
     use_trusted: bool = setting(True, "use the trusted examples, if there are any")
     warm_up: float = setting(15.0, "epochs with cross-entropy on the given labels, at most half of all", low=0)
-    rho: float = setting(0.9, "share of the expected right labels of a class that small loss selects", low=0, high=1)
+    rho: float = setting(0.9, "fraction of the expected right labels of a class that small loss selects", low=0, high=1)
     rho_last: float | None = setting(None, "rho in the last epoch, reached linearly (default: rho)", low=0, high=1)
     agreement: float = setting(0.95, "probability above which a label the teacher predicts is selected", low=0, high=1)
-    beta: float = setting(0.8, "share of the memory of predictions kept per epoch", low=0, high=1)
+    beta: float = setting(0.8, "fraction of the memory of predictions kept per epoch", low=0, high=1)
     align: float = setting(0.5, "exponent of the alignment with the class prior; 0: none", low=0)
     temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened", low=1e-3)
     alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up", low=0)
-    balance: float = setting(0.1, "weight lambda of the penalty on a mean prediction away from the prior", low=0)
+    balance: float = setting(
+        0.1, "weight lambda of the penalty on the difference between mean prediction and prior", low=0
+    )
     trusted_in_loss: bool = setting(True, "train the network on the trusted examples")
     rectifier: bool = setting(False, "correct the posterior by a meta-network V; made results on CIFAR-10 worse")
     meta_lr: float = setting(1e-3, "learning rate of V", low=0)
     virtual_lr: float = setting(0.1, "step size of the virtual step of the last layer", low=0)
-    follow: float = setting(0.99, "share of the mean prediction and of the thresholds kept per step", low=0, high=1)
+    follow: float = setting(0.99, "fraction of the mean prediction and of the thresholds kept per step", low=0, high=1)
 
     @property
     def average_decay(self) -> float:

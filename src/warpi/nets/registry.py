@@ -1,4 +1,4 @@
-"""The networks by name, and `make_net`, which also accepts custom ones."""
+"""The registry of networks, and `make_net`, which builds a registered or custom network."""
 
 import copy
 import warnings
@@ -28,7 +28,7 @@ class NetEntry(NamedTuple):
 
 
 NETS: dict[str, NetEntry] = {
-    "mlp": NetEntry("one hidden layer of 128 with BatchNorm; any input, flattened", MLP),
+    "mlp": NetEntry("one hidden layer of 128 units with BatchNorm; any input (it is flattened)", MLP),
     "conv4": NetEntry("four 3x3 convolutions with pooling, 0.11 M parameters; small images", Conv4),
     "resnet20": NetEntry("CIFAR ResNet-20, 0.27 M parameters; small images", resnet20),
     "resnet32": NetEntry("CIFAR ResNet-32, 0.46 M parameters; small images", resnet32),
@@ -36,7 +36,7 @@ NETS: dict[str, NetEntry] = {
     "preact18": NetEntry("pre-activation ResNet-18, 11.2 M parameters; small images", PreActResNet18),
     "fastnet": NetEntry("whitening and three wide blocks, 10.0 M parameters, fast on a GPU; small images", FastNet),
     "wrn28_10": NetEntry("WRN-28-10, 36.5 M parameters; small images", WideResNet),
-    "resnet50": NetEntry("ResNet-50, 25.6 M parameters; photographs of 32 pixels and more", resnet50),
+    "resnet50": NetEntry("ResNet-50, 25.6 M parameters; photos of at least 32 pixels", resnet50),
 }
 
 
@@ -50,29 +50,31 @@ def make_net(
     global generator; use `warpi.utils.seeding.seeded` for reproducible weights.
 
     `weights` is a `.safetensors`, `.pt` or `.pth` file with the state dict of such a network, or "torchvision" for the
-    ImageNet weights of resnet50. The last layer `fc` keeps its initial values if the file has another number of
-    classes.
+    ImageNet weights of resnet50. The last layer `fc` keeps its initial values if the file has a different
+    number of classes.
     """
     if weights == "torchvision" and net != "resnet50":
-        got = net if isinstance(net, str) else type(net).__name__
-        raise UserError(f"weights 'torchvision' are for the net 'resnet50', got {got!r}; give a weight file instead")
+        name = net if isinstance(net, str) else type(net).__name__
+        raise UserError(
+            f"weights 'torchvision' are only for the net 'resnet50', got {name!r}; give a weight file instead"
+        )
     if isinstance(net, str):
         if net not in NETS:
             raise unknown("net", net, NETS)
-        made = NETS[net].build(shape, n_classes)
+        built = NETS[net].build(shape, n_classes)
     else:
-        made = _build_custom(net, shape, n_classes)
-        _check_output(made, shape, n_classes)
+        built = _build_custom(net, shape, n_classes)
+        _check_output(built, shape, n_classes)
     if weights == "torchvision":
-        load_weights(made, read_torchvision(), "torchvision's resnet50")
+        load_weights(built, read_torchvision(), "torchvision's resnet50")
     elif weights is not None:
-        load_weights(made, read_weights(Path(weights)), str(weights))
-    return made
+        load_weights(built, read_weights(Path(weights)), str(weights))
+    return built
 
 
 def _build_custom(net: nn.Module | NetBuilder, shape: tuple[int, ...], n_classes: int) -> nn.Module:
-    """A copy of the user's module, or the result of the user's function."""
-    what = "a name, an nn.Module or a function (shape, n_classes) -> nn.Module"
+    """Copy the user's module, or call the user's function."""
+    allowed = "a name, an nn.Module or a function (shape, n_classes) -> nn.Module"
     if isinstance(net, nn.Module):
         try:
             return copy.deepcopy(net)
@@ -82,17 +84,17 @@ def _build_custom(net: nn.Module | NetBuilder, shape: tuple[int, ...], n_classes
                 "give a function (shape, n_classes) -> nn.Module instead"
             ) from error
     if not callable(net):
-        raise UserError(f"a network must be {what}, got {type(net).__name__}")
-    made = net(shape, n_classes)
-    if not isinstance(made, nn.Module):
-        raise UserError(f"a network must be {what}; the function gave {type(made).__name__}")
-    return made
+        raise UserError(f"a network must be {allowed}, got {type(net).__name__}")
+    built = net(shape, n_classes)
+    if not isinstance(built, nn.Module):
+        raise UserError(f"a network must be {allowed}; the function returned {type(built).__name__}")
+    return built
 
 
 def _check_output(net: nn.Module, shape: tuple[int, ...], n_classes: int) -> None:
-    """Check that two zero inputs give logits [2, K]. The network is not changed, but lazy layers get their sizes."""
-    like = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
-    x = torch.zeros((2, *shape), dtype=like.dtype, device=like.device)
+    """Check that two zero inputs give logits [2, K]. Only lazy layers are changed: they are initialized."""
+    parameter = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
+    x = torch.zeros((2, *shape), dtype=parameter.dtype, device=parameter.device)
     name = type(net).__name__
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
@@ -109,13 +111,13 @@ def _check_output(net: nn.Module, shape: tuple[int, ...], n_classes: int) -> Non
             module.training = mode
     if isinstance(z, Tensor) and bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all()):
         warnings.warn(
-            f"the outputs of {name} are probabilities (does it end with a Softmax?), logits are expected: it will "
-            "learn badly; remove the Softmax",
+            f"the network {name} returns probabilities (does it end with a Softmax?) instead of logits and will learn "
+            "badly; remove the Softmax",
             stacklevel=2,
         )
     if not isinstance(z, Tensor) or tuple(z.shape) != (2, n_classes):
-        got = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        returned = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         raise UserError(
-            f"the network {name} gave {got} for a batch of shape {tuple(x.shape)}; "
+            f"the network {name} returned {returned} for a batch of shape {tuple(x.shape)}; "
             f"it must return logits of shape (2, {n_classes}), one column per class"
         )

@@ -1,7 +1,7 @@
 """Kinds of label noise. The same word means different things in different papers, so each docstring is exact.
 
 Every function takes labels y [N], the number of classes K, a rate r in 0..1 (or T instead of both) and a generator,
-changes nothing in place and corrupts each row independently of the others (open_set replaces an exact share of the
+changes nothing in place and corrupts each row independently of the others (open_set replaces an exact fraction of the
 rows). Use a CPU generator if label hashes must agree between machines.
 """
 
@@ -34,8 +34,8 @@ class NoisyLabels(NamedTuple):
 def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
     """T = (1 - r) I + r/K 11': with probability r, a label is redrawn from all classes, including the true one.
 
-    The share of wrong labels is r (1 - 1/K). GLC, L2RW, MW-Net and WarPI call this "uniform"; DivideMix's "sym" is the
-    same on average.
+    The fraction of wrong labels is r (1 - 1/K). GLC, L2RW, MW-Net and WarPI call this "uniform"; DivideMix's "sym" is
+    the same on average.
     """
     check_rate("uniform", n_classes, rate)
     return _corrupt(y, (1 - rate) * _eye(n_classes) + rate / n_classes, generator)
@@ -44,7 +44,7 @@ def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> Noi
 def symmetric(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
     """T_ii = 1 - r, T_ij = r / (K - 1): with probability r, a label becomes one of the other classes.
 
-    Excludes the true class, so the share of wrong labels is r. Co-teaching, JoCoR and PLC call this "symmetric".
+    Excludes the true class, so the fraction of wrong labels is r. Co-teaching, JoCoR and PLC call this "symmetric".
     """
     check_rate("symmetric", n_classes, rate, least=2)
     off = rate / (n_classes - 1)
@@ -54,7 +54,7 @@ def symmetric(y: Tensor, n_classes: int, rate: float, generator: Generator) -> N
 def flip(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed: int = 1) -> NoisyLabels:
     """With probability r, class i becomes j(i), one other class; several classes may share a j.
 
-    Excludes the true class, so the share of wrong labels is r. The map is that of the code of GLC, MW-Net and WarPI:
+    Excludes the true class, so the fraction of wrong labels is r. The map is that of the code of GLC, MW-Net and WarPI:
     numpy's legacy generator with seed 1 makes, class by class, one choice among the others in ascending order; for
     K = 10 the map is 6 9 6 0 0 1 8 6 2 4. WarPI's paper calls this "asymmetric".
     """
@@ -65,15 +65,15 @@ def flip(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed:
 def flip2(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed: int = 1) -> NoisyLabels:
     """With probability r/2 each, class i becomes one of two other classes.
 
-    Excludes the true class, so the share of wrong labels is r. The map is drawn as for `flip`, but two classes at once
-    without replacement. This is MW-Net's "flip" noise; it is easier than `flip` at the same rate.
+    Excludes the true class, so the fraction of wrong labels is r. The map is drawn as for `flip`, but two classes at
+    once without replacement. This is MW-Net's "flip" noise; it is easier than `flip` at the same rate.
     """
     check_rate("flip2", n_classes, rate, least=3)
     return _corrupt(y, _to_targets(_class_map(n_classes, 2, map_seed), rate), generator)
 
 
 def pair(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:
-    """With probability r, class i becomes i + 1 mod K, so the share of wrong labels is r. Co-teaching."""
+    """With probability r, class i becomes i + 1 mod K, so the fraction of wrong labels is r. Co-teaching."""
     check_rate("pair", n_classes, rate, least=2)
     return _corrupt(y, _to_targets((torch.arange(n_classes) + 1)[:, None] % n_classes, rate), generator)
 
@@ -89,9 +89,9 @@ def asymmetric(
     """With probability r, a class becomes one that looks like it. Excludes the true class.
 
     CIFAR-10 (recognized by its class names): truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog; the
-    other five stay, so the share of wrong labels is r/2 for balanced classes. With `superclass` [K], as in CIFAR-100:
-    the next class of the same superclass, in circular order of class number. Then the share is r, but a class that is
-    alone in its superclass stays. Forward (Patrini et al.), DivideMix, ELR.
+    other five stay, so the fraction of wrong labels is r/2 for balanced classes. With `superclass` [K], as in
+    CIFAR-100: the next class of the same superclass, in circular order of class index. Then the fraction is r, but a
+    class that is alone in its superclass stays. Forward (Patrini et al.), DivideMix, ELR.
     """
     check_rate("asymmetric", n_classes, rate)
     target = torch.arange(n_classes)
@@ -113,7 +113,7 @@ def hierarchical(
     """With probability r, a label becomes one of the other classes of its superclass, with equal probability.
 
     Excludes the true class, as the code of GLC and MW-Net does: T_ij = r / (n - 1) for the n classes of a superclass.
-    The share of wrong labels is r, but a class that is alone in its superclass stays.
+    The fraction of wrong labels is r, but a class that is alone in its superclass stays.
     """
     check_rate("hierarchical", n_classes, rate)
     if superclass is None:
@@ -128,7 +128,7 @@ def hierarchical(
 def matrix(y: Tensor, T: Tensor, generator: Generator) -> NoisyLabels:
     """Class i becomes j with probability T_ij, for a custom T [K, K] whose rows sum to 1.
 
-    The share of wrong labels is the mean of 1 - T_ii over the examples.
+    The fraction of wrong labels is the mean of 1 - T_ii over the examples.
     """
     return _corrupt(y, T, generator)
 
@@ -146,8 +146,8 @@ def instance(
     """Instance-dependent noise of PTD (Xia et al. 2020, Algorithm 2); `flat` maps rows [n] to their inputs [n, D].
 
     q_i ~ N(r, 0.1^2) truncated to [0, 1]; one W_c ~ N(0, 1) [D, K] per class; row i becomes j != y_i with probability
-    q_i softmax_j(x_i W_{y_i}) over the other classes. Excludes the true class; the share of wrong labels is the mean of
-    q: r for r between 0.2 and 0.8, but 0.13 for r = 0.1 and 0.92 for r = 1. Differs from the paper: r = 0 changes
+    q_i softmax_j(x_i W_{y_i}) over the other classes. Excludes the true class; the fraction of wrong labels is the mean
+    of q: r for r between 0.2 and 0.8, but 0.13 for r = 0.1 and 0.92 for r = 1. Differs from the paper: r = 0 changes
     nothing.
 
     The scale of x determines how sharp the softmax is, and papers differ in it without mention:
@@ -205,8 +205,8 @@ def truncated_normal(n: int, mean: float, generator: Generator, std: float = 0.1
 def open_set(y: Tensor, n_classes: int, rate: float, generator: Generator, n_other: int) -> NoisyLabels:
     """Replace the inputs of round(r N) random rows by those of different random rows of another set of `n_other` rows.
 
-    Labels stay and T = I. The share of rows whose label cannot be right is r, if the other set has none of the classes.
-    The count is exact, as in papers that mix CIFAR with SVHN or ImageNet32.
+    Labels stay and T = I. The fraction of rows whose label cannot be right is r, if the other set has none of the
+    classes. The count is exact, as in papers that mix CIFAR with SVHN or ImageNet32.
     """
     check_rate("open_set", n_classes, rate)
     count = round(rate * len(y))

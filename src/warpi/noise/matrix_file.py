@@ -115,7 +115,7 @@ def _numbers(path: Path, rows: list[list[str]]) -> NDArray[Any]:
         for j, cell in enumerate(row, 1):
             if _number(cell) is None:
                 raise UserError(
-                    f"{path}: row {i} of the matrix, column {j} is {cell!r}, must be a number; write e.g. 0.25 (class "
+                    f"{path}: row {i} of the matrix, column {j} must be a number, got {cell!r}; write e.g. 0.25 (class "
                     "names belong in the first row and the first column)"
                 )
     return np.array(rows, dtype=object).astype(np.float64)
@@ -144,7 +144,9 @@ def _json(path: Path) -> _MatrixFile:
     if names is None:
         return _MatrixFile(T)
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names) or len(names) != len(T):
-        raise UserError(f"{path}: 'classes' must be one name per row of T, got {names!r:.60} for {_size(T)}; {_FORM}")
+        raise UserError(
+            f"{path}: 'classes' must be one name per row of T, got {names!r:.60} for a matrix of {_size(T)}; {_FORM}"
+        )
     names = [str(name) for name in names]
     return _MatrixFile(T, names, names)
 
@@ -152,13 +154,13 @@ def _json(path: Path) -> _MatrixFile:
 def _to_array(path: Path, rows: Any) -> NDArray[Any]:
     """Nested JSON lists as an array."""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise UserError(f"{path}: T is {rows!r:.60}, must be a list of lists; {_FORM}")
+        raise UserError(f"{path}: T must be a list of lists, got {rows!r:.60}; {_FORM}")
     for i, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
             raise UserError(f"{path}: row {i} of T has {len(row)} numbers, the first has {len(rows[0])}; {_FORM}")
         for j, value in enumerate(row, 1):
             if type(value) not in (int, float) or abs(value) > 1e300:
-                raise UserError(f"{path}: row {i} of T, column {j} is {value!r:.60}, must be a number; {_FORM}")
+                raise UserError(f"{path}: row {i} of T, column {j} must be a number, got {value!r:.60}; {_FORM}")
     return np.array(rows, dtype=np.float64)
 
 

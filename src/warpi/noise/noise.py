@@ -1,4 +1,4 @@
-"""Parse label noise, written as `KIND[:ARG][,option=value...]`, and apply it to a data set."""
+"""Parse descriptions of label noise, written as `KIND[:ARG][,option=value...]`, and apply them to a data set."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,38 +28,44 @@ class NoiseEntry:
 NOISES: dict[str, NoiseEntry] = {
     "uniform": NoiseEntry("any class at random, the true one included (WarPI, MW-Net, L2RW, GLC)"),
     "symmetric": NoiseEntry("any other class at random (Co-teaching, JoCoR, PLC)"),
-    "flip": NoiseEntry("one other class per class, drawn once (WarPI)", {"map_seed": 1}),
-    "flip2": NoiseEntry("two other classes per class, half the rate each (MW-Net)", {"map_seed": 1}),
+    "flip": NoiseEntry("a fixed other class for each class (WarPI)", {"map_seed": 1}),
+    "flip2": NoiseEntry(
+        "one of two fixed other classes for each class, with half the rate each (MW-Net)", {"map_seed": 1}
+    ),
     "pair": NoiseEntry("the next class (Co-teaching)"),
     "asymmetric": NoiseEntry("a similar class: CIFAR-10, or data with superclasses (Forward, DivideMix, ELR)"),
     "hierarchical": NoiseEntry("any other class of the same superclass (GLC)"),
     "instance": NoiseEntry("depends on the input (PTD); scale: raw, unit or standard", {"scale": "raw"}),
     "open_set": NoiseEntry("inputs of another data set with labels of this one", {"from": None}),
-    "matrix": NoiseEntry("by a custom transition matrix: matrix:FILE, .npy, .csv or .json (rows: true class)"),
-    "given": NoiseEntry("unchanged labels, or given:NAME (a label set), or given:FILE.json (a noise file)"),
+    "matrix": NoiseEntry("drawn from a transition matrix: matrix:FILE (.npy, .csv or .json, one row per true class)"),
+    "given": NoiseEntry("the labels as they are; or of a label set: given:NAME; or of a noise file: given:FILE.json"),
 }
-# The kinds that need only labels and their own options.
-_SIMPLE: dict[str, Callable[..., NoisyLabels]] = {
+# Kinds that use only the labels, not the inputs or class names.
+_LABEL_ONLY: dict[str, Callable[..., NoisyLabels]] = {
     kind.__name__: kind for kind in (kinds.uniform, kinds.symmetric, kinds.flip, kinds.flip2, kinds.pair)
 }
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Label noise, written as `KIND[:ARG][,option=value...]`. `Noise.parse` makes and checks one."""
+    """Label noise, written as `KIND[:ARG][,option=value...]`. Use `Noise.parse` to create a checked instance."""
 
     kind: str
     rate: float | None = None  # None for `given` and `matrix`
-    source: str | None = None  # `given`: a label set, a noise file *.json, or None for unchanged labels; `matrix`: T
+    source: str | None = (
+        None  # of `given`: a label set, a noise file, or None for unchanged labels; of `matrix`: a file
+    )
     options: tuple[tuple[str, int | str], ...] = ()  # sorted, without options at their defaults
 
     @classmethod
     def parse(cls, text: str) -> "Noise":
-        """`flip:0.4`, `flip:0.4,map_seed=3`, `open_set:0.2,from=cifar100`, `given:random1`, `given:noise.json`, ..."""
+        """Parse e.g. `flip:0.4`, `flip:0.4,map_seed=3`, `open_set:0.2,from=cifar100`, `given:worst`, `given:a.json`."""
         kind, colon, source = (part.strip() for part in text.partition(":"))
         if kind == "given":
             if colon and not source:
-                raise UserError("noise 'given:' needs a label set or a noise file after the colon; or write: given")
+                raise UserError(
+                    "noise 'given:' needs a label set or a noise file after the colon; or write only 'given'"
+                )
             return cls(kind, source=source or None)
         if kind == "matrix":
             if Path(source).suffix.lower() not in SUFFIXES:
@@ -72,7 +78,7 @@ class Noise:
         kind, _, rate = (part.strip() for part in head.partition(":"))
         if kind not in NOISES:
             raise unknown("noise", kind, NOISES)
-        options = _parse_options(kind, settings)  # before the rate, for a better error message
+        options = _parse_options(kind, settings)  # before the rate, because its errors are more specific
         return cls(kind, _parse_rate(kind, rate), options=options)
 
     def __str__(self) -> str:
@@ -88,7 +94,7 @@ class Noise:
 
     @property
     def other_name(self) -> str | None:
-        """The data set from which open-set noise takes inputs, which the caller must load; None if it is not needed."""
+        """Name of the data set from which open-set noise takes inputs; None for other noise. The caller loads it."""
         if self.kind == "given" and self.file:
             noise = read_noise_name(self.file)
             return Noise.parse(noise).other_name if noise.startswith("open_set") else None
@@ -96,46 +102,51 @@ class Noise:
         return None if name is None else str(name)
 
     def apply(self, dataset: Dataset, generator: Generator, other: Dataset | None = None) -> NoisyLabels:
-        """Corrupt the labels of all N rows. `other` is the data set `other_name`."""
+        """Corrupt the labels of all N rows. `other` is the data set named `other_name`."""
         if self.kind == "given":
-            return self._given(dataset, other)
+            return self._read_given_labels(dataset, other)
         if self.kind == "matrix":
             return kinds.matrix(dataset.y, read_matrix(cast(str, self.source), dataset.classes), generator)
         settings: dict[str, Any] = {**NOISES[self.kind].options, **dict(self.options)}
-        draw = (dataset.y, dataset.n_classes, cast(float, self.rate), generator)
+        arguments = (dataset.y, dataset.n_classes, cast(float, self.rate), generator)
         match self.kind:
             case "asymmetric":
-                return kinds.asymmetric(*draw, dataset.classes, dataset.superclass)
+                return kinds.asymmetric(*arguments, dataset.classes, dataset.superclass)
             case "hierarchical":
-                return kinds.hierarchical(*draw, dataset.superclass)
+                return kinds.hierarchical(*arguments, dataset.superclass)
             case "instance":
-                return kinds.instance(
-                    *draw, dataset.examples.flat, max_value=_max_input_value(dataset.examples), **settings
-                )
+                largest = _max_input_value(dataset.examples)
+                return kinds.instance(*arguments, dataset.examples.flat, max_value=largest, **settings)
             case "open_set":
-                return kinds.open_set(*draw, _n_other(dataset, other))
-        return _SIMPLE[self.kind](*draw, **settings)
+                return kinds.open_set(*arguments, _count_other_inputs(dataset, other))
+        return _LABEL_ONLY[self.kind](*arguments, **settings)
 
     def check(self, dataset: Dataset, other: Dataset | None = None) -> None:
-        """Raise an error if a file or label set is missing or not for this data set, without drawing noise."""
+        """Raise an error if a file or label set is missing or does not match the data set, without drawing noise."""
         if self.kind == "given":
-            self._given(dataset, other)
+            self._read_given_labels(dataset, other)
         elif self.kind == "matrix":
             read_matrix(cast(str, self.source), dataset.classes)
 
-    def _given(self, dataset: Dataset, other: Dataset | None) -> NoisyLabels:
+    def _read_given_labels(self, dataset: Dataset, other: Dataset | None) -> NoisyLabels:
         if self.source is None:
             return kinds.given(dataset.y, dataset.n_classes, dataset.clean)
         if self.file is None:
             if not dataset.label_sets:
-                advice = "put the files of CIFAR-N beside its own, or " if dataset.name.startswith("cifar") else ""
-                raise UserError(f"{dataset.name!r} has no label sets; {advice}give a noise file *.json or 'given'")
+                advice = "put the CIFAR-N files next to its files, or " if dataset.name.startswith("cifar") else ""
+                raise UserError(f"{dataset.name!r} has no label sets; {advice}give a noise file *.json or only 'given'")
             if self.source not in dataset.label_sets:
                 raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
             return kinds.given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)
         labels = read_noise_file(self.source, dataset)
-        if labels.replaced is not None and int(labels.replaced.max()) >= (n := _n_other(dataset, other)):
-            raise UserError(f"noise file {self.source}: row {int(labels.replaced.max())} of {n} in the other set")
+        if labels.replaced is not None:
+            last = int(labels.replaced.max())
+            n_other = _count_other_inputs(dataset, other)
+            if last >= n_other:
+                raise UserError(
+                    f"noise file {self.source} uses row {last} of the other data set, which has only {n_other} rows; "
+                    "give the data set that the noise file was made with"
+                )
         return labels
 
 
@@ -143,9 +154,9 @@ def _parse_rate(kind: str, text: str) -> float:
     try:
         rate = float(text)
     except ValueError:
-        raise UserError(f"noise {kind!r} needs a rate, {text!r} is not a number; write e.g. {kind}:0.4") from None
+        raise UserError(f"noise {kind!r} needs a rate, got {text!r}; write e.g. {kind}:0.4") from None
     kinds.check_rate(kind, n_classes=2**31, rate=rate)
-    return rate + 0.0  # -0.0 is 0.0
+    return rate + 0.0  # turns -0.0 into 0.0
 
 
 def _parse_options(kind: str, settings: Iterable[str]) -> tuple[tuple[str, int | str], ...]:
@@ -162,7 +173,7 @@ def _parse_options(kind: str, settings: Iterable[str]) -> tuple[tuple[str, int |
         if name == "scale" and text not in kinds.SCALES:
             raise unknown("scale of instance noise", text, kinds.SCALES)
         if name == "map_seed" and not (text.isascii() and text.isdigit() and int(text) < 2**32):
-            raise UserError(f"noise {kind!r}: map_seed is {text!r}, must be an integer in 0..2**32-1")
+            raise UserError(f"noise {kind!r}: map_seed must be an integer from 0 to 2**32-1, got {text!r}")
         options[name] = int(text) if name == "map_seed" else text
     for name, default in defaults.items():
         if default is None and name not in options:
@@ -170,7 +181,7 @@ def _parse_options(kind: str, settings: Iterable[str]) -> tuple[tuple[str, int |
     return tuple(sorted((name, value) for name, value in options.items() if value != defaults[name]))
 
 
-def _n_other(dataset: Dataset, other: Dataset | None) -> int:
+def _count_other_inputs(dataset: Dataset, other: Dataset | None) -> int:
     if other is None:
         raise UserError("open_set noise needs another data set; name it, e.g. open_set:0.2,from=cifar100")
     if other.name == dataset.name:
@@ -180,5 +191,6 @@ def _n_other(dataset: Dataset, other: Dataset | None) -> int:
 
 def _max_input_value(examples: Examples) -> float | None:
     """255 for images stored as bytes or in files; None for features, which have no bound."""
-    are_bytes = examples.x.dtype == torch.uint8 if isinstance(examples, TensorExamples) else len(examples.shape) == 3
-    return 255.0 if are_bytes else None
+    if isinstance(examples, TensorExamples):
+        return 255.0 if examples.x.dtype == torch.uint8 else None
+    return 255.0 if len(examples.shape) == 3 else None

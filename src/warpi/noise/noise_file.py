@@ -133,7 +133,7 @@ def _load(path: Path | str) -> dict[str, Any]:
         raise UserError(f"noise file {path} is not JSON ({error}); make one with: warpi corrupt") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         stored = content.get("format") if isinstance(content, dict) else None
-        raise UserError(f"noise file {path}: format is {stored!r}, must be {FORMAT!r}")
+        raise UserError(f"noise file {path}: the format must be {FORMAT!r}, got {stored!r}")
     return content
 
 

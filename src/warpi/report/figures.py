@@ -135,7 +135,7 @@ def confusion(some: Sequence[Measured]) -> "Figure | None":
             axes.set_xlabel("rectified prediction" if name == "T_rectified" else "given label")
         for axes, text in zip(grid[row], ("true class", "true class", "predicted class"), strict=True):
             axes.set_ylabel(text)
-        figure.colorbar(image, ax=list(grid[row]), shrink=0.8, label="share of the row")
+        figure.colorbar(image, ax=list(grid[row]), shrink=0.8, label="fraction of the row")
     return figure
 
 
@@ -258,7 +258,7 @@ def sigma(rows: Sequence[Experiment]) -> "Figure | None":
 
 
 def calibration(block: Sequence[Measured]) -> "Figure | None":
-    """Share of right predictions against their probability."""
+    """Fraction of right predictions against their probability."""
     block = [m for m in block if "bin_count" in m.arrays]
     if not block:
         return None
@@ -276,7 +276,7 @@ def calibration(block: Sequence[Measured]) -> "Figure | None":
             label=label,
             clip_on=False,
         )
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="highest probability", ylabel="share that is right")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="highest probability", ylabel="fraction that is right")
     axes.set_title("calibration on the test set", loc="left")
     figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     return figure

@@ -261,7 +261,7 @@ def _audit(audit: Audited) -> dict[str, Any]:
     first, more = _rates(audit)
     return {
         "summary": f"{audit.n_issues:,} of {audit.n:,} labels are probably wrong. "
-        f"Estimated share of wrong labels: {rate:.1f} %, 95 % interval {low:.1f} to {high:.1f}.",
+        f"Estimated fraction of wrong labels: {rate:.1f} %, 95 % interval {low:.1f} to {high:.1f}.",
         "poor": poor,
         "trusted": trusted,
         "suspects": [_suspect(s) for s in audit.suspects],

@@ -50,7 +50,7 @@ class Suspect(NamedTuple):
 
 
 class ClassRate(NamedTuple):
-    """Share of wrong labels in a class."""
+    """Fraction of wrong labels in a class."""
 
     name: str
     n: int

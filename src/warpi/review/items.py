@@ -43,7 +43,7 @@ class Items:
     embed: EmbedFn  # features in which nearest neighbors are searched
     row: Ints  # [n] rows of the data set, most suspicious first
     given: Ints  # [N] given labels
-    suggested: Ints  # [n] class numbers; -1: no suggestion
+    suggested: Ints  # [n] class indices; -1: no suggestion
     wrong_probability: Floats  # [n] probability that the label is wrong; NaN: unknown
     uncertainty: Floats  # [n]
     review_first: NDArray[np.bool_]  # [n] rows to review first

@@ -1,4 +1,4 @@
-"""The part of a task that is stored in a checkpoint: everything except the inputs, plus how to read new ones."""
+"""The part of a task that a checkpoint stores: everything except the inputs, plus how to read new inputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +15,9 @@ from warpi.training.task import Task
 
 
 def pack_task(task: Task, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A task without its inputs, as plain values and tensors; `facts` are those of the run's `spec.json`.
+    """Return a task without its inputs, as plain values and tensors; `facts` are the facts in the run's `spec.json`.
 
-    None if inputs like those of the task cannot be read from files.
+    Returns None if new inputs of this kind cannot be read from files.
     """
     form = task.train.examples.form()
     if form is None:
@@ -33,7 +33,10 @@ def pack_task(task: Task, facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def unpack_task(packed: Any, facts: Mapping[str, Any], device: torch.device, file: object) -> Task:
-    """The task in a checkpoint `file`. Raises a UserError if it is damaged, or if `facts` are those of another run."""
+    """Rebuild the task stored in a checkpoint `file`.
+
+    Raises a UserError if the packed task is damaged, or if `facts` belong to another run.
+    """
     with blame_file(file):
         for name in PACKED_FACTS:
             packed_value = packed["facts"][name]
@@ -42,34 +45,36 @@ def unpack_task(packed: Any, facts: Mapping[str, Any], device: torch.device, fil
                     f"{file} and the spec.json next to it belong to different runs: {name} is {packed_value!r} in the "
                     f"checkpoint and {facts.get(name)!r} in spec.json; put the files of one run together again"
                 )
-        form = examples_from_form(packed["form"]).to(device)
+        template = examples_from_form(packed["form"]).to(device)
         classes = tuple(packed["classes"])
         noise_rate = packed["noise_rate"]
-        splits = {name: _unpack_split(split, form, len(classes)) for name, split in packed["splits"].items()}
+        splits = {name: _unpack_split(split, template, len(classes)) for name, split in packed["splits"].items()}
         counts = {f"n_{name}": len(splits.get(name, ())) for name in ("train", "meta", "val")}
         counts["n_classes"] = len({name for name in classes if isinstance(name, str)})
         if any(packed["facts"][name] != n for name, n in counts.items()) or not isinstance(noise_rate, float | None):
-            raise ValueError(f"{counts}, noise rate {noise_rate}")
+            raise ValueError(f"counts or noise rate do not match the facts: {counts}, noise rate {noise_rate}")
         return Task(splits["train"], splits.get("meta"), splits.get("val"), classes, noise_rate)
 
 
 def _pack_split(split: Split) -> dict[str, Any]:
-    return {"of": len(split.examples), "rows": _smallest_type(split.rows), "y": _smallest_type(split.y)}
+    return {"of": len(split.examples), "rows": _to_smallest_dtype(split.rows), "y": _to_smallest_dtype(split.y)}
 
 
-def _unpack_split(packed: Mapping[str, Any], form: Examples, n_classes: int) -> Split:
-    n = packed["of"]
+def _unpack_split(packed: Mapping[str, Any], template: Examples, n_classes: int) -> Split:
+    n_examples = packed["of"]
     rows = packed["rows"].long()
     y = packed["y"].long()
-    limits = {"rows": (rows, n), "labels": (y, n_classes)}
-    for name, (values, limit) in limits.items():
+    for name, values, limit in (("rows", rows, n_examples), ("labels", y, n_classes)):
         if not is_integer(limit) or values.shape != (len(y),) or not bool(((values >= 0) & (values < limit)).all()):
-            raise ValueError(f"{name} {tuple(values.shape)} are not all in 0..{limit} - 1")
-    return Split(PlaceholderExamples(form, n), rows, y.to(form.device))
+            raise ValueError(f"{name} of shape {tuple(values.shape)} must be {len(y)} integers from 0 to {limit} - 1")
+    return Split(PlaceholderExamples(template, n_examples), rows, y.to(template.device))
 
 
-def _smallest_type(t: Tensor) -> Tensor:
-    """Non-negative integers in the smallest type that holds them."""
-    t = t.cpu()
-    kinds = (torch.uint8, torch.int16, torch.int32)
-    return t.to(next((kind for kind in kinds if not len(t) or int(t.max()) <= torch.iinfo(kind).max), torch.int64))
+def _to_smallest_dtype(values: Tensor) -> Tensor:
+    """Convert non-negative integers to the smallest type that can represent them."""
+    values = values.cpu()
+    largest = int(values.max()) if len(values) else 0
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        if largest <= torch.iinfo(dtype).max:
+            return values.to(dtype)
+    return values.to(torch.int64)

@@ -77,7 +77,7 @@ class RunFolder:
             return None
         if not isinstance(stored, dict) or stored.get("format") != self.form:
             command = _COMMANDS[self.form]
-            raise UserError(f"{file} is not of the format {self.form!r}, which `{command}` writes; {ADVICE}")
+            raise UserError(f"{file} does not have the format {self.form!r} that `{command}` writes; {ADVICE}")
         self.check(stored, file)
         return stored
 

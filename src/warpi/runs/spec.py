@@ -52,8 +52,8 @@ class DataSpec:
         None, "number of trusted examples to hold out from clean data, or to take from the rows marked as trusted"
     )
     meta_data: str | None = setting(None, "second file or folder, with examples whose labels were checked")
-    val: float = setting(0.1, "share of the noisy rows held out for validation")
-    test: float = setting(0.25, "share of the rows held out for testing if the data has no test set")
+    val: float = setting(0.1, "fraction of the noisy rows held out for validation")
+    test: float = setting(0.25, "fraction of the rows held out for testing if the data has no test set")
     limit: int | None = setting(None, "use only this many rows, for a quick try", low=1)
 
     def __post_init__(self) -> None:

@@ -160,7 +160,7 @@ def check_log(log: Log, method: Method) -> None:
         raise UserError(f'{name}.step returned {got}, not a dict of numbers; end it with return {{"loss": loss}}')
     for key, value in log.items():
         if key in ("epoch", "lr", "seconds") or str(key).startswith(("val_", "test_")):
-            raise UserError(f"{name}.step logs {key!r}, which the engine logs itself; choose another name")
+            raise UserError(f"{name}.step logs {key!r}, which the engine also logs; choose another name")
         if not isinstance(value, SupportsFloat) or (isinstance(value, Tensor) and value.numel() != 1):
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UserError(f"{name}.step logs {got} as {key!r}, not one number; average it, or leave it out")

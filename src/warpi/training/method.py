@@ -147,7 +147,7 @@ class Method(ABC):
 
     @property
     def average_decay(self) -> float:
-        """Share of the averaged weights that a step keeps; 0: no weights are averaged."""
+        """Fraction of the averaged weights that a step keeps; 0: no weights are averaged."""
         return self.recipe.average
 
     @torch.no_grad()

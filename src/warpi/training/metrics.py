@@ -10,7 +10,7 @@ from warpi.data.split import Split
 
 
 class Scores(NamedTuple):
-    """In percent, except nll."""
+    """Scores of predictions, in percent except `nll`."""
 
     acc: float
     nll: float
@@ -21,24 +21,25 @@ class Scores(NamedTuple):
 def compute_scores(p: Tensor, y: Tensor, bins: int = 15) -> Scores:
     """Accuracy, negative log-likelihood, expected calibration error and accuracy per class.  p [N, K], y [N]
 
-    ECE = sum_b n_b / N |accuracy_b - confidence_b| over equally wide bins of the highest probability.
+    ECE = sum_b n_b / N |accuracy_b - confidence_b|, where the bins b divide the highest predicted probability into
+    intervals of equal width.
     """
-    confidence, guess = p.double().max(dim=1)
-    hit = (guess == y).double()
+    confidence, predicted = p.double().max(dim=1)
+    correct = (predicted == y).double()
     nll = -p.double().gather(1, y[:, None]).clamp_min(1e-12).log().mean()
-    bin_of = (confidence * bins).ceil().clamp(1, bins).long() - 1
-    gap = torch.zeros(bins, dtype=torch.double, device=p.device).index_add_(0, bin_of, hit - confidence)
+    bin_index = (confidence * bins).ceil().clamp(1, bins).long() - 1
+    gaps = torch.zeros(bins, dtype=torch.double, device=p.device).index_add_(0, bin_index, correct - confidence)
     zeros = torch.zeros(p.shape[1], dtype=torch.double, device=p.device)
-    per_class = zeros.index_add(0, y, hit) / zeros.index_add(0, y, torch.ones_like(hit))
+    per_class = zeros.index_add(0, y, correct) / zeros.index_add(0, y, torch.ones_like(correct))
     return Scores(
-        100 * hit.mean().item(),
+        100 * correct.mean().item(),
         nll.item(),
-        100 * (gap.abs().sum() / len(y)).item(),
+        100 * (gaps.abs().sum() / len(y)).item(),  # gaps[b] = n_b (accuracy_b - confidence_b)
         tuple((100 * per_class).tolist()),
     )
 
 
 def evaluate(predict: Callable[[Tensor], Tensor], split: Split, batch_size: int = 1000) -> Scores:
-    """Scores of `predict` (inputs to probabilities) on a split."""
+    """Compute the scores of a function from inputs to probabilities on a split."""
     p, y = zip(*((predict(batch.x), batch.y) for batch in split.batches(batch_size)), strict=True)
     return compute_scores(torch.cat(p), torch.cat(y))

@@ -38,9 +38,8 @@ def penultimate(net: nn.Module, x: Tensor) -> Tensor:
     features = getattr(net, "features", None)
     if isinstance(features, nn.Module) or not callable(features):  # some torchvision networks have a module "features"
         raise UserError(
-            f"this method looks at features, and the network {type(net).__name__} has no method features(x); "
-            "add one that returns [B, D], choose a net of `warpi list nets`, or a method that needs no features, such "
-            "as warpi"
+            f"this method uses features, but the network {type(net).__name__} has no method features(x); add one that "
+            "returns [B, D], or choose a net of `warpi list nets` or a method that does not use features, such as warpi"
         )
     n = pass_config(net).accumulate if net.training else 1  # the parts of the logits: BatchNorm sees the same sets
     parts = []

@@ -36,13 +36,15 @@ class Recipe:
     weight_decay: float = setting(5e-4, "L2 penalty on the weights of the classifier", low=0)
     schedule: Literal["step", "cosine", "constant"] = setting("step", "how the learning rate changes over the epochs")
     milestones: tuple[float, ...] = setting(
-        (2 / 3, 5 / 6), "shares of the epochs after which the schedule `step` multiplies the rate by --decay", 0, 1
+        (2 / 3, 5 / 6), "fractions of the epochs after which the schedule `step` multiplies the rate by --decay", 0, 1
     )
     decay: float = setting(0.1, "factor of the schedule `step`", low=0)
     lr_warmup: float = setting(0.0, "epochs in which the learning rate rises from 0, step by step", low=0)
     nesterov: bool = setting(False, "use Nesterov momentum")
     decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
-    average: float = setting(0.0, "share of the averaged weights kept per step; they predict; 0: no averaging", 0, 1)
+    average: float = setting(
+        0.0, "decay rate of the averaged weights, which are used to predict; 0: no averaging", 0, 1
+    )
     augment: Literal["weak", "strong"] = setting(
         "weak", "strong: images are also rotated, sheared, recolored and partly covered"
     )
@@ -58,14 +60,16 @@ class Recipe:
     checkpointing: bool = setting(
         False, "save memory: keep activations only between blocks and recompute the others (needs --compile)"
     )
-    accumulate: int = setting(1, "save memory: number of parts in which a batch passes through the network", low=1)
-    meta_every: int = setting(1, "number of steps between two meta steps", low=1)
+    accumulate: int = setting(1, "save memory: number of micro-batches into which a batch is divided", low=1)
+    meta_every: int = setting(1, "do a meta step only every N steps", low=1)
     meta_gradient: Literal["exact", "difference"] = setting(
         "exact", "how the Jacobian-vector product is computed: exactly or as a finite difference"
     )
-    meta_depth: int = setting(0, "number of last children of the network that the virtual step moves; 0: all", low=0)
+    meta_depth: int = setting(
+        0, "number of last child modules of the network that the virtual step updates; 0: all", low=0
+    )
     meta_order: Literal["virtual", "real"] = setting("virtual", "real: the real step also serves as the virtual step")
-    sync_batchnorm: bool = setting(False, "compute BatchNorm statistics over all processes instead of each one's share")
+    sync_batchnorm: bool = setting(False, "compute BatchNorm statistics over all processes, not in each separately")
     seed: int = setting(0, "seed of the training; the seed of the data split is derived from it")
 
     def __post_init__(self) -> None:
@@ -90,7 +94,7 @@ class Recipe:
     def lr_at(self, t: int, beginnings: Sequence[int] = (0,), done: float = 1.0) -> float:
         """Learning rate of epoch t, counted from 0. The schedule starts again in each of the epochs `beginnings`.
 
-        During warm-up it also depends on `done`, the share of the epoch's steps that are done after this one.
+        During warm-up it also depends on `done`, the fraction of the epoch's steps that are done after this one.
         """
         starts = [b for b in sorted({0, *beginnings}) if b < self.epochs]
         first = max(b for b in starts if b <= t)

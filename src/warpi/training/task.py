@@ -89,10 +89,10 @@ def make_task(
     The trusted examples are the first of these that exists: `meta_data`; the trusted set that comes with the data; the
     rows that the data marks as trusted; `meta` rows held out from a data set with known true labels, the same number
     per class. `meta` also limits the first three, class by class; 0 means no trusted examples. `val` is a stratified
-    share of the remaining rows and is corrupted like the training rows. `test` is the share held out if the data has
-    no test set. `limit` uses only that many rows of the data, and of its test set. Noise is drawn for all rows of the
-    data set, so that `warpi corrupt` with the same seed gives the same labels. `other` provides inputs for open-set
-    noise.
+    fraction of the remaining rows and is corrupted like the training rows. `test` is the fraction held out if the data
+    has no test set. `limit` is the largest number of rows to use, of the data and of its test set. Noise is drawn for
+    all rows of the data set, so that `warpi corrupt` with the same seed gives the same labels. `other` provides inputs
+    for open-set noise.
     """
     noise = Noise.parse(noise) if isinstance(noise, str) else noise
     rows = split_rows(dataset, meta=meta, val=val, test=test, limit=limit, seed=seed, meta_data=meta_data)
@@ -122,7 +122,7 @@ def split_rows(
     """Choose the rows of each part at random, stratified by class. See `make_task` for the arguments."""
     for name, share in (("val", val), ("test", test)):
         if not 0 <= share < 1:
-            raise UserError(f"{name} is a share of the rows in [0, 1), got {share}")
+            raise UserError(f"{name} must be a fraction of the rows in [0, 1), got {share}")
     if limit is not None and limit < 1:
         raise UserError(f"limit must be at least 1, got {limit}")
 
@@ -280,7 +280,7 @@ def _balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], rng: Ge
 
 
 def _stratified(rows: Tensor, y: Tensor, share: float, rng: Generator, *, leave: bool = False) -> tuple[Tensor, Tensor]:
-    """Draw the same share of the rows of each class. Returns the drawn and the other rows, in ascending order.
+    """Draw the same fraction of the rows of each class. Returns the drawn and the other rows, in ascending order.
 
     The classes with the largest remainders are rounded up, so that the total is right. With `leave`, a class is not
     rounded up if that would take its last row.

@@ -7,7 +7,7 @@ from warpi.training.method import Method
 
 
 def warmup_epochs(share: float, epochs: int) -> int:
-    """Length of a phase that takes this share of the epochs, at least one epoch."""
+    """Length of a phase that takes this fraction of the epochs, at least one epoch."""
     return max(1, round(share * epochs))
 
 
