@@ -411,7 +411,7 @@ def test_mismatched_human_labels(tmp_path: Path) -> None:
         ({"worse_label": y[:-1]}, "19 labels under 'worse_label' for 20 images"),
         ({"worse_label": y + 5}, "label set 'worst' of cifar10: row 5 has label 10"),
         ({"worse_label": y / 2}, "'worse_label' is not a list of integers"),
-        ({"noisy_label": y}, "has no labels for cifar10"),
+        ({"noisy_label": y}, "has no cifar10 labels"),
         ([y], "contains a list, not a dict"),
     ):
         torch.save(saved, file)

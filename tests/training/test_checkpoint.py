@@ -321,7 +321,7 @@ class TestDamage:
     def test_a_foreign_file(self, file: Path) -> None:
         safetensors.torch.save_file({"w": torch.ones(2)}, file)
         with pytest.raises(
-            UserError, match="not a checkpoint of this version: its format is None, expected 'warpi-checkpoint/1'"
+            UserError, match="not a checkpoint of this version: got None, expected 'warpi-checkpoint/1'"
         ):
             checkpoint.load(file)
         safetensors.torch.save_file({"w": torch.ones(2)}, file, {"format": checkpoint.FORMAT})

@@ -51,10 +51,8 @@ def audit(
     _check_arguments(folds, rows, threshold)
     if isinstance(run, Path | str):
         run = reopen(run, device, custom)
-    if isinstance(run, Method):
-        method, path = run, None
-    else:
-        method, path = run.method, run.path
+    method = run if isinstance(run, Method) else run.method
+    path = None if isinstance(run, Method) else run.path
     if not hasattr(method, "task"):
         raise UserError("this method has not been trained; train it first, or give a run folder")
     if rows is None:
@@ -259,15 +257,13 @@ def _warn(method: Method, facts: Mapping[str, Any], can_check: bool, trusted_lef
     """Log a warning for each reason not to trust the audit."""
     if method.trusts_given_labels:
         log.warning(
-            "%s fits wrong labels like right ones, so its audit misses them; audit a run of warpi instead",
+            "%s fits wrong labels like right ones, so its audit misses them; audit a warpi run",
             facts["method"],
         )
     if facts["folds"] and facts["n_trusted"] and not can_check:
         log.warning("a class has only one trusted row, which is never left out, so the error rates cannot be checked")
     elif not trusted_left_out:
-        log.warning(
-            "the trusted rows were used for training, so the error rates cannot be checked with them; use --folds 5"
-        )
+        log.warning("the trusted rows were used for training and cannot check the error rates; use --folds 5")
     accuracy = facts["trusted_accuracy"]
     if accuracy is not None and accuracy < _LOW_ACCURACY:
         log.warning("only %.0f %% of the trusted rows are predicted correctly; the audit is unreliable", 100 * accuracy)

@@ -206,9 +206,7 @@ def _human_labels(kind: _Kind, root: Path, y: Tensor) -> dict[str, Tensor]:
         arrays = _read_npz(path) if path.suffix == ".npz" else _read_torch_file(path)
         keys = [key for key in arrays if key in names]  # the others are e.g. superclass labels
         if not keys:
-            raise UserError(f"{path} has no labels for {kind.name}: got {sorted(map(str, arrays))}, not {sorted(names)}")
-                f"{path} has no labels for {kind.name}; got {sorted(arrays)}, expected one of {sorted(names)}"
-            )
+            raise UserError(f"{path} has no {kind.name} labels: got {sorted(map(str, arrays))}, not {sorted(names)}")
         for key in keys:
             name = names[key]
             labels = torch.from_numpy(_check_labels(arrays[key], f"{path}: {key!r}"))

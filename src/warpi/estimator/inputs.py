@@ -204,9 +204,7 @@ def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDAr
     try:
         numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64)
     except (TypeError, ValueError) as e:
-        raise UserError(
-            f"column {name!r} of X was numeric when the classifier was fitted, now it is {column.dtype}"
-        ) from e
+        raise UserError(f"column {name!r} of X was numeric when fitting, but is {column.dtype} now") from e
     _refuse_huge(numbers, f"column {name!r}, ")
     return numbers
 

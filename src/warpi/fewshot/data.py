@@ -215,9 +215,7 @@ def omniglot(root: Path | None = None) -> FewShotData:
         names = [f"{a}/character{i:02d}" for a, (low, high) in part.items() for i in range(low, high + 1)]
         missing = [name for name in names if not (folder / name).is_dir()]
         if missing:
-            raise UserError(
-                f"{folder} has no folder {missing[0]!r} ({len(missing)} are missing); unpack the archive again"
-            )
+            raise UserError(f"{folder} has no folder {missing[0]!r} ({len(missing)} are missing); unpack it again")
         files = [_images_in(folder / name) for name in names]
         flat = iter(_parallel(_drawing, [file for group in files for file in group]))
         stacks = {n: np.stack([next(flat) for _ in group]) for n, group in zip(names, files, strict=True)}

@@ -37,9 +37,7 @@ class CoTeaching(Method):
     needs_noise_rate = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5}  # an MLP learns a table in one of 30 epochs
 
-    forget_rate: float | None = setting(
-        None, "fraction tau of examples to drop (default: the noise rate)", low=0, high=1
-    )
+    forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     gradual: float = setting(10.0, "epochs T_k in which the fraction dropped rises to tau, at most half of all", low=0)
     exponent: float = setting(1.0, "exponent c of that rise; 1 is linear", low=0)
 

@@ -39,9 +39,7 @@ class CoTeachingPlus(Method):
     needs_noise_rate = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 1.5, "warm_up": 3.0}
 
-    forget_rate: float | None = setting(
-        None, "fraction tau of examples to drop (default: the noise rate)", low=0, high=1
-    )
+    forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     gradual: float = setting(10.0, "epochs T_k in which the fraction dropped rises to tau, at most half of all", low=0)
     warm_up: float = setting(20.0, "epochs of plain Co-teaching, at most half of all epochs", low=0)
 

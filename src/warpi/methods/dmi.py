@@ -40,9 +40,7 @@ class DMI(Method):
     year = 2019
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}  # why: docs/methods/dmi.md
 
-    warmup: float = setting(
-        0.7, "fraction of the epochs with cross-entropy, before the determinant loss", low=0, high=1
-    )
+    warmup: float = setting(0.7, "fraction of the epochs before the determinant loss is used", low=0, high=1)
     rate: float = setting(0.1, "factor of the determinant loss", low=0)
     epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm", low=1e-30)
 
@@ -79,9 +77,7 @@ class DMINS(Method):
     year = 2021
     for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}
 
-    warmup: float = setting(
-        0.7, "fraction of the teacher's and of the student's epochs with cross-entropy", low=0, high=1
-    )
+    warmup: float = setting(0.7, "fraction of the epochs of teacher and student with cross-entropy", low=0, high=1)
     rate: float = setting(0.1, "factor of the determinant loss", low=0)
     epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm", low=1e-30)
     teaching: float = setting(0.5, "fraction of the epochs that train the teacher", low=0, high=1)

@@ -41,12 +41,8 @@ class JoCoR(Method):
     needs_noise_rate = True
     for_tables: ClassVar[dict[str, Any]] = {"gradual": 10.0}
 
-    forget_rate: float | None = setting(
-        None, "fraction tau of examples to drop (default: the noise rate)", low=0, high=1
-    )
-    gradual: float = setting(
-        10.0, "epochs T_k in which the fraction dropped and lambda rise, at most half of all", low=0
-    )
+    forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
+    gradual: float = setting(10.0, "epochs T_k in which drop rate and lambda rise, at most half of all", low=0)
     agreement: float = setting(0.9, "weight lambda of the agreement; the labels get 1 - lambda", low=0, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:

@@ -43,9 +43,7 @@ class LossCorrection(Method):
     year = 2017
 
     direction: Literal["forward", "backward"] = setting("forward", "correct predictions or losses")
-    warmup: float = setting(
-        0.3, "fraction of the epochs that train the network from which T is estimated", low=0, high=1
-    )
+    warmup: float = setting(0.3, "fraction of the epochs before T is estimated", low=0, high=1)
     quantile: float = setting(0.97, "quantile of p(i | x) at the anchor of class i; 1: the maximum", low=0, high=1)
     matrix: tuple[float, ...] | str | None = setting(None, "T, row by row, or a file with it (default: estimated)")
 

@@ -45,9 +45,7 @@ class MLCWang(Method):
     needs_meta = True
     for_tables: ClassVar[dict[str, Any]] = {"matrix_lr": 30.0}  # why: docs/methods/mlc_wang.md
 
-    warm_up: float = setting(
-        3 / 8, "fraction of the epochs with cross-entropy, before the matrix is used", low=0, high=1
-    )
+    warm_up: float = setting(3 / 8, "fraction of the epochs before the matrix is used", low=0, high=1)
     virtual_lr: float = setting(1e-3, "learning rate of the virtual step, on the loss summed over the batch", low=0)
     matrix_lr: float = setting(0.11, "learning rate eta of the matrix", low=0)
 

@@ -146,5 +146,5 @@ def explain_unknown_setting(what: str, method: str, *settings: str) -> UserError
         return None
     listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
     return UserError(
-        f"unknown {what}: method {method} has no such setting; leave it out, or choose a method that has it: {listed}"
+        f"unknown {what}: {method} has no such setting; leave it out, or choose a method with it: {listed}"
     )

@@ -35,9 +35,7 @@ class SELFIE(Method):
     year = 2019
     needs_noise_rate = True
 
-    forget_rate: float | None = setting(
-        None, "fraction tau of examples to drop (default: the noise rate)", low=0, high=1
-    )
+    forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     unsure: float = setting(0.05, "largest normalized entropy of consistent past predictions", low=0, high=1)
     history: float = setting(0.15, "number q of past predictions kept, as a fraction of the epochs", low=0, high=1)
     warm_up: float = setting(0.25, "fraction of the epochs with cross-entropy on all examples", low=0, high=1)

@@ -87,9 +87,7 @@ class WarPIPlus(Method):
     align: float = setting(0.5, "exponent of the alignment with the class prior; 0: none", low=0)
     temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened", low=1e-3)
     alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up", low=0)
-    balance: float = setting(
-        0.1, "weight lambda of the penalty on the difference between mean prediction and prior", low=0
-    )
+    balance: float = setting(0.1, "weight lambda of the penalty on mean predictions that differ from the prior", low=0)
     trusted_in_loss: bool = setting(True, "train the network on the trusted examples")
     rectifier: bool = setting(False, "correct the posterior by a meta-network V; made results on CIFAR-10 worse")
     meta_lr: float = setting(1e-3, "learning rate of V", low=0)

@@ -144,9 +144,7 @@ def _json(path: Path) -> _MatrixFile:
     if names is None:
         return _MatrixFile(T)
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names) or len(names) != len(T):
-        raise UserError(
-            f"{path}: 'classes' must be one name per row of T, got {names!r:.60} for a matrix of {_size(T)}; {_FORM}"
-        )
+        raise UserError(f"{path}: 'classes' must be one name per row of T, got {names!r:.60}, T is {_size(T)}; {_FORM}")
     names = [str(name) for name in names]
     return _MatrixFile(T, names, names)
 

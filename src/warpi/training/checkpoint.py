@@ -98,9 +98,7 @@ def unpack(path: Path, form: str, advice: str, device: torch.device | str = "cpu
     except (safetensors.SafetensorError, OSError) as e:
         raise UserError(f"{path} is not a complete {what} ({e}); {advice}") from e
     if header.get("format") != form:
-        raise UserError(
-            f"{path} is not a {what} of this version: its format is {header.get('format')!r}, expected {form!r}"
-        )
+        raise UserError(f"{path} is not a {what} of this version: got {header.get('format')!r}, expected {form!r}")
     tree = header.get("state", "")
     if header.get("sha256") != _digest(tree, tensors):
         raise UserError(f"{path} is damaged: checksum mismatch; {advice}")

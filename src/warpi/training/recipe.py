@@ -42,9 +42,7 @@ class Recipe:
     lr_warmup: float = setting(0.0, "epochs in which the learning rate rises from 0, step by step", low=0)
     nesterov: bool = setting(False, "use Nesterov momentum")
     decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
-    average: float = setting(
-        0.0, "decay rate of the averaged weights, which are used to predict; 0: no averaging", 0, 1
-    )
+    average: float = setting(0.0, "decay rate of the averaged weights, which predict; 0: no averaging", 0, 1)
     augment: Literal["weak", "strong"] = setting(
         "weak", "strong: images are also rotated, sheared, recolored and partly covered"
     )
@@ -65,9 +63,7 @@ class Recipe:
     meta_gradient: Literal["exact", "difference"] = setting(
         "exact", "how the Jacobian-vector product is computed: exactly or as a finite difference"
     )
-    meta_depth: int = setting(
-        0, "number of last child modules of the network that the virtual step updates; 0: all", low=0
-    )
+    meta_depth: int = setting(0, "number of last child modules that the virtual step updates; 0: all", low=0)
     meta_order: Literal["virtual", "real"] = setting("virtual", "real: the real step also serves as the virtual step")
     sync_batchnorm: bool = setting(False, "compute BatchNorm statistics over all processes, not in each separately")
     seed: int = setting(0, "seed of the training; the seed of the data split is derived from it")
