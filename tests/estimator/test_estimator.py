@@ -611,7 +611,7 @@ def test_pseudo_trusted_rows_are_chosen_out_of_fold(tiny: tuple[Task, Truth]) ->
         ({"method": "warpy"}, {}, "unknown method 'warpy'; did you mean 'warpi'"),
         ({"settings": {"lrr": 1}}, {}, "unknown setting 'lrr'; did you mean 'lr'"),
         ({"settings": {"seed": 1}}, {}, "unknown setting 'seed'"),
-        ({"settings": {"meta_lr": 1}}, {}, "unknown setting 'meta_lr': method ce has no such .* one of .*warpi"),
+        ({"settings": {"meta_lr": 1}}, {}, "unknown setting 'meta_lr': ce has no such .* method with it: .*warpi"),
         ({"net": "resnet"}, {}, "unknown net 'resnet'"),
         ({"epochs": 0}, {}, "epochs must be at least 1"),
         ({"batch_size": 1}, {}, "batches of 1 example"),

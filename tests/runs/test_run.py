@@ -217,7 +217,7 @@ class TestRefusals:
         with pytest.raises(UserError, match="unknown setting 'sample'; did you mean 'samples'"):
             prepare(RunSpec.from_settings("warpi", **SMALL, sample=3))
         with pytest.raises(
-            UserError, match=r"unknown setting 'samples': method ce has no such setting; .*one of .*warpi"
+            UserError, match=r"unknown setting 'samples': ce has no such setting; .*method with it: .*warpi"
         ):
             prepare(RunSpec.from_settings("ce", **SMALL, samples=3))
         with pytest.raises(UserError, match="unknown method 'wrapi'; did you mean 'warpi'"):
