@@ -453,7 +453,7 @@ ERRORS = {
     "arguments, or not from its fields (A.__init__() missing 1 required positional argument: 'q'); make it a",
     f"@dataclass\nclass A(Method):\n    q: int = field(default=1, init=False)\n{STEP}METHODS = {{'a': A()}}": "A "
     "cannot be created without arguments, or not from its fields (",
-    "class A(CE):\n    q: float = 1.0\nMETHODS = {'a': A()}": "'q' of A is not a field; write @dataclass above the",
+    "class A(CE):\n    q: float = 1.0\nMETHODS = {'a': A()}": "'q' of A is not a field; put @dataclass above the",
     "@dataclass\nclass A(CE):\n    no_compile: bool = True\nMETHODS = {'a': A()}": "two fields of a run would be the",
     "@dataclass\nclass A(CE):\n    lr: float = 1.0\nMETHODS = {'a': A()}": "A has a field 'lr', which is a setting of",
     "@dataclass\nclass A(CE):\n    device: str = 'x'\nMETHODS = {'a': A()}": "A has a field 'device', which is",

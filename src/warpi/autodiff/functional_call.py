@@ -8,17 +8,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+Tensors = dict[str, Tensor]
+"""Parameters, buffers or directions by name."""
 
-def trainable_parameters(net: nn.Module) -> dict[str, Tensor]:
+
+def trainable_parameters(net: nn.Module) -> Tensors:
     return {name: p for name, p in net.named_parameters() if p.requires_grad}
 
 
-def detach_trainable(net: nn.Module, *, copy: bool) -> dict[str, Tensor]:
+def detach_trainable(net: nn.Module, *, copy: bool) -> Tensors:
     """The trainable parameters without their graph. They share memory with the network unless `copy`."""
     return {name: p.detach().clone() if copy else p.detach() for name, p in trainable_parameters(net).items()}
 
 
-def fixed_tensors(net: nn.Module) -> dict[str, Tensor]:
+def fixed_tensors(net: nn.Module) -> Tensors:
     """Frozen parameters and buffers."""
     frozen = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
     return {**frozen, **dict(net.named_buffers())}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from warpi.autodiff.functional_call import Tensors
 from warpi.autodiff.graphs import fuse_graph
 from warpi.autodiff.passes import images_to_channels_last, pass_config
 
@@ -62,7 +63,7 @@ def _call(net: nn.Module, x: Tensor, features: bool, tensors: Mapping[str, Tenso
     return z
 
 
-def _trace(net: nn.Module, x: Tensor, features: bool, tensors: dict[str, Tensor]) -> Callable[..., Sequence[Tensor]]:
+def _trace(net: nn.Module, x: Tensor, features: bool, tensors: Tensors) -> Callable[..., Sequence[Tensor]]:
     def outputs(x: Tensor, *values: Tensor) -> list[Tensor]:
         return [_call(net, x, features, dict(zip(tensors, values, strict=True)))]
 

@@ -28,6 +28,7 @@ from torch.func import functional_call, jvp
 from warpi.autodiff.batchnorm import forward_rules
 from warpi.autodiff.checked_trace import checked_trace
 from warpi.autodiff.functional_call import (
+    Tensors,
     call_with,
     detach_trainable,
     fill_missing,
@@ -133,9 +134,7 @@ def moved_names(net: nn.Module) -> list[str]:
     last = tuple(f"{name}." for name in children[-depth:])
     moved = [name for name in names if name.startswith(last)]
     if not moved:
-        raise UserError(
-            f"the last {depth} children of {type(net).__name__} have no weights to train; use --meta-depth 0"
-        )
+        raise UserError(f"the last {depth} children of {type(net).__name__} have no weights; use --meta-depth 0")
     return moved
 
 
@@ -146,7 +145,7 @@ class Pass(ABC):
     """A forward pass at theta with repeatable vector-Jacobian and Jacobian-vector products."""
 
     net: nn.Module
-    theta: dict[str, Tensor]  # trainable parameters of this pass
+    theta: Tensors  # trainable parameters of this pass
     z: Tensor  # [B, K] logits
 
     @abstractmethod
@@ -185,13 +184,13 @@ def forward_at(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Pass:
     return _run_pass(net, images_to_channels_last(net, x), {name: p.detach() for name, p in theta.items()}, False)
 
 
-def _run_pass(net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> Pass:
+def _run_pass(net: nn.Module, x: Tensor, theta: Tensors | None, snapshot: bool) -> Pass:
     if pass_config(net).accumulate > 1:
         return _MicroBatches(net, x, theta, snapshot)
     return _run_whole(net, x, theta, snapshot)
 
 
-def _run_whole(net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> Pass:
+def _run_whole(net: nn.Module, x: Tensor, theta: Tensors | None, snapshot: bool) -> Pass:
     passes = _find_trace(net, x) if pass_config(net).compile else None
     if passes is not None:
         return _Traced(net, x, theta, snapshot, passes)
@@ -215,9 +214,7 @@ class _Logits(torch.autograd.Function):
 class _Traced(Pass):
     """A pass that runs the graphs of a trace."""
 
-    def __init__(
-        self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool, passes: Passes
-    ) -> None:
+    def __init__(self, net: nn.Module, x: Tensor, theta: Tensors | None, snapshot: bool, passes: Passes) -> None:
         self.net = net
         self.x = x
         self.theta = detach_trainable(net, copy=snapshot) if theta is None else theta
@@ -240,7 +237,7 @@ class _Traced(Pass):
 class _Eager(Pass):
     """A pass that torch runs operator by operator. Works for any network."""
 
-    def __init__(self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> None:
+    def __init__(self, net: nn.Module, x: Tensor, theta: Tensors | None, snapshot: bool) -> None:
         self.net = net
         self.x = x
         self.theta = detach_trainable(net, copy=snapshot) if theta is None else theta
@@ -290,7 +287,7 @@ class _Eager(Pass):
         product: Tensor = jg
         return product
 
-    def _repeat(self, theta: dict[str, Tensor]) -> Tensor:
+    def _repeat(self, theta: Tensors) -> Tensor:
         with replay_rng(self.rng_state, self.x.device), plain_kernels(self.net), _plain_call():
             return call_with(self.net, theta, self.x)
 
@@ -328,7 +325,7 @@ def cut_batch(x: Tensor, n: int) -> tuple[Tensor, ...]:
 class _MicroBatches(Pass):
     """Runs micro-batches one by one without storing activations; products repeat each. BatchNorm sees micro-batches."""
 
-    def __init__(self, net: nn.Module, x: Tensor, theta: dict[str, Tensor] | None, snapshot: bool) -> None:
+    def __init__(self, net: nn.Module, x: Tensor, theta: Tensors | None, snapshot: bool) -> None:
         self.net = net
         self.theta = detach_trainable(net, copy=snapshot) if theta is None else theta
         self.parts: list[tuple[Tensor, Tensor | None]] = []  # inputs, and the random state if the network draws
@@ -388,7 +385,7 @@ def _find_trace(net: nn.Module, x: Tensor) -> Passes | None:
     return traces[key]
 
 
-def _difference(done: Pass, g: Mapping[str, Tensor], logits: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+def _difference(done: Pass, g: Mapping[str, Tensor], logits: Callable[[Tensors], Tensor]) -> Tensor:
     """J g = (F(theta + e g) - F(theta)) / e, with e such that the parameters move by 0.01 in total."""
     length = torch.stack(torch._foreach_norm(list(g.values()))).norm()
     e = 0.01 / length.clamp_min(1e-12)

@@ -26,7 +26,7 @@ from torch.func import functional_call, jvp, vjp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from warpi.autodiff.batchnorm import forward_rules
-from warpi.autodiff.functional_call import detach_trainable, fixed_tensors
+from warpi.autodiff.functional_call import Tensors, detach_trainable, fixed_tensors
 from warpi.autodiff.graphs import Passes, cut_trace
 from warpi.autodiff.replay_rng import get_python_rng_state
 from warpi.errors import first_line
@@ -49,21 +49,19 @@ def trace(net: nn.Module, x: Tensor, n_classes: int, moved: Sequence[str], lean:
 
 
 def trace_whole(
-    net: nn.Module, x: Tensor, theta: dict[str, Tensor], fixed: dict[str, Tensor], n_classes: int, moved: Sequence[str]
+    net: nn.Module, x: Tensor, theta: Tensors, fixed: Tensors, n_classes: int, moved: Sequence[str]
 ) -> fx.GraphModule:
     """One graph from (x, theta, fixed, u, g) to [z, new fixed tensors, J^T u, J g]."""
     buffers = dict(net.named_buffers())
 
-    def everything(
-        x: Tensor, theta: dict[str, Tensor], fixed: dict[str, Tensor], u: Tensor, g: dict[str, Tensor]
-    ) -> Any:
-        def run(some: dict[str, Tensor], rest: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def everything(x: Tensor, theta: Tensors, fixed: Tensors, u: Tensor, g: Tensors) -> Any:
+        def run(some: Tensors, rest: Tensors) -> tuple[Tensor, Tensors]:
             new_fixed = {name: t.clone() if name in buffers else t for name, t in fixed.items()}
             with forward_rules():
                 z = functional_call(net, ({**rest, **some}, new_fixed), (x,))
             return z, new_fixed
 
-        def with_product(theta: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+        def with_product(theta: Tensors) -> tuple[Tensor, tuple[Tensor, Tensors]]:
             some = {name: theta[name] for name in moved}
             rest = {name: p for name, p in theta.items() if name not in some}
             z, jg, new_fixed = jvp(lambda p: run(p, rest), (some,), (g,), has_aux=True)  # type: ignore[misc]

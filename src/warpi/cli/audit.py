@@ -19,7 +19,7 @@ _HANDLER = logging.StreamHandler()
 
 
 def audit(argv: list[str]) -> None:
-    parser = Parser(prog="warpi audit", description="Find the labels of a run's data that are probably wrong.")
+    parser = Parser("warpi audit", "Find the labels of a run's data that are probably wrong.")
     parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder; the audit is also stored there")
     parser.add_output("--csv", "write a table with one line per example")
     parser.add_output("--parquet", "write the same table as parquet")
@@ -80,8 +80,8 @@ def _print_audit(audit: "Audit") -> None:
 
 def pick(argv: list[str]) -> None:
     parser = Parser(
-        prog="warpi pick",
-        description="Choose the examples that a person should check first, or estimate the noise rate from a list "
+        "warpi pick",
+        "Choose the examples that a person should check first, or estimate the noise rate from a list "
         "that a person has checked.",
     )
     parser.add_argument("n", type=int, nargs="?", metavar="N", help="number of rows to pick")
@@ -103,9 +103,7 @@ def pick(argv: list[str]) -> None:
     settings = {name: given[name] for name in READ if name in given}
     if given["estimate"]:
         if given["n"] is not None or given["csv"]:
-            raise UserError(
-                "--estimate reads a checked list; to make a new list, leave it out and give N and --csv FILE"
-            )
+            raise UserError("--estimate reads a checked list; for a new one, leave it out and give N and --csv FILE")
         _estimate(given, settings)
         return
     for name in ("picked", "export_trusted", "unbalanced", "json"):

@@ -11,9 +11,7 @@ def corrupt(argv: list[str]) -> None:
     from warpi.runs.spec import NOT_READ, DataSpec, load
     from warpi.utils.seeding import generator
 
-    parser = Parser(
-        prog="warpi corrupt", description="Draw label noise and write the labels to a file for `warpi fit --labels`."
-    )
+    parser = Parser("warpi corrupt", "Draw label noise and write the labels to a file for `warpi fit --labels`.")
     parser.add("--out FILE", "label file to write (.json)", Path, required=True)
     parser.add("--seed N", "random seed; draws the same noise as `warpi fit --seed`", int, 0)
     add_fields(parser, "data", DataSpec, NOT_READ)

@@ -67,7 +67,7 @@ def fit(argv: list[str]) -> None:
         raise unknown("learner", name, LEARNERS)
 
     about = "Train a learner on tasks of a data set and write a run folder. Learners: " + ", ".join(LEARNERS)
-    parser = Parser(prog="warpi fewshot fit", description=about)
+    parser = Parser("warpi fewshot fit", about)
     parser.start_group("run")
     parser.add("--out DIR", "run folder to write or resume", Path, required=True)
     parser.add("--data NAME", f"data set: {', '.join(FEWSHOT)} (default: sines)")
@@ -98,7 +98,7 @@ def fit(argv: list[str]) -> None:
 
 def evaluate(argv: list[str]) -> None:
     about = "Evaluate runs on the same new tasks. For several runs, also print their differences to the first one."
-    parser = Parser(prog="warpi fewshot evaluate", description=about)
+    parser = Parser("warpi fewshot evaluate", about)
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders written by warpi fewshot fit")
     parser.add("--tasks N", "number of tasks (default: 1000)", int, 1000)
     parser.add("--ways N,...", "classes per task, if other than in training", _numbers)
@@ -143,7 +143,7 @@ def evaluate(argv: list[str]) -> None:
 
 
 def plot(argv: list[str]) -> None:
-    parser = Parser(prog="warpi fewshot plot", description="Draw figures of runs.")
+    parser = Parser("warpi fewshot plot", "Draw figures of runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders; or a .json file of rows")
     parser.add("--out FILE", "the figure to write (.png or .svg)", Path, required=True)
     parser.add(

@@ -56,7 +56,7 @@ def figures(argv: list[str]) -> None:
 
 
 def _read_flags(argv: list[str]) -> dict[str, Any]:
-    parser = Parser(prog="warpi figures", description="Draw the figures of the paper, and what V has learned.")
+    parser = Parser("warpi figures", "Draw the figures of the paper, and what V has learned.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
     parser.add("--out DIR", "write the figures as PNG and SVG, and figures.json", Path)
     parser.add("--only A,B,...", "some of: losses, confusion, samples, stability, rectifier, sigma, calibration")

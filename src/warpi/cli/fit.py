@@ -137,8 +137,8 @@ def _make_parser(method: str) -> Parser:
         return explain_unknown_setting(f"flag {flag!r}", method, field, field.removeprefix("no_"))
 
     parser = Parser(
-        prog="warpi fit",
-        description="Train a classifier that is robust to wrong labels, and write a run folder.",
+        "warpi fit",
+        "Train a classifier that is robust to wrong labels, and write a run folder.",
         help_flag="--help-all",
         explain=explain,
     )

@@ -12,7 +12,7 @@ from warpi.utils.flags import Parser
 
 
 def list_names(argv: list[str]) -> None:
-    parser = Parser(prog="warpi list", description="List the names that flags accept, with a summary of each.")
+    parser = Parser("warpi list", "List the names that flags accept, with a summary of each.")
     parser.add_argument("what", metavar="|".join(_TABLES), help="the table to print")
     parser.add("--json", "print JSON with all columns")
     given = parser.read(argv)

@@ -14,9 +14,7 @@ def report(argv: list[str]) -> None:
     from warpi.report.table import screen, to_rich
     from warpi.report.write import write_report
 
-    parser = Parser(
-        prog="warpi report", description="Print a table of one or many runs. With --out, also write a page about them."
-    )
+    parser = Parser("warpi report", "Print a table of one or many runs. With --out, also write a page about them.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
     parser.add("--against NAME", "show differences to this method or label, paired by seed")
     parser.add("--json FILE", "write the rows of the table as JSON", Path)

@@ -22,8 +22,8 @@ def review(argv: list[str]) -> None:
     from warpi.runs.spec import NOT_READ, READ, DataSpec
 
     parser = Parser(
-        prog="warpi review",
-        description="Open a page in the browser where a person decides which labels are right. A run is audited first "
+        "warpi review",
+        "Open a page in the browser where a person decides which labels are right. A run is audited first "
         "if it has no audit. With --export or --export-trusted no page is opened; the decisions so far are written.",
     )
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run folder; or give --data")

@@ -8,13 +8,11 @@ from warpi.utils.flags import Parser
 
 
 def sweep(argv: list[str]) -> None:
-    parser = Parser(prog="warpi sweep", description="Run all unfinished runs described in a file, then compare them.")
+    parser = Parser("warpi sweep", "Run all unfinished runs described in a file, then compare them.")
     parser.add_argument("file", type=Path, metavar="FILE", help="TOML file that describes the runs; see docs/sweep.md")
     parser.add("--out DIR", "folder for the run folders (default: set in FILE)", Path)
     parser.add("--device auto|cpu|cuda:0,cuda:1", "devices to train on", default="auto")
-    parser.add(
-        "--per-gpu auto|N", "processes per GPU, one run each; auto: 3 if NVIDIA MPS is running, else 1", default="auto"
-    )
+    parser.add("--per-gpu auto|N", "processes per GPU, one run each; auto: 3 with NVIDIA MPS, else 1", default="auto")
     parser.add("--jobs N", "processes per device (default on a CPU: one per core, at most 8)", int)
     parser.add("--root DIR", "folder with the files of a built-in data set", Path)
     parser.add_argument(

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+Facts = Mapping[str, Any]
+"""The entry `facts` of `spec.json`."""
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -76,16 +79,14 @@ def differences(
     return [pair for pair in pairs if pair.before != pair.after]
 
 
-def changed_facts(
-    before: Mapping[str, Any], after: Mapping[str, Any], facts: Iterable[Fact] = FACTS
-) -> list[tuple[Fact, Any, Any]]:
+def changed_facts(before: Facts, after: Facts, facts: Iterable[Fact] = FACTS) -> list[tuple[Fact, Any, Any]]:
     """The facts that differ, with both values. A newer fact that one side does not store is taken as equal."""
     known = (fact for fact in facts if not fact.newer or (fact.name in before and fact.name in after))
     values = ((fact, before.get(fact.name), after.get(fact.name)) for fact in known)
     return [(fact, old, new) for fact, old, new in values if old != new]
 
 
-def data_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
+def data_hashes(facts: Facts) -> dict[str, str]:
     """The fingerprints of the data that a run stores, by short name."""
     names = (fact.name for fact in FACTS if fact.name.endswith("_sha256") and fact.name != "test_sha256")
     return {name.removesuffix("_sha256"): facts[name] for name in names if facts.get(name)}
@@ -94,12 +95,12 @@ def data_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
 # --- grouping runs for reports ----------------------------------------------------------------------------------------
 
 
-def base_key(facts: Mapping[str, Any]) -> list[Any]:
+def base_key(facts: Facts) -> list[Any]:
     """Values that are equal in all runs of one experiment."""
     return [facts.get(fact.name) for fact in _BASE]
 
 
-def later_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def later_keys(runs: Sequence[Facts]) -> list[str]:
     """One key per run, for runs with the same `base_key`; runs of one experiment have the same key.
 
     If runs differ in a newer fact, the runs that do not store it form a separate group, since they could belong to any
@@ -109,12 +110,12 @@ def later_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [json.dumps([[name in facts, facts.get(name)] for name in differ]) for facts in runs]
 
 
-def describe_differences(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def describe_differences(runs: Sequence[Facts]) -> list[list[str]]:
     """For each run, the facts that are not equal in all runs, in words."""
     shown = (*_BASE, *_NEWER)
     differ = [fact for fact in shown if len({json.dumps(facts.get(fact.name)) for facts in runs}) > 1]
 
-    def describe(facts: Mapping[str, Any], fact: Fact) -> str:
+    def describe(facts: Facts, fact: Fact) -> str:
         assert fact.shown is not None
         absent = "none" if fact.newer and fact.name in facts else "unknown"
         value = facts.get(fact.name)
@@ -123,7 +124,7 @@ def describe_differences(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[describe(facts, fact) for fact in differ] for facts in runs]
 
 
-def same_test_set(a: Mapping[str, Any], b: Mapping[str, Any], trusted: bool) -> bool:
+def same_test_set(a: Facts, b: Facts, trusted: bool) -> bool:
     """Whether two runs learned from the same noisy labels and were tested on the same rows, as far as they store it.
 
     With `trusted`, the trusted examples must be the same, too.

@@ -241,9 +241,7 @@ def _check_method(method: Method, place: str) -> Method:
         hints = inspect.get_annotations(base) if issubclass(base, Method) and base is not Method else {}
         for name, hint in hints.items():
             if name not in names and "ClassVar" not in str(hint):
-                raise UserError(
-                    f"{place}: {name!r} of {base.__name__} is not a field; write @dataclass above the class"
-                )
+                raise UserError(f"{place}: {name!r} of {base.__name__} is not a field; put @dataclass above the class")
     _check_flags(method, names, place)
     return method
 

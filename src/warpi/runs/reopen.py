@@ -116,6 +116,6 @@ def _read_finished(folder: RunFolder) -> dict[str, Any]:
         epochs = stored["spec"]["recipe"].get("epochs")
         command = shlex.join(["warpi", *flags(), "fit", "--out", str(folder.path), "--resume"])
         raise UserError(
-            f"the run in {folder.path} is not finished, {done} of {epochs} epochs are done; resume it with: {command}"
+            f"the run in {folder.path} is not finished ({done} of {epochs} epochs); resume it with: {command}"
         )
     return stored

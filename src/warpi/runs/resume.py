@@ -61,9 +61,7 @@ def _check_settings(stored: Mapping[str, Any], given: Mapping[str, Any], path: P
         use = ""
         if name == "method" and before not in METHODS:
             use = ", or name its file with `warpi --use` or `warpi.plugins.use`"
-        raise UserError(
-            f"{path} was started with {name} = {before!r}, not {after!r}; choose another --out to change it{use}"
-        )
+        raise UserError(f"{path} was started with {name} = {before!r}, not {after!r}; choose another --out{use}")
 
 
 def check_plugins(path: Path, method: object, net: object) -> None:
@@ -113,7 +111,7 @@ def resolve_threads(stored: dict[str, Any], threads: int | None, path: Path) -> 
     if stored["environment"].get("ranks", 1) != distributed.n_ranks():
         return threads
     if threads is not None and threads != before:
-        raise UserError(f"{path} was started with threads = {before}, not {threads}; choose another --out to change it")
+        raise UserError(f"{path} was started with threads = {before}, not {threads}; choose another --out")
     return before
 
 

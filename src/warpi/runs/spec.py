@@ -42,12 +42,8 @@ class DataSpec:
     root: str | None = setting(None, "folder with the files of a named data set (default: $WARPI_DATA)")
     label: str | None = setting(None, "column (or .npy file) with the labels (default: label)")
     drop: tuple[str, ...] = setting((), "columns of a table that are not features, such as an id (default: none)")
-    image_size: int | None = setting(
-        None, "side in pixels at which image files are read (default: their own up to 64, else 224)"
-    )
-    noise: str = setting(
-        "given", "label noise to add, see `warpi list noises` (default: given, the labels as they are)"
-    )
+    image_size: int | None = setting(None, "side of image files in pixels (default: their own up to 64, else 224)")
+    noise: str = setting("given", "label noise to add, see `warpi list noises` (default: given, those of the data)")
     meta: int | None = setting(
         None, "number of trusted examples to hold out from clean data, or to take from the rows marked as trusted"
     )

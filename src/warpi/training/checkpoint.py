@@ -213,6 +213,4 @@ def _restore_optimizer(value: torch.optim.Optimizer, stored: dict[str, Any]) -> 
 
 
 def _mismatch(name: str, why: str) -> UserError:
-    return UserError(
-        f"the checkpoint does not match in {name!r}: {why}; use the network, device and version it was made with"
-    )
+    return UserError(f"the checkpoint does not match in {name!r}: {why}; use the network and version it was made with")

@@ -82,9 +82,8 @@ class GraphedStep:
         if self.graph is None:
             return self.body()
         self.graph.replay()
-        return {
-            name: torch.as_tensor(value).clone() for name, value in self.log.items()
-        }  # the next launch overwrites it
+        # The next launch overwrites the log.
+        return {name: torch.as_tensor(value).clone() for name, value in self.log.items()}
 
 
 @contextmanager

@@ -23,9 +23,7 @@ Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 class Recipe:
     """Network, length, batches, optimizer and learning rate. Each field is a flag of `warpi fit`."""
 
-    net: Net = setting(
-        "mlp", "network, one of `warpi list nets`; in Python also an nn.Module or a function that builds one"
-    )
+    net: Net = setting("mlp", "network, one of `warpi list nets`; in Python also a module or a function that makes it")
     weights: str | None = setting(None, 'pretrained weights: a .safetensors or .pth file, or "torchvision"')
     epochs: int = setting(30, "passes over the training rows", low=1)
     batch_size: int = setting(64, "noisy examples per step, summed over all processes", low=1)
@@ -43,21 +41,15 @@ class Recipe:
     nesterov: bool = setting(False, "use Nesterov momentum")
     decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
     average: float = setting(0.0, "decay rate of the averaged weights, which predict; 0: no averaging", 0, 1)
-    augment: Literal["weak", "strong"] = setting(
-        "weak", "strong: images are also rotated, sheared, recolored and partly covered"
-    )
+    augment: Literal["weak", "strong"] = setting("weak", "strong: also rotate, shear, recolor and partly cover images")
     mixup: float = setting(0.0, "parameter of mixup's Beta distribution, for plain cross-entropy; 0: off", low=0)
     label_smoothing: float = setting(0.0, "label smoothing, for methods with plain cross-entropy", 0, 1)
     mirror_test: bool = setting(False, "predict from an image and its mirror image")
-    precision: Literal["32", "bf16"] = setting(
-        "32", "precision of the network's operators; weights and losses stay in float32"
-    )
+    precision: Literal["32", "bf16"] = setting("32", "precision of the network; weights and losses stay in float32")
     compile: bool | None = setting(
-        None, "trace the network once and fuse its kernels (default: for image nets on a GPU if epochs >= 10)"
+        None, "trace the network and fuse kernels (default: image nets on a GPU, epochs >= 10)"
     )
-    checkpointing: bool = setting(
-        False, "save memory: keep activations only between blocks and recompute the others (needs --compile)"
-    )
+    checkpointing: bool = setting(False, "save memory: recompute activations inside blocks (needs --compile)")
     accumulate: int = setting(1, "save memory: number of micro-batches into which a batch is divided", low=1)
     meta_every: int = setting(1, "do a meta step only every N steps", low=1)
     meta_gradient: Literal["exact", "difference"] = setting(
@@ -75,9 +67,7 @@ class Recipe:
         if self.checkpointing and not self.compile:
             raise UserError("checkpointing needs a traced network; add --compile")
         if self.meta_order == "real" and self.optimizer != "sgd":
-            raise UserError(
-                "the real step can serve as the virtual step only if it is linear in the gradient; use --optimizer sgd"
-            )
+            raise UserError("--meta-order real needs a step that is linear in the gradient; use --optimizer sgd")
         if self.meta_gradient == "difference" and self.precision != "32":
             raise UserError("a finite difference is lost in the rounding errors of bf16; use --precision 32")
 
