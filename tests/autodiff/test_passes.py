@@ -47,7 +47,7 @@ def find_trace(net: nn.Module) -> passes.Passes:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("net", [pytest.param(name, marks=[pytest.mark.slow] * (name in REPEATED)) for name in NETS])
 def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: pytest.LogCaptureFixture) -> None:
-    passes._warn_untraced.cache_clear()
+    passes._warn_once.cache_clear()
     s = Setting(net, "warpi", device)
     with seeded(3):
         wanted_value, wanted = s.reference_gradient()
@@ -294,7 +294,7 @@ class Fickle(nn.Module):
 
 @pytest.mark.parametrize(("kind", "why"), [("python", "generators"), ("counts", "numbers"), ("values", "")])
 def test_networks_that_change_are_not_traced(kind: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
-    passes._warn_untraced.cache_clear()
+    passes._warn_once.cache_clear()
     net = configure_passes(Fickle(kind), TRACED)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -486,7 +486,7 @@ def test_each_shape_has_its_trace() -> None:
 
 
 def test_too_many_shapes_run_plainly_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    passes._warn_untraced.cache_clear()
+    passes._warn_once.cache_clear()
     net = configure_passes(nn.Linear(5, K), TRACED)
     with caplog.at_level(logging.WARNING):
         for n in range(2, 14):

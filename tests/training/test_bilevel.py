@@ -441,7 +441,7 @@ def test_the_global_generator_advances_as_in_two_plain_passes(net: str) -> None:
 
 @pytest.mark.parametrize("net", NETS)
 def test_only_networks_that_need_it_are_differentiated_twice(net: str, caplog: pytest.LogCaptureFixture) -> None:
-    passes._warn_no_jvp.cache_clear()
+    passes._warn_once.cache_clear()
     for _ in "ab":  # two networks of one type with three steps each log one line
         s = Setting(net, "mwnet")
         with seeded(3):

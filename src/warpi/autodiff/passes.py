@@ -282,7 +282,8 @@ class _Eager(Pass):
                 why = "its repeated pass gives other logits: it draws masks in another order or not from torch"
         if why:
             jg = self._double_backward(g, why)
-            _warn_no_jvp(type(self.net).__name__, why)
+            name = type(self.net).__name__
+            _warn_once(f"{name} has no forward-mode product ({why}): exact, but slower and needs more memory")
         _jvp_obstacles[self.net] = why
         product: Tensor = jg
         return product
@@ -381,7 +382,7 @@ def _find_trace(net: nn.Module, x: Tensor) -> Passes | None:
                     net, x, moved_names(net), config.lean, config.checkpointing, _tolerance(x, net), (config, key)
                 )
         except Untraceable as why:
-            _warn_untraced(type(net).__name__, str(why))
+            _warn_once(f"{type(net).__name__} cannot be traced ({why}): its passes are exact, but slower")
     return traces[key]
 
 
@@ -401,14 +402,9 @@ def _tolerance(z: Tensor, net: nn.Module) -> float:
 
 
 @cache
-def _warn_no_jvp(net: str, why: str) -> None:
-    """Log once per process, type of network and reason."""
-    _log.warning("%s has no forward-mode product (%s): exact, but slower and needs more memory", net, why)
-
-
-@cache
-def _warn_untraced(net: str, why: str) -> None:
-    _log.warning("%s cannot be traced (%s): its passes are exact, but slower", net, why)
+def _warn_once(text: str) -> None:
+    """Log once per process."""
+    _log.warning("%s", text)
 
 
 _plain_calls: list[None] = []  # if not empty, a call of a configured network is one plain pass

@@ -1,7 +1,6 @@
 """`warpi fewshot fit | evaluate | plot`."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -230,14 +229,11 @@ def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
     from warpi.datasets.text_files import reading
+    from warpi.runs.schema import read_json
 
-    with reading(path):
-        text = path.read_text()
-    try:
-        rows = json.loads(text)
-    except ValueError as e:
-        raise UserError(f"{path} is not JSON ({e}); write it with `warpi fewshot evaluate --json`") from e
     advice = "write it with `warpi fewshot evaluate --json`"
+    with reading(path):
+        rows: list[dict[str, Any]] = read_json(path, advice)
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path} contains no rows; {advice}")
     for i, row in enumerate(rows, 1):

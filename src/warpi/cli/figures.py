@@ -99,29 +99,23 @@ def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) ->
 
     bare = [run for run in runs if run.done and not (run.path / FILE).exists()]
     with_weights = [run for run in bare if (run.path / WEIGHTS).exists()]
-    _measure(with_weights, device)
+    if with_weights:
+        from warpi.report.measure import measure
+        from warpi.runs.spec import DataCache
+
+        cache = DataCache()
+        for run in with_weights:
+            try:
+                measure(run.path, device, cache=cache)
+                print(f"{run.path} measured")
+            except UserError as error:
+                _warn(f"{run.path} is not measured: {error}")
     without = [str(run.path) for run in bare if run not in with_weights]
     if without:
         names = ", ".join(without[:3])
         _warn(f"{len(without)} runs have neither weights nor {FILE} ({names}): no {', '.join(FROM_ARRAYS)} for them")
     if required and with_weights and not any((run.path / FILE).exists() for run in runs):
         raise UserError("none of these runs could be measured; the reasons are above")
-
-
-def _measure(runs: "Sequence[RunRecord]", device: str) -> None:
-    """Compute the arrays of runs. Prints a warning for each run that cannot be measured."""
-    if not runs:
-        return
-    from warpi.report.measure import measure
-    from warpi.runs.spec import DataCache
-
-    cache = DataCache()
-    for run in runs:
-        try:
-            measure(run.path, device, cache=cache)
-            print(f"{run.path} measured")
-        except UserError as error:
-            _warn(f"{run.path} is not measured: {error}")
 
 
 def _reasons(kinds: Iterable[str], runs: "Sequence[RunRecord]") -> list[str]:

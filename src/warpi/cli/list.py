@@ -71,11 +71,9 @@ def _methods() -> list[dict[str, Any]]:
 def _datasets() -> list[dict[str, Any]]:
     from warpi.datasets.registry import DATASETS
 
-    paths = {
-        "name": "PATH",
-        "summary": "your own files: .csv .tsv .parquet .npz .npy, a folder of images, or a csv with a path column",
-    }
-    return [{"name": name, "summary": e.summary} for name, e in DATASETS.items()] + [paths]
+    paths = "your own files: .csv .tsv .parquet .npz .npy, a folder of images, or a csv with a path column"
+    summaries = {**{name: e.summary for name, e in DATASETS.items()}, "PATH": paths}
+    return [{"name": name, "summary": summary} for name, summary in summaries.items()]
 
 
 def _noises() -> list[dict[str, Any]]:

@@ -88,8 +88,6 @@ def synchronize_batchnorm(net: nn.Module) -> nn.Module:
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             module.__class__ = SharedBatchNorm
         elif isinstance(module, _BatchNorm) and not isinstance(module, SharedBatchNorm):
-            raise UserError(
-                f"{type(module).__name__} cannot be synchronized, only BatchNorm1d, 2d and 3d can; "
-                "omit --sync-batchnorm, or use one of these"
-            )
+            name = type(module).__name__
+            raise UserError(f"{name} cannot be synchronized; omit --sync-batchnorm, or use BatchNorm1d, 2d or 3d")
     return net

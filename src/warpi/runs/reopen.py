@@ -102,8 +102,7 @@ def _read_last_state(folder: RunFolder, device: torch.device, epochs: int) -> di
     epoch = state["position"]["epoch"]
     if epoch != epochs:
         raise UserError(
-            f"{folder.checkpoint} is from epoch {epoch} of {epochs}, but the run is complete; put its last checkpoint "
-            "there"
+            f"{folder.checkpoint} is from epoch {epoch} of {epochs}, but the run is complete; put its last one there"
         )
     return state
 

@@ -28,16 +28,7 @@ from warpi.runs.run_folder import RunFolder, describe_run
 from warpi.runs.schema import FORMAT, to_stored_names
 from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, hashed_files, prepare
 from warpi.training import checkpoint
-from warpi.training.engine import (
-    Diverged,
-    Record,
-    TrainingState,
-    average_over_ranks,
-    check_batches,
-    check_logs,
-    check_weights,
-    train,
-)
+from warpi.training.engine import Diverged, Record, TrainingState, average_over_ranks, check_batches, check_state, train
 from warpi.training.method import Method, evaluating
 from warpi.training.progress import SHOWN, Progress
 from warpi.training.task import Task, Truth
@@ -180,8 +171,7 @@ class _StartedRun:
         is_due = record is None or is_last or self.state.epoch % checkpoint_epochs == 0
         average_over_ranks(self.method, self.state)
         with distributed.raise_on_all_ranks():
-            check_logs(self.method, self.state)
-            check_weights(self.method, self.state)
+            check_state(self.method, self.state)
             if self.writes:
                 if record is not None:
                     self.folder.append(record)

@@ -138,8 +138,7 @@ class RunFolder:
         records = [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
         if len(records) < n:
             raise UserError(
-                f"{self.results} has {len(records)} epochs, but the checkpoint in the same folder has {n}; put the "
-                "lines back, or choose another --out"
+                f"{self.results} has {len(records)} epochs, but the checkpoint has {n}; put the lines back, or {ADVICE}"
             )
         write_atomically(self.results, b"".join(lines))
         return records

@@ -99,8 +99,7 @@ def batch_gradient(
     _check_trusted(method)
     if method.recipe.meta_every > 1 or method.recipe.meta_order == "real":
         raise UserError(
-            f"{type(method).__name__} learns new weights for every batch, before its step; "
-            "use --meta-every 1 and --meta-order virtual"
+            f"{type(method).__name__} learns weights for every batch first; use --meta-every 1 and --meta-order virtual"
         )
     meta = method.meta_loader.draw()
     method.optimizer.zero_grad()  # free the gradients of the last step

@@ -78,11 +78,10 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
                 lr = _set_lr(method, recipe.lr_at(t, method.beginnings, min(at.step + 1, steps) / steps))
             at.seconds = time.perf_counter() - began
             if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number waits for the GPU
-                check_logs(method, at)
+                _check_finite(at.sums, method, at)
             yield None
         average_over_ranks(method, at)
-        check_logs(method, at)
-        check_weights(method, at)
+        check_state(method, at)
         record: Record = {"epoch": t + 1, "lr": lr}
         record |= {name: total.item() / at.counts[name] for name, total in at.sums.items()}
         record |= score(method, task, truth, at)
@@ -166,13 +165,9 @@ def check_log(log: Log, method: Method) -> None:
             raise UserError(f"{name}.step logs {got} as {key!r}, not one number; average it, or leave it out")
 
 
-def check_logs(method: Method, at: TrainingState) -> None:
-    """Raise if a sum of logs is not finite. It would never recover."""
+def check_state(method: Method, at: TrainingState) -> None:
+    """Raise if a log or a weight is not finite. A weight can be infinite after a finite loss; it is never stored."""
     _check_finite(at.sums, method, at)
-
-
-def check_weights(method: Method, at: TrainingState) -> None:
-    """Raise if a weight is not finite, which is possible after a finite loss. Such weights are not scored or stored."""
     for net in method.nets:
         _check_finite({f"a weight of {name}": p.detach() for name, p in net.named_parameters()}, method, at)
 

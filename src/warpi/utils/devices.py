@@ -29,17 +29,13 @@ def pick_device(device: str) -> torch.device:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         chosen = torch.device(device)
-    except RuntimeError as e:
-        raise _unknown_device(device) from e
-    if chosen.type not in ("cpu", "cuda"):
-        raise _unknown_device(device)
+    except RuntimeError:
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UserError(f"this machine has {torch.cuda.device_count()} CUDA devices, got {device!r}; use cpu")
     return chosen
-
-
-def _unknown_device(device: str) -> UserError:
-    return UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...")
 
 
 @contextmanager
