@@ -178,7 +178,7 @@ def tables(record: dict[str, Any]) -> str:
             lines.append(f"| {name} | {' | '.join(cells)} |")
         lines += [
             "",
-            "| test accuracy in % | as given | surest half corrected | all issues corrected |",
+            "| test accuracy in % | as given | most certain half corrected | all issues corrected |",
             "|:---|---:|---:|---:|",
         ]
         for name in ("warpi", "ce"):
