@@ -62,13 +62,14 @@ def test_commands_in_the_heads_of_recipes_work(capsys: pytest.CaptureFixture[str
     capsys.readouterr()
 
 
-def test_heads_of_recipes_name_the_number_of_runs() -> None:
-    heads = {
-        file: re.search(r"^#.*\b(\d+) runs\b", file.read_text(), re.M) for file in (ROOT / "recipes").glob("*.toml")
-    }
+def test_recipes_are_valid_and_their_heads_state_the_number_of_runs() -> None:
+    files = sorted((ROOT / "recipes").glob("*.toml"))
+    n_jobs = {file: len(read_plan(file).jobs) for file in files}
+    assert all(n_jobs.values())
+    heads = {file: re.search(r"^#.*\b(\d+) runs\b", file.read_text(), re.M) for file in files}
     numbers = {file: int(match[1]) for file, match in heads.items() if match}
     assert len(numbers) > 12
-    assert numbers == {file: len(read_plan(file).jobs) for file in numbers}
+    assert numbers == {file: n_jobs[file] for file in numbers}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -80,7 +81,9 @@ def test_recipes_have_the_papers_settings(name: str) -> None:
     for job in plan.jobs:
         assert {key: job.settings.get(key) for key in settings} == settings, job.name
         if job.settings["method"] in ("warpi", "warpi_detc"):
-            assert {key: job.settings.get(key) for key in PUBLISHED} == PUBLISHED, "the published form, explicitly"
+            assert {key: job.settings.get(key) for key in PUBLISHED} == PUBLISHED, (
+                "a setting of the published form is missing"
+            )
         if job.settings["method"] == "warpi":
             assert job.settings["samples"] == samples
 
@@ -95,7 +98,7 @@ def test_the_most_important_runs_come_first() -> None:
     assert {(j.settings["noise"], j.settings["output"]) for j in first} == {
         (noise, output) for noise in ("flip:0.4", "uniform:0.6") for output in ("sigmoid", "tanh", "unbounded")
     }
-    assert not any("mean_init" in j.settings for j in first), "as published"
+    assert not any("mean_init" in j.settings for j in first), "differs from the published form"
 
 
 def test_dry_run_prints_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +118,7 @@ def photo(path: Path) -> None:
     Image.fromarray(pixels).save(path)
 
 
-def listed(path: Path, lines: Iterable[str]) -> None:
+def write_lines(path: Path, lines: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
 
@@ -128,34 +131,39 @@ def clothes(root: Path) -> None:
         for key in keys:
             photo(root / key)
         labels[part.partition("_")[0]] += [f"{key} {i // n}" for i, key in enumerate(keys)]
-        listed(root / f"{part}_key_list.txt", keys)
+        write_lines(root / f"{part}_key_list.txt", keys)
     for kind, lines in labels.items():
-        listed(root / f"{kind}_label_kv.txt", lines)
+        write_lines(root / f"{kind}_label_kv.txt", lines)
 
 
 def dishes(root: Path) -> None:
-    release, classes = root / "Food-101N_release", ["pie", "soup", "waffles"]
-    listed(release / "meta" / "classes.txt", ["class_name", *classes])
+    release = root / "Food-101N_release"
+    classes = ["pie", "soup", "waffles"]
+    write_lines(release / "meta" / "classes.txt", ["class_name", *classes])
     for part, numbers in (("verified_train", range(4)), ("verified_val", range(4, 6))):
         keys = [f"{name}/{i}.jpg" for name in classes for i in numbers]
-        listed(release / "meta" / f"{part}.tsv", ["class_name/key\tverification_label", *(f"{key}\t1" for key in keys)])
+        write_lines(
+            release / "meta" / f"{part}.tsv", ["class_name/key\tverification_label", *(f"{key}\t1" for key in keys)]
+        )
         for key in keys:
             photo(release / "images" / key)
-    listed(root / "food-101" / "meta" / "test.txt", [f"{name}/9" for name in classes])
+    write_lines(root / "food-101" / "meta" / "test.txt", [f"{name}/9" for name in classes])
     for name in classes:
         photo(root / "food-101" / "images" / name / "9.jpg")
 
 
 @pytest.mark.parametrize(("name", "make", "n_test"), [("clothing1m", clothes, 14), ("food101n", dishes, 3)])
-def test_photographs(name: str, make: Any, n_test: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_for_photographs_run(
+    name: str, make: Any, n_test: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One epoch of each method in the published layout. A small network replaces ResNet-50."""
     make(tmp_path / "data")
-    monkeypatch.setitem(nets.NETS, "resnet50", nets.NetEntry("a small one", resnet20))
+    monkeypatch.setitem(nets.NETS, "resnet50", nets.NetEntry("a small network", resnet20))
     state = {key: value.contiguous() for key, value in resnet20((3, 32, 32), 1000).state_dict().items()}
     save_file({key: value.clone() for key, value in state.items()}, tmp_path / "imagenet.safetensors")
     argv = ["sweep", str(ROOT / "recipes" / f"{name}.toml"), "--root", str(tmp_path / "data"), "--jobs", "1"]
     argv += ["--out", str(tmp_path / "runs"), "--device", "cpu", "--set", "seed=0", "--set", "epochs=1"]
-    argv += ["--set", "image_size=32", "--set", "threads=1", "--set", f"weights={tmp_path / 'imagenet.safetensors'}"]
+    argv += ["--set", "image_size=16", "--set", "threads=1", "--set", f"weights={tmp_path / 'imagenet.safetensors'}"]
     assert main(argv) == 0
     runs = sorted((tmp_path / "runs").glob("*/spec.json"))
     assert [json.loads(run.read_text())["spec"]["method"] for run in runs] == ["ce", "mwnet", "warpi_detc", "warpi"]
@@ -173,6 +181,7 @@ def test_photographs(name: str, make: Any, n_test: int, tmp_path: Path, monkeypa
 
 def test_pages_are_up_to_date() -> None:
     """`make results` changes nothing."""
+    assert pages.TABLES
     for name, table in pages.TABLES.items():
         committed = (ROOT / "docs" / "results" / f"{name}.md").read_text()
         assert pages.page(name, table, ROOT) == committed, f"docs/results/{name}.md is old: make results"
@@ -200,7 +209,7 @@ def test_runs_of_the_strong_recipe_are_copied(tmp_path: Path) -> None:
             spec["environment"]["folder"] = "/somewhere"
             (run / "spec.json").write_text(json.dumps(spec))
         rows = [row for row in strong.summaries(strong.KEPT) if row["name"] in names]
-        listed(tmp_path / part / "summary.jsonl", map(json.dumps, rows))
+        write_lines(tmp_path / part / "summary.jsonl", map(json.dumps, rows))
         strong.keep([tmp_path / part], tmp_path / "kept")
     assert [row["name"] for row in strong.summaries(tmp_path / "kept")] == [
         "plus_flip_seed0",
@@ -238,7 +247,7 @@ def forge(folder: Path, job: Job, accs: list[float]) -> None:
     (folder / job.name / "done").touch()
 
 
-def test_a_page_shows_our_results_next_to_the_printed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_shows_our_results_next_to_the_published_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot_style, "DPI", 30)
     monkeypatch.setattr(pages, "PICTURES", {kind: pages.PICTURES[kind] for kind in ("losses", "stability")})
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
@@ -257,11 +266,11 @@ def test_a_page_shows_our_results_next_to_the_printed_ones(tmp_path: Path, monke
     assert "| WarPI | 3 | 89.00 ± 1.00 | 85.00 ± 0.00 | 91.00 ± 1.00 | 89.87 | +1.13 |" in text
     assert "| Base Model | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 60.00 ± 0.00 | 70.77° | -10.77 |" in text
     assert "| MWNet | 3 | 50.00 ± 0.00 | 50.00 ± 0.00 | 60.00 ± 0.00 | 87.54° | -27.54 |" in text, (
-        "printed for another noise"
+        "not marked as published for another noise"
     )
     assert "| GLC | – | – | – | – | 88.92° | – |" in text
     assert "| `clean_only` | 3 |" in text
-    assert "`flip2:0.4`\n" not in text, "no run has this noise"
+    assert "`flip2:0.4`\n" not in text, "shows a noise without runs"
     assert "199 of 216 runs" in text
     assert "- cifar10 flip:0.4: ce (2), glc (0, 1, 2)" in text
     assert "Printed, but not in a recipe: Co-teaching (at 0.2), " in text
@@ -276,10 +285,12 @@ def test_a_page_shows_our_results_next_to_the_printed_ones(tmp_path: Path, monke
     before = {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()}
     assert len([path for path in before if path.suffix == ".png"]) == 2
     for name in ("asymmetric", "curves"):
-        assert pages.page(name, pages.TABLES[name], tmp_path).encode() == before[kept / f"{name}.md"], "the same bytes"
+        assert pages.page(name, pages.TABLES[name], tmp_path).encode() == before[kept / f"{name}.md"], (
+            "the page changes when it is written again"
+        )
 
 
-def test_printed_figures_of_the_other_noise_are_marked(tmp_path: Path) -> None:
+def test_published_results_for_another_noise_are_marked(tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     kept = tmp_path / "docs" / "results"
     jobs = [
@@ -296,7 +307,7 @@ def test_printed_figures_of_the_other_noise_are_marked(tmp_path: Path) -> None:
         pages.page("asymmetric", pages.TABLES["asymmetric"], tmp_path)
 
 
-def test_printed_figures() -> None:
+def test_published_tables_are_consistent() -> None:
     for name, table in pages.PAPER.items():
         assert table["lines"][0] < table["rows"][0]["line"] < table["rows"][-1]["line"] < table["lines"][1]
         assert all(len(row["values"]) == len(table["columns"]) for row in table["rows"]), name
@@ -307,7 +318,9 @@ def test_printed_figures() -> None:
 # -- storing results -------------------------------------------------------------------------------------------------
 
 
-def test_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_and_unfinished_runs_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(keep, "MAX_BYTES", 150_000)  # the files of one run of 105 kB, but not of two
     done, other, third = read_plan(ROOT / "recipes" / "curves.toml").jobs[:3]
     runs = tmp_path / "runs" / "curves"
@@ -320,24 +333,26 @@ def test_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     keep.main([str(runs), "--tar", str(tmp_path / "kept.tar.gz")])
     keep.main([str(tmp_path / "kept.tar.gz"), "--to", str(tmp_path / "results")])
     files = {str(p.relative_to(tmp_path / "results")) for p in (tmp_path / "results").rglob("*") if p.is_file()}
-    assert files == {f"curves/{done.name}/{name}" for name in (*KEPT, "figures.npz")}, "without weights"
+    assert files == {f"curves/{done.name}/{name}" for name in (*KEPT, "figures.npz")}, "not the files without weights"
     keep.main([str(runs), "--to", str(tmp_path / "directly")])
     assert (tmp_path / "directly" / "curves" / done.name / "spec.json").exists()
     keep.main([str(runs), "--begun", str(tmp_path)])
     parts = sorted(tmp_path.glob("begun-*.tar"))
-    assert len(parts) == 2, "each small enough for an archive"
+    assert len(parts) == 2, "an archive is too large"
     keep.main([*map(str, parts), "--to", str(tmp_path / "next")])
-    went = tmp_path / "next" / "curves" / third.name
-    assert (went / "checkpoint.safetensors").read_bytes() == (runs / third.name / "checkpoint.safetensors").read_bytes()
-    assert not (went / "done").exists()
+    copied = tmp_path / "next" / "curves" / third.name
+    assert (copied / "checkpoint.safetensors").read_bytes() == (
+        runs / third.name / "checkpoint.safetensors"
+    ).read_bytes()
+    assert not (copied / "done").exists()
     printed = capsys.readouterr().out
     assert "1 finished runs stored in" in printed
     assert f"0 finished runs stored in {tmp_path / 'next'}\n2 begun runs stored in {tmp_path / 'next'}\n" in printed
-    (went / "results.jsonl").write_text("it went on\n")
-    (went / "done").touch()
+    (copied / "results.jsonl").write_text("resumed\n")
+    (copied / "done").touch()
     keep.main([*map(str, parts), "--to", str(tmp_path / "next")])
-    assert (went / "results.jsonl").read_text() == "it went on\n"
-    assert f"{went} already exists" in capsys.readouterr().out
+    assert (copied / "results.jsonl").read_text() == "resumed\n"
+    assert f"{copied} already exists" in capsys.readouterr().out
     (runs / other.name / "checkpoint.safetensors").write_bytes(bytes(160_000))
     keep.main([str(runs), "--begun", str(tmp_path / "more")])
     printed = capsys.readouterr().out
@@ -374,18 +389,18 @@ def test_only_runs_of_a_recipe_are_stored(tmp_path: Path, capsys: pytest.Capture
     }
     tables, archive = [str(runs), str(tmp_path / "runs" / "mine")], str(tmp_path / "all.tar.gz")
     keep.main([*tables, "--tar", archive])
-    assert "8 finished runs stored in" in capsys.readouterr().out, "nothing is lost on the way"
+    assert "8 finished runs stored in" in capsys.readouterr().out, "the archive does not contain all runs"
     for source in (tables, [archive]):
         keep.main([*source, "--to", str(kept)])
         lines = capsys.readouterr().out.splitlines()
         assert [p.relative_to(kept).as_posix() for p in kept.glob("*/*")] == [f"curves/{right.name}"]
         assert lines.pop() == f"1 finished runs stored in {kept}"
         assert len(lines) == len(reasons)
-        for name, why in reasons.items():
-            assert any(line.startswith(f"{name} is left out: {why}") for line in lines), (name, lines)
+        for name, reason in reasons.items():
+            assert any(line.startswith(f"{name} is left out: {reason}") for line in lines), (name, lines)
         shutil.rmtree(kept)
 
-    for job in (right, others[0]):  # one that an older version has kept
+    for job in (right, others[0]):  # the second one was kept by an older version
         shutil.copytree(runs / job.name, kept / "curves" / job.name)
     text = pages.pictures(tmp_path)
     assert f"{kept / 'curves' / others[0].name} is not a run that the recipe" in capsys.readouterr().err
@@ -395,7 +410,7 @@ def test_only_runs_of_a_recipe_are_stored(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("name", ["../../evil/spec.json", "a/../spec.json", "/a/b/spec.json", "a/b/evil.py"])
-def test_an_archive_cannot_write_elsewhere(tmp_path: Path, name: str) -> None:
+def test_archive_cannot_write_outside_its_folder(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo(name), io.BytesIO())
     with pytest.raises(SystemExit, match="not a file of a run"):
