@@ -211,7 +211,7 @@ def test_each_noise_has_its_own_column(runs: Path) -> None:
     assert a is not None
     two = [draw.Measured(replace(experiment, noise=noise), a) for noise in ("flip:0.2", "flip:0.4")]
     with figure_style():
-        losses, confusion, rectifier = draw.losses(two), draw.confusion(two), draw.rectifier(two[0])
+        losses, confusion, rectifier = draw.losses(two), draw.confusion(two), draw.rectifier(two[:1])
         assert losses is not None
         assert confusion is not None
         assert rectifier is not None
@@ -223,7 +223,7 @@ def test_each_noise_has_its_own_column(runs: Path) -> None:
         assert len(rectifier.axes) == 2 * (3 + 1)
         a = {name: value for name, value in a.items() if "rectified" not in name and not name.startswith("v_")}
         other = [draw.Measured(experiment, a)]
-        assert draw.losses(other) is draw.confusion(other) is draw.rectifier(other[0]) is None
+        assert draw.losses(other) is draw.confusion(other) is draw.rectifier(other) is None
 
 
 def test_errors_name_the_mistake(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -444,6 +444,6 @@ def test_numbers_in_a_matrix_have_enough_contrast(runs: Path) -> None:
     a = read_arrays(runs / "warpi4")
     assert a is not None
     with figure_style():
-        figure = draw.rectifier(draw.Measured(experiments(runs / "warpi4")[0], a))
+        figure = draw.rectifier([draw.Measured(experiments(runs / "warpi4")[0], a)])
     assert figure is not None
     assert [axes.get_ylabel() for axes in figure.axes[-2:]] == ["mean v", "mean σ"]

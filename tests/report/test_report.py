@@ -3,12 +3,10 @@
 import errno
 import io
 import json
-import math
 import os
 import re
 import shlex
 import shutil
-import statistics
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -27,7 +25,7 @@ from warpi.nets.registry import NETS
 from warpi.report.curves import average_curve, draw_curves
 from warpi.report.experiments import Difference, find_runs, group, summarize
 from warpi.report.page import to_html
-from warpi.report.paired import compare, mean_interval, student
+from warpi.report.paired import compare, mean_interval
 from warpi.report.table import in_columns, to_latex, to_markdown, to_rich, write_json
 from warpi.report.write import write_report
 from warpi.runs.rerun import BUILTIN, command
@@ -690,24 +688,6 @@ def test_custom_methods_and_nets_get_a_use_flag() -> None:
 
 
 # -- differences -----------------------------------------------------------------------------------------------------
-
-
-def test_student_against_published_tables() -> None:
-    """Two-sided 95 % and 99 % quantiles as printed in tables."""
-    printed = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
-    assert {df: round(student(df), 3) for df in printed} == printed
-    assert [round(student(df, 0.99), 3) for df in (1, 2, 7)] == [63.657, 9.925, 3.499]
-    assert student(1) == pytest.approx(math.tan(0.475 * math.pi))
-    assert student(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)))
-    assert student(10_000) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-3)
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 12, 29])
-def test_student_holds_95_percent_of_its_density(df: int) -> None:
-    t, n = student(df), 100_000
-    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
-    x = (np.arange(n) + 0.5) * t / n
-    assert 2 * scale * ((1 + x * x / df) ** (-(df + 1) / 2)).sum() * t / n == pytest.approx(0.95, abs=1e-8)
 
 
 def test_mean_interval_by_a_naive_loop() -> None:

@@ -13,7 +13,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
 from warpi.utils import distributed
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 def divergence(z: Tensor, y_tilde: Tensor) -> Tensor:
@@ -43,11 +43,7 @@ class PENCIL(Method):
     beta: float = setting(0.4, "weight of the entropy of the predictions", low=0)
     label_lr: float = setting(600.0, "learning rate lambda of the labels; a label moves by lambda / batch size", low=0)
     stage1: float = setting(70 / 320, "fraction of the epochs at which the first stage ends", low=0, high=1)
-    stage2: float = setting(200 / 320, "fraction of the epochs at which the second stage ends")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, stage2=(self.stage1, 1))
+    stage2: float = setting(200 / 320, "fraction of the epochs at which the second stage ends", low="stage1", high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -15,7 +15,7 @@ from warpi.training.outputs import penultimate, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -43,7 +43,7 @@ class PTD(Method):
     for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}
 
     warmup: float = setting(0.3, "fraction of the epochs before T is estimated", low=0, high=1)
-    revise: float = setting(0.6, "fraction of the epochs after which the correction of T is learned")
+    revise: float = setting(0.6, "fraction of the epochs after which the correction is learned", low="warmup", high=1)
     parts: int = setting(20, "number r of parts", low=1)
     nmf_steps: int = setting(20, "updates of the non-negative matrix factorization", low=1)
     fit_steps: int = setting(300, "largest number of steps that fit the matrices of the parts", low=1)
@@ -51,10 +51,6 @@ class PTD(Method):
     enough: float = setting(1e-3, "mean squared error of a class at which its fit stops", low=0)
     revision_lr: float = setting(5e-7, "learning rate of the correction of T (Adam)", low=0)
     anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, revise=(self.warmup, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

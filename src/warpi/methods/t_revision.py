@@ -15,7 +15,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
-from warpi.utils.field_checks import setting, within
+from warpi.utils.field_checks import setting
 
 
 @dataclass
@@ -41,14 +41,10 @@ class TRevision(Method):
     for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}  # why: docs/methods/t_revision.md
 
     warmup: float = setting(0.3, "fraction of the epochs before T is estimated", low=0, high=1)
-    revise: float = setting(0.6, "fraction of the epochs after which T is revised")
+    revise: float = setting(0.6, "fraction of the epochs after which T is revised", low="warmup", high=1)
     quantile: float = setting(0.97, "quantile of p(i | x) at the anchor of class i; 1: the maximum", low=0, high=1)
     revision_lr: float = setting(5e-7, "learning rate of the revision of T (Adam)", low=0)
     anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, revise=(self.warmup, 1))
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from warpi.report.curves import average_curve, lowest, plot_curve, title
-from warpi.report.experiments import Experiment, RunRecord, group, number
+from warpi.report.experiments import Experiment, RunRecord, best_epochs, group, number
 from warpi.report.figure_data import EDGES, KINDS, Array, Arrays, matrix_error, read_arrays
 from warpi.report.plot_style import COLORS, GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
 
@@ -162,8 +162,9 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
     brief = {n: _runs_of_length(each, shortest) for n, each in by_samples.items()}
     timed = {n: min(map(_seconds, runs)) for n, runs in brief.items() if runs}
     figure, ((left, right),) = _panels(rows[0].block_title, 1, 2, (4.8, 3.4))
-    for i, (name, pick) in enumerate((("last epoch", _last), ("best on test (oracle)", _best))):
-        points = {n: [a for run in runs if (a := pick(run)) is not None] for n, runs in scored.items()}
+    for i, (name, which) in enumerate((("last epoch", 0), ("best on test (oracle)", 2))):
+        epochs = {n: [best_epochs(run)[which] or {} for run in runs] for n, runs in scored.items()}
+        points = {n: [a for e in es if (a := number(e, "test_acc")) is not None] for n, es in epochs.items()}
         points = {n: values for n, values in points.items() if values}
         left.plot(list(points), [fmean(v) for v in points.values()], "o-", color=COLORS[i], label=name)
         for n, values in points.items():
@@ -213,8 +214,9 @@ def stability(rows: Sequence[Experiment]) -> "Figure | None":
 # -- (e) what V has learned ------------------------------------------------------------------------------------------
 
 
-def rectifier(m: Measured) -> "Figure | None":
+def rectifier(some: Sequence[Measured]) -> "Figure | None":
     """Mean v and sigma by given label and predicted class, at the coordinates of both and elsewhere."""
+    (m,) = some
     a = m.arrays
     if "v_given" not in a:
         return None
@@ -286,27 +288,16 @@ def calibration(block: Sequence[Measured]) -> "Figure | None":
 
 Drawing = tuple[tuple[str, ...], Callable[[], "Figure | None"]]
 """The words that distinguish a figure from others of its kind, and the function that draws it."""
+Key = Callable[[Experiment], tuple[str, ...]]  # returns these words
 
 
-def _by_method(draw: Callable[[Sequence[Measured]], "Figure | None"]) -> "Maker":
-    """One figure per method, data and network, over all kinds of noise."""
-    key: Callable[[Measured], tuple[str, ...]] = lambda m: (m.experiment.data, m.experiment.net, m.experiment.label)
-    return lambda _, measured: [(key(some[0]), partial(draw, some)) for some in _group_by(measured, key)]
+def _from_arrays(key: Key, draw: Callable[[Sequence[Measured]], "Figure | None"]) -> "Maker":
+    """One figure per key, from the stored arrays."""
+    groups: Callable[[Sequence[Measured]], list[list[Any]]] = lambda ms: _group_by(ms, lambda m: key(m.experiment))
+    return lambda _, measured: [(key(some[0].experiment), partial(draw, some)) for some in groups(measured)]
 
 
-def _rectifiers(_: Sequence[Experiment], measured: Sequence[Measured]) -> list[Drawing]:
-    words: Callable[[Experiment], tuple[str, ...]] = lambda e: (e.data, e.net, e.label, e.noise)
-    return [(words(m.experiment), partial(rectifier, m)) for m in measured]
-
-
-def _calibrations(_: Sequence[Experiment], measured: Sequence[Measured]) -> list[Drawing]:
-    key: Callable[[Measured], tuple[str, ...]] = lambda m: m.experiment.block
-    return [(key(some[0]), partial(calibration, some)) for some in _group_by(measured, key)]
-
-
-def _over(
-    key: Callable[[Experiment], tuple[str, ...]], draw: Callable[[Sequence[Experiment]], "Figure | None"]
-) -> "Maker":
+def _over(key: Key, draw: Callable[[Sequence[Experiment]], "Figure | None"]) -> "Maker":
     """One figure per key; each experiment is labeled by the settings that differ within the figure."""
     named: Callable[[Sequence[Experiment]], list[Experiment]] = lambda es: group(run for e in es for run in e.counted)
     return lambda experiments, _: [(key(some[0]), partial(draw, named(some))) for some in _group_by(experiments, key)]
@@ -314,13 +305,13 @@ def _over(
 
 Maker = Callable[[Sequence[Experiment], Sequence[Measured]], list[Drawing]]
 FIGURES: dict[str, Maker] = {
-    "losses": _by_method(losses),
-    "confusion": _by_method(confusion),
+    "losses": _from_arrays(lambda e: (e.data, e.net, e.label), losses),
+    "confusion": _from_arrays(lambda e: (e.data, e.net, e.label), confusion),
     "samples": _over(lambda e: e.block, samples),
     "stability": _over(lambda e: (*e.block, f"{_length(e)} epochs"), stability),
-    "rectifier": _rectifiers,
+    "rectifier": _from_arrays(lambda e: (e.data, e.net, e.label, e.noise), rectifier),
     "sigma": _over(lambda e: (e.data, e.net, f"{_length(e)} epochs"), sigma),
-    "calibration": _calibrations,
+    "calibration": _from_arrays(lambda e: e.block, calibration),
 }
 FROM_ARRAYS = ("losses", "confusion", "rectifier", "calibration")
 
@@ -398,11 +389,3 @@ def _seconds(run: RunRecord) -> float:
     """The median time of an epoch. The first is left out, because kernels are compiled in it."""
     values = [s for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]
     return median(values[1:] or values)
-
-
-def _last(run: RunRecord) -> float | None:
-    return number(run.epochs[-1], "test_acc")
-
-
-def _best(run: RunRecord) -> float | None:
-    return max((a for epoch in run.epochs if (a := number(epoch, "test_acc")) is not None), default=None)

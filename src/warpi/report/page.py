@@ -61,7 +61,7 @@ def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[De
         title = f"{first.label} on {Path(first.data).name}{noise}"
     tables = {block.title: block for block in blocks(rows)}
     shown = []
-    for name, members in groupby(experiments, lambda g: f"{g.data}, noise {g.noise}, {g.net}"):
+    for name, members in groupby(experiments, lambda g: g.block_title):
         shown.append({"name": name, "table": tables[name], "curves": _curves(list(members), len(experiments) > 1)})
     parts = [_experiment(g, known) for g in experiments]
     return str(render("page.html", title=title, blocks=shown, table_legend=legend(rows), experiments=parts))
@@ -71,9 +71,14 @@ def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[De
 
 
 def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
-    detail = next((known[run.path] for run in g.runs if run.path in known), None)
+    detail = next((known[run.path] for run in g.runs if run.path in known), Detail(g.first.path))
     accuracy, note = _accuracy(g)
-    parts: dict[str, Any] = {
+    truth = "true class" if g.first.facts.get("test_labels") == "clean" else "given label"
+    about = ""
+    if detail.run in known and len(g.counted) > 1:
+        seed = next(run.spec["seed"] for run in g.runs if run.path == detail.run)
+        about = f"The rest of this section is about seed {seed}: {detail.run}"
+    return {
         "name": f"{g.label}: {g.data}, {g.noise}, {g.net}",
         "tiles": _tiles(g, detail),
         "facts": _facts(g),
@@ -81,27 +86,16 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
         "accuracy": accuracy,
         "accuracy_note": note,
         "commands": [_rerun(run) for run in g.runs],
-        "about": "",
-        "losses": None,
-        "confusions": [],
-        "worst": None,
-        "audit": None,
-        "missing": (),
+        "about": about,
+        "losses": _losses(detail),
+        "confusions": _confusions(detail, truth),
+        "worst": None if detail.test is None else _worst_classes(detail.test, detail.classes, truth),
+        "audit": None if detail.audit is None else _audit(detail.audit),
+        "missing": detail.missing,
     }
-    if detail is not None:
-        if len(g.counted) > 1:
-            seed = next(run.spec["seed"] for run in g.runs if run.path == detail.run)
-            parts["about"] = f"The rest of this section is about seed {seed}: {detail.run}"
-        truth = "true class" if g.first.facts.get("test_labels") == "clean" else "given label"
-        parts["losses"] = _losses(detail)
-        parts["confusions"] = _confusions(detail, truth)
-        parts["worst"] = None if detail.test is None else _worst_classes(detail.test, detail.classes, truth)
-        parts["audit"] = None if detail.audit is None else _audit(detail.audit)
-        parts["missing"] = detail.missing
-    return parts
 
 
-def _tiles(g: Experiment, detail: Detail | None) -> list[tuple[str, str]]:
+def _tiles(g: Experiment, detail: Detail) -> list[tuple[str, str]]:
     """The numbers that a reader looks for first."""
     facts = g.first.facts
     tiles: list[tuple[str, str]] = []
@@ -114,7 +108,7 @@ def _tiles(g: Experiment, detail: Detail | None) -> list[tuple[str, str]]:
         tiles.append((mean, f"test accuracy{against}; {len(last)} seeds"))
     if (wrong := facts.get("wrong_share")) is not None:
         tiles.append((f"{100 * wrong:.1f} %", "of the training labels are wrong (known truth)"))
-    if detail is not None and detail.audit is not None:
+    if detail.audit is not None:
         rate, low, high = (100 * value for value in detail.audit.noise_rate)
         tiles.append((f"{detail.audit.n_issues:,}", f"suspicious labels of {detail.audit.n:,}"))
         tiles.append((f"{rate:.1f} %", f"of the labels are wrong (audit: {low:.1f} to {high:.1f})"))

@@ -41,37 +41,14 @@ def mean_interval(values: Sequence[float | None]) -> tuple[float | None, float |
 
     Both are None if a value is missing; the half-width is None for a single value.
     """
+    from scipy.special import stdtrit  # quantiles of Student's distribution; slow to import
+
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None, None
     n = len(known)
-    half = student(n - 1) * statistics.stdev(known) / math.sqrt(n) if n > 1 else None
+    half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(known) / math.sqrt(n) if n > 1 else None
     return statistics.fmean(known), half
-
-
-def student(df: int, inside: float = 0.95) -> float:
-    """The t for which a variable of Student's distribution is in [-t, t] with probability `inside`."""
-    low, high = 0.0, math.pi / 2  # bisection over theta = atan(t / sqrt(df)), for which P(|T| < t) is a finite sum
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _within(middle, df) < inside else (low, middle)
-    return math.sqrt(df) * math.tan(low)
-
-
-def _within(theta: float, df: int) -> float:
-    """P(|T| < sqrt(df) tan(theta)).
-
-    Even df: sin (1 + 1/2 cos^2 + 1·3/(2·4) cos^4 + ...); odd df: 2/pi (theta + sin (cos + 2/3 cos^3 + ...)); both up to
-    cos^(df - 2).
-    """
-    odd = df % 2
-    cos = math.cos(theta)
-    total = 0.0
-    term = cos if odd else 1.0
-    for k in range(odd, df - 1, 2):  # the power of cos
-        total += term
-        term *= (k + 1) / (k + 2) * cos * cos
-    total *= math.sin(theta)
-    return 2 / math.pi * (theta + total) if odd else total
 
 
 def _difference(g: Experiment, other: Experiment) -> Difference:

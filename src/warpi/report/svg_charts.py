@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 COLORS = 7  # classes c0 .. c6 of page.css
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")  # tell lines apart when there are more lines than colors
-_WIDTH, _HEIGHT = 400, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 390, 10, 192  # edges of the plotted area
+_AREA = {"width": 400, "height": 230, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
 
 
 class Series(NamedTuple):
@@ -35,17 +35,6 @@ class Shape(NamedTuple):
     color: int
     dash: str = ""
     title: str = ""  # shown by the browser when the pointer is above
-
-
-class _Cell(NamedTuple):
-    """A cell of a matrix."""
-
-    kind: str
-    x: float
-    y: float
-    opacity: float
-    title: str
-    text: str
 
 
 def stroke(path: str, look: int, title: str = "") -> Shape:
@@ -138,18 +127,18 @@ def matrix(title: str, counts: NDArray[Any], classes: Sequence[str], rows: str, 
 
 def _cells(
     counts: NDArray[Any], share: NDArray[Any], classes: Sequence[str], size: float, left: float, top: float
-) -> Iterator[_Cell]:
+) -> Iterator[dict[str, Any]]:
     """Every cell that is not empty, with its number."""
     for i, j in zip(*np.nonzero(counts), strict=True):
         n = int(counts[i, j])
-        yield _Cell(
-            "hit" if i == j else "miss",
-            left + j * size,
-            top + i * size,
-            0.08 + 0.92 * float(share[i, j]),
-            f"{classes[i]} → {classes[j]}: {n}, {100 * share[i, j]:.1f} %",
-            str(n) if n < 10_000 else f"{n / 1000:.0f}k",
-        )
+        yield {
+            "kind": "hit" if i == j else "miss",
+            "x": left + j * size,
+            "y": top + i * size,
+            "opacity": 0.08 + 0.92 * float(share[i, j]),
+            "title": f"{classes[i]} → {classes[j]}: {n}, {100 * share[i, j]:.1f} %",
+            "text": str(n) if n < 10_000 else f"{n / 1000:.0f}k",
+        }
 
 
 def _cell_paths(share: NDArray[Any], size: float, left: float, top: float) -> Iterator[tuple[str, float, str]]:
@@ -208,12 +197,7 @@ def _chart(
     return render(
         "chart.svg",
         title=title,
-        width=_WIDTH,
-        height=_HEIGHT,
-        left=_LEFT,
-        right=_RIGHT,
-        top=_TOP,
-        bottom=_BOTTOM,
+        **_AREA,
         y_ticks=[(y(value), f"{value:g}{unit}") for value in y.ticks(5)],
         x_ticks=x_ticks,
         x_label=x_label,

@@ -66,12 +66,8 @@ def to_markdown(rows: Sequence[Row]) -> str:
     """The tables as Markdown (GitHub's dialect)."""
     parts = []
     for block in blocks(rows):
-        out = [
-            f"### {_markdown(block.title)}",
-            "",
-            _pipes(block.heads),
-            "|:---" + "|---:" * (len(block.heads) - 1) + "|",
-        ]
+        alignment = "|:---" + "|---:" * (len(block.heads) - 1) + "|"
+        out = [f"### {_markdown(block.title)}", "", _pipes(block.heads), alignment]
         for name, lines in block.sections:
             out.append(_pipes([f"*{name}*", *[""] * (len(block.heads) - 1)]))
             for line in lines:
@@ -95,15 +91,8 @@ def to_latex(rows: Sequence[Row]) -> str:
                 cells = [_latex(cell) for cell in line.cells]
                 cells[2] = rf"\textbf{{{cells[2]}}}" if line.bold else cells[2]
                 out.append(" & ".join(cells) + r" \\")
-        note = " ".join([block.note, legend(rows)])
-        out += [
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-            r"\smallskip",
-            rf"{{\footnotesize {_latex(note)}}}",
-            r"\end{table}",
-        ]
+        note = _latex(" ".join([block.note, legend(rows)]))
+        out += [r"\bottomrule", r"\end{tabular}", "", r"\smallskip", rf"{{\footnotesize {note}}}", r"\end{table}"]
         parts.append("\n".join(out))
     return "\n\n".join(parts) + "\n"
 

@@ -13,16 +13,13 @@ from warpi.errors import UserError, unknown
 T = TypeVar("T")
 
 
-def setting(default: T, help: str, low: float | None = None, high: float | None = None) -> T:
-    """A dataclass field with a default, the help text of its command-line flag, and limits for `check_types`."""
+def setting(default: T, help: str, low: float | str | None = None, high: float | None = None) -> T:
+    """A dataclass field with a default, the help text of its command-line flag, and limits for `check_types`.
+
+    The lower limit may be the name of an earlier field.
+    """
     described: T = field(default=default, metadata={"help": help, "low": low, "high": high})
     return described
-
-
-def within(settings: object, **limits: tuple[float, float]) -> None:
-    """Check that fields (numbers or tuples of numbers) are in closed intervals. None is allowed."""
-    for name, (low, high) in limits.items():
-        _check_limits(name, getattr(settings, name), low, high)
 
 
 def _check_limits(name: str, value: Any, low: float | None, high: float | None) -> None:
@@ -49,7 +46,8 @@ def check_types(settings: object) -> None:
                     raise unknown(f.name.replace("_", " "), value, map(str, get_args(hint)))
                 raise UserError(f"{f.name} must be one of {', '.join(map(repr, get_args(hint)))}, got {value!r}")
             raise UserError(f"{f.name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
-        _check_limits(f.name, value, f.metadata.get("low"), f.metadata.get("high"))
+        low = f.metadata.get("low")
+        _check_limits(f.name, value, getattr(settings, low) if isinstance(low, str) else low, f.metadata.get("high"))
 
 
 def split_names(text: str) -> list[str]:
