@@ -16,7 +16,6 @@ from warpi.fewshot.compare import examples, judged, versatility
 from warpi.fewshot.data import Classes, FewShotData, load_fewshot
 from warpi.fewshot.plot import Curve, plot_bases, plot_curves, plot_versatility
 from warpi.fewshot.run import fit
-from warpi.report.plot_style import figure_style
 from warpi.utils.seeding import generator
 
 QUICK: dict[str, Any] = {"tasks": 2, "queries": 2, "val_every": 4, "val_tasks": 4, "threads": 1, "device": "cpu"}
@@ -43,12 +42,11 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that a test draws. They are not written, which would take most of the time."""
     drawn: list[Figure] = []
 
-    def picture(draw: Any, _: str) -> bytes:
-        with figure_style():
-            drawn.append(draw())
+    def keep(figure: Figure, _: str) -> bytes:
+        drawn.append(figure)
         return b""
 
-    monkeypatch.setattr(plot, "_picture", picture)
+    monkeypatch.setattr(plot, "render", keep)
     return drawn
 
 

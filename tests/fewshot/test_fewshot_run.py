@@ -51,12 +51,6 @@ def tiny_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warpi.fewshot.run._read_builtin", read)
 
 
-def draw_only(draw: Any, _: str) -> bytes:
-    """Draw a figure without writing it."""
-    draw()
-    return b""
-
-
 def state(run: Any) -> str:
     return checkpoint.digest(checkpoint.state_of(run.learner))
 
@@ -255,7 +249,7 @@ def test_training_tasks_may_have_more_ways_than_test_tasks(tmp_path: Path, monke
     drawn: list[list[tuple[int, int]]] = []
     monkeypatch.setattr(plot, "_line", lambda _, rows, *__: drawn.append([(r["ways"], r["shots"]) for r in rows]))
     monkeypatch.setattr(plot, "_finish", lambda *_, **__: None)
-    monkeypatch.setattr(plot, "_picture", draw_only)
+    monkeypatch.setattr(plot, "render", lambda *_: b"")
     plot_versatility(rows, "svg")
     assert drawn == [[(2, 1), (4, 1)], [(2, 1), (2, 5)]]
 
@@ -418,7 +412,7 @@ def test_figures_average_over_seeds_only(monkeypatch: pytest.MonkeyPatch) -> Non
         lines[label] = [row["mean"] for row in rows]
 
     monkeypatch.setattr(plot, "_line", line)
-    monkeypatch.setattr(plot, "_picture", draw_only)
+    monkeypatch.setattr(plot, "render", lambda *_: b"")
     common = {"label": "rff", "metric": "accuracy", "transductive": True, "tasks": 9, "ways": 5, "train_ways": 5}
     for by in ("shots", "data"):
         kinds = {"shots": (1, 5), "data": ("cifar_fs", "omniglot")}[by]

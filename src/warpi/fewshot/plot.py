@@ -1,6 +1,5 @@
 """Figures: regression curves, score against the number of bases, and tasks with other ways and shots."""
 
-import io
 import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -8,11 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warpi.errors import UserError
 from warpi.fewshot.episodes import task_name
-from warpi.report.plot_style import COLORS, GREY, figure_style
+from warpi.report.plot_style import COLORS, GREY, figure_style, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -46,7 +44,7 @@ def plot_curves(curves: Sequence[Sequence[Curve]], kind: str) -> bytes:
         if twice:
             raise UserError(f"two runs are {twice[0]} with {line[0].shots} shots; leave out one of them")
 
-    def draw() -> "Figure":
+    with figure_style():
         from matplotlib.figure import Figure
 
         n = len(curves)
@@ -70,9 +68,7 @@ def plot_curves(curves: Sequence[Sequence[Curve]], kind: str) -> bytes:
                 axes[i].set_axis_off()
         most = max((ax.get_legend_handles_labels() for ax in panels.flat), key=lambda handles: len(handles[1]))
         figure.legend(*most, loc="outside lower center", ncols=4)
-        return figure
-
-    return _picture(draw, kind)
+        return render(figure, kind)
 
 
 def _curve(ax: "Axes", curve: Curve, color: str) -> None:
@@ -93,7 +89,7 @@ def plot_bases(rows: Sequence[Row], kind: str) -> bytes:
         )
     groups = _lines(with_bases, _name(with_bases, _task))
 
-    def draw() -> "Figure":
+    with figure_style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.5, 3.4 + 0.2 * len(groups)), layout="constrained")
@@ -108,9 +104,7 @@ def plot_bases(rows: Sequence[Row], kind: str) -> bytes:
         _finish(ax, with_bases)
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=1)
         ax.set_title(textwrap.fill(_describe(with_bases, kinds=True), 70), loc="left", fontsize=10)
-        return figure
-
-    return _picture(draw, kind)
+        return render(figure, kind)
 
 
 def plot_versatility(rows: Sequence[Row], kind: str) -> bytes:
@@ -122,7 +116,7 @@ def plot_versatility(rows: Sequence[Row], kind: str) -> bytes:
     name = _name(rows, lambda r: r["data"])
     groups = _lines(rows, lambda r: f"{name(r)}, trained on {task_name(r['train_ways'], r['train_shots'])}", "bases")
 
-    def draw() -> "Figure":
+    with figure_style():
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
@@ -139,9 +133,7 @@ def plot_versatility(rows: Sequence[Row], kind: str) -> bytes:
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=1)
         figure.suptitle(_describe(rows, kinds=False), fontsize=10)
-        return figure
-
-    return _picture(draw, kind)
+        return render(figure, kind)
 
 
 def _lines(rows: Sequence[Row], name: Callable[[Row], str], *also: str) -> dict[str, list[Row]]:
@@ -251,11 +243,3 @@ def _describe(rows: Sequence[Row], kinds: bool) -> str:
     protocol = "/".join(sorted({"transductive" if row["transductive"] else "inductive" for row in rows}))
     numbers = "/".join(sorted({str(row["tasks"]) for row in rows}))
     return ", ".join(part for part in (data, tasks, protocol, f"{numbers} test tasks") if part)
-
-
-def _picture(draw: Any, kind: str) -> bytes:
-    metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[kind]
-    content = io.BytesIO()
-    with figure_style():
-        draw().savefig(content, format=kind, dpi=150, metadata=metadata)
-    return content.getvalue()

@@ -21,6 +21,7 @@ _FREQUENT = ("warpi", "mwnet", "ce", "warpi_detc")  # each has its own color; th
 _MARKERS = ("", "o", "s", "^", "D", "v", "P")  # tell lines apart when there are more lines than colors
 GREY = "#5c6470"
 DPI = 150
+_METADATA = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # no time, no version
 _STYLE = {
     "svg.hashsalt": "warpi",  # otherwise the ids in the file are random
     "svg.fonttype": "path",
@@ -57,13 +58,17 @@ def figure_style() -> Iterator[None]:
 
 def save(figure: "Figure", path: Path) -> list[Path]:
     """Write a figure as PATH.png and PATH.svg. The same figure gives the same bytes."""
-    paths = []
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        content = io.BytesIO()
-        figure.savefig(content, format=kind, dpi=DPI, metadata=metadata)
-        paths.append(path.with_name(f"{path.name}.{kind}"))
-        write_with_folder(paths[-1], content.getvalue())
+    paths = [path.with_name(f"{path.name}.{kind}") for kind in _METADATA]
+    for file in paths:
+        write_with_folder(file, render(figure, file.suffix[1:]))
     return paths
+
+
+def render(figure: "Figure", kind: str) -> bytes:
+    """The content of a png or svg file of a figure."""
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=DPI, metadata=_METADATA[kind])
+    return content.getvalue()
 
 
 def image_format(path: Path) -> str:

@@ -7,8 +7,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from warpi.fewshot.learner import Conditioned, Output, Problem
-from warpi.fewshot.learners.embedding import NORM_HELP, Embedding, FeatureNet, Norm, make_calibration, make_targets
+from warpi.fewshot.learner import Conditioned, Problem
+from warpi.fewshot.learners.embedding import (
+    NORM_HELP,
+    Embedding,
+    FeatureNet,
+    Norm,
+    make_calibration,
+    make_targets,
+    ridge_predictor,
+)
 from warpi.fewshot.learners.kernels import fourier_features, gaussian_kernel, mean_distance
 from warpi.fewshot.learners.ridge import fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian
@@ -49,13 +57,7 @@ class KernelRidge(Embedding):
                 return fourier_features(g, q, net.eps, net.phase)
 
             fit = (fit_kernel if self.kernel == "rbf" else fit_features)(rows(f), Y, lam)
-
-        def predict(query_x: Tensor) -> Output:
-            g = net.psi(query_x, stats)[0]
-            with torch.autocast(g.device.type, enabled=False):
-                return Output(net.scale * fit.mean(rows(g)) + net.shift)
-
-        return predict
+        return ridge_predictor(net, fit, stats, rows)
 
 
 class Networks(nn.Module):

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from warpi.fewshot.learner import Conditioned, Output, Problem
-from warpi.fewshot.learners.embedding import Embedding, FeatureNet, make_calibration, make_targets
+from warpi.fewshot.learner import Conditioned, Problem
+from warpi.fewshot.learners.embedding import Embedding, FeatureNet, make_calibration, make_targets, ridge_predictor
 from warpi.fewshot.learners.ridge import fit_features
 
 
@@ -31,13 +31,7 @@ class R2D2(Embedding):
         f, stats = net.psi(support_x)
         with torch.autocast(f.device.type, enabled=False):
             fit = fit_features(with_one(f), make_targets(support_y, ways, f), net.log_ridge.exp().expand(len(f)))
-
-        def predict(query_x: Tensor) -> Output:
-            g = net.psi(query_x, stats)[0]
-            with torch.autocast(g.device.type, enabled=False):
-                return Output(net.scale * fit.mean(with_one(g)) + net.shift)
-
-        return predict
+        return ridge_predictor(net, fit, stats, with_one)
 
 
 class Networks(nn.Module):
