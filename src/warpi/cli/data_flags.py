@@ -1,8 +1,8 @@
 """The flags that name the data of a command, with their deprecated names."""
 
-import argparse
 import os
 import sys
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,33 +22,23 @@ def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = ()) -> No
     flags["--noise"] = ("noise", "KIND:RATE", texts["noise"])
     if "meta_data" not in skip:
         flags["--trusted"] = ("meta_data", "FILE", texts["meta_data"])
-        flags["--meta-data"] = ("meta_data", "FILE", argparse.SUPPRESS)
+        flags["--meta-data"] = ("meta_data", "FILE", SUPPRESS)
     for flag, (field, metavar, text) in flags.items():
-        group.add_argument(flag, action=_Store, dest=field, metavar=metavar, default=argparse.SUPPRESS, help=text)
+        group.add_argument(flag, action=_Store, dest=field, metavar=metavar, default=SUPPRESS, help=text)
 
 
 def add_trusted_output(parser: Parser, text: str, metavar: str = "FILE") -> None:
     """Add `--export-trusted`, and `--trusted`, its deprecated name in commands that write a trusted set."""
-    parser.add_argument("--export-trusted", type=Path, metavar=metavar, help=text)
-    parser.add_argument(
-        "--trusted",
-        action=_Store,
-        dest="export_trusted",
-        type=Path,
-        metavar=metavar,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
+    parser.add(f"--export-trusted {metavar}", text, Path)
+    parser.add_argument("--trusted", action=_Store, dest="export_trusted", type=Path, default=SUPPRESS, help=SUPPRESS)
     if metavar == "FILE":
         parser.outputs.add("export_trusted")
 
 
-class _Store(argparse.Action):
+class _Store(Action):
     """Store a value under its field name, and warn about deprecated ways to write it."""
 
-    def __call__(
-        self, _: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, flag: str | None = None
-    ) -> None:
+    def __call__(self, _: ArgumentParser, namespace: Namespace, value: Any, flag: str | None = None) -> None:
         if flag == "--labels":
             value = given_labels(value)
         elif flag == "--noise" and is_label_file(value):

@@ -246,11 +246,11 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from warpi.fewshot.episodes import task_name
     from warpi.fewshot.plot import distinguish
+    from warpi.report.table import screen
 
     tasks = ("label", "data", "ways", "shots")
     name = distinguish(rows, lambda r: str(r["label"]), lambda r: tuple(r[k] for k in tasks), also=("bases", "seed"))
@@ -271,10 +271,8 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         )
     if not any(line[-1] for line in lines[1:]):
         lines = [line[:-1] for line in lines]
-    console = Console(highlight=False)
+    console = screen()
     widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
-    if not console.is_terminal:  # a file or a pipe may be as wide as necessary
-        console.width = max(console.width, sum(widths))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for i, head in enumerate(lines[0]):
         most = None if i else max(12, console.width - sum(widths[1:]))  # names are folded, then kinds of tasks

@@ -13,13 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from warpi.errors import UserError, first_line, missing_package
+from warpi.errors import MALFORMED_ERRORS, UserError, first_line, missing_package
 
 # Errors that the readers raise if bytes are missing or changed.
-_DAMAGED = (
-    *(OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError),
-    *(OverflowError, MemoryError, struct.error, SafetensorError),
-)
+_DAMAGED = (*MALFORMED_ERRORS, OSError, EOFError, AssertionError, MemoryError, struct.error, SafetensorError)
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:

@@ -24,7 +24,7 @@ from torch import nn
 
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
-from warpi.nets.registry import NETS, NetBuilder, NetEntry, make_net
+from warpi.nets.registry import NETS, NetEntry, make_net
 from warpi.runs.defaults import check_is_method, resolve_method
 from warpi.runs.rerun import PLUGIN_FILES, short_name
 from warpi.runs.schema import STORED
@@ -267,7 +267,7 @@ def _check_flags(method: Method, names: list[str], place: str) -> None:
 
 
 def _make_entry(build: object, place: str, path: Path) -> NetEntry:
-    """The entry of a custom network in NETS."""
+    """The entry of a custom network in NETS. Errors of its function name the entry."""
     if isinstance(build, nn.Module):
         kind = type(build).__name__
         raise UserError(
@@ -284,11 +284,6 @@ def _make_entry(build: object, place: str, path: Path) -> NetEntry:
         pass
     has_doc = inspect.isroutine(build) or isinstance(build, type)
     summary = ((build.__doc__ or "") if has_doc else "").strip().partition("\n")[0]
-    return NetEntry(summary or f"from {path.name}", _with_place(build, place, path))
-
-
-def _with_place(build: Callable[..., Any], place: str, path: Path) -> NetBuilder:
-    """The function that builds a custom network; its errors name the entry."""
 
     def build_net(shape: tuple[int, ...], n_classes: int) -> nn.Module:
         try:
@@ -299,4 +294,4 @@ def _with_place(build: Callable[..., Any], place: str, path: Path) -> NetBuilder
             message = _format_error(e, path.name, path)
             raise UserError(f"{place} cannot be built for {shape}, {n_classes}: {message}") from e
 
-    return build_net
+    return NetEntry(summary or f"from {path.name}", build_net)

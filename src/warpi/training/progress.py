@@ -17,16 +17,11 @@ class Progress:
         self.epochs = epochs
         self.quiet = quiet
         self.shown = SHOWN if shown is None else shown  # fields of a record and their labels
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
         self.console = Console(highlight=False)
-        self.bar = Bar(
-            *columns,
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=quiet or not self.console.is_terminal,
-        )
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        hidden = quiet or not self.console.is_terminal
+        self.bar = Bar(*columns, *times, console=self.console, disable=hidden)
         self.job = self.bar.add_task("training", total=epochs * steps, completed=done)
 
     def __enter__(self) -> "Progress":

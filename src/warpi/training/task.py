@@ -235,11 +235,7 @@ def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:
             "on; give as trusted only those that were checked"
         )
     if repeated.any():
-        log.info(
-            "%d of %d rows also appear in the trusted set and are used only as trusted examples",
-            int(repeated.sum()),
-            len(rows),
-        )
+        log.info("%d rows also appear in the trusted set and are used only as trusted examples", int(repeated.sum()))
     rows = rows[~repeated]
     if dataset.test is not None:
         check_disjoint(trusted, dataset.test, Split(dataset.examples, rows, dataset.y[rows]))
