@@ -1,11 +1,18 @@
 """Errors that a user can fix. Each message says what was given, what is allowed and what to do."""
 
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
 MALFORMED_ERRORS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 """Errors that malformed stored values can cause. RecursionError is a RuntimeError."""
+_BAD_BYTES = (ValueError, EOFError, RuntimeError, SyntaxError, MemoryError)
+DAMAGED_ARRAY_ERRORS = (*_BAD_BYTES, tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile)
+"""Errors that damaged bytes cause in numpy's reader of .npy and .npz files, and in the modules it uses."""
 
 
 class UserError(ValueError):

@@ -145,7 +145,9 @@ def _predict(method: Method, folds: int, path: Path | None) -> _Predictions:
     val = predict_split(method, task.val)
     train, memorization = _remove_memorization(predict_split(method, task.train), val)
     trusted_left_out = not method.uses_trusted
-    source = _describe_in_sample(len(val.y))
+    source = f"in sample, corrected for memorized labels, as measured on {len(val.y)} held-out rows"
+    if not len(val.y):
+        source = "in sample: without held-out rows, it is unknown how many labels it memorized; use folds"
     cross_validated = None
     if folds:
         cross_validated, left_out = predict_out_of_sample(method, folds, path)
@@ -161,15 +163,6 @@ def _predict(method: Method, folds: int, path: Path | None) -> _Predictions:
         train = replace(cross_validated, per_network=np.stack([in_sample, cross_validated.p]))  # [2, n, K]
         memorization = 0.0
     return _Predictions(train, val, trusted, trusted_left_out, source, temperature, memorization)
-
-
-def _describe_in_sample(n_val: int) -> str:
-    if n_val:
-        return f"in sample, corrected for memorized labels, as measured on {n_val} held-out rows"
-    return (
-        "in sample: the network was trained on these labels, and without held-out rows it cannot be measured how many "
-        "of them it memorized; use folds"
-    )
 
 
 def _remove_memorization(train: RowPredictions, val: RowPredictions) -> tuple[RowPredictions, float]:
@@ -226,9 +219,7 @@ def estimate_uncertainty(predictions: RowPredictions, T: Floats, folds: bool = F
         varied.append(f"{SAMPLES} samples of the label probability")
     if len(predictions.per_network):
         variance += np.stack([scores.label_quality(p, y, T) for p in predictions.per_network]).var(0)
-        varied.append(
-            "the networks of the run and of the fold" if folds else f"{len(predictions.per_network)} networks"
-        )
+        varied.append("the networks of run and fold" if folds else f"{len(predictions.per_network)} networks")
     if varied:
         return np.sqrt(variance), f"standard deviation of wrong_probability over {' and over '.join(varied)}"
     q = scores.posterior(predictions.p, y, T)

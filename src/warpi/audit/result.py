@@ -2,10 +2,6 @@
 
 import io
 import json
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.label_scores import Floats, Ints, posterior
-from warpi.errors import MALFORMED_ERRORS, UserError, missing_package
+from warpi.errors import DAMAGED_ARRAY_ERRORS, MALFORMED_ERRORS, UserError, missing_package
 from warpi.utils.files import write_atomically, write_csv
 
 AUDIT_FILE = "audit.npz"
@@ -162,11 +158,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
-    # Everything that numpy and zipfile raise for damaged bytes.
-    except (
-        OSError, KeyError, EOFError, RuntimeError, SyntaxError, MemoryError,
-        tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile,
-    ) as e:  # fmt: skip
+    except (OSError, KeyError, *DAMAGED_ARRAY_ERRORS) as e:
         raise ValueError(str(e)) from e
 
 

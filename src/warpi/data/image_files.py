@@ -183,11 +183,9 @@ class FileExamples(Examples):
             answers.append(readers.ask(request, out).result if readers else partial(_fill, request, out))
         return _PendingBatch(paths, images, answers)
 
-    def _any_exists(self) -> bool:
-        return any(os.path.exists(self.path(row)) for row in range(len(self)))
-
     def _record_bad(self, paths: list[str], reasons: list[str | None]) -> None:
-        if not self.bad and any(map(_is_absent, reasons)) and not self._any_exists():
+        files = map(self.path, range(len(self)))
+        if not self.bad and any(map(_is_absent, reasons)) and not any(map(os.path.exists, files)):
             slashes = "; write / between folders, not \\" if "\\" in self.paths[0] else ""
             raise UserError(
                 f"none of the {len(self)} listed images exists; the first, {self.paths[0]!r}, is not in "

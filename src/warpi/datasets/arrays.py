@@ -1,9 +1,5 @@
 """Arrays of inputs and labels (.npz, .npy)."""
 
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +18,10 @@ from warpi.datasets.column_checks import check_label
 from warpi.datasets.label_columns import OLD_NAMES, find_trusted_column, warn_old_name
 from warpi.datasets.labels import encode_labels, parse_marks, parse_numbers, sort_classes, to_texts
 from warpi.datasets.text_files import check_suffix, reading, shorten_list
-from warpi.errors import UserError
+from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError
 
 _KEYS = {"x", "clean", "verified", "trusted", "classes"}  # and the labels
 _KEYS |= {f"{name}_{part}" for name in "xy" for part in ("test", "trusted", "meta")}
-# Exceptions that damaged bytes cause in numpy's reader and the modules it uses.
-_BROKEN = (
-    *(ValueError, EOFError, RuntimeError, SyntaxError, MemoryError),
-    *(tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile),
-)
 
 
 def read_arrays(
@@ -209,13 +200,13 @@ def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[An
             for key in content:
                 try:
                     arrays[key] = content[key]
-                except _BROKEN:
+                except DAMAGED_ARRAY_ERRORS:
                     if needed is None or key.lower() in needed:
                         raise
             return arrays
     except UserError:
         raise
-    except _BROKEN as e:
+    except DAMAGED_ARRAY_ERRORS as e:
         reason = str(e).partition("\n")[0]
         is_object = key and reason.startswith("Object")
         advice = f"; if {key!r} is text, save it as {key}.astype(str)" if is_object else ""

@@ -43,7 +43,7 @@ def warn_once(message: str) -> None:
 def check_numeric_text(cells: Sequence[str], name: str, at: Callable[[int], str]) -> None:
     """Reject a text column that is probably numeric: nine of ten cells are numbers, or would be without commas."""
     count = Counter(cell for cell in cells if cell.lower() not in MISSING)
-    words = {cell for cell in count if not _is_number(cell)}
+    words = {cell for cell in count if not is_number(cell)}
     commas = {cell for cell in words if _DECIMAL_COMMA.fullmatch(cell)}
     total = count.total()
     n_words = sum(count[cell] for cell in words)
@@ -64,7 +64,8 @@ def check_numeric_text(cells: Sequence[str], name: str, at: Callable[[int], str]
         )
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number. Python reads 1_0 as 10."""
     try:
         float(cell)
     except ValueError:
@@ -91,7 +92,7 @@ def warn_suspicious_feature(values: NDArray[Any], name: str, path: object) -> No
     if n < _ENOUGH_ROWS:
         return
     numbers = parse_numbers(values) if values.dtype.kind == "O" else values.astype(np.float64)
-    if numbers is None and len(words) > 2 and all(_is_number(word.translate(_SIGNS)) for word in words):
+    if numbers is None and len(words) > 2 and all(is_number(word.translate(_SIGNS)) for word in words):
         warn_once(
             f"{path}: column {name!r} holds numbers with extra characters ({values[0]!r}), and each becomes a separate "
             f"feature; write plain numbers, such as 1000 or -0.5, or drop it with {drop}"
@@ -164,4 +165,4 @@ def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:
 def _bare_name(text: str) -> str:
     """A name without case, spaces, dashes and invisible characters; a number as its value."""
     text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
-    return str(float(text) + 0.0) if _is_number(text) else "".join(re.split(r"[\s_]+|(?<=\w)-+(?=\w)", text.casefold()))
+    return str(float(text) + 0.0) if is_number(text) else "".join(re.split(r"[\s_]+|(?<=\w)-+(?=\w)", text.casefold()))

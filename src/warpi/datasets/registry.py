@@ -28,24 +28,17 @@ class DatasetEntry:
 
 
 DATASETS: dict[str, DatasetEntry] = {
-    "digits": DatasetEntry(
-        "warpi.datasets.digits:digits", "1,797 handwritten digits, 8 x 8, 10 classes; included in scikit-learn"
-    ),
+    "digits": DatasetEntry("warpi.datasets.digits:digits", "1,797 digits, 8 x 8, 10 classes; included in scikit-learn"),
     "cifar10": DatasetEntry(
-        "warpi.datasets.cifar:cifar10", "60,000 photos, 32 x 32, 10 classes; official files, optionally CIFAR-N labels"
+        "warpi.datasets.cifar:cifar10", "60,000 photos, 32 x 32, 10 classes; official files, optional CIFAR-N labels"
     ),
     "cifar100": DatasetEntry(
-        "warpi.datasets.cifar:cifar100",
-        "60,000 photos, 32 x 32, 100 classes; official files, optionally CIFAR-N labels",
+        "warpi.datasets.cifar:cifar100", "60,000 photos, 32 x 32, 100 classes; official files, optional CIFAR-N labels"
     ),
     "clothing1m": DatasetEntry(
-        "warpi.datasets.web_images:clothing1m",
-        "1 million photos of clothes, 14 classes; published key files",
-        resizable=True,
+        "warpi.datasets.web_images:clothing1m", "1 million photos of clothes, 14 classes", resizable=True
     ),
     "food101n": DatasetEntry(
-        "warpi.datasets.web_images:food101n",
-        "Food-101N with the Food-101 test set, 101 classes; published lists",
-        resizable=True,
+        "warpi.datasets.web_images:food101n", "Food-101N with the Food-101 test set, 101 classes", resizable=True
     ),
 }

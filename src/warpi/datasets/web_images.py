@@ -43,15 +43,9 @@ def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | 
     test = list_images(_read_keys(root / "clean_test_key_list.txt"), checked, "clean_label_kv.txt")
     keys = _remove_held_out(_read_keys(root / "noisy_train_key_list.txt"), trusted.paths, test.paths)
     lists = {"train": list_images(keys, noisy, "noisy_label_kv.txt"), "trusted": trusted, "test": test}
-    return make_image_dataset(
-        "clothing1m",
-        CLOTHING1M,
-        PHOTO if size is None else size,
-        in_memory,
-        lists,
-        clean=torch.tensor([checked.get(key, -1) for key in keys]),
-        test_is_clean=True,
-    )
+    clean = torch.tensor([checked.get(key, -1) for key in keys])
+    size = PHOTO if size is None else size
+    return make_image_dataset("clothing1m", CLOTHING1M, size, in_memory, lists, clean=clean, test_is_clean=True)
 
 
 def _read_labels(path: Path) -> dict[str, int]:
@@ -106,9 +100,8 @@ def food101n(
         "trusted": ImageList(root / "images", list(trusted), list(trusted.values())),
         "test": ImageList(food101 / "images", list(test), list(test.values())),
     }
-    return make_image_dataset(
-        "food101n", classes, PHOTO if size is None else size, in_memory, lists, test_is_clean=True
-    )
+    size = PHOTO if size is None else size
+    return make_image_dataset("food101n", classes, size, in_memory, lists, test_is_clean=True)
 
 
 def _find_root(root: Path | None, data: str, folder: str, first: str) -> Path:

@@ -53,9 +53,8 @@ class Layout:
             return cls("features", shape, double=needs_float64(X))
         if X.ndim == 4:
             _refuse_alpha(shape)
-            return cls(
-                "channels last" if is_channels_last(X.shape) else "channels first", shape, (), X.dtype == np.uint8
-            )
+            last = is_channels_last(X.shape)
+            return cls("channels last" if last else "channels first", shape, (), X.dtype == np.uint8)
         if X.ndim == 3 and not (custom_net and X.dtype != np.uint8):
             return cls("grey", shape, (), X.dtype == np.uint8)
         return cls("as given", shape, double=needs_float64(X))

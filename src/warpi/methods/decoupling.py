@@ -33,9 +33,7 @@ class Decoupling(Method):
     needs_different_nets = True
 
     warm_up: float = setting(0.1, "fraction of the epochs that train on all examples", low=0, high=1)
-    least: float = setting(
-        0.1, "lower bound of the loss denominator, as a fraction of the batch size", low=0.001, high=1
-    )
+    least: float = setting(0.1, "lower bound of the loss denominator, as a fraction of the batch", low=0.001, high=1)
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

@@ -145,6 +145,4 @@ def explain_unknown_setting(what: str, method: str, *settings: str) -> UserError
     if not others:
         return None
     listed = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
-    return UserError(
-        f"unknown {what}: {method} has no such setting; leave it out, or choose a method with it: {listed}"
-    )
+    return UserError(f"unknown {what}: {method} has no such setting; leave it out or choose a method with it: {listed}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.datasets.arrays import load_arrays
+from warpi.datasets.column_checks import is_number
 from warpi.datasets.text_files import check_suffix, read_cells, reading
 from warpi.errors import UserError, unknown
 
@@ -98,7 +99,7 @@ def _csv(path: Path) -> _MatrixFile:
     cells = read_cells(path)
     if len(cells.names) == 1:
         raise UserError(f"{path}: has one cell per line; put commas between the numbers, as in 0.75,0.25")
-    if all(_number(cell) is not None for cell in cells.names):
+    if all(map(is_number, cells.names)):
         return _MatrixFile(_numbers(path, [cells.names, *cells.rows]))
     true = [row[0] for row in cells.rows]
     given = cells.names[1:]
@@ -113,19 +114,12 @@ def _csv(path: Path) -> _MatrixFile:
 def _numbers(path: Path, rows: list[list[str]]) -> NDArray[Any]:
     for i, row in enumerate(rows, 1):
         for j, cell in enumerate(row, 1):
-            if _number(cell) is None:
+            if not is_number(cell):
                 raise UserError(
                     f"{path}: row {i} of the matrix, column {j} must be a number, got {cell!r}; write e.g. 0.25 (class "
                     "names belong in the first row and the first column)"
                 )
     return np.array(rows, dtype=object).astype(np.float64)
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return None if "_" in cell else float(cell)  # python reads 1_0 as 10
-    except ValueError:
-        return None
 
 
 def _json(path: Path) -> _MatrixFile:

@@ -29,9 +29,7 @@ NOISES: dict[str, NoiseEntry] = {
     "uniform": NoiseEntry("any class at random, the true one included (WarPI, MW-Net, L2RW, GLC)"),
     "symmetric": NoiseEntry("any other class at random (Co-teaching, JoCoR, PLC)"),
     "flip": NoiseEntry("a fixed other class for each class (WarPI)", {"map_seed": 1}),
-    "flip2": NoiseEntry(
-        "one of two fixed other classes for each class, with half the rate each (MW-Net)", {"map_seed": 1}
-    ),
+    "flip2": NoiseEntry("one of two fixed other classes for each class, half the rate each (MW-Net)", {"map_seed": 1}),
     "pair": NoiseEntry("the next class (Co-teaching)"),
     "asymmetric": NoiseEntry("a similar class: CIFAR-10, or data with superclasses (Forward, DivideMix, ELR)"),
     "hierarchical": NoiseEntry("any other class of the same superclass (GLC)"),
@@ -63,9 +61,7 @@ class Noise:
         kind, colon, source = (part.strip() for part in text.partition(":"))
         if kind == "given":
             if colon and not source:
-                raise UserError(
-                    "noise 'given:' needs a label set or a noise file after the colon; or write only 'given'"
-                )
+                raise UserError("noise 'given:' needs a label set or a noise file after the colon; or write 'given'")
             return cls(kind, source=source or None)
         if kind == "matrix":
             if Path(source).suffix.lower() not in SUFFIXES:

@@ -68,7 +68,7 @@ def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path)
     for row, k in final_labels(items, decisions).items():
         y[row] = k
     if path.exists() and not _contains_labels(path, items, y):
-        raise _name_taken(path, "--export")
+        raise NameTaken(path, "--export")
     write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
     return path
 
@@ -122,9 +122,10 @@ def trusted_name(items: Items) -> str:
 class NameTaken(UserError):
     """A file or folder of that name exists and has other content."""
 
-
-def _name_taken(path: Path, flag: str) -> NameTaken:
-    return NameTaken(f"{path} exists with other content, and a run may depend on it; choose another name for {flag}")
+    def __init__(self, path: Path, flag: str) -> None:
+        super().__init__(
+            f"{path} exists with other content, and a run may depend on it; choose another name for {flag}"
+        )
 
 
 def write_trusted(
@@ -233,7 +234,7 @@ def _write(items: Items, places: Sequence[Place], names: Sequence[str], path: Pa
     else:
         content = _format_image_list(items, places, names, path)
     if path.exists() and not replace and path.read_bytes() != content:
-        raise _name_taken(path, "--export-trusted")
+        raise NameTaken(path, "--export-trusted")
     write_atomically(path, content)
 
 
@@ -317,7 +318,7 @@ def _write_folder(path: Path, links: Mapping[tuple[str, str], str | bytes]) -> N
     """Write a folder of images; it appears complete or not at all."""
     if path.exists():
         if {(file.parent.name, file.name) for file in path.glob("*/*")} != set(links):
-            raise _name_taken(path, "--export-trusted")
+            raise NameTaken(path, "--export-trusted")
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
