@@ -177,7 +177,7 @@ def test_folds_predict_rows_they_were_not_trained_on(tmp_path: Path, monkeypatch
     assert sorted(row for part in left_out for row in part) == sorted(done.task.meta.rows.tolist())
     assert first.facts["n_trusted"] == 20
     assert "out of sample" in first.facts["probabilities"]
-    assert "of the run and of the fold" in first.facts["uncertainty"]
+    assert "of run and fold" in first.facts["uncertainty"]
     second = audit(done.path, folds=3, device="cpu")  # nothing is trained again
     assert len(trained) == 3
     assert np.array_equal(first.wrong_probability, second.wrong_probability)

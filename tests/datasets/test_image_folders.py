@@ -373,7 +373,7 @@ def test_bad_files_are_skipped_and_logged_once(examples, bad_files, caplog):
 def test_too_many_bad_files_are_an_error(examples, bad_files):
     paths = (*examples.paths, *bad_files[:4])
     with pytest.raises(
-        UserError, match=r"4 of 11 images cannot be read so far, at most 3 .*empty\.jpg.*cut\.jpg.*text\.png"
+        UserError, match=r"4 of 11 images cannot be read so far, but at most 3 .*empty\.jpg.*cut\.jpg.*text\.png"
     ):
         collect(copy(examples, paths=paths), [(torch.arange(11), 0)])
     assert copy(examples, paths=paths[:-1]).allowed == 3
