@@ -700,7 +700,7 @@ def test_fold_without_trusted_rows_fails(small: tuple[Arrays, Arrays, Arrays]) -
 def test_warns_if_the_network_returns_probabilities(small: tuple[Arrays, Arrays, Arrays], recwarn: Any) -> None:
     (x, y), trusted, _ = small
     own = nn.Sequential(nn.Linear(64, 10), nn.Softmax(1))
-    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*remove the Softmax"):
+    with pytest.warns(UserWarning, match=r"the network Sequential returns probabilities.*remove the Softmax"):
         fast(net=own).fit(x, y, *trusted)
     recwarn.clear()
     fast(net=nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax(1))).fit(

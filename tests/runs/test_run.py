@@ -1019,7 +1019,7 @@ class Sized(nn.Module):
 def test_predict_must_return_probabilities(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Raw.predict returned rows that are not probabilities; end it with .softmax"):
         fit(tmp_path / "run", **{**QUICK, "method": Raw()})
-    with pytest.warns(UserWarning, match=r"outputs of Sequential are probabilities.*remove the Softmax"):
+    with pytest.warns(UserWarning, match=r"the network Sequential returns probabilities.*remove the Softmax"):
         fit(tmp_path / "soft", **{**QUICK, "method": "ce", "net": nn.Sequential(Sized(), nn.Softmax(1))})
 
 

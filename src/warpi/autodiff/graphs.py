@@ -41,7 +41,6 @@ class Passes(NamedTuple):
             part.run = fuse_graph(part.module, part.example_inputs)
 
     def holds_tensors(self) -> bool:
-        """Whether a graph contains constant tensors, which belong to one network."""
         return any(_holds_tensors(part.module) for part in self.parts)
 
 
@@ -199,15 +198,19 @@ def _ancestors(
     nodes: Iterable[fx.Node], stop: Set[fx.Node] = frozenset(), recomputed: Mapping[fx.Node, _Normalized] = {}
 ) -> set[fx.Node]:
     """The nodes and everything they depend on, without the dependencies of the nodes in `stop`."""
-    ancestors = set[fx.Node]()
+    return _reachable(nodes, lambda node: [] if node in stop else _dependencies(node, recomputed))
+
+
+def _reachable(nodes: Iterable[fx.Node], following: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
+    """The nodes, those that follow them, and so on."""
+    reached = set[fx.Node]()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in ancestors:
-            ancestors.add(node)
-            if node not in stop:
-                waiting += _dependencies(node, recomputed)
-    return ancestors
+        if node not in reached:
+            reached.add(node)
+            waiting += following(node)
+    return reached
 
 
 def _with_results(nodes: set[fx.Node], graph: fx.Graph) -> set[fx.Node]:
@@ -235,7 +238,7 @@ def _choose_stored(pass_nodes: set[fx.Node], z: fx.Node, x: fx.Node, checkpointi
     order = [n for n in z.graph.nodes if n in on_path]
     position = {n: i for i, n in enumerate(order)}
     last_use = {n: max((position[user] for user in n.users if user in position), default=-1) for n in order}
-    varying = _descendants(x, pass_nodes)
+    varying = _reachable([x], lambda node: [user for user in node.users if user in pass_nodes])
     alive = set[fx.Node]()
     boundaries = []
     for i, n in enumerate(order):
@@ -248,18 +251,6 @@ def _choose_stored(pass_nodes: set[fx.Node], z: fx.Node, x: fx.Node, checkpointi
     buffers = {n for n in pass_nodes if n.target is torch.ops.aten.clone.default and n.args[0].op == "placeholder"}  # type: ignore[union-attr]
     cheap = {n for n in tensors if n not in varying or n.meta["val"].numel() <= _SMALL or _is_random(n)}
     return {*boundaries[::step], *(cheap - buffers), *(n for n in tensors if n.op == "placeholder")}
-
-
-def _descendants(x: fx.Node, among: set[fx.Node]) -> set[fx.Node]:
-    """The nodes among some that depend on x, and x."""
-    descendants = set[fx.Node]()
-    waiting = [x]
-    while waiting:
-        node = waiting.pop()
-        if node not in descendants and node in among:
-            descendants.add(node)
-            waiting += list(node.users)
-    return descendants
 
 
 def fuse_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
@@ -276,6 +267,7 @@ def fuse_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., S
 
 
 def _holds_tensors(module: fx.GraphModule) -> bool:
+    """Whether a graph contains constant tensors, which belong to one network."""
     return any(node.op == "get_attr" for node in module.graph.nodes)
 
 

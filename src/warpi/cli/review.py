@@ -92,14 +92,11 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
     with Server(session, given["port"]) as server:
         print(server.link, flush=True)
         print("warpi: open this link on this machine; Ctrl-C stops, every decision is stored at once", file=sys.stderr)
-        if not given["no_browser"] and _has_display():
+        # Without a display, a text browser would take over the terminal.
+        has_display = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+        if has_display and not given["no_browser"]:
             webbrowser.open(server.link)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print(f"warpi: decisions are in {session.store.path}; run the same command to continue", file=sys.stderr)
-
-
-def _has_display() -> bool:
-    """Whether a browser window can open; without a display a text browser would take over the terminal."""
-    return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())

@@ -67,13 +67,9 @@ class GraphedStep:
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
-        # Use the stream of the run, if it has one: cuBLAS has one workspace per stream, and two graphs that were
-        # recorded on one stream and run concurrently on others would write to the same workspace.
-        current = torch.cuda.current_stream(device)
-        stream = current if current != torch.cuda.default_stream(device) else None
         with (
             _restore_on_error([*generators, torch.cuda.default_generators[device.index or 0]]),
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
         ):
             self.log = self.body()
         return graph
@@ -109,19 +105,15 @@ def warn_not_graphed(name: str, why: str) -> None:
     log.warning("the step of %s runs kernel by kernel, which is slower: %s", name, why)
 
 
-_benchmark_settings: list[bool] = []  # one per active run: cuDNN's setting before that run
-
-
 @contextmanager
 def cudnn_search() -> Iterator[None]:
     """Let cuDNN time its algorithms once per shape inside. This pays off because the shapes stay the same."""
-    _benchmark_settings.append(torch.backends.cudnn.benchmark)
+    before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
         yield
     finally:
-        before = _benchmark_settings.pop()
-        torch.backends.cudnn.benchmark = before or bool(_benchmark_settings)
+        torch.backends.cudnn.benchmark = before
 
 
 # --- the steps of a method --------------------------------------------------------------------------------------------
