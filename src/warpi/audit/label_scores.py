@@ -75,9 +75,6 @@ def estimate_transition(p: Floats, y: Ints, steps: int = 100, strength: float = 
     return np.asarray(T)
 
 
-# --- corrections of p by trusted and held-out rows --------------------------------------------------------------------
-
-
 def apply_temperature(p: Floats, temperature: float) -> Floats:
     """softmax(log p / temperature).  [..., K]"""
     z = np.log(np.maximum(np.asarray(p, np.float64), _TINY)) / temperature
@@ -126,9 +123,6 @@ def remove_memorization(p: Floats, y: Ints, held_out: Floats) -> tuple[Floats, f
     z = np.log(np.maximum(np.asarray(p, np.float64), _TINY))
     z[np.arange(len(y)), y] -= np.minimum(a * rest, np.maximum(odds - held_out.min(), 0))
     return apply_temperature(np.exp(z - z.max(1, keepdims=True)), 1.0), a
-
-
-# --- rates ------------------------------------------------------------------------------------------------------------
 
 
 def wilson_interval(rate: float, n: float, z: float = _Z) -> tuple[float, float]:

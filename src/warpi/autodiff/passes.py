@@ -138,9 +138,6 @@ def moved_names(net: nn.Module) -> list[str]:
     return moved
 
 
-# --- a pass -----------------------------------------------------------------------------------------------------------
-
-
 class Pass(ABC):
     """A forward pass at theta with repeatable vector-Jacobian and Jacobian-vector products."""
 
@@ -359,9 +356,6 @@ class _MicroBatches(Pass):
 
     def jvp(self, g: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([done.jvp(g) for done in self._repeat()])
-
-
-# --- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _find_trace(net: nn.Module, x: Tensor) -> Passes | None:

@@ -188,8 +188,6 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         layout: Layout = self.net_.prepare.layout
         return layout.numbers(self._check_like_fit(layout, X, "X"))
 
-    # --- files --------------------------------------------------------------------------------------------------------
-
     def save(self, path: Path | str) -> None:
         """Write the fitted classifier to one file of tensors and JSON with a checksum, without pickle."""
         check_is_fitted(self)
@@ -277,8 +275,6 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         tags.input_tags.categorical = True
         tags.input_tags.three_d_array = True
         return tags
-
-    # --- fitting ------------------------------------------------------------------------------------------------------
 
     def _check_fit_data(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
         inputs.refuse_texts(X)

@@ -145,9 +145,6 @@ def arrange(x: Tensor, layout: Layout) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
 def is_table(X: Any) -> bool:
     """Whether X is a pandas frame with at least one column that is not numeric."""
     return hasattr(X, "iloc") and hasattr(X, "columns") and not all(_is_number(X.iloc[:, j]) for j in range(X.shape[1]))
@@ -206,9 +203,6 @@ def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDAr
         raise UserError(f"column {name!r} of X was numeric when fitting, but is {column.dtype} now") from e
     _refuse_huge(numbers, f"column {name!r}, ")
     return numbers
-
-
-# --- invalid inputs ---------------------------------------------------------------------------------------------------
 
 
 def refuse_texts(X: Any) -> None:

@@ -22,9 +22,6 @@ def normalize_rows(T: Tensor) -> Tensor:
     return torch.where(total > 0, T / total.clamp_min(_TINY), torch.eye(len(T), dtype=T.dtype, device=T.device))
 
 
-# --- estimates --------------------------------------------------------------------------------------------------------
-
-
 def anchors(p: Tensor, quantiles: Sequence[float]) -> Tensor:
     """For each quantile and class, the row at that quantile of the class's probability.  p [N, K] -> [n, K]
 
@@ -66,9 +63,6 @@ def well_conditioned(T: Tensor, limit: float = 100.0) -> Tensor:
     eye = torch.eye(len(T), dtype=T.dtype, device=T.device)
     mixtures = [torch.lerp(T, eye, share / 10) for share in range(11)]
     return next(M for M in mixtures if float(torch.linalg.cond(M.double())) <= limit)
-
-
-# --- losses -----------------------------------------------------------------------------------------------------------
 
 
 def forward_loss(z: Tensor, y: Tensor, T: Tensor) -> Tensor:
@@ -121,9 +115,6 @@ def cap_gradient(z: Tensor, weight: float = 1.0) -> Tensor:
     z = z.view_as(z)
     z.register_hook(lambda g: g * (limit / g.norm().clamp_min(_TINY)).clamp_max(1))  # type: ignore[no-untyped-call]
     return z
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def nmf(X: Tensor, r: int, steps: int, generator: Generator) -> Tensor:

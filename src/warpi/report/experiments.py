@@ -191,9 +191,6 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
 def _read(folder: Path) -> RunRecord:
     file = folder / SPEC
     try:
@@ -249,9 +246,6 @@ def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def _unreadable(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot read {path}: {error.strerror}; fix that, or leave this folder out")
-
-
-# -- grouping --------------------------------------------------------------------------------------------------------
 
 
 def _fields(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,9 +331,6 @@ def _drop_copies(runs: Iterable[RunRecord]) -> tuple[RunRecord, ...]:
 def _results(run: RunRecord) -> list[str]:
     """The results of all epochs without the times, which differ between copies."""
     return [json.dumps([epoch.get(key) for key in ("epoch", *_RESULTS)]) for epoch in run.epochs]
-
-
-# -- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def _row(g: Experiment) -> Row:

@@ -77,9 +77,6 @@ def numbers(m: Measured) -> dict[str, Any]:
     return {"seed": m.seed, **shown}
 
 
-# -- (a) losses ------------------------------------------------------------------------------------------------------
-
-
 def losses(some: Sequence[Measured]) -> "Figure | None":
     """Histograms of the training losses, for the raw logits and for the logits times v."""
     some = [m for m in some if "loss_rectified" in m.arrays]
@@ -111,9 +108,6 @@ def losses(some: Sequence[Measured]) -> "Figure | None":
     return figure
 
 
-# -- (b) transition matrices -----------------------------------------------------------------------------------------
-
-
 def confusion(some: Sequence[Measured]) -> "Figure | None":
     """The true transition matrix of the labels, and the estimates of the method."""
     some = [m for m in some if "T_given" in m.arrays and "T_rectified" in m.arrays]
@@ -137,9 +131,6 @@ def confusion(some: Sequence[Measured]) -> "Figure | None":
             axes.set_ylabel(text)
         figure.colorbar(image, ax=list(grid[row]), shrink=0.8, label="fraction of the row")
     return figure
-
-
-# -- (c) the Monte-Carlo number --------------------------------------------------------------------------------------
 
 
 def samples(rows: Sequence[Experiment]) -> "Figure | None":
@@ -183,9 +174,6 @@ def samples(rows: Sequence[Experiment]) -> "Figure | None":
     return figure
 
 
-# -- (d) stability ---------------------------------------------------------------------------------------------------
-
-
 def stability(rows: Sequence[Experiment]) -> "Figure | None":
     """Test accuracy over the epochs, and the meta loss of the methods that have one (at least two)."""
     meta = [e for e in rows if average_curve(e.counted, "meta_loss").epochs]
@@ -209,9 +197,6 @@ def stability(rows: Sequence[Experiment]) -> "Figure | None":
         epoch_axis(axes)
     figure.legend(fontsize=9, loc="outside lower center", ncols=4)
     return figure
-
-
-# -- (e) what V has learned ------------------------------------------------------------------------------------------
 
 
 def rectifier(some: Sequence[Measured]) -> "Figure | None":
@@ -284,8 +269,6 @@ def calibration(block: Sequence[Measured]) -> "Figure | None":
     return figure
 
 
-# -- which figures there are -----------------------------------------------------------------------------------------
-
 Drawing = tuple[tuple[str, ...], Callable[[], "Figure | None"]]
 """The words that distinguish a figure from others of its kind, and the function that draws it."""
 Key = Callable[[Experiment], tuple[str, ...]]  # returns these words
@@ -314,9 +297,6 @@ FIGURES: dict[str, Maker] = {
     "calibration": _from_arrays(lambda e: e.block, calibration),
 }
 FROM_ARRAYS = ("losses", "confusion", "rectifier", "calibration")
-
-
-# -- parts -----------------------------------------------------------------------------------------------------------
 
 
 def _panels(title: str, rows: int, columns: int, size: tuple[float, float]) -> tuple["Figure", Any]:

@@ -67,9 +67,6 @@ def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[De
     return str(render("page.html", title=title, blocks=shown, table_legend=legend(rows), experiments=parts))
 
 
-# -- the parts of an experiment --------------------------------------------------------------------------------------
-
-
 def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
     detail = next((known[run.path] for run in g.runs if run.path in known), Detail(g.first.path))
     accuracy, note = _accuracy(g)
@@ -308,9 +305,6 @@ def _rerun(run: RunRecord) -> tuple[str, str]:
     own = f" The run used custom code: {' and '.join(custom_files(run.spec))} must define {tables}."
     note = f"Seed {run.spec['seed']}{state}: {run.path}.{same}{own if tables else ''}"
     return command(run.spec, f"again/{run.path.name}", run.environment.get("threads")), note
-
-
-# -- texts -----------------------------------------------------------------------------------------------------------
 
 
 def _interval(percent: float, run: RunRecord) -> str:

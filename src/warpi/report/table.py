@@ -130,9 +130,6 @@ def legend(rows: Iterable[Row]) -> str:
     return " ".join([LEGEND, PAIRED]) if any(row.against for row in rows) else LEGEND
 
 
-# -- for a terminal --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _TerminalTables:
     """Tables that adapt to the width of the terminal.
@@ -227,9 +224,6 @@ def _narrow(head: str) -> str:
     return head.replace("best on ", "best on\n")
 
 
-# -- rows as text ----------------------------------------------------------------------------------------------------
-
-
 def blocks(rows: Iterable[Row]) -> list[Block]:
     """The tables of these rows, as text."""
     key = lambda row: (row.data, row.noise, row.net)
@@ -315,9 +309,6 @@ def _not_compared(differences: Iterable[tuple[str, Difference]]) -> list[str]:
 
 def _merge(lists: Iterable[Sequence[str]]) -> str:
     return "; ".join(sorted({text for texts in lists for text in texts}))
-
-
-# -- special characters of Markdown and LaTeX --------------------------------------------------------------------------
 
 
 def _pipes(cells: Iterable[str]) -> str:

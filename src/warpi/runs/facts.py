@@ -92,9 +92,6 @@ def data_hashes(facts: Facts) -> dict[str, str]:
     return {name.removesuffix("_sha256"): facts[name] for name in names if facts.get(name)}
 
 
-# --- grouping runs for reports ----------------------------------------------------------------------------------------
-
-
 def base_key(facts: Facts) -> list[Any]:
     """Values that are equal in all runs of one experiment."""
     return [facts.get(fact.name) for fact in _BASE]

@@ -120,9 +120,6 @@ def check_fields(path: Path, method: str | Method, options: Mapping[str, object]
             )
 
 
-# --- loading one file -------------------------------------------------------------------------------------------------
-
-
 def _use_file(file: str) -> None:
     path = Path(file).resolve()
     if path in _USED:

@@ -61,9 +61,6 @@ def format_value(value: object) -> str:
     return str(value)
 
 
-# --- custom methods and networks (`warpi --use FILE.py`) --------------------------------------------------------------
-
-
 def custom_names(spec: Mapping[str, Any]) -> dict[str, str]:
     """The custom method and network of a run, by the name of the table that its file must define."""
     used = {"METHODS": spec.get("method"), "NETS": (spec.get("recipe") or spec).get("net")}

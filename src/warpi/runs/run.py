@@ -323,9 +323,6 @@ def _add_advice(path: Path, where: torch.device) -> Iterator[None]:
         raise distributed.RankLostError(f"{e}; {_how_to_resume(path, where)}") from e
 
 
-# --- what a run prints ------------------------------------------------------------------------------------------------
-
-
 def _make_progress(started: _StartedRun, quiet: bool) -> Progress:
     """The progress display. Accuracies against labels that may be wrong are marked as noisy."""
     prepared = started.prepared

@@ -66,8 +66,6 @@ class RunFolder:
         self.checkpoint = path / CHECKPOINT
         self.results = path / RESULTS
 
-    # --- reading ------------------------------------------------------------------------------------------------------
-
     def read_spec(self) -> dict[str, Any] | None:
         """The content of `spec.json`, or None if there is no such file."""
         file = self.path / SPEC
@@ -110,8 +108,6 @@ class RunFolder:
             return self.results.read_bytes().splitlines(keepends=True) if self.results.exists() else []
         except OSError as e:
             raise UserError(f"cannot read {self.results}: {e.strerror}; {advice}") from e
-
-    # --- starting and resuming ----------------------------------------------------------------------------------------
 
     def spec_to_resume(self, state: FolderState, resume: bool, has_settings: bool) -> dict[str, Any] | None:
         """The stored specification if a run is resumed, None if a new one starts; raises if neither is possible.
@@ -157,8 +153,6 @@ class RunFolder:
                 f"the folder {self.path} contains {listed} and no run; choose a new or empty one, such as --out "
                 f"{shlex.quote(f'runs/{self.path.resolve().name}')}"
             )
-
-    # --- writing ------------------------------------------------------------------------------------------------------
 
     def write_spec(self, description: Mapping[str, Any]) -> None:
         write_json(self.path / SPEC, description)

@@ -77,9 +77,6 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
     return Plan(file, out or Path(folder_of_runs), jobs, folders)
 
 
-# -- the sections of the file ----------------------------------------------------------------------------------------
-
-
 def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
     """All sections of the file, missing ones empty, after checking their keys and types."""
     for name, table in tables.items():
@@ -211,9 +208,6 @@ def _check_text(key: str, value: object, place: str) -> None:
     for each in value if isinstance(value, list) else [value]:
         if _is_text(key) and not isinstance(each, str):
             raise UserError(f"{key} in {place} must be text, got {each}; write it in quotes")
-
-
-# -- the runs --------------------------------------------------------------------------------------------------------
 
 
 def _jobs(sections: Mapping[str, Any], overrides: Settings) -> Iterator[Job]:

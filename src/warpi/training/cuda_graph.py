@@ -28,9 +28,6 @@ WARM_UP = 3  # plain steps: the first ones create optimizer state, traces and cu
 _MAX_GRAPHS = 8  # per run; a step that needs more changes too often
 
 
-# --- one graph --------------------------------------------------------------------------------------------------------
-
-
 class NotGraphable(Exception):
     """Why a step cannot be recorded as a CUDA graph."""
 
@@ -114,9 +111,6 @@ def cudnn_search() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-# --- the steps of a method --------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -205,9 +205,6 @@ def check_task(task: Task, held_out: bool) -> None:
     _warn_few(task.train.y, task.classes, held_out)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def _separate_trusted(dataset: Dataset, meta_data: Dataset | None, n: int | None, rng: Generator) -> Split | None:
     """Trusted examples from `meta_data` or from the trusted set of the data."""
     if n == 0:
@@ -296,9 +293,6 @@ def _stratified(rows: Tensor, y: Tensor, share: float, rng: Generator, *, leave:
 
 def _without(rows: Tensor, others: Tensor) -> Tensor:
     return rows[~torch.isin(rows, others)]
-
-
-# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str) -> None:

@@ -209,9 +209,6 @@ def _short(error: Exception) -> str:
     return lines[0].rpartition("] ")[2].partition(". ")[0][:120]  # without gloo's source location and advice
 
 
-# --- starting ---------------------------------------------------------------------------------------------------------
-
-
 def check_devices(n: int, device: torch.device) -> None:
     """Raise if n processes cannot have one device each."""
     if n < 1:
