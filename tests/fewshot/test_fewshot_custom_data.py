@@ -46,7 +46,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def parts(of: Callable[[str], Classes]) -> FewShotData:
-    return FewShotData("own", of("a"), of("b"), of("c"))
+    return FewShotData("custom", of("a"), of("b"), of("c"))
 
 
 def vectors(name: str, k: int = 4) -> Classes:
@@ -179,14 +179,14 @@ def test_train_refuses_invalid_data_before_the_first_step() -> None:
     wide = started(shape=(1, 16, 20))
     refused(r"only square images .* \(1, 16, 20\)", flat, replace(TRAINING, augment=True), wide)
     refused("need at least --ways 3, got --train-ways 2", parts(vectors), replace(TRAINING, train_ways=2))
-    refused("train and val share classes: a0, a1", FewShotData("own", vectors("a"), vectors("a"), vectors("c")))
-    refused("train and test share classes: a0", FewShotData("own", vectors("a"), vectors("b"), vectors("a")))
-    refused(r"inputs of own are \(4,\)", parts(vectors), learner=started(shape=(5,)))
-    refused(r"regression \(ways=0\)", FewShotData("own", Sines(), Sines(), Sines()), learner=started(shape=(1,)))
-    refused("use the same type for all parts", FewShotData("own", vectors("a"), Sines(), vectors("c")))
+    refused("train and val share classes: a0, a1", FewShotData("custom", vectors("a"), vectors("a"), vectors("c")))
+    refused("train and test share classes: a0", FewShotData("custom", vectors("a"), vectors("b"), vectors("a")))
+    refused(r"inputs of custom are \(4,\)", parts(vectors), learner=started(shape=(5,)))
+    refused(r"regression \(ways=0\)", FewShotData("custom", Sines(), Sines(), Sines()), learner=started(shape=(1,)))
+    refused("use the same type for all parts", FewShotData("custom", vectors("a"), Sines(), vectors("c")))
     refused(
         "between 2 and 2, the number of validation classes; got 3",
-        FewShotData("own", vectors("a"), vectors("b", 2), vectors("c")),
+        FewShotData("custom", vectors("a"), vectors("b", 2), vectors("c")),
     )
 
 
@@ -350,14 +350,14 @@ def test_run_on_custom_data_is_stored_and_loaded(tmp_path: Path) -> None:
     data = parts(vectors)
     finished = fit(tmp_path / "run", **CUSTOM | {"data": data})
     stored = json.loads((tmp_path / "run" / "spec.json").read_text())
-    assert (stored["spec"]["data"], stored["spec"]["own"], stored["spec"]["root"]) == ("own", True, None)
+    assert (stored["spec"]["data"], stored["spec"]["own"], stored["spec"]["root"]) == ("custom", True, None)
     assert stored["facts"]["data_sha256"] == data.digest()
     run = load(tmp_path / "run", weights="last", device="cpu", data=parts(vectors))
     assert checkpoint.digest(checkpoint.state_of(run.learner)) == checkpoint.digest(
         checkpoint.state_of(finished.learner)
     )
     assert [record["iteration"] for record in run.history] == [2, 4]
-    assert (row := judged(run, 20))["data"] == "own"
+    assert (row := judged(run, 20))["data"] == "custom"
     assert row["mean"] == judged(finished, 20)["mean"]
     assert specify(data=data).learner == "metavrf_bilstm"
 
@@ -392,14 +392,19 @@ def test_changed_custom_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     one = data.val.x.clone()  # type: ignore[union-attr]
     one[0, 0] += 1
     changed = data._replace(val=replace(data.val, x=one))  # type: ignore[type-var]
-    for other in (changed, parts(images), parts(partial(vectors, k=5)), FewShotData("own", Sines(), Sines(), Sines())):
+    for other in (
+        changed,
+        parts(images),
+        parts(partial(vectors, k=5)),
+        FewShotData("custom", Sines(), Sines(), Sines()),
+    ):
         for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
             with pytest.raises(UserError, match=r"data_sha256 was .*, is .*; use the original, or choose"):
                 read(data=other)
     for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
-        with pytest.raises(UserError, match=r"trained on data passed from Python, 'own'; pass it again: "):
+        with pytest.raises(UserError, match=r"trained on data passed from Python, 'custom'; pass it again: "):
             read()
-    with pytest.raises(UserError, match="started with data = 'own', not 'sines'"):
+    with pytest.raises(UserError, match="started with data = 'custom', not 'sines'"):
         fit(path, resume=True, data="sines")
     with pytest.raises(UserError, match="no run in"):
         fit(tmp_path / "typo", resume=True, data=data)
@@ -429,9 +434,9 @@ def test_custom_sines_are_regression(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"root": "files"}, "the data 'own' is passed as an object, not read: leave out root='files'"),
+        ({"root": "files"}, "the data 'custom' is passed as an object, not read: leave out root='files'"),
         ({"data": vectors("a")}, "data must be one of sines, .*, or a FewShotData, got a Classes"),
-        ({"data": FewShotData("own", vectors("a"), vectors("a"), vectors("b"))}, "train and val share classes: "),
+        ({"data": FewShotData("custom", vectors("a"), vectors("a"), vectors("b"))}, "train and val share classes: "),
         ({"ways": 5}, "ways must be between 2 and 4"),
         ({"learner": "mamel"}, "did you mean 'maml'"),
     ],

@@ -875,19 +875,19 @@ def test_failed_runs_are_reported_and_tried_again(tmp_path: Path, capsys: pytest
     [
         ("1", 'data = "cifar10"', "cifar10 is not in {root}: download"),
         ("2", 'data = "cifar10"', "cifar10 is not in {root}: download"),
-        ("1", 'data = "none.csv"', "no file or folder 'none.csv'"),
+        ("1", 'data = "none.csv"', "there is no file or folder 'none.csv'"),
         ("1", 'noise = "given:none.json"', "cannot read the noise file none.json"),
         (
             "1",
             'noise = "given:worst"',
-            "'digits' has no label sets; give a noise file *.json or 'given'",
+            "'digits' has no label sets; give a noise file *.json or only 'given'",
         ),
         (
             "1",
             'noise = "given:{root}.json"',
             "noise file {root}.json: data is 'other', but this data set has 'digi",
         ),
-        ("1", 'meta_data = "none.csv"', "no file or folder 'none.csv'"),
+        ("1", 'meta_data = "none.csv"', "there is no file or folder 'none.csv'"),
         ("1", 'noise = "open_set:0.2,from=cifar100"\ndata = "digits"', "cifar100 is not in {root}: download"),
     ],
 )

@@ -85,14 +85,14 @@ def fit(argv: list[str]) -> None:
     given = parser.read(argv)
     settings = {k: v for k, v in given.items() if v is not None}
     try:
-        done = run_fit(**settings)
+        run = run_fit(**settings)
     except Stopped as e:
         print(f"warpi: {e}", file=sys.stderr)
         raise SystemExit(128 + e.signum) from e
     if not given["quiet"]:
-        best = (min if done.data.regression else max)(record["val_mean"] for record in done.history)
-        what = "mean squared error" if done.data.regression else "accuracy"
-        print(f"{done.spec.label()}: best validation {what} {best:.4g}; run folder {done.path}")
+        best = (min if run.data.regression else max)(record["val_mean"] for record in run.history)
+        what = "mean squared error" if run.data.regression else "accuracy"
+        print(f"{run.spec.label()}: best validation {what} {best:.4g}; run folder {run.path}")
 
 
 def evaluate(argv: list[str]) -> None:

@@ -63,7 +63,7 @@ def judged(
 def _describe(run: Run) -> dict[str, Any]:
     """The settings of a run, for a row."""
     spec = run.spec
-    separate = ("seed", "train_ways")  # have keys of their own in the row
+    separate = ("seed", "train_ways")  # the row has separate keys for them
     return {
         "learner": spec.learner,
         "label": spec.label(),

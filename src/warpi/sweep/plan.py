@@ -233,13 +233,13 @@ def _jobs(sections: Mapping[str, Any], overrides: Settings) -> Iterator[Job]:
 
 def _method_overrides(method: str, overrides: Settings, stronger: Settings) -> Settings:
     """The overrides for one method. Raises if a setting with higher precedence would hide one of them."""
-    own = {key.removeprefix(f"{method}."): v for key, v in overrides.items() if key.startswith(f"{method}.")}
-    if both := sorted(own.keys() & stronger.keys()):
+    selected = {key.removeprefix(f"{method}."): v for key, v in overrides.items() if key.startswith(f"{method}.")}
+    if both := sorted(selected.keys() & stronger.keys()):
         raise UserError(
             f"--set {method}.{both[0]} would change nothing: [grid], [[runs]] or --set already sets {both[0]}; "
             f"write --set method={method} --set {both[0]}=..."
         )
-    return own
+    return selected
 
 
 def _change(axes: dict[str, list[Any]], table: Settings, overrides: Settings, methods: Sequence[str]) -> Settings:
