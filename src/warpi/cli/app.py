@@ -8,53 +8,43 @@ from importlib import import_module
 import warpi
 from warpi.errors import UserError, unknown
 
-USAGE = """usage: warpi COMMAND ...
+COMMANDS = {
+    "fit": ("warpi.cli.fit:fit", "train a classifier that is robust to wrong labels, and write a run folder"),
+    "predict": ("warpi.cli.predict:predict", "predict the classes of new rows with a trained run"),
+    "audit": ("warpi.cli.audit:audit", "find the labels of a run's data that are probably wrong"),
+    "pick": ("warpi.cli.audit:pick", "choose which examples a person should check first"),
+    "review": ("warpi.cli.review:review", "check and correct labels in the browser"),
+    "report": ("warpi.cli.report:report", "show one run, or compare many"),
+    "sweep": ("warpi.cli.sweep:sweep", "train many runs described in one file"),
+    "figures": ("warpi.cli.figures:figures", "draw the figures of the WarPI paper from runs"),
+    "fewshot": ("warpi.cli.fewshot:fewshot", "few-shot learning: MetaVRF and baselines"),
+    "bench": ("warpi.cli.bench:bench", "measure the cost of a training step"),
+    "corrupt": ("warpi.cli.corrupt:corrupt", "draw label noise and write it to a file"),
+    "list": ("warpi.cli.list:list_names", "list methods, datasets, noises, nets or few-shot learners"),
+}
+"""The function and the summary of each command. Its module is imported when it runs, so the overview is instant."""
+_SUMMARIES = "\n".join(f"  {name:<10}{summary}" for name, (_, summary) in COMMANDS.items())
+USAGE = f"""usage: warpi COMMAND ...
        warpi --use FILE.py COMMAND ...
 
 Learn from data with partly wrong labels, when a few hundred examples can be trusted.
 
 commands:
-  fit       train a classifier that is robust to wrong labels, and write a run folder
-  predict   predict the classes of new rows with a trained run
-  audit     find the labels of a run's data that are probably wrong
-  pick      choose which examples a person should check first
-  review    check and correct labels in the browser
-  report    show one run, or compare many
-  sweep     train many runs described in one file
-  figures   draw the figures of the WarPI paper from runs
-  fewshot   few-shot learning: MetaVRF and baselines
-  bench     measure the cost of a training step
-  corrupt   draw label noise and write it to a file
-  list      list methods, datasets, noises, nets or few-shot learners
+{_SUMMARIES}
 
 methods to try first (`warpi list methods` describes these and more):
   without trusted examples   ce, gce, elr, co_teaching, dividemix, dmi_ns
   with trusted examples      clean_only, fine_tune, glc, l2rw, mwnet, warpi
 
 `warpi COMMAND --help` shows the flags of a command. `--use FILE.py` adds the methods and networks that a file of yours
-defines as METHODS = {"mine": Mine()} and NETS = {"tiny": build}.
+defines as METHODS = {{"mine": Mine()}} and NETS = {{"tiny": build}}.
 """
-COMMANDS = {
-    "fit": "warpi.cli.fit:fit",
-    "predict": "warpi.cli.predict:predict",
-    "sweep": "warpi.cli.sweep:sweep",
-    "report": "warpi.cli.report:report",
-    "figures": "warpi.cli.figures:figures",
-    "audit": "warpi.cli.audit:audit",
-    "pick": "warpi.cli.audit:pick",
-    "review": "warpi.cli.review:review",
-    "fewshot": "warpi.cli.fewshot:fewshot",
-    "bench": "warpi.cli.bench:bench",
-    "corrupt": "warpi.cli.corrupt:corrupt",
-    "list": "warpi.cli.list:list_names",
-}
-"""The module and function of each command. A module is imported when its command runs, so the overview is instant."""
 
 
 def find_command(name: str) -> Callable[[list[str]], None]:
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
-    module, function = COMMANDS[name].split(":")
+    module, function = COMMANDS[name][0].split(":")
     command: Callable[[list[str]], None] = getattr(import_module(module), function)
     return command
 

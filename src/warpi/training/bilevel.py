@@ -21,7 +21,7 @@ from torch import Tensor
 from warpi.autodiff.passes import Forward, Pass, forward, forward_at, moved_names
 from warpi.data.batch import Batch
 from warpi.errors import UserError
-from warpi.functional.losses import cross_entropy
+from warpi.functional.losses import mean_cross_entropy
 from warpi.training.method import Log, Method, descend
 from warpi.utils import distributed
 
@@ -59,10 +59,7 @@ def bilevel_step(
         return {"loss": value.detach()}
     meta = method.meta_loader.draw() if trusted is None else trusted
     method.optimizer.zero_grad()  # free the gradients of the last step
-
-    def judge(z: Tensor) -> Tensor:
-        return meta_loss(z, meta.y)
-
+    judge = lambda z: meta_loss(z, meta.y)
     meta_optimizer.zero_grad()
     if own_loss is not None:
         _add_gradient(phi, own_loss())
@@ -103,11 +100,7 @@ def batch_gradient(
         )
     meta = method.meta_loader.draw()
     method.optimizer.zero_grad()  # free the gradients of the last step
-
-    def judge(z: Tensor) -> Tensor:
-        return cross_entropy(z, meta.y).mean()
-
-    judged = meta_gradient(noisy, loss, meta.x, judge, [phi], alpha, shared=shared)
+    judged = meta_gradient(noisy, loss, meta.x, lambda z: mean_cross_entropy(z, meta.y), [phi], alpha, shared=shared)
     assert phi.grad is not None
     return phi.grad, judged
 
