@@ -229,7 +229,7 @@ def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
     from warpi.datasets.text_files import reading
-    from warpi.runs.schema import read_json
+    from warpi.utils.files import read_json
 
     advice = "write it with `warpi fewshot evaluate --json`"
     with reading(path):

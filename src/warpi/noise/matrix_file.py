@@ -1,6 +1,5 @@
 """Read a custom transition matrix from a file: T[i, j] is the probability that class i is labeled as j."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from warpi.datasets.arrays import load_arrays
 from warpi.datasets.column_checks import is_number
 from warpi.datasets.text_files import check_suffix, read_cells, reading
 from warpi.errors import UserError, unknown
+from warpi.utils.files import read_json
 
 SUFFIXES = (".npy", ".csv", ".json")
 ROUNDING = 1e-6  # tolerance for the sum of a row, as in a noise file
@@ -124,11 +124,7 @@ def _numbers(path: Path, rows: list[list[str]]) -> NDArray[Any]:
 
 def _json(path: Path) -> _MatrixFile:
     with reading(path):
-        text = path.read_bytes()
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON, or not even text
-        raise UserError(f"{path} is not JSON ({error}); {_FORM}") from error
+        content = read_json(path, _FORM)
     if not isinstance(content, dict):
         return _MatrixFile(_to_array(path, content))
     if content.get("T") is None:

@@ -15,7 +15,7 @@ from warpi.data.numeric import Columns
 from warpi.datasets.text_files import reading, shorten_list
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
-from warpi.utils.files import sha256, write_atomically
+from warpi.utils.files import read_json, sha256, write_atomically
 
 FORMAT = "warpi-noise/1"
 
@@ -126,11 +126,7 @@ def read_noise_name(path: Path | str) -> str:
 
 def _load(path: Path | str) -> dict[str, Any]:
     with reading(f"the noise file {path}"):
-        text = Path(path).read_bytes()
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON, or not even text
-        raise UserError(f"noise file {path} is not JSON ({error}); make one with: warpi corrupt") from error
+        content = read_json(Path(path), "make a noise file with: warpi corrupt")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         stored = content.get("format") if isinstance(content, dict) else None
         raise UserError(f"noise file {path}: the format must be {FORMAT!r}, got {stored!r}")

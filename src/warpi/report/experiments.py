@@ -13,7 +13,8 @@ from typing import Any
 from warpi.errors import UserError
 from warpi.runs.facts import base_key, describe_differences, later_keys
 from warpi.runs.rerun import format_value
-from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_json, read_record
+from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_record
+from warpi.utils.files import read_json
 
 _ADVICE = "run it again, or leave this folder out"
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")

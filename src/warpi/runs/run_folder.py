@@ -27,13 +27,12 @@ from warpi.runs.schema import (
     SPEC,
     SWEEP,
     check_spec,
-    read_json,
     read_record,
 )
 from warpi.training import checkpoint
 from warpi.training.engine import Record
 from warpi.utils import distributed
-from warpi.utils.files import append_line, one_writer, write_atomically, write_json
+from warpi.utils.files import append_line, one_writer, read_json, write_atomically, write_json
 
 ADVICE = "choose another folder"
 _COMMANDS = {FORMAT: "warpi fit", FEWSHOT_FORMAT: "warpi fewshot fit"}

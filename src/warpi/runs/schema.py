@@ -40,18 +40,6 @@ _PARTS: dict[str, dict[str, type]] = {  # the kind of each known value, by the p
 }
 
 
-def read_json(file: Path, advice: str) -> Any:
-    """The content of a JSON file. Raises FileNotFoundError if it is missing; other errors end with the advice."""
-    try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise
-    except OSError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}; {advice}") from e
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{file} is not JSON ({e}); {advice}") from e
-
-
 def check_spec(stored: Mapping[str, Any], file: Path, advice: str, needed: Iterable[str]) -> None:
     """Check the kind of every value of a specification, and that the needed ones exist."""
     spec = stored.get("spec")

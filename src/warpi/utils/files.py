@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from warpi.errors import UserError
 
@@ -82,6 +83,18 @@ def write_csv(
 def write_json(path: Path, value: object) -> None:
     """Write a value as JSON, atomically."""
     write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(file: Path, advice: str) -> Any:
+    """The content of a JSON file. Raises FileNotFoundError if it is missing; other errors end with the advice."""
+    try:
+        return json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {e.strerror}; {advice}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{file} is not JSON ({e}); {advice}") from e
 
 
 def check_no_folder(path: Path, flag: str = "") -> None:
