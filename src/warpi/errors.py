@@ -60,4 +60,4 @@ def blame_file(file: object) -> Iterator[None]:
     except MALFORMED_ERRORS as e:
         if "out of memory" in str(e):
             raise
-        raise UserError(f"{file} is garbled ({first_line(e)}); copy it again from where the run was made") from e
+        raise UserError(f"{file} is damaged ({first_line(e)}); copy it again from where the run was made") from e

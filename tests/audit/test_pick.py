@@ -134,7 +134,7 @@ def test_estimate_uses_random_rows_only_and_allows_blanks(tmp_path: Path) -> Non
     everything = pick_rows(600, audit.row, audit.given, CLASSES)
     complete = estimate_noise_rate(fill_list(everything, lambda row: CLASSES[true[row // 10]], tmp_path / "all.csv"))
     assert complete["low"] == pytest.approx(complete["high"], abs=1e-3)  # every row is checked
-    with pytest.raises(UserError, match="say nothing about the noise rate"):
+    with pytest.raises(UserError, match="cannot be used to estimate the noise rate"):
         estimate_noise_rate([r for r in rows if r["part"] == "informative"])
     with pytest.raises(UserError, match="more picked than there are"):
         estimate_noise_rate([{**r, "stratum_picked": "-3"} for r in rows])

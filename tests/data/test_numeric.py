@@ -216,6 +216,6 @@ def test_all_rows_trusted_is_an_error() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(
-            warpi.UserError, match=r"all 90 rows of X are trusted, none is left .*; trust only rows that"
+            warpi.UserError, match=r"all 90 rows of X are trusted, so none is left .*; trust only rows that"
         ):
             model().fit(X, Y, trusted=np.ones(N, bool))

@@ -241,7 +241,7 @@ def test_broken_array_files(tmp_path: Path) -> None:
             read_arrays(file)
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "y.npy", [0])
-    with pytest.raises(UserError, match=r"x\.npy: not a readable file of plain arrays, objects are rejected"):
+    with pytest.raises(UserError, match=r"x\.npy: not a readable file of plain arrays; objects are rejected"):
         read_arrays(tmp_path / "x.npy")
     (tmp_path / "x.npy").write_bytes(whole)
     with pytest.raises(UserError, match=r"x\.npy: not a \.npy file"):
@@ -281,7 +281,7 @@ def changed(whole: bytes, mark: bytes, offset: int, new: bytes) -> bytes:
 def test_damaged_files(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     np.save(tmp_path / "y.npy", np.arange(3))
-    with pytest.raises(UserError, match=rf"{name}: not a readable file of plain arrays, objects are rejected \("):
+    with pytest.raises(UserError, match=rf"{name}: not a readable file of plain arrays; objects are rejected \("):
         read_arrays(tmp_path / name)
 
 

@@ -319,7 +319,7 @@ def test_broken_binary_files(tmp_path: Path) -> None:
     good = file.read_bytes()
     for data in (good[:-1], b""):
         file.write_bytes(data)
-        with pytest.raises(UserError, match=r"train\.bin: \d+ bytes are not a multiple of a record of 3074"):
+        with pytest.raises(UserError, match=r"train\.bin: \d+ bytes are not a multiple of the record size 3074"):
             cifar100(tmp_path)
     file.write_bytes(good + bytes([7]) + good[1:3074])  # the class of the first record, in another superclass
     with pytest.raises(UserError, match="more than one superclass"):

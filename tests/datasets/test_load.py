@@ -328,7 +328,7 @@ def test_mistakes(here: Path, data: str, what: str) -> None:
 def test_trusted_examples_that_are_all_rows(here: Path, recwarn: pytest.WarningsRecorder) -> None:
     first, _ = load_dataset("table.csv")
     again, _ = load_dataset(str(here / "table.csv"), like=first)
-    with pytest.raises(UserError, match="all 6 rows of table are also among the trusted examples, none is left"):
+    with pytest.raises(UserError, match="all 6 rows of table are also among the trusted examples, so none is left"):
         make_task(first, meta_data=again)
     assert not recwarn.list
 

@@ -805,7 +805,7 @@ def test_unnamed_column(table: Callable[..., Path]) -> None:
         ([""], None, r"has no column ''; columns"),
         (["label"], None, "'label' holds the labels and cannot be dropped; choose another label with --label"),
         (["kind"], "kind", "'kind' holds the labels"),
-        (["id", "verified"], None, "'verified' has a meaning and cannot be dropped; rename it"),
+        (["id", "verified"], None, "'verified' is a reserved name and cannot be dropped; rename it"),
         (["clean_label"], None, "'clean_label' has a meaning and cannot be dropped"),
         (["split"], None, "'split' has a meaning and cannot be dropped"),
         (["id", "a", "kind"], None, r"no feature column is left; .* --drop ignores id, a, kind: keep one"),

@@ -399,7 +399,7 @@ def test_changed_custom_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         FewShotData("custom", Sines(), Sines(), Sines()),
     ):
         for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
-            with pytest.raises(UserError, match=r"data_sha256 was .*, is .*; use the original, or choose"):
+            with pytest.raises(UserError, match=r"data_sha256 was .*, now .*; use the original, or choose"):
                 read(data=other)
     for read in (partial(load, path, device="cpu"), partial(fit, path, resume=True)):
         with pytest.raises(UserError, match=r"trained on data passed from Python, 'custom'; pass it again: "):

@@ -196,7 +196,7 @@ def test_l2rw_gives_wrong_labels_less_weight(learn: Learn) -> None:
 def test_mentor_gives_wrong_labels_less_weight(learn: Learn) -> None:
     learned = learn("mentornet_dd", "symmetric:0.5")
     with torch.no_grad():
-        v = learned.method.judged(losses_of(learned)).sigmoid()
+        v = learned.method.mentor_logits(losses_of(learned)).sigmoid()
     assert v[learned.wrong].mean() < 0.5 * v[~learned.wrong].mean()
 
 

@@ -348,7 +348,7 @@ def test_mslc_mixes_labels(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) 
     assert not method.correcting
     before, z = method.soft[:4].clone(), torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
     y = tiny[0].train.y[:4]
-    actual = method.corrected(z, y, before)
+    actual = method.correct_labels(z, y, before)
     with torch.no_grad():
         for i in range(4):
             a = method.V(F.cross_entropy(z[i : i + 1], y[i : i + 1])[None])
@@ -518,7 +518,7 @@ def test_network_without_a_last_layer_is_refused(tiny: TaskAndTruth) -> None:
 
     with pytest.raises(UserError, match="Whole has no last layer `fc`"):
         EMLC().start(tiny[0], replace(RECIPE, net=Whole()))
-    with pytest.raises(UserError, match=r"allowed is \(2, D\)"):
+    with pytest.raises(UserError, match=r"not \(2, D\)"):
         feature_size(FlatFeatures(), (3, 4))
 
 

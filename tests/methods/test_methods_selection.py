@@ -399,10 +399,11 @@ def test_mentor_is_trained_on_right_and_wrong_labels(tiny: TaskAndTruth, monkeyp
     """Synthetic wrong labels are never the true ones, and about half of the labels are right."""
     method = started(MentorNetDD(), tiny[0])
     seen: list[tuple[Tensor, Tensor]] = []
-    judged, draw = method.judged, method.meta_loader.draw
+    mentor_logits = method.mentor_logits
+    draw = method.meta_loader.draw
     drawn: list[Batch] = []
     monkeypatch.setattr(method.meta_loader, "draw", lambda: drawn.append(draw()) or drawn[-1])
-    monkeypatch.setattr(method, "judged", lambda losses: (seen.append(losses), judged(losses))[1])
+    monkeypatch.setattr(method, "mentor_logits", lambda losses: (seen.append(losses), mentor_logits(losses))[1])
     rights = []
     for _ in range(30):
         method.teach_mentor()

@@ -230,11 +230,11 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ("T.json", "[[1, true], [0, 1]]", "row 1 of T, column 2 must be a number, got True"),
         ("T.json", f"[[1{'0' * 400}]]", "must be a number"),
         ("T.json", "[[Infinity]]", "must be a number, got inf"),
-        ("T.json", "[]", "T is 0, the data has 3 classes"),
+        ("T.json", "[]", "T is 0, but the data has 3 classes"),
         (
             "T.json",
             "[[1, 0], [0, 1]]",
-            "T is 2 x 2, the data has 3 classes; give 3 x 3 probabilities, one row per true",
+            "T is 2 x 2, but the data has 3 classes; give 3 x 3 probabilities, one row per ",
         ),
         ("T.json", '{"classes": ["cat"], "T": [[1, 0], [0, 1]]}', r"one name per row of T, got \['cat'\], T is 2 x 2"),
         ("T.json", '{"classes": "cat", "T": [[1, 0, 0]]}', "one name per row of T, got 'cat', T is 1 x 3"),
@@ -250,7 +250,7 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ),
         ("T.json", changed(1, 2, float("nan")), r"column 3 \('eel'\) is nan"),
         ("T.json", changed(0, 0, 60), r"row 1 \('cat'\), column 1 \('cat'\) is 60; a probability"),
-        ("T.json", changed(2, 0, 0.250002), r"row 3 \('eel'\) sums to 1\.000002, must sum to 1 \(within 1e-06\)"),
+        ("T.json", changed(2, 0, 0.250002), r"row 3 \('eel'\) sums to 1\.000002, not to 1 \(within 1e-06\)"),
         ("T.json", changed(2, 0, 0.24), r"sums to 0\.99, .*; divide each row by its sum, or write more digits"),
         ("T.json", json.dumps([*map(list, zip(*GOOD, strict=True))]), r"row 1 \('cat'\) sums to 0\.85, .*: transpose"),
         ("T.csv", "", "at least one row"),
@@ -262,7 +262,7 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ("T.csv", "0.6,0.4,0\n0,x,0.3\n0.25,0,0.75\n", "row 2 of the matrix, column 2 must be a number, got 'x'"),
         ("T.csv", "0.6,0.4,0\n0,1_0,0\n0.25,0,0.75\n", "column 2 must be a number, got '1_0'"),
         ("T.csv", "0.6,0.4,0\n0,0.7,\n0.25,0,0.75\n", "row 2 of the matrix, column 3 must be a number, got ''"),
-        ("T.csv", "1,0\n0,1\n", "T is 2 x 2, the data has 3"),
+        ("T.csv", "1,0\n0,1\n", "T is 2 x 2, but the data has 3"),
         ("T.csv", ",cat,dog,eel\ncat,1,0,0\ncat,0,1,0\neel,0,0,1\n", "'cat' is named twice"),
         (
             "T.csv",
@@ -288,10 +288,10 @@ def test_invalid_files(name: str, text: str | None, message: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.array([["a"]]), r"holds <U1 \[1, 1\], must hold one array \[K, K\] of numbers"),
+        (np.array([["a"]]), r"holds <U1 \[1, 1\], but must hold one array \[K, K\] of numbers"),
         (np.eye(3, dtype=complex), "holds complex128"),
         (np.ones(3), r"holds float64 \[3\]"),
-        (np.eye(4), "T is 4 x 4, the data has 3"),
+        (np.eye(4), "T is 4 x 4, but the data has 3"),
         (np.array([[None]]), "plain arrays|pickle"),
     ],
 )

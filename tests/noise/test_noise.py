@@ -340,7 +340,7 @@ def test_open_set_replaces_a_share_by_distinct_rows(n: int, rate: float, seed: i
 
 
 def test_open_set_needs_enough_other_rows() -> None:
-    with pytest.raises(UserError, match="needs 20 other inputs, the other set has 19"):
+    with pytest.raises(UserError, match="needs 20 other inputs, but the other set has 19"):
         noise.open_set(some_labels(40, 3), 3, 0.5, seeded(), 19)
 
 

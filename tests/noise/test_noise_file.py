@@ -118,7 +118,7 @@ def changed(**new: Any) -> Callable[[dict[str, Any]], None]:
         (changed(labels=[2, 0, 1, 3]), True, "row 3 has label 3, but labels must be in 0..2"),
         (changed(labels=[2, 0, 1, -1]), True, "row 3 has label -1"),
         (changed(labels=[2, 0, 1]), True, "3,. labels for 4 examples"),
-        (changed(rows=[0, 1, 2], labels=[2, 0, 1]), True, "has 3 rows, must name each of the 4 rows"),
+        (changed(rows=[0, 1, 2], labels=[2, 0, 1]), True, "has 3 rows, but must name each of the 4 rows"),
         (changed(rows=[0, 1, 2, 2]), True, "must name each"),
         (changed(rows=[], labels=[]), True, "has 0 rows"),
         (changed(replaced=[-1, -2, -1, -1]), True, "'replaced' must hold"),
@@ -332,7 +332,7 @@ def test_renamed_classes_are_an_error(tmp_path: Path) -> None:
     """Labels are positions of classes, which are sorted by name."""
     made = arrays(tmp_path / "one")
     path = of(tmp_path / "n.json", made)
-    with pytest.raises(UserError, match="its classes are a, b, c, those of the data b, c, z"):
+    with pytest.raises(UserError, match="its classes are a, b, c, not b, c, z as in the data"):
         read_noise_file(path, replace(made, classes=("b", "c", "z")))
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "classes": 3}))

@@ -297,7 +297,7 @@ def test_missing_parts_are_named_and_are_an_error_if_requested(
     content = (run / "spec.json").read_text().replace(str(table), str(tmp_path))  # a folder without the table
     (run / "spec.json").write_text(content)
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
-    assert "losses and confusion are not on the page: no file or folder" in capsys.readouterr().err
+    assert "losses and confusion are not on the page: there is no file or folder" in capsys.readouterr().err
     assert (
         "Not shown: losses and confusion: no file or folder"
         in Page((tmp_path / "page" / "report.html").read_text()).words

@@ -135,7 +135,7 @@ def test_table_from_checked_rows_to_the_next_command(tmp_path: Path, capsys: pyt
     assert f"{second}: the same labels, for warpi fit --labels {second}" in capsys.readouterr().out
     assert read_noise_file(second, dataset).y[free] == names.index("x")
     assert main(["review", str(run), "--device", "cpu", "--export-trusted", str(tmp_path / "last.csv")]) == 0
-    assert "add --export FILE.csv to train on those left out, too" in capsys.readouterr().err
+    assert "add --export FILE.csv to also train on those left out" in capsys.readouterr().err
 
 
 def test_serve_prints_the_link(

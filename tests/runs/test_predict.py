@@ -102,7 +102,7 @@ def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFi
             [("a", "colour", "b"), (1, "red", 2), (1, "pink", 2)],
             r"column 'colour' in .*row 1 \(line 3\): 'pink'.*drop them",
         ),
-        ([("a", "colour", "b"), (1, "red", "x")], "column 'b' holds 'x', but numbers in the training table"),
+        ([("a", "colour", "b"), (1, "red", "x")], "column 'b' holds 'x', but is numeric in the training table"),
         ([("a", "colour", "b"), ("", "", 1)], r"missing in 'a' \(1 of 1, first row 0 \(line 2\)\), 'colour'"),
         ([("a", "colour", "b", "animal"), (1, "red", 2, "cow")], "unknown class in .* 'cow'"),
         ([("path",), ("x.png",)], r"contains image files, but the run was trained on a table"),

@@ -341,7 +341,7 @@ def test_custom_methods_and_networks(tmp_path: Path, monkeypatch: pytest.MonkeyP
             warpi.predict(run.path, new)
         with pytest.raises(UserError, match=r"method = 'Custom', not 'UsesInputsLater'"):
             warpi.predict(run.path, new, method=UsesInputsLater(), net=net)
-    with pytest.raises(UserError, match="n_parameters was 650, is 640"):
+    with pytest.raises(UserError, match="n_parameters was 650, now 640"):
         warpi.predict(tmp_path / "run0", new, method=Custom(), net=Net(bias=False))
 
 
@@ -441,7 +441,7 @@ def test_invalid_values_in_a_checkpoint(
     shutil.copytree(runs / run, tmp_path / "run")
     edit(tmp_path / "run", lambda state: at(state, *keys)(value))
     new = runs / ("new.csv" if run == "table" else "new.npz")
-    with pytest.raises(UserError, match=r"checkpoint.safetensors is garbled|the checkpoint does not match"):
+    with pytest.raises(UserError, match=r"checkpoint.safetensors is damaged|the checkpoint does not match"):
         warpi.predict(tmp_path / "run", new)
 
 
@@ -452,7 +452,7 @@ def test_states_that_are_not_trees(runs: Path, tmp_path: Path) -> None:
             {}, {"format": checkpoint.FORMAT, "state": tree, "sha256": checkpoint._digest(tree, {})}
         )
         (tmp_path / "run" / FILE).write_bytes(content)
-        with pytest.raises(UserError, match="is garbled"):
+        with pytest.raises(UserError, match="is damaged"):
             warpi.predict(tmp_path / "run", runs / "new.npz")
 
 

@@ -207,7 +207,7 @@ class TestRefusals:
         deeper = nn.Sequential(nn.Linear(64, 10))
         fit(tmp_path / "b", **QUICK, net=deeper)
         deeper.append(nn.Linear(10, 10))  # the same class, but another network
-        with pytest.raises(UserError, match=r"network of .* has changed: n_parameters was 650, is 760"):
+        with pytest.raises(UserError, match=r"network of .* has changed: n_parameters was 650, now 760"):
             fit(tmp_path / "b", **QUICK, net=deeper, resume=True)
 
     @pytest.mark.parametrize("resume", [False, True])

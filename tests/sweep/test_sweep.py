@@ -506,7 +506,7 @@ def test_run_of_fit_with_another_setting_is_refused(tmp_path: Path) -> None:
     events = list[RunEvent]()
     assert Queue(plan, "a session", events.append).take() is None
     (event,) = events
-    assert "was begun with momentum = 0.5, not with momentum = 0.9; choose another --out" in event.reason
+    assert "was started with momentum = 0.5, not with momentum = 0.9; choose another --out" in event.reason
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -831,9 +831,9 @@ def test_sweep_trains_missing_runs_only(tmp_path: Path, capsys: pytest.CaptureFi
     output, errors = capsys.readouterr()
     assert "0 of 4 runs done" in output
     assert "seeds" not in output, "the table contains results with other settings"
-    assert errors.count("was begun with epochs = 2, not with epochs = 3; choose another --out") == 4
+    assert errors.count("was started with epochs = 2, not with epochs = 3; choose another --out") == 4
     assert sweep(file, out, "--dry-run", "--set", "lr=0.3") == 0
-    assert capsys.readouterr().out.replace("\n", " ").count("was begun with no lr") >= 1
+    assert capsys.readouterr().out.replace("\n", " ").count("was started with no lr") >= 1
     assert sweep(file, out, "--dry-run", "--json", str(rows)) == 2
 
 
@@ -847,7 +847,7 @@ def test_a_failing_reader_is_reported_once(
     file = tiny(tmp_path, epochs=1)
     assert sweep(file, tmp_path / "runs", "--jobs", "1") == 2
     assert (
-        "RuntimeError: the server is away (data = 'digits', root = None; no run was begun)" in capsys.readouterr().err
+        "RuntimeError: the server is away (data = 'digits', root = None; no run was started)" in capsys.readouterr().err
     )
     assert not (tmp_path / "runs").exists()
 
@@ -909,7 +909,7 @@ def test_missing_data_is_reported_once_before_any_run_starts(
     output = capsys.readouterr()
     (line,) = output.err.splitlines()
     assert line.startswith(f"warpi: {file}: {message.format(root=root)}")
-    assert line.endswith(f"root = {str(root)!r}; no run was begun)")
+    assert line.endswith(f"root = {str(root)!r}; no run was started)")
     assert not output.out
     assert not out.exists()
 

@@ -732,7 +732,7 @@ def test_devices_waits_for_its_ranks_to_stop(server: Server, tmp_path: Path) -> 
         (["--batch-size", "2", "--no-sync-batchnorm"], "batches of 1 example cannot be trained with BatchNorm"),
         (["--data", "nothing.csv"], "nothing.csv"),
         (["--bath-size", "8"], "unknown flag '--bath-size'; did you mean '--batch-size'?"),
-        (["--devices", "3"], "torchrun started 2 processes on this machine, --devices asks for 3"),
+        (["--devices", "3"], "torchrun started 2 processes on this machine, but --devices asks for 3"),
     ],
 )
 def test_one_rank_reports_a_mistake(server: Server, tmp_path: Path, more: list[str], says: str) -> None:
@@ -756,7 +756,7 @@ def test_mistakes_with_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         with pytest.raises(
-            UserError, match="--devices 2 needs 2 GPUs, this machine has 1; lower it, or add --device cpu"
+            UserError, match="--devices 2 needs 2 GPUs, but 1 can be used; lower it, or add --device cpu"
         ):
             distributed.check_devices(2, cuda)
     with pytest.raises(UserError, match="give --device cuda, not cuda:1"):

@@ -139,7 +139,7 @@ def _require_checked(checked: NDArray[np.bool_], out_of_order: int) -> None:
             "the list, and rows chosen because they look suspicious say nothing about the noise rate; review the list "
             "from its beginning with: warpi review --rows LIST.csv"
         )
-    raise UserError("no row that was drawn at random is checked, and the others say nothing about the noise rate")
+    raise UserError("no row that was drawn at random is checked; the others cannot be used to estimate the noise rate")
 
 
 def _class_rate(wrong: Floats, weight: Floats, N: float) -> dict[str, float]:

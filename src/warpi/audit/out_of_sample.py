@@ -117,9 +117,9 @@ def predict_out_of_sample(method: Method, n: int, folder: Path | None = None) ->
     split = method.task.train
     y = split.y.cpu().numpy()
     if np.bincount(y, minlength=method.task.n_classes).min() < 2:
-        raise UserError("folds need at least two training rows of every class, and one class has a single row; use 0")
+        raise UserError("folds need at least two training rows of every class, but one class has only one row; use 0")
     if n > len(y):
-        raise UserError(f"{n} folds of {len(y)} training rows: some would be empty; use fewer")
+        raise UserError(f"{n} folds of {len(y)} training rows would be too small; use fewer")
     trusted = method.task.meta
     trusted_y = y[:0] if trusted is None else trusted.y.cpu().numpy()
     can_leave_out = np.bincount(trusted_y, minlength=method.task.n_classes)[trusted_y] > 1
@@ -192,5 +192,5 @@ def _read_fold(file: Path, fold: Ints, y: Ints, trusted_y: Ints) -> tuple[RowPre
             if not same_labels or len(part.p) != len(part.y) or not np.isfinite(part.p).all():
                 raise ValueError("its arrays do not fit the run")
     except (ValueError, TypeError, LookupError) as e:
-        raise UserError(f"{file} is not what `warpi audit` stored there ({e}); delete it") from e
+        raise UserError(f"{file} was not written by `warpi audit` ({e}); delete it") from e
     return rows, trusted

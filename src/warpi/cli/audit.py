@@ -125,7 +125,7 @@ def pick(argv: list[str]) -> None:
         picked = pick_from_data(given["n"], DataSpec(**settings), coverage=given["coverage"], **options)
     picked.to_csv(given["csv"])
     n, random = len(picked.row), int(picked.random.sum())
-    print(f"{given['csv']}: {n} rows to check, {random} at random, {n - random} informative")
+    print(f"{given['csv']}: {n} rows to check: {random} random and {n - random} informative")
 
 
 def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
             "they may have been chosen because they look suspicious"
         )
     if rate["unchecked_classes"]:
-        print(f"no row was checked of: {', '.join(rate['unchecked_classes'])}; the estimate leaves them out")
+        print(f"no rows were checked for: {', '.join(rate['unchecked_classes'])}; the estimate excludes these classes")
 
 
 def print_trusted_set(summary: "TrustedSetSummary") -> None:

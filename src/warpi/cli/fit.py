@@ -54,7 +54,7 @@ def fit(argv: list[str]) -> None:
 
     first = _first_flags(argv)
     device = pick_device(first.device)
-    if not distributed.launched() and "--help-all" not in argv:
+    if not distributed.is_launched() and "--help-all" not in argv:
         distributed.check_devices(first.devices, device)
         if first.devices > 1:
             _, given = _all_flags(argv, first)  # report errors once, before processes are started

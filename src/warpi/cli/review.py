@@ -82,7 +82,7 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
         trusted = write_trusted(items, decisions, given["export_trusted"], not given["unbalanced"])
         print_trusted_set(trusted)
         if trusted.left_out and corrected is None:
-            print("warpi: add --export FILE.csv to train on those left out, too", file=sys.stderr)
+            print("warpi: add --export FILE.csv to also train on those left out", file=sys.stderr)
         print(f"next: {fit_command(items, session.settings, given['export_trusted'], corrected)}")
 
 

@@ -53,7 +53,7 @@ def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
         return
     n = len(trusted)
     rows = list(noisy_keys) if noisy_kind == kind else []
-    p = min(_count_in(rows, tested) / max(len(rows), 1), max(_repeated_share(tested), _repeated_share(rows)))
+    p = min(_count_in(rows, tested) / max(len(rows), 1), max(_repeated_fraction(tested), _repeated_fraction(rows)))
     message = f"{count} of {n} trusted examples are also in the test set, about {p * n:.0f} are expected by coincidence"
     if count > n * 2 * p / (1 + p) + 3 * (n * p * (1 - p)) ** 0.5:
         raise UserError(f"{message}; remove them from it, or do not trust them")
@@ -65,7 +65,7 @@ def _count_in(keys: Iterable[Hashable], others: Iterable[Hashable]) -> int:
     return sum(key in known for key in keys)
 
 
-def _repeated_share(keys: list[Hashable]) -> float:
+def _repeated_fraction(keys: list[Hashable]) -> float:
     """The fraction of keys that occur more than once."""
     return sum(n for n in Counter(keys).values() if n > 1) / max(len(keys), 1)
 

@@ -210,7 +210,7 @@ def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[An
         reason = str(e).partition("\n")[0]
         is_object = key and reason.startswith("Object")
         advice = f"; if {key!r} is text, save it as {key}.astype(str)" if is_object else ""
-        raise UserError(f"{path}: not a readable file of plain arrays, objects are rejected ({reason}){advice}") from e
+        raise UserError(f"{path}: not a readable file of plain arrays; objects are rejected ({reason}){advice}") from e
 
 
 def _inputs(x: NDArray[Any], what: str, like: Tensor | None) -> Tensor:

@@ -166,7 +166,7 @@ def _read_binary(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np
         records = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     size = len(kind.labels) + _PIXELS
     if len(records) % size or not len(records):
-        raise UserError(f"{path}: {len(records)} bytes are not a multiple of a record of {size}; fetch the file again")
+        raise UserError(f"{path}: {len(records)} bytes are not a multiple of the record size {size}; fetch it again")
     records = records.reshape(-1, size)
     return records[:, len(kind.labels) :], records[:, : len(kind.labels)].astype(np.int64)
 

@@ -50,7 +50,7 @@ def read_folder(
     paths. `trusted/` holds examples whose labels can be trusted; its old name is `meta/`.
     """
     if not path.is_dir():
-        raise UserError(f"no folder {path}; give a folder that holds one folder of images per class")
+        raise UserError(f"there is no folder {path}; give one that holds one folder of images per class")
     folders = _list_folders(path)
     parts = [name for name in _PARTS if name in folders]
     if folders and (loose := _list_images(path)):

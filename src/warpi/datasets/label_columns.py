@@ -77,7 +77,7 @@ def read_label_columns(
     given = list(columns[label])
     if "" in given:
         row, n = given.index(""), given.count("")
-        raise UserError(f"{at(row)}: column {label!r} is empty, in {n} rows in all; label these rows or drop them")
+        raise UserError(f"{at(row)}: column {label!r} is empty, as in {n} rows in total; label these rows or drop them")
     check_label(given, label, path, named=classes is not None)
     true = blank_missing(columns.get("clean_label", [""] * len(given)), given)
     classes = classes or sort_classes({*given, *true} - {""})

@@ -195,7 +195,7 @@ def _check_drop(path: Path, drop: Sequence[str], label: str) -> None:
         raise UserError(f"{path}: {label!r} holds the labels and cannot be dropped; choose another label with --label")
     for name in drop:
         if name in LABEL_COLUMNS and name != "trusted":  # a feature in older versions
-            raise UserError(f"{path}: {name!r} has a meaning and cannot be dropped; rename it")
+            raise UserError(f"{path}: {name!r} is a reserved name and cannot be dropped; rename it")
 
 
 def _choose_encoding(table: _Table, label: str, drop: tuple[str, ...]) -> Columns:
@@ -280,7 +280,7 @@ def _numbers(table: _Table, name: str) -> NDArray[np.float64]:
     numbers = parse_numbers(values) if values.dtype.kind == "O" else values.astype(np.float64)
     if numbers is None:
         row = next(row for row, cell in enumerate(values) if parse_numbers([cell]) is None)
-        raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, but numbers in the training table")
+        raise UserError(f"{table.at(row)}: column {name!r} holds {values[row]!r}, but is numeric in the training table")
     with np.errstate(over="ignore"):
         bad = ~np.isfinite(numbers.astype(np.float32))
     if bad.any():

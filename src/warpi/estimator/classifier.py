@@ -293,7 +293,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if layout.kind != "columns":
             return validate_data(self, X, reset=False, dtype=inputs.accepted_types(X), **_ANY)
         if not hasattr(X, "iloc"):
-            raise UserError(f"{name} must be a frame with the columns of the X to fit, got {type(X).__name__}")
+            raise UserError(f"{name} must be a data frame with the columns of the X to fit, got {type(X).__name__}")
         return validate_data(self, X, reset=False, skip_check_array=True)
 
     def _check_trusted(self, layout: Layout, X: Any, y: Any, trusted: Any) -> Dataset | None:

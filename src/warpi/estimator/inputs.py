@@ -79,9 +79,9 @@ class Layout:
             return np.stack(columns, axis=1).astype(kind)  # [N, columns]
         if tuple(X.shape[1:]) != self.shape:
             shape, fitted = (["N", *shape] for shape in (X.shape[1:], self.shape))
-            raise UserError(f"X has the shape {shape}, the classifier was fitted on {fitted}; use the same shape")
+            raise UserError(f"X has the shape {shape}, but the classifier was fitted on {fitted}; use the same shape")
         if (X.dtype == np.uint8) != self.pixels:
-            raise UserError(f"X holds {X.dtype}, the classifier was fitted on {kind}; use the same type")
+            raise UserError(f"X holds {X.dtype}, but the classifier was fitted on {kind}; use the same type")
         _refuse_huge(X, "")
         return X.astype(kind, copy=False)
 
@@ -176,7 +176,7 @@ def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
             )
     if len(names) > _MAX_CATEGORIES:
         raise UserError(
-            f"column {name!r} of X has {len(names)} categories, at most {_MAX_CATEGORIES} are allowed; drop it, or "
+            f"column {name!r} of X has {len(names)} categories, but at most {_MAX_CATEGORIES} are allowed; drop it, or "
             "encode it before (TargetEncoder, HashingVectorizer)"
         )
     return tuple(names)

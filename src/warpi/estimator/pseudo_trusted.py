@@ -29,7 +29,7 @@ def hold_out_pseudo_trusted(task: Task, learn: Callable[[Task], Method], seed: i
     n = len(train)
     if n < 2 * FOLDS:
         raise UserError(
-            f"{n} rows are too few to choose trusted ones among them; give X_trusted and y_trusted, or choose a method "
+            f"{n} rows are too few to choose trusted ones from; give X_trusted and y_trusted, or choose a method "
             "that needs no trusted examples"
         )
     fold = torch.randperm(n, generator=generator(seed, "folds")) % FOLDS  # [N]

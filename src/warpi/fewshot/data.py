@@ -315,10 +315,10 @@ def _mini_folders(folder: Path) -> dict[str, _Images] | None:
 def _mini_csv(folder: Path) -> dict[str, _Images] | None:
     if not (folder / "images").is_dir() or not all((folder / f"{part}.csv").is_file() for part in PARTS):
         return None
-    return {part: _photographs(_listed(folder / f"{part}.csv", folder / "images")) for part in PARTS}
+    return {part: _photographs(_read_image_list(folder / f"{part}.csv", folder / "images")) for part in PARTS}
 
 
-def _listed(table: Path, folder: Path) -> dict[str, list[Path]]:
+def _read_image_list(table: Path, folder: Path) -> dict[str, list[Path]]:
     """The image files of each class in a csv table."""
     files: dict[str, list[Path]] = {}
     with reading(table):

@@ -192,7 +192,7 @@ def make_tasks(
         return SineTasks(kind, source, grid=not training, device=device)
     if augment and (source.x.dim() != 4 or source.x.shape[-2] != source.x.shape[-1]):
         shape = tuple(source.x.shape[1:])
-        raise UserError(f"only square images can be augmented, and these inputs are {shape}; leave out --augment")
+        raise UserError(f"only square images can be augmented, but these inputs are {shape}; leave out --augment")
     vary = None
     if augment and training:
         drawings = source.rotations > 1  # if a rotated image is another class, so is a mirrored one

@@ -86,7 +86,7 @@ class Learner(ABC):
         kind = "regression" if problem.regression else "classification"
         if kind not in self.solves:
             raise UserError(
-                f"{type(self).__name__} only supports {self.solves[0]}, and this is {kind}; see `warpi list learners`"
+                f"{type(self).__name__} only supports {self.solves[0]}, but this is {kind}; see `warpi list learners`"
             )
         self.problem = problem
         self.generator = generator(seed, "learner", device=device)

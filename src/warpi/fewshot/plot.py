@@ -139,15 +139,15 @@ def plot_versatility(rows: Sequence[Row], kind: str) -> bytes:
 def _lines(rows: Sequence[Row], name: Callable[[Row], str], *also: str) -> dict[str, list[Row]]:
     """Rows by the line they belong to, without duplicates. The name of a line says what its error bars show."""
     if len({row["metric"] for row in rows}) > 1:
-        data = _grouped(rows, lambda r: r["metric"])
+        data = _group_by(rows, lambda r: r["metric"])
         metrics = "; ".join(
             f"{m}: {', '.join(sorted({r['data'] for r in group}))}" for m, group in sorted(data.items())
         )
         raise UserError(f"scores of different kinds cannot share an axis ({metrics}); draw them one by one")
     lines = {}
-    for label, group in _grouped(rows, distinguish(rows, name, also=also)).items():
+    for label, group in _group_by(rows, distinguish(rows, name, also=also)).items():
         points: dict[Any, list[Row]] = {}
-        for same in _grouped(group, lambda r: (r.get("seed"), r.get("bases"), r["ways"], r["shots"])).values():
+        for same in _group_by(group, lambda r: (r.get("seed"), r.get("bases"), r["ways"], r["shots"])).values():
             if len({row["mean"] for row in same}) > 1:
                 what = f"{label}, seed {same[0].get('seed')}, {_task(same[0])}"
                 raise UserError(f"there are two different scores for {what}; leave out one of them")
@@ -163,7 +163,7 @@ def _lines(rows: Sequence[Row], name: Callable[[Row], str], *also: str) -> dict[
 
 def _line(ax: "Axes", rows: Sequence[Row], x: str, i: int, label: str) -> None:
     """Plot means, with the standard deviation over several seeds or the 95 % interval over tasks as error bars."""
-    groups = _grouped(rows, lambda r: r[x])
+    groups = _group_by(rows, lambda r: r[x])
     points = sorted(groups)
     mean = [statistics.fmean(r["mean"] for r in groups[p]) for p in points]
     bar = [
@@ -175,7 +175,7 @@ def _line(ax: "Axes", rows: Sequence[Row], x: str, i: int, label: str) -> None:
     ax.errorbar(points, mean, yerr=bar, color=color, marker=marker, markersize=4, capsize=2, linewidth=1.4, label=label)
 
 
-def _grouped(rows: Sequence[Row], key: Any) -> dict[Any, list[Row]]:
+def _group_by(rows: Sequence[Row], key: Any) -> dict[Any, list[Row]]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -199,7 +199,7 @@ def distinguish(
     The settings are those of training and evaluation, and the fields `also`.
     """
     key = among or name
-    differ = {k: _differing([_settings(row, also) for row in group]) for k, group in _grouped(rows, key).items()}
+    differ = {k: _differing([_settings(row, also) for row in group]) for k, group in _group_by(rows, key).items()}
 
     def full(row: Row) -> str:
         settings = _settings(row, also)

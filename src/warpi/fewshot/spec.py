@@ -206,6 +206,6 @@ def check_facts(stored: Mapping[str, Any], facts: Mapping[str, Any], path: Path)
     known = {name: stored.get(name) for name in facts}
     for name, before, after in differences(known, facts):
         raise UserError(
-            f"the data or the learner of {path} has changed: {name} was {before}, is {after}; use the original, or "
-            "choose another --out"
+            f"the data or the learner of {path} has changed: {name} was {before}, now {after}; use the original, "
+            "or choose another --out"
         )

@@ -104,7 +104,7 @@ def train(
     device = learner.generator.device
     if problem.shape != data.shape or problem.regression != data.regression:
         raise UserError(
-            f"the learner was started for {problem}, and inputs of {data.name} are {data.shape}, for "
+            f"the learner was started for {problem}, but inputs of {data.name} are {data.shape}, for "
             f"{'regression (ways=0)' if data.regression else 'classification'}; start it with Problem(data.shape, ways)"
         )
     tasks, val = task_pair(data.to(device), kind, training, device)

@@ -73,7 +73,7 @@ class EMLC(Method):
         self.V = V.to(task.train.y.device)
         self.optimizers[1].add_param_group({"params": list(self.V.parameters())})  # at the teacher's learning rate
 
-    def corrected(self, x: Tensor, y: Tensor) -> Tensor:
+    def correct_labels(self, x: Tensor, y: Tensor) -> Tensor:
         """Soft labels q.  [B, K]"""
         h = penultimate(self.nets[1], x)  # [B, D]
         z = last_layer(self.nets[1], h)
@@ -86,7 +86,7 @@ class EMLC(Method):
         learned, judge = halve(trusted)
 
         def corrected_loss(z: Tensor) -> Tensor:
-            noisy = soft_cross_entropy(z[:n], self.corrected(batch.x, batch.y)).mean()
+            noisy = soft_cross_entropy(z[:n], self.correct_labels(batch.x, batch.y)).mean()
             return noisy + cross_entropy(z[n:], learned.y).sum() / max(len(learned.y), 1)
 
         def teacher_loss() -> Tensor:

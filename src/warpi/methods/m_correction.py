@@ -78,16 +78,16 @@ class MCorrection(Method):
             self.low.copy_(ordered[int(0.05 * (len(losses) - 1))])
             self.high.copy_(ordered[int(0.95 * (len(losses) - 1))])
             inside = losses[(losses >= self.low) & (losses <= self.high)]
-            self.mixture.copy_(two_betas(self.scaled(inside)))
+            self.mixture.copy_(two_betas(self.scale_losses(inside)))
             self.peak.copy_(loss_of_largest_posterior(self.mixture))
         yield from super().epoch(t)
 
-    def scaled(self, losses: Tensor) -> Tensor:
+    def scale_losses(self, losses: Tensor) -> Tensor:
         return (losses - self.low) / (self.high - self.low + 1e-6)
 
     def wrong(self, losses: Tensor) -> Tensor:
         """w: the probability that a label is wrong, given its loss.  [B] -> [B]"""
-        return beta_posterior(torch.minimum(self.scaled(losses), self.peak), self.mixture)
+        return beta_posterior(torch.minimum(self.scale_losses(losses), self.peak), self.mixture)
 
     def step(self, batch: Batch) -> Log:
         targets = one_hot(batch.y, self.task.n_classes)  # [B, K]

@@ -121,11 +121,11 @@ class MentorNetDD(Method):
         losses = cross_entropy(self.net(batch.x), batch.y)  # [B]
         follow_percentile(self.average, losses.detach(), self.share, self.averaging)
         mentor_loss = self.teach_mentor()
-        v = self.judged(losses.detach()).detach().sigmoid().maximum(self.burning)
+        v = self.mentor_logits(losses.detach()).detach().sigmoid().maximum(self.burning)
         loss = (v * keep_at_random(len(losses), self.dropped, self.generator) * losses).mean()
         return {"loss": descend(loss, self.optimizer), "mentor_loss": mentor_loss, "weight": v.mean()}
 
-    def judged(self, losses: Tensor) -> Tensor:
+    def mentor_logits(self, losses: Tensor) -> Tensor:
         """The mentor's logit that a label with this loss is right.  [B] -> [B]"""
         logits: Tensor = self.mentor(torch.stack([losses, losses - self.average], dim=1))
         return logits[:, 0]
@@ -140,6 +140,6 @@ class MentorNetDD(Method):
         wrong = drawn.scatter(1, meta.y[:, None], -torch.inf).argmax(dim=1)
         right = (torch.rand(len(z), generator=self.generator, device=z.device) < 0.5).float()  # [M] v*
         losses = cross_entropy(z, torch.where(right > 0, meta.y, wrong))
-        loss = nn.functional.binary_cross_entropy_with_logits(self.judged(losses), right)
+        loss = nn.functional.binary_cross_entropy_with_logits(self.mentor_logits(losses), right)
         descend(loss, self.mentor_optimizer)
         return loss.detach()

@@ -65,7 +65,7 @@ class MLNT(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.averaging) not in (1, 2):
-            raise UserError(f"averaging must be one or two shares (in the ramp, and later), got {self.averaging}")
+            raise UserError(f"averaging must be one or two fractions (in the ramp, and later), got {self.averaging}")
 
     def start(self, task: Task, recipe: Recipe) -> None:
         super().start(task, recipe)

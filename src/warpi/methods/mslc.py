@@ -92,11 +92,11 @@ class MSLC(Method):
         phi = [*self.V.parameters(), *self.W.parameters()]
         virtual_lr = self.virtual * self.lr
         log = bilevel_step(self, batch, corrected_loss, mean_cross_entropy, phi, self.meta_optimizer, virtual_lr)
-        self.soft[batch.rows] = self.corrected(z.detach(), batch.y, before)
+        self.soft[batch.rows] = self.correct_labels(z.detach(), batch.y, before)
         return log
 
     @torch.no_grad()
-    def corrected(self, z: Tensor, y: Tensor, before: Tensor) -> Tensor:
+    def correct_labels(self, z: Tensor, y: Tensor, before: Tensor) -> Tensor:
         """Soft labels for the next epoch.  [B, K]"""
         a: Tensor = self.V(cross_entropy(z, y))[:, None]
         b: Tensor = self.W(cross_entropy(z, before.argmax(dim=1)))[:, None]

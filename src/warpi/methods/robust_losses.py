@@ -63,7 +63,7 @@ class SCE(Method):
     family = "loss"
     year = 2019
 
-    alpha: float = setting(0.1, "weight of the cross-entropy; the paper: 6 on CIFAR-100", low=0)
+    alpha: float = setting(0.1, "weight of the cross-entropy (paper: 6 on CIFAR-100)", low=0)
     beta: float = setting(1.0, "weight of the reverse cross-entropy (paper: 0.1 on CIFAR-100)", low=0)
     clip: float = setting(1e-4, "probability that replaces 0 in a label, before the logarithm", low=1e-38, high=1)
 
@@ -103,7 +103,7 @@ class Bootstrap(Method):
     year = 2015
 
     hard: bool = setting(False, "mix the label with the predicted class instead of the predicted probabilities")
-    beta: float = setting(0.95, "weight of the given label (the paper: 0.95 if soft, 0.8 if hard)", low=0, high=1)
+    beta: float = setting(0.95, "weight of the given label (paper: 0.95 if soft, 0.8 if hard)", low=0, high=1)
 
     def step(self, batch: Batch) -> Log:
         loss = losses.hard_bootstrap if self.hard else losses.soft_bootstrap

@@ -113,7 +113,7 @@ class WarPIPlus(Method):
         self.class_confidence = torch.full((k,), 1 / k, device=device)  # [K] mean probability of each class
         self.warming = True
         if self.rectifier and not self.uses_trusted:
-            raise UserError("the rectifier is trained with trusted examples, and there are none; use --no-rectifier")
+            raise UserError("the rectifier is trained with trusted examples, but there are none; use --no-rectifier")
         if self.rectifier:
             feature_size(self.net, task.shape)  # raises if the network has no features
             with seeded(derive(recipe.seed, "meta-network")):

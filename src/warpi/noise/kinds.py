@@ -211,7 +211,7 @@ def open_set(y: Tensor, n_classes: int, rate: float, generator: Generator, n_oth
     check_rate("open_set", n_classes, rate)
     count = round(rate * len(y))
     if count > n_other:
-        raise UserError(f"open_set noise at rate {rate} needs {count} other inputs, the other set has {n_other}")
+        raise UserError(f"open_set noise at rate {rate} needs {count} other inputs, but the other set has {n_other}")
     rows, others = (torch.randperm(n, generator=generator, device=generator.device)[:count] for n in (len(y), n_other))
     replaced = torch.full_like(y, -1)
     replaced[rows.to(y.device)] = others.to(y.device)
@@ -231,7 +231,7 @@ def check_rate(kind: str, n_classes: int, rate: float, least: int = 1) -> None:
     if not 0 <= rate <= 1:
         raise UserError(f"noise {kind!r}: the rate must be in 0..1, got {rate}")
     if n_classes < least:
-        raise UserError(f"noise {kind!r} needs at least {least} classes, the data has {n_classes}")
+        raise UserError(f"noise {kind!r} needs at least {least} classes, but the data has {n_classes}")
 
 
 def _eye(n_classes: int) -> Tensor:

@@ -40,8 +40,8 @@ def read_matrix(file: Path | str, classes: Sequence[str]) -> Tensor:
     rows, columns = (_order(path, names, classes) for names in (matrix.true, matrix.given))
     if matrix.T.shape != (K, K):
         raise UserError(
-            f"{path}: T is {_size(matrix.T)}, the data has {K} classes; give {K} x {K} probabilities, one row per true "
-            "class and one column per given class (a .csv may have class names as its first row and first column)"
+            f"{path}: T is {_size(matrix.T)}, but the data has {K} classes; give {K} x {K} probabilities, one row per "
+            "true class and one column per given class (a .csv may have class names as its first row and first column)"
         )
     T = torch.from_numpy(matrix.T.astype(np.float64))
     _check(path, T, matrix.true or classes, matrix.given or classes)
@@ -75,8 +75,8 @@ def _check(path: Path, T: Tensor, true: Sequence[str], given: Sequence[str]) -> 
         if bool(_are_one(T.sum(0)).all()):
             advice = "the columns do: transpose the matrix"
         raise UserError(
-            f"{path}: row {i + 1} ({true[i]!r}) sums to {float(T[i].sum()):.9g}, must sum to 1 (within {ROUNDING:g}), "
-            f"because a row is a true class and a column a given one; {advice}"
+            f"{path}: row {i + 1} ({true[i]!r}) sums to {float(T[i].sum()):.9g}, not to 1 (within {ROUNDING:g}); "
+            f"rows are true classes and columns are given ones; {advice}"
         )
 
 
@@ -87,11 +87,11 @@ def _are_one(sums: Tensor) -> Tensor:
 def _npy(path: Path) -> _MatrixFile:
     with reading(path), path.open("rb") as file:
         if file.read(2) == b"PK":  # a .npz, which could be of any size
-            raise UserError(f"{path}: holds several arrays, must hold one array [K, K]; save it with numpy.save")
+            raise UserError(f"{path} holds several arrays, but must hold one array [K, K]; save it with numpy.save")
     array = load_arrays(path)
     if isinstance(array, dict) or array.dtype.kind not in "biuf" or array.ndim != 2:
         content = "several arrays" if isinstance(array, dict) else f"{array.dtype} {list(array.shape)}"
-        raise UserError(f"{path}: holds {content}, must hold one array [K, K] of numbers; save it with numpy.save")
+        raise UserError(f"{path} holds {content}, but must hold one array [K, K] of numbers; save it with numpy.save")
     return _MatrixFile(array)
 
 
@@ -145,7 +145,7 @@ def _to_array(path: Path, rows: Any) -> NDArray[Any]:
         raise UserError(f"{path}: T must be a list of lists, got {rows!r:.60}; {_FORM}")
     for i, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
-            raise UserError(f"{path}: row {i} of T has {len(row)} numbers, the first has {len(rows[0])}; {_FORM}")
+            raise UserError(f"{path}: row {i} of T has {len(row)} numbers, but the first has {len(rows[0])}; {_FORM}")
         for j, value in enumerate(row, 1):
             if type(value) not in (int, float) or abs(value) > 1e300:
                 raise UserError(f"{path}: row {i} of T, column {j} must be a number, got {value!r:.60}; {_FORM}")

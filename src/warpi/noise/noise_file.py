@@ -99,17 +99,17 @@ def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
     if classes != [*dataset.classes]:
         stored = shorten_list(classes if isinstance(classes, list) else [classes])
         current = shorten_list(dataset.classes)
-        raise UserError(f"noise file {path}: its classes are {stored}, those of the data {current}; create it again")
+        raise UserError(f"noise file {path}: its classes are {stored}, not {current} as in the data; create it again")
     if "inputs" in content:
         _check_inputs(path, content["inputs"], dataset)
     rows = _integers(path, content, "rows")
     labels = _integers(path, content, "labels")
     replaced = _integers(path, content, "replaced") if "replaced" in content else None
     if content.get("sha256") != _hash(rows, labels, replaced):
-        raise UserError(f"noise file {path}: the checksum does not match, the file was changed; get it again")
+        raise UserError(f"noise file {path}: the checksum does not match: the file was changed; get it again")
     n = len(dataset.examples)
     if not torch.equal(rows.sort().values, torch.arange(n)):
-        raise UserError(f"noise file {path}: has {len(rows)} rows, must name each of the {n} rows of the data once")
+        raise UserError(f"noise file {path}: has {len(rows)} rows, but must name each of the {n} rows of the data once")
     check_labels(labels, n, dataset.n_classes, f"noise file {path}")
     order = rows.argsort()
     if replaced is not None:

@@ -200,7 +200,7 @@ def _read(folder: Path) -> RunRecord:
         raise _unreadable(file, error) from error
     form = content.get("format") if isinstance(content, dict) else None
     if form != FORMAT:
-        raise UserError(f"{file} has the format {form!r}, this version of warpi reads {FORMAT!r}; leave the folder out")
+        raise UserError(f"{file} has the format {form!r}, but this version reads {FORMAT!r}; leave the folder out")
     check_spec(content, file, _ADVICE, ("spec", "data", "method", "seed"))
     spec = content["spec"] | {name: content["spec"].get(name) or {} for name in ("options", "changed", "recipe")}
     done = (folder / DONE).exists()  # checked before the results are read: the run may end in between

@@ -45,7 +45,7 @@ def draw_figures(runs: Iterable[RunRecord], out: Path, only: Sequence[str] = ())
     `only` selects some of FIGURES.
     """
     experiments = [e for e in group(runs) if e.counted]
-    measured = [m for e in experiments if (m := _measured(e)) is not None]
+    measured = [m for e in experiments if (m := _read_measurements(e)) is not None]
     paths: list[Path] = []
     with figure_style():
         for kind in only or FIGURES:
@@ -334,7 +334,7 @@ def _matrix(axes: "Axes", x: Array, classes: Array, cmap: str, low: float, high:
     return image
 
 
-def _measured(e: Experiment) -> Measured | None:
+def _read_measurements(e: Experiment) -> Measured | None:
     stored = ((run, arrays) for run in e.counted if (arrays := read_arrays(run.path)) is not None)
     return next((Measured(e, arrays, run.spec["seed"]) for run, arrays in stored), None)
 

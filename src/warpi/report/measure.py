@@ -56,14 +56,14 @@ def compute_arrays(run: Run) -> Arrays:
     if truth.T is not None:
         arrays["T"] = truth.T
     if isinstance(method, WarPI):
-        arrays |= _rectified(method, z, y, clean, kind, predicted)
+        arrays |= _measure_rectified(method, z, y, clean, kind, predicted)
     if truth.test is not None:
         arrays |= _calibration(method, run)
     numbers: Arrays = {name: value.cpu().numpy().astype(np.float32) for name, value in arrays.items()}
     return {"classes": np.array(task.classes), **numbers}
 
 
-def _rectified(
+def _measure_rectified(
     method: WarPI, z: Tensor, y: Tensor, clean: Tensor, kind: Tensor, predicted: Tensor
 ) -> dict[str, Tensor]:
     """Losses and predictions of the logits times v, and v and sigma by given label and predicted class."""

@@ -179,13 +179,13 @@ def _names_above(block: Block) -> _Layout:
     widths = [2 + width for width in _widths(block)]
     parts = [
         Text(f"{block.title}\n", style="bold"),
-        *_stacked(map(_narrow, block.heads[1:]), widths, "bold", top=False),
+        *_stack_lines(map(_narrow, block.heads[1:]), widths, "bold", top=False),
     ]
     parts.append(Text("─" * sum(widths)))
     for name, lines in block.sections:
         parts.append(Text(name, style="italic"))
         for line in lines:
-            parts += [Text(line.cells[0]), *_stacked(line.cells[1:], widths, "bold" if line.bold else "")]
+            parts += [Text(line.cells[0]), *_stack_lines(line.cells[1:], widths, "bold" if line.bold else "")]
         parts.append(Text())
     return _Layout(sum(widths), Text("\n").join(parts))
 
@@ -197,7 +197,7 @@ def _remarks_below(block: Block) -> Block:
     return replace(block, sections=tuple((name, [move(line) for line in lines]) for name, lines in block.sections))
 
 
-def _stacked(cells: Iterable[str], widths: Sequence[int], style: str, top: bool = True) -> list[Text]:
+def _stack_lines(cells: Iterable[str], widths: Sequence[int], style: str, top: bool = True) -> list[Text]:
     """Cells of one or two lines side by side.
 
     With `top` they are aligned at the top, and `style` applies to the column `last`. Otherwise they are aligned at the

@@ -101,7 +101,7 @@ class Store:
             before = stored.get(key, value)
             if before != value:
                 raise UserError(
-                    f"{self.path} contains decisions about other data: {key} was {before[:80]}, is {value[:80]}; "
+                    f"{self.path} contains decisions about other data: {key} was {before[:80]}, now {value[:80]}; "
                     "choose another --out"
                 )
 

@@ -173,7 +173,7 @@ def _check_same_row(items: Items, row: int, cells: Mapping[str, str], listed: Pa
     """Raise if a line of a list is about another row, so that no label is assigned to an unchecked example."""
     dataset = items.dataset
     if not 0 <= row < len(dataset.y):
-        raise UserError(f"row {row} is checked, {dataset.name} has rows 0..{len(dataset.y) - 1}; is it the same data?")
+        raise UserError(f"row {row} is checked, but {dataset.name} has {len(dataset.y)} rows; is it the same data?")
     if cells[CHECKED] not in dataset.classes:
         label = cells[CHECKED]
         raise UserError(f"row {row} is checked as {label!r}, which is not a class of {dataset.name}; leave it blank")

@@ -26,7 +26,7 @@ from warpi.runs.packed_task import pack_task
 from warpi.runs.resume import check_same_run, current_folder, resolve_threads, restore_spec
 from warpi.runs.run_folder import RunFolder, describe_run
 from warpi.runs.schema import FORMAT, to_stored_names
-from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, hashed_files, prepare
+from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, files_to_hash, prepare
 from warpi.training import checkpoint
 from warpi.training.engine import Diverged, Record, TrainingState, average_over_ranks, check_batches, check_state, train
 from warpi.training.method import Method, evaluating
@@ -231,7 +231,7 @@ def describe_training(prepared: PreparedRun, method: Method, device: torch.devic
     """The content of `spec.json` of a training run."""
     facts = {
         **prepared.facts(),
-        **{name: file_sha256(file) for name, file in hashed_files(prepared.spec).items()},
+        **{name: file_sha256(file) for name, file in files_to_hash(prepared.spec).items()},
         "n_parameters": sum(p.numel() for p in method.net.parameters()),
         "needs_meta": method.needs_meta,
         "needs_noise_rate": method.needs_noise_rate,

@@ -226,7 +226,7 @@ class PreparedRun:
         }
 
 
-def hashed_files(spec: RunSpec) -> dict[str, str | None]:
+def files_to_hash(spec: RunSpec) -> dict[str, str | None]:
     """The files of a run that are identified by their content, by the name of the fact that holds their hash."""
     matrix = spec.options.get("matrix")
     weights = spec.recipe.weights

@@ -29,7 +29,7 @@ class Board:
         self.jobs = {job.name: job for job in plan.jobs}
         self.state = {name: "done" if states[name].done else "waiting" for name in self.jobs}
         self.epoch = {name: states[name].epoch for name in self.jobs}
-        self.epochs = {name: states[name].epochs or _planned(job) for name, job in self.jobs.items()}
+        self.epochs = {name: states[name].epochs or _planned_epochs(job) for name, job in self.jobs.items()}
         self.seconds: dict[str, list[float]] = {}  # per epoch, by kind of run
         self.failed: dict[str, str] = {}
         self.printed_at = time.monotonic()
@@ -153,7 +153,7 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def _planned(job: Job) -> int | None:
+def _planned_epochs(job: Job) -> int | None:
     defaults = BY_DATASET.get(job.settings.get("data", "digits"), {})
     epochs = job.settings.get("epochs", defaults.get("epochs"))
     return epochs if isinstance(epochs, int) else None

@@ -131,11 +131,11 @@ def _other_content(path: Path, settings: Settings, cache: DataCache | None = Non
     if stored is None:
         return None
     spec = _spec(settings)
-    for fact, file in hashed_files(spec).items():
+    for fact, file in files_to_hash(spec).items():
         before = stored["facts"].get(fact)
         now = _digest(file) if file and before else None
         if now not in (None, before):
-            return f"{file}: its sha256 was {before:.12}, is {now:.12}"
+            return f"{file}: its sha256 was {before:.12}, now {now:.12}"
     if spec.data.data not in DATASETS and not os.path.exists(spec.data.data):
         return None
     stamps = spec.data.stamps(cache)
@@ -143,7 +143,7 @@ def _other_content(path: Path, settings: Settings, cache: DataCache | None = Non
     touched = [file for file in stamps if stamps[file] != stored_stamps.get(file)]
     facts = _facts(spec.data, settings["seed"], *stamps.values()) if touched else {}
     for name, before, now in differences(stored["facts"], facts, shared=True):
-        return f"{' or '.join(touched)}: {name} was {before!s:.12}, is {now!s:.12}"
+        return f"{' or '.join(touched)}: {name} was {before!s:.12}, now {now!s:.12}"
     return None
 
 
@@ -202,7 +202,7 @@ def _first(changed: Sequence[Difference]) -> tuple[str, str] | None:
 
 
 def _begun_as_another(path: Path, before: str, after: str) -> UserError:
-    return UserError(f"{path} was begun with {before}, not with {after}; choose another --out to change it")
+    return UserError(f"{path} was started with {before}, not with {after}; choose another --out to change it")
 
 
 def _length(path: Path) -> tuple[int, int | None]:
@@ -263,7 +263,7 @@ def _read(file: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if not isinstance(content, dict):
-        raise UserError(f"{file} is garbled; {advice}")
+        raise UserError(f"{file} is damaged; {advice}")
     return content
 
 

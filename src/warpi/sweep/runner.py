@@ -84,7 +84,7 @@ def parse_resources(device: str, per_gpu: str, jobs: int | None) -> Resources:
         raise UserError(f"--per-gpu must be auto or a number from 1 to 64, got {per_gpu!r}")
     on_cpu = devices[0].type == "cpu"
     if on_cpu and per_gpu != "auto":
-        raise UserError("--per-gpu needs a GPU, and this sweep uses none; --jobs N runs N processes on the CPU")
+        raise UserError("--per-gpu needs a GPU, but this sweep uses none; --jobs N runs N processes on the CPU")
     if jobs is not None and not 1 <= jobs <= 1024:
         raise UserError(f"--jobs must be at least 1 and at most 1024, got {jobs}")
     if on_cpu:
@@ -181,7 +181,7 @@ def _check_data(plan: Plan, jobs: Sequence[Job], cache: DataCache) -> None:
         except Exception as e:  # also errors of a user-defined reader
             kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
             where = f"data = {data.data!r}, root = {data.root!r}"
-            raise UserError(f"{plan.file}: {kind}{e} ({where}; no run was begun)") from e
+            raise UserError(f"{plan.file}: {kind}{e} ({where}; no run was started)") from e
 
 
 def serve(plan: Plan, resources: Resources, session: str) -> int:

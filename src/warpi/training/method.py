@@ -89,7 +89,7 @@ class Method(ABC):
         name = type(self).__name__
         if self.needs_meta and task.meta is None:
             raise UserError(
-                f"{name} needs trusted examples, and there are none; give a second file with --trusted, mark rows in a "
+                f"{name} needs trusted examples, but there are none; give a second file with --trusted, mark rows in a "
                 "column 'trusted', or hold some out of a clean data set with --meta N; if nobody has checked any, "
                 "`warpi pick` chooses rows to check, and methods like dmi_ns do not need any"
             )

@@ -54,7 +54,7 @@ def last_layer(net: nn.Module, h: Tensor) -> Tensor:
     fc = getattr(net, "fc", None)
     if not isinstance(fc, nn.Module):
         raise UserError(
-            f"this method needs a network in two parts, and {type(net).__name__} has no last layer `fc`; "
+            f"this method needs a network in two parts, but {type(net).__name__} has no last layer `fc`; "
             "name it so that forward(x) is fc(features(x)), or choose a net of `warpi list nets`"
         )
     bf16 = pass_config(net).bf16
@@ -69,5 +69,5 @@ def feature_size(net: nn.Module, shape: tuple[int, ...]) -> int:
     with evaluating([net]):
         h = penultimate(net, next(net.parameters()).new_zeros((2, *shape)))
     if h.dim() != 2 or len(h) != 2:
-        raise UserError(f"{type(net).__name__}.features gave shape {tuple(h.shape)} for two inputs; allowed is (2, D)")
+        raise UserError(f"{type(net).__name__}.features returned shape {tuple(h.shape)} for two inputs, not (2, D)")
     return h.shape[1]

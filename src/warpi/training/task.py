@@ -99,7 +99,7 @@ def make_task(
     task, truth = corrupt(dataset, noise, rows, seed, other)
     if limit is not None and dataset.test is not None and truth.test is not None:
         n = len(truth.test)
-        kept, _ = _stratified(torch.arange(n), truth.test.y, limit / n, generator(seed, "split", "test"))
+        kept, _ = _draw_stratified(torch.arange(n), truth.test.y, limit / n, generator(seed, "split", "test"))
         truth = replace(truth, test=truth.test.subset(kept))
     check_task(task, held_out=bool(len(rows.test) + len(rows.val)))
     return task, truth
@@ -131,7 +131,7 @@ def split_rows(
 
     rows = torch.arange(len(dataset.y))
     if limit is not None:
-        rows, _ = _stratified(rows, dataset.truth, limit / len(rows), rng("limit"))
+        rows, _ = _draw_stratified(rows, dataset.truth, limit / len(rows), rng("limit"))
     trusted = _separate_trusted(dataset, meta_data, meta, rng("meta"))
     n_repeated = 0
     if trusted is not None:
@@ -142,14 +142,14 @@ def split_rows(
     if dataset.test is None:
         # Rows that a person has checked are too valuable for testing.
         pool = rows if dataset.trusted is None else rows[~dataset.trusted[rows]]
-        test_rows, _ = _stratified(pool, dataset.truth, test, rng("test"), leave=True)
+        test_rows, _ = _draw_stratified(pool, dataset.truth, test, rng("test"), leave=True)
         rows = _without(rows, test_rows)
     meta_rows = rows[:0] if trusted is not None else _trusted_rows(dataset, rows, meta, rng("meta"))
-    val_rows, train_rows = _stratified(_without(rows, meta_rows), dataset.truth, val, rng("val"), leave=True)
+    val_rows, train_rows = _draw_stratified(_without(rows, meta_rows), dataset.truth, val, rng("val"), leave=True)
     if len(meta_rows) and not len(train_rows):
         which = "all" if len(meta_rows) == len(dataset.y) else f"{len(meta_rows)} of"
         raise UserError(
-            f"{which} {len(dataset.y)} rows of {dataset.name} are trusted, none is left to train on as noisy; trust "
+            f"{which} {len(dataset.y)} rows of {dataset.name} are trusted, so none is left to train on as noisy; trust "
             "only rows that somebody has checked, or none: then any label may be wrong"
         )
     return Rows(train_rows, val_rows, test_rows, meta_rows, trusted, n_repeated)
@@ -220,7 +220,7 @@ def _separate_trusted(dataset: Dataset, meta_data: Dataset | None, n: int | None
         trusted = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
     if trusted is None or n is None:
         return trusted
-    return trusted.subset(_balanced(torch.arange(len(trusted)), trusted.y, n, dataset.classes, rng))
+    return trusted.subset(_draw_balanced(torch.arange(len(trusted)), trusted.y, n, dataset.classes, rng))
 
 
 def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:
@@ -228,8 +228,8 @@ def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:
     repeated = mark_shared(Split(dataset.examples, rows, dataset.y[rows]), trusted)
     if repeated.all():
         raise UserError(
-            f"all {len(rows)} rows of {dataset.name} are also among the trusted examples, none is left to train "
-            "on; give as trusted only those that were checked"
+            f"all {len(rows)} rows of {dataset.name} are also among the trusted examples, so none is left to "
+            "train on; give as trusted only those that were checked"
         )
     if repeated.any():
         log.info("%d rows also appear in the trusted set and are used only as trusted examples", int(repeated.sum()))
@@ -245,34 +245,36 @@ def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, rng: Generator)
         return rows[:0]
     if dataset.trusted is not None:
         pool = rows[dataset.trusted[rows]]
-        return pool if n is None else _balanced(pool, dataset.truth, n, dataset.classes, rng)
+        return pool if n is None else _draw_balanced(pool, dataset.truth, n, dataset.classes, rng)
     if n is None:
         return rows[:0]
     if not dataset.truth_is_known:
         raise UserError(
             f"--meta {n} holds out trusted examples from data whose true labels are known; those of {dataset.name} "
-            "are not: give a checked file with --trusted, mark checked rows in a column 'trusted', or, if all labels "
+            "are not; give a checked file with --trusted, mark checked rows in a column 'trusted', or, if all labels "
             "are right, add them as true ones: an array 'clean' (.npz), a column 'clean_label' (tables, image lists)"
         )
-    return _balanced(rows, dataset.truth, n, dataset.classes, rng)
+    return _draw_balanced(rows, dataset.truth, n, dataset.classes, rng)
 
 
-def _balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], rng: Generator) -> Tensor:
+def _draw_balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], rng: Generator) -> Tensor:
     """Draw n rows, the same number per class; classes drawn at random get the remainder."""
     if n < len(classes):
-        raise UserError(f"{n} trusted examples cannot hold all {len(classes)} classes; ask for at least {len(classes)}")
+        raise UserError(f"{n} trusted examples cannot cover {len(classes)} classes; ask for at least {len(classes)}")
     extra = torch.randperm(len(classes), generator=rng)[: n % len(classes)].tolist()
     drawn = []
     for k, name in enumerate(classes):
         pool = rows[y[rows] == k]
         need = n // len(classes) + (k in extra)
         if len(pool) < need:
-            raise UserError(f"class {name!r} has {len(pool)} examples that could be trusted, {n} need {need} of it")
+            raise UserError(f"class {name!r} has {len(pool)} examples that could be trusted, but {n} need {need} of it")
         drawn.append(pool[torch.randperm(len(pool), generator=rng)[:need]])
     return torch.cat(drawn).sort().values
 
 
-def _stratified(rows: Tensor, y: Tensor, share: float, rng: Generator, *, leave: bool = False) -> tuple[Tensor, Tensor]:
+def _draw_stratified(
+    rows: Tensor, y: Tensor, share: float, rng: Generator, *, leave: bool = False
+) -> tuple[Tensor, Tensor]:
     """Draw the same fraction of the rows of each class. Returns the drawn and the other rows, in ascending order.
 
     The classes with the largest remainders are rounded up, so that the total is right. With `leave`, a class is not

@@ -25,7 +25,7 @@ def pick_device(device: str) -> torch.device:
     """The device with this name. `auto` is a CUDA device if there is one; each rank on a machine gets its own."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and distributed.launched():
+    if device == "cuda" and distributed.is_launched():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         chosen = torch.device(device)

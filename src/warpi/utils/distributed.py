@@ -41,7 +41,7 @@ class RemoteRankError(UserError):
     """An error of another rank, which reports it to the user."""
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether torchrun, or a similar launcher, started this process as one of several."""
     return all(name in os.environ for name in _ENVIRONMENT)
 
@@ -76,7 +76,7 @@ def rank_slice(n: int) -> slice:
 def process_group(device: torch.device) -> Iterator[None]:
     """Context manager: join the other processes if torchrun started this one. An existing process group is used."""
     global _control
-    creates = launched() and not _active()
+    creates = is_launched() and not _active()
     if _control is not None or not (creates or _active()):
         yield
         return
@@ -217,14 +217,14 @@ def check_devices(n: int, device: torch.device) -> None:
         raise UserError(f"--devices {n} takes the first {n} GPUs; give --device cuda, not {device}")
     available = torch.cuda.device_count()
     if device.type == "cuda" and n > available:
-        raise UserError(f"--devices {n} needs {n} GPUs, this machine has {available}; lower it, or add --device cpu")
+        raise UserError(f"--devices {n} needs {n} GPUs, but {available} can be used; lower it, or add --device cpu")
 
 
 def check_started(devices: int | None) -> None:
     """Raise if torchrun did not start as many processes as the user asked for."""
     started = os.environ.get("LOCAL_WORLD_SIZE")
-    if devices is not None and launched() and started != str(devices):
-        raise UserError(f"torchrun started {started} processes on this machine, --devices asks for {devices}; omit it")
+    if devices is not None and is_launched() and started != str(devices):
+        raise UserError(f"torchrun started {started} processes here, but --devices asks for {devices}; omit it")
 
 
 def launch(n: int, argv: list[str], out: Path) -> int:
