@@ -534,8 +534,8 @@ class FlatFeatures(nn.Module):
 
 
 @pytest.mark.parametrize("averaging", [(), (0.9, 0.99, 0.999)])
-def test_mlnt_takes_one_or_two_averaging_shares(averaging: tuple[float, ...]) -> None:
-    with pytest.raises(UserError, match="averaging must be one or two shares"):
+def test_mlnt_takes_one_or_two_averaging_fractions(averaging: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match="averaging must be one or two fractions"):
         MLNT(averaging=averaging)
 
 

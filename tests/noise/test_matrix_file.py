@@ -225,7 +225,7 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ("T.json", "7", "T must be a list of lists, got 7"),
         ("T.json", "{}", "has no 'T', the transition matrix; write a list"),
         ("T.json", '{"T": null, "classes": ["cat"]}', "has no 'T'"),
-        ("T.json", "[[1, 0], [1]]", "row 2 of T has 1 numbers, the first has 2"),
+        ("T.json", "[[1, 0], [1]]", "row 2 of T has 1 numbers, but the first has 2"),
         ("T.json", '[["1", 0], [0, 1]]', "row 1 of T, column 1 must be a number, got '1'"),
         ("T.json", "[[1, true], [0, 1]]", "row 1 of T, column 2 must be a number, got True"),
         ("T.json", f"[[1{'0' * 400}]]", "must be a number"),

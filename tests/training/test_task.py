@@ -365,7 +365,7 @@ NO_MIDDLE = split_of(replace(made([8, 1, 8]), y=2 * (torch.arange(17) % 2)))
         (LOPSIDED, {"meta": 12, "test": 0.0}, "class 'class 1' has 3 examples .* 12 need 4 of it"),
         (LOPSIDED, {"meta": 2}, "2 trusted examples cannot cover 3 classes; ask for at least 3"),
         (LOPSIDED, {"meta": -1}, "-1 trusted examples"),
-        (UNKNOWN, {"meta": 12}, "--meta 12 .* those of made are not: .*--trusted"),
+        (UNKNOWN, {"meta": 12}, "--meta 12 .* those of made are not; .*--trusted"),
         (made([40, 40, 40], meta=NO_MIDDLE), {}, "1 of 3 classes have no example among the trusted .*'class 1'"),
         (made([40, 40, 0]), {}, "1 of 3 classes have no example among the training rows: 'class 2'"),
         (made([40, 3, 40]), {"meta": 9, "test": 0.0}, "no example among the training rows: 'class 1'"),
