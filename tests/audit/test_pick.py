@@ -307,7 +307,7 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
     files = {name: str(tmp_path / name) for name in ("p.csv", "t.npz", "e.json")}
     data = ["--data", "digits", "--noise", "pair:0.4"]
     assert main(["pick", "40", *data, "--coverage", "--csv", files["p.csv"]]) == 0
-    assert "40 rows to check, 40 at random" in capsys.readouterr().out
+    assert "40 rows to check: 40 random" in capsys.readouterr().out
     rows = read(files["p.csv"])
     assert {r["given_label"] for r in rows} == set(digits.classes)
     for r in rows:
@@ -387,7 +387,7 @@ def test_checked_rows_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(["size,kind", *(f"{i / 7},{'xy'[i % 2]}" for i in range(60))]))
     spec = DataSpec(data=str(tmp_path / "t.csv"), label="kind")
     for row, label, path, message in (
-        ("99", "x", "a.csv", "rows 0..59"),
+        ("99", "x", "a.csv", "has 60 rows"),
         ("1", "z", "a.csv", "is not a class"),
         ("1", "x", "a.npz", "must be a .csv file"),
         ("one", "x", "a.csv", "the column row is not as `warpi pick` wrote it"),

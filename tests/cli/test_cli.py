@@ -73,7 +73,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--samples", "3"], "unknown flag '--samples'"),
     (
         ["FIT", "--method", "ce", "--meta-lr", "1"],
-        "unknown flag '--meta-lr': ce has no such setting; leave it out, or choose a method with it: mwnet",
+        "unknown flag '--meta-lr': ce has no such setting; leave it out or choose a method with it: mwnet",
     ),
     (["FIT", "--rat", "3"], "unknown flag '--rat'; allowed: "),  # does not suggest '--lr' because both have dashes
     (["FIT", "--data", "foo"], "unknown data set 'foo'; allowed: "),

@@ -157,7 +157,7 @@ def test_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None
             "kind,n,c,a\nq,1,uu,1\nq,1,w,1\n",
             r"value of column 'c' .*row 0 \(line 2\): 'uu'; did you mean 'u'\?; 2 rows .* drop them, or train with",
         ),
-        ("kind,n,c,a\nq,1,u,1\nq,1,u,one\n", r"row 1 \(line 3\): column 'a' holds 'one', but is numeric in the training"),
+        ("kind,n,c,a\nq,1,u,1\nq,1,u,one\n", r"row 1 \(line 3\): column 'a' holds 'one', but is numeric in the"),
         (
             "kind,n,c,a\nqq,1,u,1\n",
             r"unknown class in .*row 0 \(line 2\): 'qq'; did you mean 'q'\?; fix the label or drop",

@@ -335,7 +335,7 @@ def test_a_changed_default_in_the_file(plugin: str, tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit):
         main(sweep)
     failed = capsys.readouterr().err
-    assert re.fullmatch(r"warpi: mine_q05_given_seed0 failed: .* started with q = 0\.5, not with q = 0\.4; .*\n", failed)
+    assert re.fullmatch(r"warpi: mine_q05_given_seed0 .*: .* started with q = 0\.5, not with q = 0\.4; .*\n", failed)
     for argv in (["audit"], ["fit", "--resume", "--out"]):
         assert main([*flags, *argv, "runs/cmp/mine_q05_given_seed0"]) == 0, "with its stored values"
     assert stored("runs/cmp/mine_q05_given_seed0")["options"] == {"q": 0.5}
