@@ -91,7 +91,7 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
 
     with Server(session, given["port"]) as server:
         print(server.link, flush=True)
-        print("warpi: open this link on this machine; Ctrl-C stops, every decision is stored at once", file=sys.stderr)
+        print("warpi: open this link on this machine; Ctrl-C stops; every decision is stored at once", file=sys.stderr)
         # Without a display, a text browser would take over the terminal.
         has_display = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
         if has_display and not given["no_browser"]:
