@@ -21,7 +21,7 @@ from warpi.runs.fingerprints import file_sha256, stamp
 from warpi.runs.resume import comparable_spec
 from warpi.runs.run_folder import RunFolder
 from warpi.runs.schema import DONE, RESULTS, SPEC, SWEEP
-from warpi.runs.spec import DataCache, DataSpec, RunSpec, hashed_files, prepare
+from warpi.runs.spec import DataCache, DataSpec, RunSpec, files_to_hash, prepare
 from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan, Settings
 from warpi.utils.files import Busy, one_writer, read_json, write_json
