@@ -123,7 +123,7 @@ def test_runs_that_cannot_predict(table: Run, here: Path, tmp_path: Path, capsys
     assert "there is no folder" in capsys.readouterr().err
     (table.path / "done").rename(tmp_path / "done")
     try:
-        with pytest.raises(UserError, match=r"is not finished \(2 of 2 epochs\); resume it with: warpi fit"):
+        with pytest.raises(UserError, match=r"is not finished \(2 of 2 epochs\); resume with: warpi fit"):
             warpi.predict(table.path, data)
     finally:
         (tmp_path / "done").rename(table.path / "done")

@@ -24,12 +24,11 @@ def audit(argv: list[str]) -> None:
     parser.add_output("--csv", "write a table with one line per example")
     parser.add_output("--parquet", "write the same table as parquet")
     parser.add_output("--json", "write the transition matrix, the error rates by class and how they were estimated")
-    help_folds = "train K more times, each time without a part of the rows, and judge the rows left out (default: 0)"
-    parser.add("--folds K", help_folds, int, 0)
-    help_rows = "all also audits the held-out rows (default: all, or train if the test labels are known to be right)"
-    parser.add("--rows train|all", help_rows)
-    help_threshold = "wrong_probability above which a label counts as an issue (default: 0.5)"
-    parser.add("--threshold X", help_threshold, float, 0.5)
+    parser.add("--folds K", "train K more times, each without some rows, and judge those rows (default: 0)", int, 0)
+    parser.add(
+        "--rows train|all", "all: also audit held-out rows (default: all, or train if the test labels are right)"
+    )
+    parser.add("--threshold X", "wrong_probability above which a label is an issue (default: 0.5)", float, 0.5)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print only errors")
     given = parser.read(argv)

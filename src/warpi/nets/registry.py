@@ -55,9 +55,7 @@ def make_net(
     """
     if weights == "torchvision" and net != "resnet50":
         name = net if isinstance(net, str) else type(net).__name__
-        raise UserError(
-            f"weights 'torchvision' are only for the net 'resnet50', got {name!r}; give a weight file instead"
-        )
+        raise UserError(f"weights 'torchvision' are only for 'resnet50', got {name!r}; give a weight file instead")
     if isinstance(net, str):
         if net not in NETS:
             raise unknown("net", net, NETS)

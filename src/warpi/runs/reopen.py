@@ -114,7 +114,5 @@ def _read_finished(folder: RunFolder) -> dict[str, Any]:
         done = len(folder.results.read_bytes().splitlines()) if folder.results.is_file() else 0
         epochs = stored["spec"]["recipe"].get("epochs")
         command = shlex.join(["warpi", *flags(), "fit", "--out", str(folder.path), "--resume"])
-        raise UserError(
-            f"the run in {folder.path} is not finished ({done} of {epochs} epochs); resume it with: {command}"
-        )
+        raise UserError(f"the run in {folder.path} is not finished ({done} of {epochs} epochs); resume with: {command}")
     return stored

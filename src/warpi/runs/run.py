@@ -338,10 +338,9 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
     progress.print(_summarize(prepared))
     if started.is_new:
         rows = len(prepared.task.train)
-        if prepared.truth.n_repeated:
-            progress.print(
-                f"{prepared.truth.n_repeated} rows also appear in the trusted set and are used only as trusted examples"
-            )
+        n = prepared.truth.n_repeated
+        if n:
+            progress.print(f"{n} rows also appear in the trusted set and are used only as trusted examples")
         is_table = prepared.spec.data.data not in DATASETS and prepared.spec.recipe.net == "mlp"
         if prepared.spec.method == "warpi" and is_table and rows < ENOUGH_ROWS:
             progress.print(

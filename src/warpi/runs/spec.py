@@ -44,9 +44,7 @@ class DataSpec:
     drop: tuple[str, ...] = setting((), "columns of a table that are not features, such as an id (default: none)")
     image_size: int | None = setting(None, "side of image files in pixels (default: their own up to 64, else 224)")
     noise: str = setting("given", "label noise to add, see `warpi list noises` (default: given, those of the data)")
-    meta: int | None = setting(
-        None, "number of trusted examples to hold out from clean data, or to take from the rows marked as trusted"
-    )
+    meta: int | None = setting(None, "number of trusted examples to hold out, or to take from rows marked as trusted")
     meta_data: str | None = setting(None, "second file or folder, with examples whose labels were checked")
     val: float = setting(0.1, "fraction of the noisy rows held out for validation")
     test: float = setting(0.25, "fraction of the rows held out for testing if the data has no test set")

@@ -46,15 +46,11 @@ class Recipe:
     label_smoothing: float = setting(0.0, "label smoothing, for methods with plain cross-entropy", 0, 1)
     mirror_test: bool = setting(False, "predict from an image and its mirror image")
     precision: Literal["32", "bf16"] = setting("32", "precision of the network; weights and losses stay in float32")
-    compile: bool | None = setting(
-        None, "trace the network and fuse kernels (default: image nets on a GPU, epochs >= 10)"
-    )
+    compile: bool | None = setting(None, "trace and fuse the network (default: for image nets on a GPU, epochs >= 10)")
     checkpointing: bool = setting(False, "save memory: recompute activations inside blocks (needs --compile)")
     accumulate: int = setting(1, "save memory: number of micro-batches into which a batch is divided", low=1)
     meta_every: int = setting(1, "do a meta step only every N steps", low=1)
-    meta_gradient: Literal["exact", "difference"] = setting(
-        "exact", "how the Jacobian-vector product is computed: exactly or as a finite difference"
-    )
+    meta_gradient: Literal["exact", "difference"] = setting("exact", "Jacobian product: exact or a finite difference")
     meta_depth: int = setting(0, "number of last child modules that the virtual step updates; 0: all", low=0)
     meta_order: Literal["virtual", "real"] = setting("virtual", "real: the real step also serves as the virtual step")
     sync_batchnorm: bool = setting(False, "compute BatchNorm statistics over all processes, not in each separately")
