@@ -51,10 +51,7 @@ class CAL(Method):
     It restarts from the initial weights, and alpha_2 rises from 0, too. The mean losses of the clusters are those of
     the previous epoch, as in the published code.
 
-    Differs from the published code: the 65 of 165 epochs of the first phase are a fraction, and each phase has the full
-    learning-rate schedule; both phases use the same prior (published: its square root in the first); the learning rate
-    is not divided by 1 + alpha (`slow=True` does that); the sieve looks at images without augmentation, in evaluation
-    mode (published: augmented batches in training mode); the base loss has no floor (published: 1e-8).
+    Differs from the published code in the prior, the sieve and the learning rate (`slow`): docs/methods/cal.md.
     Reference: Zhu et al., A Second-Order Approach to Learning with Instance-Dependent Label Noise, CVPR 2021.
     """
 

@@ -23,9 +23,7 @@ class CDR(Method):
     The idea: if a fraction tau of the labels is wrong, about that fraction of the weights serves to fit them. Critical
     weights are chosen again in every step. Biases and BatchNorm weights are always updated.
 
-    Differs from the paper, as the published code does: the decay is the optimizer's L2 decay (paper: L1), and momentum
-    still moves a weight that has just become non-critical. There is no early stopping: the engine reports the epoch
-    that noisy validation data would pick.
+    Differs from the paper in decay and momentum, as the published code does, and in stopping: docs/methods/cdr.md.
     Reference: Xia et al., Robust Early-learning: Hindering the Memorization of Noisy Labels, ICLR 2021.
     """
 

@@ -56,9 +56,7 @@ class CleanNet(Method):
         w_i = max(0, cos(phi_q(v_i), phi_s(V_{y_i})))  (soft),  or  1 if it is >= margin  (hard)
         L   = 1/B sum_i w_i CE(F(x_i), y_i)                              w = 1 in the first epochs
 
-    Differs from the paper: trusted examples have right labels only, so a verified wrong label is a trusted example with
-    another class. Features come from the classifier while it is trained; before each epoch the embedding takes
-    `embedding_steps` steps of Adam on them (paper: once or twice, 60,000 steps of SGD).
+    Differs from the paper in the wrong labels, which are drawn, and in the features: docs/methods/cleannet.md.
     Reference: Lee et al., CleanNet: Transfer Learning for Scalable Image Classifier Training with Label Noise,
     CVPR 2018.
     """

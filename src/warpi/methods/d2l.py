@@ -28,9 +28,7 @@ class D2L(Method):
         alpha = exp(-(t / T) LID_t / min_{s <= t} LID_s)
         y*    = alpha y + (1 - alpha) [k = argmax p_k],    L = CE(F(x), y*)
 
-    Differs from the paper: the first epochs, in which no turning point is looked for, are a fraction (published: 40 of
-    120); the window is shorter near the first epoch; points whose neighbors are all equally far, so that the LID is
-    infinite, are ignored. The current published code starts with SCE instead of CE; this follows the paper.
+    Differs from the paper in the first epochs, and in points at which the LID is infinite: docs/methods/d2l.md.
     Reference: Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018.
     """
 

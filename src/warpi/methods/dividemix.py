@@ -35,10 +35,7 @@ class DivideMix(Method):
         mixup of all views and targets, lambda' = max(lambda, 1 - lambda)     MixMatch                  Eqs. (5) - (8)
         L = mean_X CE(y', p') + lambda_u mean_U |p' - y'|^2 / K + lambda_r KL(uniform || mean p')      Eqs. (9) - (12)
 
-    Differs from the paper: X and U of a step are parts of one batch of all examples (paper: a batch of each); both
-    networks are trained on the same batches; labels are guessed before either network is updated. Warm-up and the ramp
-    of lambda_u are at most half of the epochs. lambda_u does not depend on the noise (paper: 0 to 150, by the noise;
-    0 for asymmetric noise of 0.4 on CIFAR-10).
+    Differs from the paper in the batches and in lambda_u, independent of the noise: docs/methods/dividemix.md.
     Reference: Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020.
     """
 

@@ -28,10 +28,7 @@ class DMI(Method):
     the loss on true labels. The loss does not see which class is which, so training starts with cross-entropy for the
     first `warmup` of the epochs.
 
-    Differs from the paper: both phases share the recipe's epochs and learning rates (published: 1e-6 for the second).
-    The factor 1/K scales the gradient to that of cross-entropy. If U is nearly singular, the gradient would be hundreds
-    of times larger; it is capped at the largest gradient of cross-entropy. `rate` slows the second phase. Classes
-    without a label in the batch are left out of the determinant, which would otherwise be zero.
+    Differs from the paper in 1/K, `rate`, a cap on the gradient, and absent classes: docs/methods/dmi.md.
     Reference: Xu et al., L_DMI: A Novel Information-theoretic Loss Function for Training Deep Nets Robust to Label
     Noise, NeurIPS 2019.
     """

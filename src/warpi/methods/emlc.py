@@ -49,9 +49,7 @@ class EMLC(Method):
     L_meta is the loss on the other half of the trusted batch; its gradient is exact. V is trained on the labels of the
     trusted examples, half of them replaced by the teacher's most likely wrong class. The classifier predicts.
 
-    Differs from the paper: no self-supervised pretraining of the networks; one step ahead (published: five); trusted
-    images get the recipe's augmentation (published: AutoAugment); the teacher uses the recipe's optimizer; the real
-    step uses the new phi (`meta_order="real"` is the published order).
+    Differs from the paper: no pretraining, one step ahead, the new phi in the real step; more in docs/methods/emlc.md.
     Reference: Taraday and Baskin, Enhanced Meta Label Correction for Coping with Label Corruption, ICCV 2023.
     """
 

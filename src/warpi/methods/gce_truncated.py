@@ -23,9 +23,7 @@ class TruncatedGCE(Method):
 
     Pruning starts after `start_prune` of the epochs. Every `prune_every` of the epochs, w is computed again for all
     examples, so that pruned examples can return.
-    Differs from the paper: w comes from the current network, not from the best one on validation data, which methods
-    do not see here. Pruning starts when the learning rate has decayed, as in the published schedules (epoch 40 of 120,
-    80 of 150), and is repeated after a twelfth of the epochs (published: 10 of 120).
+    Differs from the paper in the network that prunes and in the schedule: docs/methods/gce_truncated.md.
     Reference: Zhang & Sabuncu, Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels,
     NeurIPS 2018.
     """

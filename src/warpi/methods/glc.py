@@ -25,9 +25,7 @@ class GLC(Method):
 
     p is trained in the first `warmup` of the epochs; then training restarts from the same initial weights.
 
-    Differs from the paper: both trainings share the recipe's epochs (paper: two full trainings). Batches of noisy and
-    of trusted examples are drawn separately and weighted N : M (published code: shuffled together). A class without
-    trusted examples is treated as free of noise.
+    Differs from the paper in the epochs and in how batches are drawn: docs/methods/glc.md.
     Reference: Hendrycks et al., Using Trusted Data to Train Deep Networks on Labels Corrupted by Severe Noise,
     NeurIPS 2018.
     """

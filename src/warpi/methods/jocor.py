@@ -26,10 +26,7 @@ class JoCoR(Method):
         D~   = the (1 - R(t)) B examples of a batch with the smallest l_i,  R(t) = min(t tau / T_k, tau)   Eq. (5)
         L    = 1/|D~| sum_{i in D~} l_i,  minimized by both networks                                       Eq. (6)
 
-    Differs from the paper: lambda rises from 0 together with R(t), because freshly initialized networks differ too much
-    for large steps towards each other; T_k is at most half of the epochs; predictions are averaged over both networks;
-    the optimizer is the recipe's (published: Adam). Lambda is the paper's best value for CIFAR-10; the authors advise
-    to tune it again for a ResNet.
+    Differs from the paper: lambda rises from 0 together with R(t); why, and more, in docs/methods/jocor.md.
     Reference: Wei et al., Combating Noisy Labels by Agreement: A Joint Training Method with Co-Regularization,
     CVPR 2020.
     """

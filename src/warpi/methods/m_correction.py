@@ -47,9 +47,7 @@ class MCorrection(Method):
     z_i comes from a pass in training mode, w_i from one in evaluation mode, as in the published code: with mixed images
     alone, the statistics of BatchNorm would not fit real images.
 
-    Differs from the paper: the posterior is computed, not looked up in a table of 100 losses; losses are computed
-    without augmentation; the first phase is a fraction of the epochs and ends shortly after the first decay of the
-    learning rate, as in the published schedule (epochs 105 and 100 of 300).
+    Differs from the paper in how the posterior and the losses are computed: docs/methods/m_correction.md.
     Reference: Arazo et al., Unsupervised Label Noise Modeling and Loss Correction, ICML 2019.
     """
 

@@ -37,10 +37,7 @@ class Masking(Method):
     `mask` marks the transitions that a person considers possible. A network is trained with cross-entropy in the first
     `warmup` of the epochs; the generator starts at its confusion matrix, and training continues from its weights.
 
-    Differs from the paper: without a given mask, entries of that confusion matrix above 0.05 are used, which adds no
-    outside knowledge. The bias of G is set to the logarithm of the matrix (published: G is pretrained for 10,000
-    steps). G and D use Adam instead of RMSProp; the gradient of the critic does not reach the classifier. The first
-    phase lasts until the learning rate has decayed (published: a full training), because T stays near its start.
+    Differs from the paper in the default mask, the start of G, and the optimizers of G and D: docs/methods/masking.md.
     Reference: Han et al., Masking: A New Perspective of Noisy Supervision, NeurIPS 2018.
     """
 

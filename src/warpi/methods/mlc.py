@@ -50,9 +50,7 @@ class MLC(Method):
         phi   <- phi - beta d L_meta(theta_hat(phi)) / dphi                L_meta: the other half of the trusted batch
         theta <- theta - alpha dL(theta; phi_new)/dtheta
 
-    Differs from the paper: one half of the trusted batch goes through the network together with the noisy batch; the
-    virtual step has no momentum and looks one step ahead (paper: one on CIFAR, five on Clothing1M); the real step uses
-    the new phi; Adam without AMSGrad.
+    Differs from the paper in the batch of the classifier, the virtual step and the order of steps: docs/methods/mlc.md.
     Reference: Zheng et al., Meta Label Correction for Noisy Label Learning, AAAI 2021.
     """
 

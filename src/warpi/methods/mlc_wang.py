@@ -34,9 +34,7 @@ class MLCWang(Method):
     T is computed for each batch and not kept. The first `warm_up` of the epochs use cross-entropy. Predictions do not
     use T.
 
-    Differs from the paper: T multiplies logits, not probabilities, as in the published code. That code uses another
-    learning rate in the second phase (1e-4, on the sum of the losses), takes its trusted examples from the test set,
-    and evaluates T on all of them; here, the recipe's learning rate, the mean loss, and one batch of trusted examples.
+    Differs from the paper in the product with logits (published) and in the data: docs/methods/mlc_wang.md.
     Reference: Wang et al., Training Noise-Robust Deep Neural Networks via Meta-Learning, CVPR 2020.
     """
 

@@ -44,9 +44,7 @@ class MLNT(Method):
     The gradient of J is the first-order one, taken at theta_m. The teacher predicts. After a warm-up with
     cross-entropy, r rises to 1. Trusted examples are not needed.
 
-    Differs from the paper: neighbors are computed from the teacher's features (paper: from a network trained before);
-    one round of training (paper: up to three, each starting from the last teacher); KL is a mean over examples
-    (published code: over examples and classes).
+    Differs from the paper in the features of the neighbors, the rounds and the mean of KL: docs/methods/mlnt.md.
     Reference: Li et al., Learning to Learn from Noisy Labeled Data, CVPR 2019.
     """
 

@@ -39,9 +39,7 @@ class NoiseRank(Method):
 
     Examples that were left out can return in a later round.
 
-    Differs from the paper: there is no official code, so this follows the paper's description; the kernel, the number
-    of neighbors, the cut and the number of rounds are choices of this library. The network continues after each round
-    (paper: restarts); rounds are spread evenly over the epochs after the first phase.
+    Differs from the paper, which has no official code, in choices listed in docs/methods/noiserank.md.
     Reference: Sharma et al., NoiseRank: Unsupervised Label Noise Reduction with Dependence Models, ECCV 2020.
     """
 

@@ -33,9 +33,7 @@ class PLC(Method):
 
     Training continues with cross-entropy on the new labels; changes are never undone.
 
-    Differs from the paper: the probabilities are those of the training passes, as in the published code. That code
-    takes the larger of theta + beta and 0.9, so theta jumps to 0.9 after the first epoch with few changes; here theta
-    grows as in the paper. The warm-up is at most half of the epochs.
+    Differs from the published code: theta grows as in the paper; more in docs/methods/plc.md.
     Reference: Zhang et al., Learning with Feature-Dependent Label Noise: A Progressive Approach, ICLR 2021.
     """
 

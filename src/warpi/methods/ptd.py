@@ -30,11 +30,7 @@ class PTD(Method):
     Phases, as fractions of the epochs: cross-entropy up to `warmup`; a restart with Delta T = 0 up to `revise` (the
     paper's PTD-R); then Delta T is learned together with theta (PTD-R-V).
 
-    Differs from the paper: the matrices of all classes are fitted together, starting at the mean of the anchors, with a
-    softmax that keeps rows stochastic, down to the published error; W is normalized once, after the factorization
-    (published: in every iteration); rows of Delta T sum to 0 and T(x) is clipped at 0 (published: T(x) normalized for
-    each example); beta is a constant for theta; the classifier keeps the recipe's learning rate and restarts after the
-    warm-up (published: continues; `anew=False`).
+    Differs from the paper in the fit of the matrices, the normalizations and the restart (`anew`): docs/methods/ptd.md.
     Reference: Xia et al., Part-dependent Label Noise: Towards Instance-dependent Label Noise, NeurIPS 2020.
     """
 

@@ -29,10 +29,7 @@ class SModel(Method):
     The network is trained without the layer in the first `warmup` of the epochs. Its confusion matrix initializes b,
     and training continues from its weights. The layer is not used for predictions.
 
-    Differs from the paper: both phases share the recipe's epochs, and the recipe's optimizer also trains the layer,
-    without weight decay (paper: Adam for everything). The first phase lasts until the learning rate has decayed (paper:
-    a separate training), because the confusion matrix of a poor network is flat, and nothing is learned through a flat
-    T.
+    Differs from the paper in the epochs and in the optimizer of the layer: docs/methods/s_model.md.
     Reference: Goldberger and Ben-Reuven, Training deep neural-networks using a noise adaptation layer, ICLR 2017.
     """
 

@@ -29,10 +29,7 @@ class TRevision(Method):
 
     Phases, as fractions of the epochs: cross-entropy up to `warmup`, T^ up to `revise`, then Delta T.
 
-    Differs from the paper: beta is a constant for theta and a function of Delta T only, because -beta log g_y also
-    decreases as g_y goes to 0; rows of T^ + Delta T are normalized to sum to 1; the classifier keeps the recipe's
-    learning rate (published: 5e-7, as for Delta T), restarts after the warm-up (published: continues; `anew=False`),
-    and each phase uses its last epoch, not the best one on noisy validation data.
+    Differs from the paper in the gradient of beta and the restart (`anew`): docs/methods/t_revision.md.
     Reference: Xia et al., Are Anchor Points Really Indispensable in Label-Noise Learning?, NeurIPS 2019.
     """
 

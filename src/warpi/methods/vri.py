@@ -50,10 +50,7 @@ class VRI(Method):
         phi   <- phi - beta d [L_meta(theta_hat(phi)) + lambda 1/B sum_i KL(q_i || p_i)] / dphi
         theta <- theta - alpha dL(theta; phi_new)/dtheta
 
-    Differs from the published code: there the KL term is added to the loss of the virtual step, where it has no effect;
-    here phi minimizes it, summed over the classes (published: the mean with lambda 0.01, which is equal for ten
-    classes). Strong augmentation, and an epoch of mixup on the trusted examples every five epochs, are left out, so
-    that all methods are trained alike.
+    Differs from the published code: phi minimizes the KL term, as in the paper; more in docs/methods/vri.md.
     Reference: Sun et al., Variational Rectification Inference for Learning with Noisy Labels, IJCV 2025.
     """
 
