@@ -15,27 +15,18 @@ if TYPE_CHECKING:
     from warpi.errors import UserError as UserError
     from warpi.estimator.classifier import NoisyLabelClassifier as NoisyLabelClassifier
     from warpi.methods.mwnet import MWNet as MWNet
-    from warpi.methods.plain import CE as CE
-    from warpi.methods.plain import CleanOnly as CleanOnly
-    from warpi.methods.plain import FineTune as FineTune
-    from warpi.methods.registry import METHODS as METHODS
-    from warpi.methods.registry import make_method as make_method
+    from warpi.methods.plain import CE as CE, CleanOnly as CleanOnly, FineTune as FineTune
+    from warpi.methods.registry import METHODS as METHODS, make_method as make_method
     from warpi.methods.warpi import WarPI as WarPI
-    from warpi.nets.registry import NETS as NETS
-    from warpi.nets.registry import make_net as make_net
-    from warpi.noise.noise import NOISES as NOISES
-    from warpi.noise.noise import Noise as Noise
+    from warpi.nets.registry import NETS as NETS, make_net as make_net
+    from warpi.noise.noise import NOISES as NOISES, Noise as Noise
     from warpi.runs.defaults import load_dataset as load_dataset
     from warpi.runs.predictions import predict as predict
-    from warpi.runs.run import Run as Run
-    from warpi.runs.run import fit as fit
+    from warpi.runs.run import Run as Run, fit as fit
     from warpi.training.engine import train as train
-    from warpi.training.method import Log as Log
-    from warpi.training.method import Method as Method
+    from warpi.training.method import Log as Log, Method as Method
     from warpi.training.recipe import Recipe as Recipe
-    from warpi.training.task import Task as Task
-    from warpi.training.task import Truth as Truth
-    from warpi.training.task import make_task as make_task
+    from warpi.training.task import Task as Task, Truth as Truth, make_task as make_task
     from warpi.utils.field_checks import setting as setting
 
 _HOME = {

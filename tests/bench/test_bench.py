@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.meta_step import measure as measure_module
-from benchmarks.meta_step import other_implementations, table
+from benchmarks.meta_step import measure as measure_module, other_implementations, table
 from benchmarks.meta_step.measure import VARIANTS, Measurement, Skipped, first_step, measure, random_task
 from benchmarks.meta_step.other_implementations import IMPLEMENTATIONS, ReferenceWarPI
 from warpi.cli import bench

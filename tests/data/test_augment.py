@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from warpi.data.augment import Crop

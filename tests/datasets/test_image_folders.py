@@ -19,8 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from warpi.data import decode as decoder
-from warpi.data import image_files as files
+from warpi.data import decode as decoder, image_files as files
 from warpi.data.decode import decode
 from warpi.data.examples import TensorExamples
 from warpi.data.image_files import FileExamples, load_images

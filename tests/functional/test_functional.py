@@ -4,8 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 

@@ -585,7 +585,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, plain: bool) 
     [
         ("nowhere.pth", "no weight file 'nowhere.pth'"),
         ("weights.onnx", "must be a .safetensors, .pt or .pth file or 'torchvision', got 'weights.onnx'"),
-        ("torchvision", "are only for the net 'resnet50', got 'mlp'"),
+        ("torchvision", "are only for 'resnet50', got 'mlp'"),
     ],
 )
 def test_missing_weights(weights: str, says: str) -> None:
@@ -639,5 +639,5 @@ def test_failing_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torchvision.models", models)
         with pytest.raises(UserError, match=r"torchvision does not fit torch .* does not exist"):
             make_net("resnet50", (3, 64, 64), 14, "torchvision")
-        with pytest.raises(UserError, match="are only for the net 'resnet50', got 'Linear'"):
+        with pytest.raises(UserError, match="are only for 'resnet50', got 'Linear'"):
             make_net(nn.Linear(2, 2), (2,), 2, "torchvision")

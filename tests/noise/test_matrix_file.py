@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given as examples_of
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given as examples_of, settings, strategies as st
 from torch import Tensor
 
 from warpi import fit

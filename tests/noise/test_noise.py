@@ -4,9 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given as examples_of
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given as examples_of, settings, strategies as st
 
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples

@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from test_report import NASTY, Page, epochs_of, make, spec_of
-from test_review_browser import LAPTOP, PHONE, Browser
-from test_review_browser import browser as browser  # a fixture
+from test_review_browser import (
+    LAPTOP,
+    PHONE,
+    Browser,
+    browser as browser,  # a fixture
+)
 
 from warpi.audit.result import read_audit
 from warpi.cli.app import main

@@ -17,8 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks import keep
-from benchmarks.pages import results as pages
-from benchmarks.pages import strong
+from benchmarks.pages import results as pages, strong
 from warpi.cli.app import main
 from warpi.nets import registry as nets
 from warpi.nets.resnet import resnet20

@@ -5,8 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from warpi.audit.result import Audit as Audit
-from warpi.audit.result import read_audit as read_audit
+from warpi.audit.result import Audit as Audit, read_audit as read_audit
 from warpi.utils.lazy import lazy_names
 
 if TYPE_CHECKING:

@@ -7,21 +7,21 @@ from warpi.utils.lazy import lazy_names
 if TYPE_CHECKING:
     from warpi.fewshot.compare import judged as judged
     from warpi.fewshot.evaluate import paired as paired
-    from warpi.fewshot.learner import Adapted as Adapted
-    from warpi.fewshot.learner import Episode as Episode
-    from warpi.fewshot.learner import Learner as Learner
-    from warpi.fewshot.learner import Output as Output
-    from warpi.fewshot.learner import Problem as Problem
+    from warpi.fewshot.learner import (
+        Adapted as Adapted,
+        Episode as Episode,
+        Learner as Learner,
+        Output as Output,
+        Problem as Problem,
+    )
     from warpi.fewshot.learners.kernel_ridge import KernelRidge as KernelRidge
     from warpi.fewshot.learners.maml import MAML as MAML
     from warpi.fewshot.learners.metavrf import MetaVRF as MetaVRF
     from warpi.fewshot.learners.nearest_mean import Nearest as Nearest
     from warpi.fewshot.learners.protonet import ProtoNet as ProtoNet
     from warpi.fewshot.learners.r2d2 import R2D2 as R2D2
-    from warpi.fewshot.learners.registry import LEARNERS as LEARNERS
-    from warpi.fewshot.learners.registry import make_learner as make_learner
-    from warpi.fewshot.run import fit as fit
-    from warpi.fewshot.run import load as load
+    from warpi.fewshot.learners.registry import LEARNERS as LEARNERS, make_learner as make_learner
+    from warpi.fewshot.run import fit as fit, load as load
 
 __getattr__ = lazy_names(
     __name__,

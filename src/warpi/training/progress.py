@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from types import TracebackType
 
+import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 SHOWN = {"loss": "loss", "meta_loss": "meta", "val_acc": "val %", "test_acc": "test %"}
 
@@ -21,7 +21,7 @@ class Progress:
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         hidden = quiet or not self.console.is_terminal
-        self.bar = Bar(*columns, *times, console=self.console, disable=hidden)
+        self.bar = rich.progress.Progress(*columns, *times, console=self.console, disable=hidden)
         self.job = self.bar.add_task("training", total=epochs * steps, completed=done)
 
     def __enter__(self) -> "Progress":
