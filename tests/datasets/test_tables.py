@@ -169,13 +169,6 @@ def test_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None
         read_table(table("a,label\n1,1\n"), like=digits())
 
 
-def test_given_classes(table: Callable[..., Path]) -> None:
-    file = table("a,label\n1,p\n2,q\n")
-    assert read_table(file, classes=("q", "p", "o")).y.tolist() == [1, 0]
-    with pytest.raises(UserError, match=r"unknown class .*'q'"):
-        read_table(file, classes=("p", "o"))
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [

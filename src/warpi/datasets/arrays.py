@@ -24,9 +24,7 @@ _KEYS = {"x", "clean", "verified", "trusted", "classes"}  # and the labels
 _KEYS |= {f"{name}_{part}" for name in "xy" for part in ("test", "trusted", "meta")}
 
 
-def read_arrays(
-    path: Path, label: str | None = None, *, classes: tuple[str, ...] | None = None, like: Dataset | None = None
-) -> Dataset:
+def read_arrays(path: Path, label: str | None = None, *, like: Dataset | None = None) -> Dataset:
     """Read arrays of inputs and labels: a .npz with x and y, or a .npy of inputs with another .npy of labels.
 
     .npz: x [N, ...] and y [N] (or the key `label`); optional are clean (-1, NaN or '' if unknown), trusted [N], x_test
@@ -37,17 +35,16 @@ def read_arrays(
     [N, H, W]; of four it is [N, C, H, W] or [N, H, W, C] with C = 1 or 3. If both ends are 1 or 3, channels come first
     unless only the other reading gives square images. Anything else is rejected. Square images are augmented.
 
-    Labels are integers or text. If the names of the classes are given (`classes`, `like`, or in the file) and not all
+    Labels are integers or text. If the names of the classes are given (by `like` or in the file) and not all
     of them are numbers, integers are positions of classes. -1 in `clean` means unknown unless there is a class -1.
     If this is a second file, `like` is the data set of the first: the shapes must agree, and it has the same classes.
     """
     arrays = (_read_npz if check_suffix(path, (".npz", ".npy")) == ".npz" else _read_npy)(path, label)
-    named = classes is not None or like is not None or "classes" in arrays
+    named = like is not None or "classes" in arrays
     x, texts = _read_parts(path, arrays, like, named)
     if "clean" in arrays:
         texts["clean"] = _texts(arrays["clean"], f"{path}: clean", len(x["train"]))
-    if classes is None and like is not None:
-        classes = like.classes
+    classes = like.classes if like else None
     if classes is None and "classes" in arrays:
         classes = tuple(_texts(arrays["classes"], f"{path}: classes"))
         if len({*classes, ""}) <= len(classes):

@@ -172,10 +172,8 @@ def read_manifest(
 ) -> Dataset:
     """Read a csv or tsv with one row per image: `path`, `label`, and optionally `clean_label`, `trusted`, `split`.
 
-    Paths are relative to `root`, by default the folder of the manifest, and may not leave it. A blank clean label means
-    that the true label is unknown. `trusted` (1/true/yes) marks rows that a person has checked; without this column,
-    the rows with a clean label are trusted if only some rows have one. `split` is train, test or trusted, blank for
-    train; rows of test and trusted have their clean label if there is one. Classes are numbered by name (numbers by
+    docs/data.md describes the columns. Paths are relative to `root`, by default the folder of the manifest, and may not
+    leave it. Rows of test and trusted have their clean label if there is one. Classes are numbered by name (numbers by
     value), or as in `classes`.
     """
     root = root or path.parent

@@ -25,24 +25,13 @@ _MAX_CATEGORIES = 1000
 
 
 def read_table(
-    path: Path,
-    label: str | None = None,
-    *,
-    drop: Sequence[str] = (),
-    classes: tuple[str, ...] | None = None,
-    like: Dataset | None = None,
+    path: Path, label: str | None = None, *, drop: Sequence[str] = (), like: Dataset | None = None
 ) -> Dataset:
-    """Read a table with one example per row; the first line (or the schema) names the columns.
+    """Read a table with one example per row; docs/data.md describes the columns and what is rejected.
 
-    Numeric columns become one feature each, all others one feature per distinct value, in sorted order. In .csv and
-    .tsv a column is numeric if every cell is a number; .parquet declares it. Missing and infinite cells are rejected,
-    and so are columns in which nearly all cells are numbers. Columns in `drop` are ignored.
-
-    Columns with a meaning: `label` (or the one named) is the class; `clean_label` the true class, blank if unknown;
-    `trusted` says (1/0, yes/no, true/false) that a person has checked the row. Without it, the rows of a partly filled
-    `clean_label` are the trusted ones. `split` is train, test or trusted. Rows of test and trusted become splits with
-    their own tensors, have their `clean_label` if it is filled, and do not count as rows of the data set. The classes
-    are the values of both label columns, numbers in numerical order.
+    Numeric columns become one feature each, all others one feature per distinct value, in sorted order. Rows of the
+    splits test and trusted become separate tensors, with their `clean_label` if it is filled. The classes are the
+    values of both label columns, numbers in numerical order.
 
     A second file is read with `like`, the data set of the first. It then has the same columns, categories and classes,
     and may lack the dropped columns.
@@ -66,7 +55,7 @@ def read_table(
         for name in columns.categories:
             warn_suspicious_feature(table.columns[name], name, path)
     texts = {name: _labels(table.columns[name]) for name in (label, *LABEL_COLUMNS) if name in table.columns}
-    labels = read_label_columns(texts, label, path, table.at, classes=classes or (like.classes if like else None))
+    labels = read_label_columns(texts, label, path, table.at, classes=like.classes if like else None)
     parts = {part: (make_features(x[rows], columns), labels.labels(part)) for part, rows in labels.rows.items()}
     return Dataset.from_parts(path.stem, parts, labels.classes, encoding=columns, **labels.facts())
 
