@@ -486,7 +486,7 @@ def test_given_label_sets_and_files(tmp_path) -> None:  # type: ignore[no-untype
     with pytest.raises(UserError, match="has no label sets"):
         Noise.parse("given:random1").apply(data(), seeded())
     with pytest.raises(
-        UserError, match="'cifar10' has no label sets; put the CIFAR-N files next to its files, or give a"
+        UserError, match="'cifar10' has no label sets; put the CIFAR-N files into its folder, or give a"
     ):
         Noise.parse("given:worst").check(data(name="cifar10"))
     for good in ("given", "given:worst", "flip:0.4"):

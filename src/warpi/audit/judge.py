@@ -147,7 +147,7 @@ def _predict(method: Method, folds: int, path: Path | None) -> _Predictions:
     trusted_left_out = not method.uses_trusted
     source = f"in sample, corrected for memorized labels, as measured on {len(val.y)} held-out rows"
     if not len(val.y):
-        source = "in sample: without held-out rows, it is unknown how many labels it memorized; use folds"
+        source = "in sample: no held-out rows show how many labels the network memorized; use folds"
     cross_validated = None
     if folds:
         cross_validated, left_out = predict_out_of_sample(method, folds, path)
@@ -224,10 +224,7 @@ def estimate_uncertainty(predictions: RowPredictions, T: Floats, folds: bool = F
         return np.sqrt(variance), f"standard deviation of wrong_probability over {' and over '.join(varied)}"
     q = scores.posterior(predictions.p, y, T)
     entropy = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(q.shape[1])
-    return (
-        entropy,
-        "entropy of P(true class | x, given label) / log K, because there is one network and nothing to sample",
-    )
+    return entropy, "entropy of P(true class | x, given label) / log K, as there is one network and nothing to sample"
 
 
 def _estimate_rate_margin(
@@ -247,10 +244,7 @@ def _estimate_rate_margin(
 def _warn(method: Method, facts: Mapping[str, Any], can_check: bool, trusted_left_out: bool) -> None:
     """Log a warning for each reason not to trust the audit."""
     if method.trusts_given_labels:
-        log.warning(
-            "%s fits wrong labels like right ones, so its audit misses them; audit a warpi run",
-            facts["method"],
-        )
+        log.warning("%s fits wrong labels like right ones, so its audit misses them; use warpi", facts["method"])
     if facts["folds"] and facts["n_trusted"] and not can_check:
         log.warning("a class has only one trusted row, which is never left out, so the error rates cannot be checked")
     elif not trusted_left_out:

@@ -50,9 +50,7 @@ class Noise:
 
     kind: str
     rate: float | None = None  # None for `given` and `matrix`
-    source: str | None = (
-        None  # of `given`: a label set, a noise file, or None for unchanged labels; of `matrix`: a file
-    )
+    source: str | None = None  # `given`: a label set or noise file, None for unchanged labels; `matrix`: a file
     options: tuple[tuple[str, int | str], ...] = ()  # sorted, without options at their defaults
 
     @classmethod
@@ -129,7 +127,7 @@ class Noise:
             return kinds.given(dataset.y, dataset.n_classes, dataset.clean)
         if self.file is None:
             if not dataset.label_sets:
-                advice = "put the CIFAR-N files next to its files, or " if dataset.name.startswith("cifar") else ""
+                advice = "put the CIFAR-N files into its folder, or " if dataset.name.startswith("cifar") else ""
                 raise UserError(f"{dataset.name!r} has no label sets; {advice}give a noise file *.json or only 'given'")
             if self.source not in dataset.label_sets:
                 raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
