@@ -20,7 +20,7 @@ _graphs: WeakKeyDictionary[nn.Module, dict[Any, Callable[..., Sequence[Tensor]]]
 def infer(net: nn.Module, x: Tensor, *, features: bool = False) -> Tensor:
     """Logits of a network in evaluation mode, or its penultimate features `net.features(x)`.
 
-    They are traced if the network's configuration says so, for each shape of a batch. This is for a network that is
+    They are traced if the network's configuration asks for it, once per batch shape. This is for a network that is
     used in every step; an evaluation once per epoch is not worth the time to compile.
     """
     if net.training:

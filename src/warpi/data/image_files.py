@@ -276,7 +276,7 @@ class _Readers:
 
 
 def _end(threads: ThreadPoolExecutor, processes: "list[subprocess.Popen[bytes]]") -> None:
-    """End the readers. Their threads then end, too, because they read the end of the answers."""
+    """End the readers. Their threads then also end, because they read the end of the answers."""
     threads.shutdown(wait=False, cancel_futures=True)
     for process in list(processes):
         process.kill()

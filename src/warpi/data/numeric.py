@@ -40,7 +40,7 @@ class Features(TensorExamples):
     def fit_scale(self, rows: Tensor) -> Scale:
         """Mean and standard deviation over `rows`.
 
-        A column that is constant in `rows` gets an infinite deviation, so that it is zero in all other rows, too: the
+        A column that is constant in `rows` gets an infinite deviation, so that it is also zero in all other rows: the
         weights of such a column are never trained.
         """
         x = self.x[rows].double()

@@ -48,7 +48,7 @@ class CAL(Method):
 
         L = CE - alpha_2 l_peer - sum_i P(y^ = i) sum_j Cov(1[y = j], -log(p_j + eps) | y^ = i)
 
-    It restarts from the initial weights, and alpha_2 rises from 0, too. The mean losses of the clusters are those of
+    It restarts from the initial weights, and alpha_2 also rises from 0. The mean losses of the clusters are those of
     the previous epoch, as in the published code.
 
     Differs from the published code in the prior, the sieve and the learning rate (`slow`): docs/methods/cal.md.

@@ -157,7 +157,7 @@ def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) 
 def group(runs: Iterable[RunRecord]) -> list[Experiment]:
     """Group runs that differ only in the seed and in the location of the data; sorted by table.
 
-    A path or the name of a network does not identify the data or the network, so their facts are compared, too. Labels
+    A path or the name of a network does not identify the data or the network, so their facts are also compared. Labels
     are unique within a table (`_labels`). Copies of a run are dropped.
     """
     by_settings: dict[str, list[RunRecord]] = {}

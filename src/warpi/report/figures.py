@@ -229,7 +229,7 @@ def sigma(rows: Sequence[Experiment]) -> "Figure | None":
     shown = [e for e in rows if average_curve(e.counted, "sigma").epochs]
     if not shown:
         return None
-    several = any("samples=" in e.label for e in shown)  # then the default number is shown, too
+    several = any("samples=" in e.label for e in shown)  # then the default number is also shown
     figure, ((axes,),) = _panels(f"{rows[0].data}, {rows[0].net}", 1, 1, (7.5, 4.0))
     for e, style in zip(shown, _styles(shown), strict=True):
         many = f" (samples={e.first.spec['options'].get('samples')})" if several and "samples=" not in e.label else ""

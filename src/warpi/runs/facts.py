@@ -124,7 +124,7 @@ def describe_differences(runs: Sequence[Facts]) -> list[list[str]]:
 def same_test_set(a: Facts, b: Facts, trusted: bool) -> bool:
     """Whether two runs learned from the same noisy labels and were tested on the same rows, as far as they store it.
 
-    With `trusted`, the trusted examples must be the same, too.
+    With `trusted`, the trusted examples must also be the same.
     """
     if not (a.get("inputs_sha256") and a.get("noise_sha256")):
         return False

@@ -31,7 +31,7 @@ RECIPES: dict[str, dict[str, Any]] = {"strong": STRONG}
 
 
 def expand_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the setting `recipe` by the settings it stands for; those given beside it take precedence."""
+    """Replace the setting `recipe` by the settings it stands for; settings that are also given take precedence."""
     settings = dict(settings)
     name = settings.pop("recipe", None)
     if name is None:
