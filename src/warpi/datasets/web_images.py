@@ -20,7 +20,7 @@ CLOTHING1M = (
 )
 
 
-def clothing1m(root: Path | None, *, size: int | None = None) -> Dataset:
+def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
     """Clothing1M: a million images of 14 classes with labels taken from the surrounding text.
 
     Training rows are those of noisy_train_key_list.txt with the labels of noisy_label_kv.txt; the true label of a row
@@ -45,7 +45,7 @@ def clothing1m(root: Path | None, *, size: int | None = None) -> Dataset:
     lists = {"train": list_images(keys, noisy, "noisy_label_kv.txt"), "trusted": trusted, "test": test}
     clean = torch.tensor([checked.get(key, -1) for key in keys])
     size = PHOTO if size is None else size
-    return make_image_dataset("clothing1m", CLOTHING1M, size, None, lists, clean=clean, test_is_clean=True)
+    return make_image_dataset("clothing1m", CLOTHING1M, size, in_memory, lists, clean=clean, test_is_clean=True)
 
 
 def _read_labels(path: Path) -> dict[str, int]:
@@ -62,7 +62,9 @@ def _read_keys(path: Path) -> list[str]:
     return list(dict.fromkeys(text for _, text in _read_lines(path)))
 
 
-def food101n(root: Path | None, *, whole: bool = False, size: int | None = None) -> Dataset:
+def food101n(
+    root: Path | None, *, whole: bool = False, size: int | None = None, in_memory: bool | None = None
+) -> Dataset:
     """Food-101N: images of 101 dishes from the web, and the test set of Food-101.
 
     `root` is or holds Food-101N_release, with food-101 in it or beside it. Training rows are, as published, the images
@@ -99,7 +101,7 @@ def food101n(root: Path | None, *, whole: bool = False, size: int | None = None)
         "test": ImageList(food101 / "images", list(test), list(test.values())),
     }
     size = PHOTO if size is None else size
-    return make_image_dataset("food101n", classes, size, None, lists, test_is_clean=True)
+    return make_image_dataset("food101n", classes, size, in_memory, lists, test_is_clean=True)
 
 
 def _find_root(root: Path | None, data: str, folder: str, first: str) -> Path:
