@@ -25,7 +25,7 @@ from pathlib import Path
 from warpi.errors import UserError
 from warpi.report.figure_data import FILE
 from warpi.sweep.plan import Settings, read_plan
-from warpi.sweep.queue import KEPT, why_not_kept
+from warpi.sweep.run_states import KEPT, why_not_kept
 from warpi.utils.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]

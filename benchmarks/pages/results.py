@@ -20,7 +20,7 @@ from warpi.report.experiments import Row, RunRecord, find_runs, number, summariz
 from warpi.report.figures import draw_figures
 from warpi.runs.rerun import format_value
 from warpi.sweep.plan import Job, read_plan
-from warpi.sweep.queue import find_kept
+from warpi.sweep.run_states import find_kept
 from warpi.utils.files import write_with_folder
 
 PAPER = json.loads((ROOT / "benchmarks" / "pages" / "paper_tables.json").read_text())["tables"]

@@ -23,7 +23,7 @@ from warpi.noise.matrix_file import read_matrix
 from warpi.noise.noise import Noise
 from warpi.noise.noise_file import hash_labels
 from warpi.report.experiments import find_runs, group
-from warpi.sweep.queue import _other_content
+from warpi.sweep.run_states import _other_content
 from warpi.training.task import make_task
 
 FIXED = settings(max_examples=12, deadline=None, derandomize=True)

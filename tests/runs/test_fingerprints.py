@@ -19,7 +19,7 @@ from warpi.runs.fingerprints import stamp
 from warpi.runs.run import fit
 from warpi.runs.schema import to_stored_names
 from warpi.runs.spec import DataCache, DataSpec, RunSpec, prepare
-from warpi.sweep.queue import _other_content
+from warpi.sweep.run_states import _other_content
 
 N = 120
 X, Y = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32), np.arange(N) % 2

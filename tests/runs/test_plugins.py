@@ -351,7 +351,7 @@ def test_a_removed_field(plugin: str, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_kept_results_with_another_default_are_not_used(plugin: str, tmp_path: Path) -> None:
-    from warpi.sweep.queue import why_not_kept
+    from warpi.sweep.run_states import why_not_kept
 
     settings: dict[str, Any] = {"method": "mine", **TINY, "seed": 0}
     with use([plugin]):

@@ -24,7 +24,7 @@ from warpi.nets.resnet import resnet20
 from warpi.report import plot_style
 from warpi.report.experiments import find_runs
 from warpi.sweep.plan import Job, read_plan
-from warpi.sweep.queue import KEPT
+from warpi.sweep.run_states import KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 

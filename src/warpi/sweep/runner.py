@@ -31,7 +31,8 @@ from warpi.runs.spec import DataCache, DataSpec, load
 from warpi.sweep.display import Board, format_duration, states_table
 from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan
-from warpi.sweep.queue import Queue, State, run_folder, run_state
+from warpi.sweep.queue import Queue
+from warpi.sweep.run_states import State, run_folder, run_state
 from warpi.sweep.worker import work
 from warpi.utils.devices import catch_signals, pick_device
 
