@@ -35,7 +35,7 @@ def label_quality(p: Floats, y: Ints, T: Floats) -> Floats:
     return quality
 
 
-class Verdict(NamedTuple):
+class LabelJudgments(NamedTuple):
     """Conclusions from a posterior, one entry per example."""
 
     suggested: Ints  # [N] the most probable class
@@ -44,12 +44,12 @@ class Verdict(NamedTuple):
     is_label_issue: NDArray[np.bool_]  # [N] wrong_probability > threshold and another class is more probable
 
 
-def judge_labels(posterior: Floats, y: Ints, threshold: float = 0.5) -> Verdict:
+def judge_labels(posterior: Floats, y: Ints, threshold: float = 0.5) -> LabelJudgments:
     """Suggested class, label quality and issue flag from P(true | x, given) [N, K] and the given labels [N]."""
     quality = np.clip(posterior[np.arange(len(y)), y], 0.0, 1.0)
     suggested = posterior.argmax(1).astype(np.int64)
     wrong = 1.0 - quality
-    return Verdict(suggested, wrong, quality, (wrong > threshold) & (suggested != y))
+    return LabelJudgments(suggested, wrong, quality, (wrong > threshold) & (suggested != y))
 
 
 def estimate_transition(p: Floats, y: Ints, steps: int = 100, strength: float = 1.0) -> Floats:
@@ -111,9 +111,9 @@ def log_odds(p: Floats, y: Ints) -> Floats:
 def remove_memorization(p: Floats, y: Ints, held_out: Floats) -> tuple[Floats, float]:
     """Remove the effect of having trained on y from p; return p [N, K] and the size a of the correction.
 
-    A training step raises the log-odds of a label in proportion to 1 - p_y. They are therefore lowered by a (1 - p_y),
-    with the a >= 0 for which their mean equals that of `held_out`: the log-odds [n] of the given labels of rows with
-    equally noisy labels that were not used for training. No log-odds are lowered below the minimum of `held_out`.
+    A training step raises the log-odds of a label in proportion to 1 - p_y. They are therefore lowered by a (1 - p_y).
+    The factor a >= 0 is chosen so that their mean equals that of `held_out`: the log-odds [n] of the given labels of
+    rows with equally noisy labels that were not used for training. No log-odds are lowered below the minimum of `held_out`.
     """
     if not len(held_out):
         return apply_temperature(p, 1.0), 0.0
