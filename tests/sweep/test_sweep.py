@@ -1046,6 +1046,17 @@ def test_worker_without_parent_stores_a_checkpoint_and_stops(tmp_path: Path, mon
     assert [path.parent.name for path in out.glob("*/checkpoint.safetensors")] == ["ce_pair-0.4_seed0"]
 
 
+def test_a_queue_knows_whether_another_process_holds_a_run(tmp_path: Path) -> None:
+    plan = read_plan(tiny(tmp_path), tmp_path / "runs")
+    ours, theirs = (Queue(plan, session, lambda _: None) for session in ("ours", "theirs"))
+    claim = theirs.take()
+    assert claim is not None
+    assert ours.others_are_at_work()
+    assert not theirs.others_are_at_work(), "its own run does not count"
+    claim.lock.close()
+    assert not ours.others_are_at_work()
+
+
 def test_two_sweeps_share_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second sweep of the same file takes the free runs, waits for the others, and ends when all are done."""
     file = tiny(tmp_path)
