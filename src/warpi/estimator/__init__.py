@@ -2,10 +2,4 @@
 
 from warpi.utils.lazy import lazy_names
 
-__getattr__ = lazy_names(
-    "warpi.estimator",
-    {
-        "warpi.estimator.classifier": ("NoisyLabelClassifier",),
-        "warpi.estimator.pseudo_trusted": ("NoTrustedExamples",),
-    },
-)
+__getattr__, __all__ = lazy_names(__name__, __file__)

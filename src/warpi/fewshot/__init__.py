@@ -1,41 +1,5 @@
 """Few-shot learning: learners, tasks, training and evaluation."""
 
-from typing import TYPE_CHECKING
-
 from warpi.utils.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from warpi.fewshot.compare import judged as judged
-    from warpi.fewshot.evaluate import paired as paired
-    from warpi.fewshot.learner import (
-        Adapted as Adapted,
-        Episode as Episode,
-        Learner as Learner,
-        Output as Output,
-        Problem as Problem,
-    )
-    from warpi.fewshot.learners.kernel_ridge import KernelRidge as KernelRidge
-    from warpi.fewshot.learners.maml import MAML as MAML
-    from warpi.fewshot.learners.metavrf import MetaVRF as MetaVRF
-    from warpi.fewshot.learners.nearest_mean import Nearest as Nearest
-    from warpi.fewshot.learners.protonet import ProtoNet as ProtoNet
-    from warpi.fewshot.learners.r2d2 import R2D2 as R2D2
-    from warpi.fewshot.learners.registry import LEARNERS as LEARNERS, make_learner as make_learner
-    from warpi.fewshot.run import fit as fit, load as load
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "warpi.fewshot.compare": ("judged",),
-        "warpi.fewshot.evaluate": ("paired",),
-        "warpi.fewshot.learner": ("Adapted", "Episode", "Learner", "Output", "Problem"),
-        "warpi.fewshot.learners.kernel_ridge": ("KernelRidge",),
-        "warpi.fewshot.learners.maml": ("MAML",),
-        "warpi.fewshot.learners.metavrf": ("MetaVRF",),
-        "warpi.fewshot.learners.nearest_mean": ("Nearest",),
-        "warpi.fewshot.learners.protonet": ("ProtoNet",),
-        "warpi.fewshot.learners.r2d2": ("R2D2",),
-        "warpi.fewshot.learners.registry": ("LEARNERS", "make_learner"),
-        "warpi.fewshot.run": ("fit", "load"),
-    },
-)
+__getattr__, __all__ = lazy_names(__name__, __file__)

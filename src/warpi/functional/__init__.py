@@ -2,6 +2,4 @@
 
 from warpi.utils.lazy import lazy_names
 
-_HOME = {"warpi.functional.losses": ("cross_entropy",)}
-__all__ = ["cross_entropy"]
-__getattr__ = lazy_names("warpi.functional", _HOME)
+__getattr__, __all__ = lazy_names(__name__, __file__)

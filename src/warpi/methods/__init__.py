@@ -5,4 +5,4 @@ The first line of a method's docstring is its summary in lists.
 
 from warpi.utils.lazy import lazy_names
 
-__getattr__ = lazy_names(__name__, {"warpi.methods.registry": ("CORE", "METHODS", "make_method")})
+__getattr__, __all__ = lazy_names(__name__, __file__)

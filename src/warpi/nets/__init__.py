@@ -5,6 +5,4 @@ Each has `features(x)` [B, D], the penultimate layer, and a last linear layer `f
 
 from warpi.utils.lazy import lazy_names
 
-_HOME = {"warpi.nets.registry": ("NETS", "make_net")}
-__all__ = ["NETS", "make_net"]
-__getattr__ = lazy_names("warpi.nets", _HOME)
+__getattr__, __all__ = lazy_names(__name__, __file__)

@@ -2,7 +2,4 @@
 
 from warpi.utils.lazy import lazy_names
 
-__getattr__ = lazy_names(
-    "warpi.noise",
-    {"warpi.noise.kinds": ("NoisyLabels",), "warpi.noise.noise_file": ("read_noise_file", "write_noise_file")},
-)
+__getattr__, __all__ = lazy_names(__name__, __file__)

@@ -1,0 +1,2 @@
+from warpi.estimator.classifier import NoisyLabelClassifier as NoisyLabelClassifier
+from warpi.estimator.pseudo_trusted import NoTrustedExamples as NoTrustedExamples

@@ -1,0 +1,1 @@
+from warpi.functional.losses import cross_entropy as cross_entropy
