@@ -113,7 +113,7 @@ def remove_memorization(p: Floats, y: Ints, held_out: Floats) -> tuple[Floats, f
 
     A training step raises the log-odds of a label in proportion to 1 - p_y. They are therefore lowered by a (1 - p_y).
     The factor a >= 0 is chosen so that their mean equals that of `held_out`: the log-odds [n] of the given labels of
-    rows with equally noisy labels that were not used for training. No log-odds are lowered below the minimum of `held_out`.
+    rows with equally noisy labels that were not used for training. The minimum of `held_out` is their lower limit.
     """
     if not len(held_out):
         return apply_temperature(p, 1.0), 0.0
@@ -126,10 +126,7 @@ def remove_memorization(p: Floats, y: Ints, held_out: Floats) -> tuple[Floats, f
 
 
 def wilson_interval(rate: float, n: float, z: float = _Z) -> tuple[float, float]:
-    """Wilson score interval of a proportion `rate` observed in n cases; (0, 1) if n is 0.
-
-    Unlike rate ± z s, it is valid near 0 and 1.
-    """
+    """Wilson score interval of a proportion `rate` observed in n cases, also valid near 0 and 1; (0, 1) if n is 0."""
     if n <= 0:
         return 0.0, 1.0
     center = rate + z * z / (2 * n)

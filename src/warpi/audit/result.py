@@ -82,11 +82,8 @@ class Audit:
         """Write the table, one line per example in the order of the rows; `paths` as in `columns`."""
         columns = self.columns(paths)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        write_csv(
-            Path(path),
-            list(columns),
-            ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows),
-        )
+        lines = ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+        write_csv(Path(path), list(columns), lines)
 
     def to_parquet(self, path: Path | str, paths: Sequence[str] | None = None) -> None:
         """Write the table as parquet; needs the extra `tables`. `paths` as in `columns`."""

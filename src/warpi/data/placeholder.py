@@ -18,10 +18,7 @@ class InputsNotAvailable(UserError):
 
 @dataclass(frozen=True, eq=False)
 class PlaceholderExamples(Examples):
-    """Stands in for N inputs that are not available.
-
-    Anything but their number and shape raises `InputsNotAvailable`.
-    """
+    """Stands in for N inputs that are not available. All but their number and shape raises `InputsNotAvailable`."""
 
     like: Examples  # examples of the same form; their number does not matter
     n: int

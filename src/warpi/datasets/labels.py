@@ -27,10 +27,7 @@ def to_texts(values: NDArray[Any]) -> list[str]:
 
 
 def normalize_labels(cells: Iterable[str]) -> list[str]:
-    """Labels read as text, '' if missing.
-
-    1.0 is the class 1: programs often write a column of integers with blanks in this way.
-    """
+    """Labels read as text, '' if missing. 1.0 is the class 1: programs write integers like this next to blanks."""
     cells = list(cells)
     numbers = parse_numbers(cells)
     blank = [False] * len(cells) if numbers is None else np.isnan(numbers).tolist()

@@ -150,11 +150,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         checked = self._check_trusted(layout, X_trusted, y_trusted, trusted)
         task, truth = make_task(dataset, meta_data=checked, val=0.0, test=0.0)
         if truth.n_repeated:
-            log.warning(
-                "%d of %d rows of X are also in X_trusted and are used only as trusted examples",
-                truth.n_repeated,
-                len(given),
-            )
+            text = "%d of %d rows of X are also in X_trusted and are used only as trusted examples"
+            log.warning(text, truth.n_repeated, len(given))
         task = replace(task, noise_rate=self._noise_rate()).to(pick_device(self.device))
         seed = self._seed()
         # A custom network may use the global generators, and forward-mode differentiation has one level per process.

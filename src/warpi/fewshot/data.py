@@ -225,10 +225,7 @@ def omniglot(root: Path | None = None) -> FewShotData:
 
 
 def cifar_fs(root: Path | None = None) -> FewShotData:
-    """CIFAR-100 in 64 / 16 / 20 classes of 600 images, 32 x 32, train and test images together.
-
-    `root` is as for `cifar100`.
-    """
+    """CIFAR-100 in 64 / 16 / 20 classes of 600 images, 32 x 32, train and test together; `root` as for `cifar100`."""
     whole = cifar100(root)
     assert whole.test is not None and isinstance(whole.examples, TensorExamples)  # noqa: PT018
     assert isinstance(whole.test.examples, TensorExamples)

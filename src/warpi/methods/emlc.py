@@ -87,7 +87,8 @@ class EMLC(Method):
             noisy = soft_cross_entropy(z[:n], self.correct_labels(batch.x, batch.y)).mean()
             return noisy + cross_entropy(z[n:], learned.y).sum() / max(len(learned.y), 1)
 
-        def teacher_loss() -> Tensor:
+        def own_loss() -> Tensor:
+            """The loss of the teacher and of V on the trusted batch."""
             h = penultimate(self.nets[1], trusted.x)
             z = last_layer(self.nets[1], h)
             y = swap_every_other_label(z, trusted.y)
@@ -97,14 +98,7 @@ class EMLC(Method):
         both = Batch((torch.cat([batch.x, learned.x]),), batch.y, batch.rows)
         phi = [*self.nets[1].parameters(), *self.V.parameters()]
         return bilevel_step(
-            self,
-            both,
-            corrected_loss,
-            mean_cross_entropy,
-            phi,
-            self.optimizers[1],
-            trusted=judge,
-            own_loss=teacher_loss,
+            self, both, corrected_loss, mean_cross_entropy, phi, self.optimizers[1], trusted=judge, own_loss=own_loss
         )
 
     @property
