@@ -1,5 +1,7 @@
 """The small convolutional network of few-shot learning: 3x3 convolutions, each followed by pooling."""
 
+from math import prod
+
 from torch import Tensor, nn
 
 from warpi.errors import UserError
@@ -50,13 +52,8 @@ class Conv4(nn.Module):
 def positions(shape: tuple[int, ...]) -> int:
     """Number of positions that remain of an image (C, H, W) after all blocks."""
     side = max(shape[1:])
-    rounds_up = side < 32
     n = n_blocks(side)
-    total = 1
-    for size in shape[1:]:
-        for _ in range(n):
-            size = -(-size // 2) if rounds_up else size // 2
-        total *= size
-    if not total:
+    sizes = [-(-size // 2**n) if side < 32 else size // 2**n for size in shape[1:]]  # rounded like `pooling`
+    if not all(sizes):
         raise UserError(f"images of {shape[1]} x {shape[2]} pixels are too small or too narrow to be pooled {n} times")
-    return total
+    return prod(sizes)
