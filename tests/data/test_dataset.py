@@ -53,7 +53,7 @@ def test_truth_prefers_the_clean_label() -> None:
         ),
         ({"clean": torch.tensor([0.0, 1, 1, 1])}, "true labels of made: labels must be integers"),
         ({"trusted": torch.tensor([True])}, r"trusted rows of made: got torch.bool \[1\] for 4 examples"),
-        ({"trusted": torch.tensor([0, 1, 1, 1])}, "one bool per row"),
+        ({"trusted": torch.tensor([0, 1, 1, 1])}, "one bool each"),
         ({"label_sets": {"x": torch.tensor([0, 1, 2, 9])}}, "label set 'x' of made: row 3 has label 9"),
         ({"test": Split(examples(2), torch.arange(2), torch.tensor([0, 5]))}, "test set of made: row 1 has label 5"),
         ({"y": torch.tensor([0, 1, 2, -1])}, "labels of made: row 3 has label -1"),

@@ -636,7 +636,7 @@ def test_numbers_out_of_range(name: str, options: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("forward", {"matrix": (0.5, 0.5)}, "matrix has 2 numbers, 10 classes need 100"),
+        ("forward", {"matrix": (0.5, 0.5)}, "matrix has 2 numbers, but 10 classes need 100"),
         ("backward", {"matrix": (0.2,) * 100}, "each row of matrix must be a distribution"),
         ("masking", {"mask": (1.0, 0.0)}, "mask has 2 numbers, but 10 classes need 100"),
     ],

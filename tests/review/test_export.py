@@ -49,7 +49,7 @@ def test_corrected_json_is_read_by_fit(items: Items, tmp_path: Path) -> None:
     assert y[3] == 2
     assert torch.equal(y[4:], items.dataset.y[4:])
     write_corrected(items, make_decisions({3: NAMES[2]}), tmp_path / "c.json")
-    with pytest.raises(UserError, match="a run may depend on it"):
+    with pytest.raises(UserError, match="on which a run may depend"):
         write_corrected(items, make_decisions({3: NAMES[1]}), tmp_path / "c.json")
     with pytest.raises(UserError, match=r"\.csv or \.json"):
         write_corrected(items, {}, tmp_path / "c.txt")
@@ -95,7 +95,7 @@ def test_trusted_digits(digits: Dataset, tmp_path: Path) -> None:
     assert len(load_dataset(str(tmp_path / "all.npz"), like=digits)[0].y) == 57
     with pytest.raises(UserError, match=r"a \.npz file, got"):
         write_trusted(items, make_decisions(rows), tmp_path / "trusted.csv")
-    with pytest.raises(UserError, match="a run may depend on it"):
+    with pytest.raises(UserError, match="on which a run may depend"):
         write_trusted(items, make_decisions({0: "0"}), tmp_path / "trusted.npz")
 
 
@@ -144,7 +144,7 @@ def test_trusted_images(photos: Path, tmp_path: Path) -> None:
         assert task.meta is not None
         assert (len(task.meta), len(task.train)) == (4, len(dataset.y) - 4)
     assert "--root" in fit_command(items, {"data": "p"}, tmp_path / "trusted.csv", None)
-    with pytest.raises(UserError, match="a run may depend on it"):
+    with pytest.raises(UserError, match="on which a run may depend"):
         write_trusted(items, make_decisions({0: "red", 5: "blue"}), tmp_path / "trusted")
     write_corrected(items, decisions, tmp_path / "c.csv")
     again, _ = load_dataset(str(tmp_path / "c.csv"), root=photos, image_size=8)

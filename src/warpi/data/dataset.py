@@ -56,9 +56,7 @@ class Dataset:
             check_labels(self.clean.clamp(min=0), len(self.y), self.n_classes, f"true labels of {self.name}")
         if self.trusted is not None and (self.trusted.shape != self.y.shape or self.trusted.dtype != torch.bool):
             shape = f"{self.trusted.dtype} {list(self.trusted.shape)}"
-            raise UserError(
-                f"trusted rows of {self.name}: got {shape} for {len(self.y)} examples; give one bool per row"
-            )
+            raise UserError(f"trusted rows of {self.name}: got {shape} for {len(self.y)} examples; give one bool each")
         for name, labels in self.label_sets.items():
             check_labels(labels, len(self.examples), self.n_classes, f"label set {name!r} of {self.name}")
         for split, what in ((self.meta, "trusted examples"), (self.test, "test set")):

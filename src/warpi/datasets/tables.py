@@ -24,9 +24,7 @@ logger = logging.getLogger("warpi.datasets")
 _MAX_CATEGORIES = 1000
 
 
-def read_table(
-    path: Path, label: str | None = None, *, drop: Sequence[str] = (), like: Dataset | None = None
-) -> Dataset:
+def read_table(path: Path, label: str | None = None, drop: Sequence[str] = (), like: Dataset | None = None) -> Dataset:
     """Read a table with one example per row; docs/data.md describes the columns and what is rejected.
 
     Numeric columns become one feature each, all others one feature per distinct value, in sorted order. Rows of the

@@ -81,5 +81,4 @@ class D2L(Method):
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)
         losses = self.alpha * cross_entropy(z, batch.y) + (1 - self.alpha) * cross_entropy(z, z.argmax(dim=1))
-        loss = losses.mean()
-        return {"loss": descend(loss, self.optimizer), "alpha": self.alpha.clone()}
+        return {"loss": descend(losses.mean(), self.optimizer), "alpha": self.alpha.clone()}

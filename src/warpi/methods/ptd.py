@@ -86,5 +86,4 @@ class PTD(Method):
         if self.phase == 2:
             descend(reweighted_loss(z.detach(), batch.y, self.columns(batch)).mean(), self.delta_optimizer)
         losses = reweighted_loss(z, batch.y, self.columns(batch)) if self.phase else cross_entropy(z, batch.y)
-        loss = losses.mean()
-        return {"loss": descend(loss, self.optimizer)}
+        return {"loss": descend(losses.mean(), self.optimizer)}

@@ -13,8 +13,7 @@ from warpi.utils.field_checks import setting
 
 def _step(method: Method, values: Tensor) -> Log:
     """One optimizer step on the mean of the losses of a batch.  [B]"""
-    loss = values.mean()
-    return {"loss": descend(loss, method.optimizer)}
+    return {"loss": descend(values.mean(), method.optimizer)}
 
 
 @dataclass

@@ -69,5 +69,4 @@ class SMP(Method):
         z = self.net(batch.x)
         y_hat = self.y_hat[batch.rows]
         losses = (1 - self.alpha) * cross_entropy(z, batch.y) + self.alpha * cross_entropy(z, y_hat)
-        loss = losses.mean()
-        return {"loss": descend(loss, self.optimizer), "changed": (y_hat != batch.y).float().mean()}
+        return {"loss": descend(losses.mean(), self.optimizer), "changed": (y_hat != batch.y).float().mean()}

@@ -123,9 +123,7 @@ class NameTaken(UserError):
     """A file or folder of that name exists and has other content."""
 
     def __init__(self, path: Path, flag: str) -> None:
-        super().__init__(
-            f"{path} exists with other content, and a run may depend on it; choose another name for {flag}"
-        )
+        super().__init__(f"{path} exists with other content, on which a run may depend; choose another name for {flag}")
 
 
 def write_trusted(
