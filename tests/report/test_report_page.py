@@ -303,7 +303,7 @@ def test_missing_parts_are_named_and_are_an_error_if_requested(
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
     assert "losses and confusion are not on the page: there is no file or folder" in capsys.readouterr().err
     assert (
-        "Not shown: losses and confusion: no file or folder"
+        "Not shown: losses and confusion: there is no file or folder"
         in Page((tmp_path / "page" / "report.html").read_text()).words
     )
     with pytest.raises(UserError, match="no file or folder"):
