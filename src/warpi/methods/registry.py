@@ -112,19 +112,8 @@ METHODS: dict[str, Method] = {
 }
 
 CORE = (
-    "ce",
-    "clean_only",
-    "fine_tune",
-    "gce",
-    "elr",
-    "co_teaching",
-    "dividemix",
-    "glc",
-    "l2rw",
-    "mwnet",
-    "dmi_ns",
-    "warpi",
-)
+    "ce", "clean_only", "fine_tune", "gce", "elr", "co_teaching", "dividemix", "glc", "l2rw", "mwnet", "dmi_ns", "warpi"
+)  # fmt: skip
 """The methods to try first, in the order in which lists show them, before all others."""
 
 
