@@ -282,7 +282,7 @@ def test_frames_with_categories_in_memory_and_in_files(
         model.predict(frame.assign(place=frame["place"].mask(frame.index == 3)))
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(frame[["colour", "size", "place", "old"]])
-    with pytest.raises(UserError, match="must be a frame with the columns"):
+    with pytest.raises(UserError, match="must be a data frame with the columns"):
         model.predict(np.zeros((2, 4)))
     with pytest.raises(UserError, match=r"column 'when' of X holds Timestamp"):
         fast().fit(frame.assign(when=pd.Timestamp("2026-01-01")).assign(place="x"), y)

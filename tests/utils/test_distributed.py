@@ -731,7 +731,7 @@ def test_devices_waits_for_its_ranks_to_stop(server: Server, tmp_path: Path) -> 
         (["--batch-size", "2", "--no-sync-batchnorm"], "batches of 1 example cannot be trained with BatchNorm"),
         (["--data", "nothing.csv"], "nothing.csv"),
         (["--bath-size", "8"], "unknown flag '--bath-size'; did you mean '--batch-size'?"),
-        (["--devices", "3"], "torchrun started 2 processes on this machine, but --devices asks for 3"),
+        (["--devices", "3"], "torchrun started 2 processes here, but --devices asks for 3"),
     ],
 )
 def test_one_rank_reports_a_mistake(server: Server, tmp_path: Path, more: list[str], says: str) -> None:
