@@ -286,7 +286,7 @@ def test_frames_with_categories_in_memory_and_in_files(
         model.predict(np.zeros((2, 4)))
     with pytest.raises(UserError, match=r"column 'when' of X holds Timestamp"):
         fast().fit(frame.assign(when=pd.Timestamp("2026-01-01")).assign(place="x"), y)
-    with pytest.raises(UserError, match=r"column 'place' of X has 1001 categories, at most 1000"):
+    with pytest.raises(UserError, match=r"column 'place' of X has 1001 categories, but at most 1000"):
         fast().fit(pd.DataFrame({"place": [f"p{k}" for k in range(1001)]}), np.arange(1001) % 2)
 
     model.save(tmp_path / "model.warpi")
