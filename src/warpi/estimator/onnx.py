@@ -88,7 +88,7 @@ def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) ->
     difference = _difference(classifier, content, x)
     if difference is not None and not difference <= _TOLERANCE:
         raise UserError(
-            f"probabilities of onnxruntime differ from those of the classifier by up to {difference:.1e}, allowed is "
+            f"probabilities of onnxruntime differ from those of the classifier by up to {difference:.1e}, more than "
             f"{_TOLERANCE:g}; {path} was not written"
         )
     write_atomically(path, content)
