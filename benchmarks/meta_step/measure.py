@@ -33,8 +33,8 @@ from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.devices import pick_device
-from warpi.utils.field_checks import check_types, setting
 from warpi.utils.seeding import generator, seeded
+from warpi.utils.settings import check_types, setting
 
 Row = dict[str, Any]
 

@@ -24,7 +24,7 @@ from warpi.nets.registry import make_net
 from warpi.training.method import Log, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 Step = Callable[[Batch], Log]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.common import ROOT
 from warpi.methods.registry import METHODS
-from warpi.runs.rerun import flag
+from warpi.runs.rerun_command import flag
 
 FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
 KEPT = ROOT / "docs/results/cifar10-short"

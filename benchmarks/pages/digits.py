@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.common import ROOT
 from warpi.methods.registry import METHODS
-from warpi.runs.rerun import flag
+from warpi.runs.rerun_command import flag
 
 FAMILIES = ("baseline", "loss", "transition", "meta", "selection", "refinement", "semi-supervised")
 ROWS = ROOT / "docs/results/digits.json"

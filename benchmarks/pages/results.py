@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.common import ROOT
 from warpi.report.experiments import Row, RunRecord, find_runs, number, summarize
 from warpi.report.figures import draw_figures
-from warpi.runs.rerun import format_value
+from warpi.runs.rerun_command import format_value
 from warpi.sweep.plan import Job, read_plan
 from warpi.sweep.run_states import find_kept
 from warpi.utils.files import write_with_folder

@@ -19,7 +19,7 @@ from benchmarks.common import ROOT
 from benchmarks.pages.results import PAPER
 from benchmarks.strong_images import RUNS
 from warpi.report.experiments import RunRecord, find_runs
-from warpi.runs.rerun import flag
+from warpi.runs.rerun_command import flag
 from warpi.utils.files import write_with_folder
 
 KEPT = ROOT / "docs" / "results" / "strong"

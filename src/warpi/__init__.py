@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from warpi.utils.lazy import lazy_names
+from warpi.utils.lazy_imports import lazy_names
 
 __version__ = "0.1.0"
 _find, _names = lazy_names(__name__, __file__)

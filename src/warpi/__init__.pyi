@@ -12,7 +12,7 @@ from warpi.methods.plain import CE as CE, CleanOnly as CleanOnly, FineTune as Fi
 from warpi.methods.registry import METHODS as METHODS, make_method as make_method
 from warpi.methods.warpi import WarPI as WarPI
 from warpi.nets.registry import NETS as NETS, make_net as make_net
-from warpi.noise.noise import NOISES as NOISES, Noise as Noise
+from warpi.noise.parse import NOISES as NOISES, Noise as Noise
 from warpi.runs.defaults import load_dataset as load_dataset
 from warpi.runs.predictions import predict as predict
 from warpi.runs.run import Run as Run, fit as fit
@@ -20,7 +20,7 @@ from warpi.training.engine import train as train
 from warpi.training.method import Log as Log, Method as Method
 from warpi.training.recipe import Recipe as Recipe
 from warpi.training.task import Task as Task, Truth as Truth, make_task as make_task
-from warpi.utils.field_checks import setting as setting
+from warpi.utils.settings import setting as setting
 
 __version__: str
 plugins: ModuleType

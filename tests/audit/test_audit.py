@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 import warpi
 from warpi.audit import audit, out_of_sample
-from warpi.audit.judge import estimate_uncertainty
+from warpi.audit.make_audit import estimate_uncertainty
 from warpi.audit.result import Audit, read_audit
 from warpi.cli.app import main
 from warpi.data.image_files import FileExamples

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import warpi
-from warpi.audit.checked import CHECKED, estimate_noise_rate, read_checked
+from warpi.audit.checked_labels import CHECKED, estimate_noise_rate, read_checked
 from warpi.audit.label_scores import errors_by_class, judge_labels, posterior
 from warpi.audit.pick import Pick, pick_rows
 from warpi.audit.result import Audit, read_audit

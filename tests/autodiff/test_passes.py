@@ -15,9 +15,9 @@ from test_bilevel import DEVICES, EXACT, NETS, TWICE, K, Residual, Setting, asse
 from torch import Tensor, nn
 
 from warpi.autodiff import checked_trace, passes
-from warpi.autodiff.graphs import Point, cut_trace
 from warpi.autodiff.passes import PassConfig, configure_passes, forward, forward_at, moved_names
 from warpi.autodiff.trace import trace, trace_whole
+from warpi.autodiff.trace_parts import Point, cut_trace
 from warpi.errors import UserError
 from warpi.nets.preact_resnet import stage
 from warpi.nets.resnet import ResNet, _BasicBlock, conv

@@ -12,7 +12,7 @@ import pytest
 
 from warpi.cli.app import main
 from warpi.errors import UserError
-from warpi.runs.rerun import command
+from warpi.runs.rerun_command import command
 from warpi.runs.run import fit
 from warpi.runs.spec import RunSpec, prepare
 from warpi.sweep.plan import read_plan

@@ -19,7 +19,7 @@ from warpi.datasets.registry import DATASETS
 from warpi.fewshot.learners.registry import LEARNERS
 from warpi.methods.registry import CORE, METHODS
 from warpi.nets.registry import NETS
-from warpi.noise.noise import NOISES
+from warpi.noise.parse import NOISES
 from warpi.runs.spec import DataSpec
 from warpi.training.recipe import Recipe
 from warpi.utils.flags import Parser, add_fields

@@ -20,8 +20,8 @@ from warpi.data.examples import Scale, TensorExamples
 from warpi.errors import UserError
 from warpi.noise import kinds as noise_kinds
 from warpi.noise.matrix_file import read_matrix
-from warpi.noise.noise import Noise
 from warpi.noise.noise_file import hash_labels
+from warpi.noise.parse import Noise
 from warpi.report.experiments import find_runs, group
 from warpi.sweep.run_states import _other_content
 from warpi.training.task import make_task

@@ -11,8 +11,8 @@ from warpi.data.examples import Scale, TensorExamples
 from warpi.errors import UserError
 from warpi.noise import kinds as noise
 from warpi.noise.kinds import NoisyLabels
-from warpi.noise.noise import NOISES, Noise
 from warpi.noise.noise_file import write_noise_file
+from warpi.noise.parse import NOISES, Noise
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # Fixed examples, so that statistical tests are deterministic.

@@ -18,7 +18,7 @@ from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.report import figures as draw
 from warpi.report.experiments import Experiment, find_runs, group
 from warpi.report.figure_data import EDGES, FILE, KINDS, matrix_error, read_arrays, write_arrays
-from warpi.report.measure import _means, measure
+from warpi.report.figure_measures import _means, measure
 from warpi.report.plot_style import COLORS, figure_style, line_style, line_styles
 from warpi.runs.reopen import reopen
 

@@ -13,7 +13,7 @@ from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import FileExamples
 from warpi.nets.registry import make_net
-from warpi.review import render
+from warpi.review import show_input as render
 from warpi.review.export import corrected_csv
 from warpi.review.items import items_from_data, items_from_run
 from warpi.runs.defaults import load_dataset

@@ -11,7 +11,7 @@ import torch
 from review_helpers import NAMES, Client, make_images, serve
 
 from warpi.errors import UserError
-from warpi.review import render
+from warpi.review import show_input as render
 from warpi.review.decisions import Choice
 from warpi.review.items import Items, items_from_data
 from warpi.review.server import Server

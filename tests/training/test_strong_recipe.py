@@ -17,7 +17,7 @@ from warpi.runs.run import fit, fitting
 from warpi.training import checkpoint
 from warpi.training.engine import TrainingState, train
 from warpi.training.method import Method
-from warpi.training.presets import RECIPES, expand_recipe
+from warpi.training.named_recipes import RECIPES, expand_recipe
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
 

@@ -15,8 +15,8 @@ from warpi.data.examples import Scale, TensorExamples
 from warpi.data.numeric import make_features
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.noise.noise import Noise
 from warpi.noise.noise_file import hash_labels
+from warpi.noise.parse import Noise
 from warpi.training.task import Task, Truth, _warn_uneven, make_task
 from warpi.utils.seeding import generator
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from warpi.errors import UserError
-from warpi.utils.field_checks import check_types, setting
 from warpi.utils.flags import Parser, add_fields
+from warpi.utils.settings import check_types, setting
 
 
 @dataclass

@@ -1,2 +1,2 @@
-from warpi.audit.judge import audit as audit
+from warpi.audit.make_audit import audit as audit
 from warpi.audit.result import Audit as Audit, read_audit as read_audit

@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.audit.checked import CHECKED
-from warpi.audit.judge import load_or_make_audit
+from warpi.audit.checked_labels import CHECKED
 from warpi.audit.label_scores import Ints
+from warpi.audit.make_audit import load_or_make_audit
 from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.errors import UserError
 from warpi.functional.neighbors import cluster_centers
-from warpi.noise.noise import Noise
+from warpi.noise.parse import Noise
 from warpi.runs.reopen import reopen
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import write_csv

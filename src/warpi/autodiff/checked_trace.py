@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from warpi.autodiff.functional_call import detach_trainable, fill_missing, fixed_tensors, trainable_parameters
-from warpi.autodiff.graphs import Passes, Point
 from warpi.autodiff.replay_rng import get_rng_state, replay_rng
 from warpi.autodiff.trace import Untraceable, trace
+from warpi.autodiff.trace_parts import Passes, Point
 from warpi.errors import first_line
 from warpi.nets.sync_batchnorm import SharedBatchNorm
 

@@ -36,9 +36,9 @@ from warpi.autodiff.functional_call import (
     plain_kernels,
     trainable_parameters,
 )
-from warpi.autodiff.graphs import Passes, Point
 from warpi.autodiff.replay_rng import is_capturing, record_rng, replay_rng
 from warpi.autodiff.trace import Untraceable, python_values
+from warpi.autodiff.trace_parts import Passes, Point
 from warpi.errors import UserError, first_line
 
 _MAX_TRACES = 8  # batch shapes per network; tracing each takes seconds

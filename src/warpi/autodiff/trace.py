@@ -27,8 +27,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from warpi.autodiff.batchnorm import forward_rules
 from warpi.autodiff.functional_call import Tensors, detach_trainable, fixed_tensors
-from warpi.autodiff.graphs import Passes, cut_trace
 from warpi.autodiff.replay_rng import get_python_rng_state
+from warpi.autodiff.trace_parts import Passes, cut_trace
 from warpi.errors import first_line
 
 

@@ -32,7 +32,7 @@ def audit(argv: list[str]) -> None:
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print only errors")
     given = parser.read(argv)
-    from warpi.audit.judge import audit as audit_run
+    from warpi.audit.make_audit import audit as audit_run
     from warpi.runs.reopen import reopen
 
     if not given["quiet"]:
@@ -128,7 +128,7 @@ def pick(argv: list[str]) -> None:
 
 
 def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    from warpi.audit.checked import estimate_noise_rate, read_checked
+    from warpi.audit.checked_labels import estimate_noise_rate, read_checked
     from warpi.review.export import write_checked_rows
     from warpi.runs.spec import DataSpec
 

@@ -6,8 +6,8 @@ from warpi.utils.flags import Parser, add_fields
 
 
 def corrupt(argv: list[str]) -> None:
-    from warpi.noise.noise import Noise
     from warpi.noise.noise_file import hash_labels, write_noise_file
+    from warpi.noise.parse import Noise
     from warpi.runs.spec import NOT_READ, DataSpec, load
     from warpi.utils.seeding import generator
 

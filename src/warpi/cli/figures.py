@@ -100,7 +100,7 @@ def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) ->
     bare = [run for run in runs if run.done and not (run.path / FILE).exists()]
     with_weights = [run for run in bare if (run.path / WEIGHTS).exists()]
     if with_weights:
-        from warpi.report.measure import measure
+        from warpi.report.figure_measures import measure
         from warpi.runs.spec import DataCache
 
         cache = DataCache()

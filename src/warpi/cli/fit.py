@@ -105,8 +105,8 @@ def _first_flags(argv: list[str]) -> argparse.Namespace:
 def _all_flags(argv: list[str], first: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The name of the method, and the values of all flags that are set."""
     from warpi.methods.registry import METHODS
-    from warpi.runs.resume import check_plugins
     from warpi.runs.run_folder import RunFolder
+    from warpi.runs.same_run import check_plugins
     from warpi.utils import distributed
 
     stored = None
@@ -129,7 +129,7 @@ def _make_parser(method: str) -> Parser:
     """The parser of all flags, including the settings of a method."""
     from warpi.methods.registry import METHODS, explain_unknown_setting
     from warpi.runs.defaults import DATA_DEPENDENT
-    from warpi.training.presets import RECIPES
+    from warpi.training.named_recipes import RECIPES
     from warpi.training.recipe import Recipe
 
     def explain(flag: str) -> UserError | None:

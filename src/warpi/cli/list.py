@@ -77,7 +77,7 @@ def _datasets() -> list[dict[str, Any]]:
 
 
 def _noises() -> list[dict[str, Any]]:
-    from warpi.noise.noise import NOISES
+    from warpi.noise.parse import NOISES
 
     return [{"name": name, "summary": e.summary, "options": dict(e.options)} for name, e in NOISES.items()]
 

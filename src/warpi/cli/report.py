@@ -10,7 +10,7 @@ from warpi.utils.flags import Parser
 def report(argv: list[str]) -> None:
     from warpi.report.experiments import find_runs
     from warpi.report.page_data import Detail
-    from warpi.report.paired import compare
+    from warpi.report.paired_tests import compare
     from warpi.report.table import screen, to_rich
     from warpi.report.write import write_report
 

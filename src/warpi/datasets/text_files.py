@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warpi.errors import UserError
-from warpi.utils.field_checks import join_names
+from warpi.utils.settings import join_names
 
 
 @contextmanager

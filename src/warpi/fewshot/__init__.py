@@ -1,5 +1,5 @@
 """Few-shot learning: learners, tasks, training and evaluation."""
 
-from warpi.utils.lazy import lazy_names
+from warpi.utils.lazy_imports import lazy_names
 
 __getattr__, __all__ = lazy_names(__name__, __file__)

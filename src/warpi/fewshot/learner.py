@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from warpi.errors import UserError
 from warpi.fewshot.data import Values, as_tensor
 from warpi.training.method import Log, evaluating
-from warpi.utils.field_checks import check_types
 from warpi.utils.seeding import derive, generator, seeded
+from warpi.utils.settings import check_types
 
 
 class Problem(NamedTuple):

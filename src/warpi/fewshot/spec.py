@@ -15,10 +15,10 @@ from warpi.fewshot.learner import Learner, Problem
 from warpi.fewshot.learners.registry import LEARNERS, make_learner
 from warpi.fewshot.train import Training, check_train_ways
 from warpi.runs.defaults import to_plain_types
-from warpi.runs.facts import differences
 from warpi.runs.run_folder import ADVICE, RunFolder, describe_run
 from warpi.runs.schema import FEWSHOT_FORMAT, check_part
-from warpi.utils.field_checks import check_types
+from warpi.runs.stored_facts import differences
+from warpi.utils.settings import check_types
 
 _IMAGES: dict[str, Any] = {"learner": "metavrf_bilstm", "ways": 5, "shots": 1, "tasks": 16, "iterations": 20_000}
 DEFAULTS: dict[str, dict[str, Any]] = {

@@ -21,8 +21,8 @@ from warpi.training.cuda_graph import WARM_UP, GraphedStep, NotGraphable, cudnn_
 from warpi.training.engine import Diverged, Record
 from warpi.training.method import Log
 from warpi.training.recipe import adam
-from warpi.utils.field_checks import check_types, setting
 from warpi.utils.seeding import generator
+from warpi.utils.settings import check_types, setting
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils import distributed
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def bounded_losses(z: Tensor, eps: float = 1e-5) -> Tensor:

@@ -9,7 +9,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.training.method import Log, Method
 from warpi.training.task import Task
 from warpi.utils import distributed
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

@@ -15,8 +15,8 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, generator, seeded
+from warpi.utils.settings import setting
 
 
 class Embedding(nn.Module):

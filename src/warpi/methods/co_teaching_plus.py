@@ -14,7 +14,7 @@ from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

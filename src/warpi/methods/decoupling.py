@@ -11,7 +11,7 @@ from warpi.functional.selection import disagreement, selected_mean
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

@@ -14,7 +14,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import reset_optimizer_state, restart, warmup_epochs
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

@@ -13,7 +13,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.utils import distributed
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def balance_gradient(g: Tensor, y: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import nn
 from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.training.method import Log, Method, descend
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

@@ -16,8 +16,8 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
-from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
+from warpi.utils.settings import setting
 
 
 def soft_structure(T: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from warpi.functional.selection import follow_percentile, keep_at_random, self_p
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
+from warpi.utils.settings import setting
 
 
 @dataclass

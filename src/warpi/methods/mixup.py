@@ -6,7 +6,7 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.functional.mixup import mixup
 from warpi.training.method import Log, Method, descend
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

@@ -12,8 +12,8 @@ from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, penultimate
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
+from warpi.utils.settings import setting
 
 
 class Corrector(nn.Module):

@@ -14,7 +14,7 @@ from warpi.training.bilevel import batch_gradient
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def normalize_columns(T: Tensor) -> Tensor:

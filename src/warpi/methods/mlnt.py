@@ -18,7 +18,7 @@ from warpi.training.outputs import feature_size, penultimate
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils import distributed
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, k: int, generator: Generator) -> Tensor:

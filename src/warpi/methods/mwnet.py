@@ -10,8 +10,8 @@ from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
+from warpi.utils.settings import setting
 
 
 def make_weighting_net(hidden: int, seed: int) -> nn.Sequential:

@@ -14,7 +14,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def label_posterior(h: Tensor, y: Tensor, n_classes: int, k: int, gamma: float, among: Tensor) -> Tensor:

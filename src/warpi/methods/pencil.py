@@ -13,7 +13,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
 from warpi.utils import distributed
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def divergence(z: Tensor, y_tilde: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from warpi.functional.mixup import mixup
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def _cross_entropy_step(method: Method, batch: Batch) -> Log:

@@ -14,7 +14,7 @@ from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
 from warpi.utils import distributed
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def correct_labels(y: Tensor, f: Tensor, theta: Tensor | float) -> Tensor:

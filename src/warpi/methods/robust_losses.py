@@ -8,7 +8,7 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional import losses
 from warpi.training.method import Log, Method, descend
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 def _step(method: Method, values: Tensor) -> Log:

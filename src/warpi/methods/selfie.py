@@ -12,7 +12,7 @@ from warpi.methods.co_teaching import set_noise_rate
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

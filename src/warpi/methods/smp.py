@@ -14,8 +14,8 @@ from warpi.training.outputs import feature_size, penultimate, predict_rows
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
-from warpi.utils.field_checks import setting
 from warpi.utils.seeding import generator
+from warpi.utils.settings import setting
 
 
 @dataclass

@@ -15,7 +15,7 @@ from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

@@ -14,8 +14,8 @@ from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method, evaluating
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
-from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
+from warpi.utils.settings import setting
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,  # v in (0, 1), as in the published code

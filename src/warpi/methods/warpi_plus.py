@@ -18,8 +18,8 @@ from warpi.training.outputs import feature_size, last_layer, predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
-from warpi.utils.field_checks import setting
 from warpi.utils.seeding import derive, seeded
+from warpi.utils.settings import setting
 
 
 class Rectifier(nn.Module):

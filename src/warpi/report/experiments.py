@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
-from warpi.runs.facts import base_key, describe_differences, later_keys
-from warpi.runs.rerun import format_value
+from warpi.runs.rerun_command import format_value
 from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_record
+from warpi.runs.stored_facts import base_key, describe_differences, later_keys
 from warpi.utils.files import read_json
 
 _ADVICE = "run it again, or leave this folder out"
@@ -76,7 +76,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Difference:
-    """The last accuracy of a row minus that of another row, averaged over seeds (`report.paired`)."""
+    """The last accuracy of a row minus that of another row, averaged over seeds (`report.paired_tests`)."""
 
     label: str  # of the other row, which is also compared with itself
     seeds: tuple[int, ...]  # compared: both rows have finished them on the same data

@@ -14,10 +14,10 @@ from warpi.audit.label_scores import wilson_interval
 from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, number
 from warpi.report.page_data import Audited, Detail, Suspect
-from warpi.report.render import render
+from warpi.report.render_template import render
 from warpi.report.table import HEADS, blocks, legend
-from warpi.runs.facts import data_hashes
-from warpi.runs.rerun import command, custom_files, custom_names, format_tables, format_value
+from warpi.runs.rerun_command import command, custom_files, custom_names, format_tables, format_value
+from warpi.runs.stored_facts import data_hashes
 
 _TRAINING = ("epochs", "batch_size", "meta_batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule")
 _SIZES = {"n_train": "for training", "n_meta": "trusted", "n_val": "for validation", "n_test": "for testing"}

@@ -149,7 +149,7 @@ def _left_out(path: Path, what: str, error: UserError, required: bool) -> str:
 
 
 def _measure(path: Path, device: str) -> Arrays:
-    from warpi.report.measure import compute_arrays
+    from warpi.report.figure_measures import compute_arrays
     from warpi.runs.reopen import reopen
 
     arrays = compute_arrays(reopen(path, device))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.report.curves import Curve
-from warpi.report.render import render
+from warpi.report.render_template import render
 
 if TYPE_CHECKING:
     from markupsafe import Markup

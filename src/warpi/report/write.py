@@ -7,7 +7,7 @@ from warpi.report.curves import draw_curves
 from warpi.report.experiments import Row, RunRecord, summarize
 from warpi.report.page import to_html
 from warpi.report.page_data import Detail
-from warpi.report.paired import compare
+from warpi.report.paired_tests import compare
 from warpi.report.table import to_latex, to_markdown, write_json
 from warpi.utils.files import write_with_folder
 

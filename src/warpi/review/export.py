@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from warpi.audit.checked import CHECKED
+from warpi.audit.checked_labels import CHECKED
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns
@@ -25,9 +25,9 @@ from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.decisions import Decision
 from warpi.review.items import Items
 from warpi.review.open import open_data
-from warpi.review.render import path_inside, pixels, png
+from warpi.review.show_input import path_inside, pixels, png
 from warpi.review.trusted_set import TrustedSetSummary, balance_classes, decode_cells, original_rows
-from warpi.runs.rerun import command
+from warpi.runs.rerun_command import command
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import format_csv, write_atomically
 

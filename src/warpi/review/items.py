@@ -22,7 +22,7 @@ from warpi.data.numeric import Columns
 from warpi.data.overlap import mark_shared
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.review.render import feature_cells, is_picture, photo, pixels, png
+from warpi.review.show_input import feature_cells, is_picture, photo, pixels, png
 from warpi.training.task import Task
 
 Ints = NDArray[np.int64]

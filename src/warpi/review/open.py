@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.audit.judge import load_or_make_audit
+from warpi.audit.make_audit import load_or_make_audit
 from warpi.audit.pick import labels_with_noise
 from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
@@ -17,7 +17,7 @@ from warpi.datasets.arrays import load_arrays
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.text_files import read_records
 from warpi.errors import UserError
-from warpi.noise.noise import Noise
+from warpi.noise.parse import Noise
 from warpi.review.items import Items, items_from_data, items_from_run
 from warpi.runs.defaults import adjust_for_few_rows, defaults_of
 from warpi.runs.reopen import read_run_spec, reopen

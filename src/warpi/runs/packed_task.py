@@ -10,7 +10,7 @@ from warpi.data.examples import Examples, is_integer
 from warpi.data.placeholder import PlaceholderExamples, examples_from_form
 from warpi.data.split import Split
 from warpi.errors import UserError, blame_file
-from warpi.runs.facts import PACKED_FACTS
+from warpi.runs.stored_facts import PACKED_FACTS
 from warpi.training.task import Task
 
 

@@ -26,7 +26,7 @@ from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS, NetEntry, make_net
 from warpi.runs.defaults import check_is_method, resolve_method
-from warpi.runs.rerun import PLUGIN_FILES, short_name
+from warpi.runs.rerun_command import PLUGIN_FILES, short_name
 from warpi.runs.schema import STORED
 from warpi.runs.spec import DataSpec
 from warpi.training.method import Method

@@ -15,9 +15,9 @@ from warpi.data.placeholder import InputsNotAvailable
 from warpi.errors import UserError, blame_file
 from warpi.runs.packed_task import unpack_task
 from warpi.runs.plugins import flags
-from warpi.runs.resume import check_same_run, current_folder, restore_spec
 from warpi.runs.run import Run, describe_training
 from warpi.runs.run_folder import RunFolder
+from warpi.runs.same_run import check_same_run, current_folder, restore_spec
 from warpi.runs.spec import DataCache, prepare
 from warpi.training import checkpoint
 from warpi.training.method import Method

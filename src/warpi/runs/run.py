@@ -23,8 +23,8 @@ from warpi.runs import plugins
 from warpi.runs.defaults import ENOUGH_ROWS, FEW_ROWS_METHOD, to_plain_types
 from warpi.runs.fingerprints import file_sha256
 from warpi.runs.packed_task import pack_task
-from warpi.runs.resume import check_same_run, current_folder, resolve_threads, restore_spec
 from warpi.runs.run_folder import RunFolder, describe_run
+from warpi.runs.same_run import check_same_run, current_folder, resolve_threads, restore_spec
 from warpi.runs.schema import FORMAT, to_stored_names
 from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, files_to_hash, prepare
 from warpi.training import checkpoint

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
-from warpi.runs.facts import FACTS
-from warpi.training.presets import expand_recipe
+from warpi.runs.stored_facts import FACTS
+from warpi.training.named_recipes import expand_recipe
 
 SPEC = "spec.json"
 """Settings, facts about the data, versions."""

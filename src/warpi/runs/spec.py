@@ -16,14 +16,14 @@ from warpi.datasets.load import is_resizable, read_dataset
 from warpi.datasets.registry import DATASETS
 from warpi.errors import unknown
 from warpi.methods.registry import METHODS, explain_unknown_setting
-from warpi.noise.noise import Noise
+from warpi.noise.parse import Noise
 from warpi.runs.defaults import adjust_for_few_rows, defaults_of, resolve_defaults, resolve_method, to_plain_types
 from warpi.runs.fingerprints import fingerprint_data, fingerprint_rows, stamp
 from warpi.training.method import Method
 from warpi.training.recipe import LATER, Recipe
 from warpi.training.task import Moved, Task, Truth, make_task
-from warpi.utils.field_checks import check_types, setting
 from warpi.utils.seeding import derive, seeded
+from warpi.utils.settings import check_types, setting
 
 
 class DataCache:
@@ -211,7 +211,7 @@ class PreparedRun:
         return seeded(derive(self.spec.recipe.seed, "training"))
 
     def facts(self) -> dict[str, Any]:
-        """Facts about the data and the task, whatever the method is (see `runs.facts`)."""
+        """Facts about the data and the task, whatever the method is (see `runs.stored_facts`)."""
         splits = {"train": self.task.train, "meta": self.task.meta, "val": self.task.val, "test": self.truth.test}
         return {
             **{f"n_{name}": len(split) if split else 0 for name, split in splits.items()},

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
-from warpi.noise.noise import Noise
+from warpi.noise.parse import Noise
 from warpi.runs.defaults import to_plain_types
 from warpi.runs.schema import STORED, to_stored_names
 from warpi.runs.spec import DataSpec

@@ -16,12 +16,12 @@ from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.runs import plugins
 from warpi.runs.defaults import BY_DATASET, DATA_DEPENDENT, resolve_defaults
-from warpi.runs.facts import ABSENT, Difference, differences
 from warpi.runs.fingerprints import file_sha256, stamp
-from warpi.runs.resume import comparable_spec
 from warpi.runs.run_folder import RunFolder
+from warpi.runs.same_run import comparable_spec
 from warpi.runs.schema import DONE, RESULTS, SPEC, SWEEP
 from warpi.runs.spec import DataCache, DataSpec, RunSpec, files_to_hash, prepare
+from warpi.runs.stored_facts import ABSENT, Difference, differences
 from warpi.sweep.plan import Job, Plan, Settings
 from warpi.utils.files import read_json
 

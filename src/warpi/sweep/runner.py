@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from warpi.errors import UserError
-from warpi.noise.noise import Noise
+from warpi.noise.parse import Noise
 from warpi.report.experiments import find_runs
 from warpi.report.table import screen, to_rich
 from warpi.report.write import write_report

@@ -18,8 +18,8 @@ from warpi.nets.sync_batchnorm import synchronize_batchnorm
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils import distributed
-from warpi.utils.field_checks import check_types
 from warpi.utils.seeding import derive, generator
+from warpi.utils.settings import check_types
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 Log = Mapping[str, Tensor | float]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from warpi.autodiff.passes import PassConfig
 from warpi.errors import UserError
 from warpi.nets.registry import make_net
-from warpi.utils.field_checks import check_types, setting
 from warpi.utils.seeding import derive, seeded
+from warpi.utils.settings import check_types, setting
 
 LATER = ("lr_warmup", "nesterov", "decay_norms", "average", "augment", "mixup", "label_smoothing", "mirror_test")
 """Fields that older specifications lack."""

@@ -13,8 +13,8 @@ from warpi.data.numeric import Features
 from warpi.data.overlap import check_disjoint, mark_shared
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.noise.noise import Noise
 from warpi.noise.noise_file import hash_labels
+from warpi.noise.parse import Noise
 from warpi.utils.seeding import generator
 
 log = logging.getLogger("warpi.training")

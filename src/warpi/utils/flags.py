@@ -9,8 +9,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
 
 from warpi.errors import UserError, unknown
-from warpi.utils.field_checks import split_names
 from warpi.utils.files import check_folder_exists, check_no_folder
+from warpi.utils.settings import split_names
 
 
 class Parser(argparse.ArgumentParser):

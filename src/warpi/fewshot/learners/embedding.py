@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
 from warpi.fewshot.learners.ridge import Fit
 from warpi.nets.conv4 import convolution, n_blocks, pooling, positions
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 _log = logging.getLogger("warpi.fewshot")
 Norm = Literal["transductive", "support", "running"]

@@ -20,7 +20,7 @@ from warpi.fewshot.learners.embedding import (
 from warpi.fewshot.learners.kernels import fourier_features, gaussian_kernel, mean_distance
 from warpi.fewshot.learners.ridge import fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

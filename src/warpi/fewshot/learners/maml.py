@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 from warpi.errors import UserError
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem, fit_loss
 from warpi.fewshot.learners.embedding import FEATURES_HELP, NORM_HELP, Convolutions, FeatureNet
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 @dataclass

@@ -23,7 +23,7 @@ from warpi.fewshot.learners.kernels import alignment, fourier_features, spectral
 from warpi.fewshot.learners.ridge import Fit, fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian, GaussianHead
 from warpi.training.method import Log
-from warpi.utils.field_checks import setting
+from warpi.utils.settings import setting
 
 
 class Context(nn.Module):

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from warpi.errors import UserError, unknown
 from warpi.report.experiments import Difference, Experiment, Row, RunRecord, group, number, summarize
-from warpi.runs.facts import same_test_set
+from warpi.runs.stored_facts import same_test_set
 
 
 def compare(runs: Sequence[RunRecord], name: str) -> list[Row]:

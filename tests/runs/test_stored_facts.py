@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from warpi.runs.facts import ABSENT, FACTS, PACKED_FACTS, changed_facts, data_hashes, differences, same_test_set
+from warpi.runs.stored_facts import ABSENT, FACTS, PACKED_FACTS, changed_facts, data_hashes, differences, same_test_set
 
 RUN: dict[str, Any] = {fact.name: 7 if fact.kind is int else fact.name[:3] * 9 for fact in FACTS}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from warpi.runs.schema import to_written_names
-from warpi.utils.field_checks import join_names
+from warpi.utils.settings import join_names
 
 UNKNOWN_FILE = "FILE.py"
 """Stands for the file of a custom method or network if this process does not know it."""

@@ -13,12 +13,12 @@ from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
-from warpi.noise.noise import Noise
+from warpi.noise.parse import Noise
 from warpi.runs import plugins
 from warpi.runs.defaults import resolve_method, to_plain_types
-from warpi.runs.facts import changed_facts, differences
-from warpi.runs.rerun import explain_missing_plugin, short_name
+from warpi.runs.rerun_command import explain_missing_plugin, short_name
 from warpi.runs.spec import RunSpec, flatten
+from warpi.runs.stored_facts import changed_facts, differences
 from warpi.training.method import Method
 from warpi.utils import distributed
 
