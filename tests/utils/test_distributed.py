@@ -211,8 +211,8 @@ def do_normalize() -> None:
         assert half(torch.randn(4, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def files(folder: Path) -> Split:
-    """40 image files, every third of which is damaged."""
+def write_files(folder: Path) -> None:
+    """Write 40 image files, every third of which is damaged. Only one process may do so: the ranks read them."""
     from PIL import Image
 
     for i in range(40):
@@ -220,6 +220,10 @@ def files(folder: Path) -> Split:
             Image.new("RGB", (8, 8), (i, 0, 0)).save(folder / f"{i}.png")
         else:
             (folder / f"{i}.png").write_bytes(b"no image")
+
+
+def files(folder: Path) -> Split:
+    """The files of `write_files`."""
     paths = tuple(f"{i}.png" for i in range(40))
     return Split(FileExamples(str(folder), paths, size=6, workers=0, max_bad=1.0), torch.arange(40), torch.arange(40))
 
@@ -529,6 +533,7 @@ def test_shares_of_image_files(tmp_path: Path) -> None:
 
 def test_a_batch_that_one_rank_cannot_read_is_skipped_by_all(server: Server, tmp_path: Path) -> None:
     """Otherwise the ranks would wait for each other in different steps."""
+    write_files(tmp_path)
     with as_rank(0, 1):
         loader = Loader(files(tmp_path), 8, 7)
     wanted: list[list[list[int]]] = [[], []]
