@@ -1,0 +1,146 @@
+"""Noise rates with intervals that do not rely on a model: predictions for all rows, corrected by random checks.
+
+    rate = mean of w over all rows  +  mean over random checks of ([true != given] - w)
+
+w is a model's probability that a label is wrong. If w is good, the second mean has a small variance, so the interval is
+much shorter than that of the checks alone; if w is bad, the interval is longer but still valid. w of a checked row must
+come from a fit without this row (`pair_model.cross_fit_pairs`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student_t
+
+from warpi.audit.label_scores import Floats, Ints, wilson_interval
+
+MIN_CHECKS = 20
+_LEAST_SPREAD = 0.10  # least standard deviation of the classes' corrections
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The fraction of wrong labels among n rows, with an interval if there are enough random checks."""
+
+    n: int
+    rate: float
+    low: float | None
+    high: float | None
+    checked: int  # random checks that the interval rests on
+
+
+@dataclass(frozen=True, eq=False)
+class Checks:
+    """Checked rows and a model's opinion about all rows."""
+
+    given: Ints  # [N]
+    wrong: Floats  # [N] probability that the label of each row is wrong
+    checked: Ints  # [m] positions of checked rows
+    is_wrong: NDArray[np.bool_]  # [m] whether the check found another label
+    wrong_left_out: Floats  # [m] the model's probability, from a fit without this row
+    random: NDArray[np.bool_]  # [m] whether the row was drawn at random from all rows
+    certain: NDArray[np.bool_]  # [N] checked because of its score; all rows with such a score were checked
+
+    def random_rest(self) -> NDArray[np.bool_]:
+        """[m] random checks outside the rows that were checked because of their score."""
+        return self.random & ~self.certain[self.checked]
+
+
+def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
+    """The noise rate of all rows."""
+    N = len(checks.given)
+    rest = ~checks.certain
+    n_rest = int(rest.sum())
+    used = checks.random_rest()
+    n = int(used.sum())
+    known = int(checks.is_wrong[checks.certain[checks.checked]].sum())
+    mean = float(checks.wrong[rest].mean()) if n_rest else 0.0
+    if n < MIN_CHECKS:
+        return Rate(N, _clip((known + n_rest * mean) / N), None, None, n)
+    d = checks.is_wrong[used] - checks.wrong_left_out[used]
+    estimate = (known + n_rest * (mean + float(d.mean()))) / N
+    variance = _variance(checks.is_wrong[used], d) / n * (1 - n / n_rest) * (n_rest / N) ** 2
+    low, high = _interval(estimate, variance, n, level)
+    return Rate(N, _clip(estimate), low, high, n)
+
+
+def estimate_class_rates(checks: Checks, n_classes: int, level: float = 0.9) -> list[Rate]:
+    """The noise rate of the rows with each given label.
+
+    The correction of a class is shrunk toward the mean of all classes, because a class has few checks.
+    """
+    used = checks.random_rest()
+    n = int(used.sum())
+    if n < MIN_CHECKS:
+        return [_model_rate(checks, k, n) for k in range(n_classes)]
+    rest = ~checks.certain
+    residual = checks.is_wrong[used] - checks.wrong_left_out[used]
+    label = checks.given[checks.checked[used]]
+    count = np.bincount(label, minlength=n_classes)
+    class_mean = np.bincount(label, residual, minlength=n_classes) / np.maximum(count, 1)
+    n_rows = np.bincount(checks.given, minlength=n_classes)
+    n_rest = np.bincount(checks.given[rest], minlength=n_classes)
+    model = np.bincount(checks.given[rest], checks.wrong[rest], minlength=n_classes) / np.maximum(n_rest, 1)
+    ratio = min(1.0, _variance(checks.is_wrong[used], residual) / _binomial_variance(checks.is_wrong[used]))
+    base = np.clip(model + residual.mean(), 0.01, 0.99)
+    variance = ratio * base * (1 - base) / np.maximum(count, 1)
+    mean, shrunk_variance = _shrink(class_mean, variance, count > 0)
+    in_certain = checks.certain[checks.checked]
+    known = np.bincount(checks.given[checks.checked[in_certain]], checks.is_wrong[in_certain], minlength=n_classes)
+    rates = []
+    for k in range(n_classes):
+        if not n_rows[k]:
+            rates.append(Rate(0, 0.0, None, None, 0))
+            continue
+        estimate = (known[k] + n_rest[k] * (model[k] + mean[k])) / n_rows[k]
+        unchecked = 1 - count[k] / n_rest[k] if n_rest[k] else 0.0
+        low, high = _interval(estimate, shrunk_variance[k] * (n_rest[k] / n_rows[k]) ** 2 * unchecked, n, level)
+        rates.append(Rate(int(n_rows[k]), _clip(estimate), low, high, int(count[k])))
+    return rates
+
+
+def _model_rate(checks: Checks, k: int, n: int) -> Rate:
+    members = checks.given == k
+    return Rate(int(members.sum()), float(checks.wrong[members].mean()) if members.any() else 0.0, None, None, n)
+
+
+def _shrink(mean: Floats, variance: Floats, observed: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Shrink the means of groups toward their common mean. Returns the shrunk means and their variances.
+
+    The variance between groups is DerSimonian and Laird's estimate, with a lower limit: alone it is often zero.
+    """
+    w = np.where(observed, 1 / np.maximum(variance, 1e-12), 0.0)
+    center = float((w * mean).sum() / w.sum())
+    q = float((w * (mean - center) ** 2).sum())
+    scale = float(w.sum() - (w**2).sum() / w.sum())
+    between = (q - (int(observed.sum()) - 1)) / scale if scale > 0 else 0.0
+    tau2 = max(_LEAST_SPREAD**2, between)
+    w = np.where(observed, 1 / (variance + tau2), 0.0)
+    center = float((w * mean).sum() / w.sum())
+    center_variance = float(1 / w.sum())
+    keep = np.where(observed, tau2 / (tau2 + variance), 0.0)
+    spread = np.where(observed, keep * variance + (1 - keep) ** 2 * center_variance, tau2 + center_variance)
+    return keep * mean + (1 - keep) * center, spread
+
+
+def _binomial_variance(is_wrong: NDArray[np.bool_]) -> float:
+    a = (float(is_wrong.sum()) + 0.5) / (len(is_wrong) + 1)
+    return a * (1 - a)
+
+
+def _variance(is_wrong: NDArray[np.bool_], d: Floats) -> float:
+    """The variance of the residuals d, with two pseudo-rows of the variance that they have without a model."""
+    n = len(d)
+    return (n * float(d.var(ddof=1)) + 2 * _binomial_variance(is_wrong)) / (n + 2)
+
+
+def _interval(estimate: float, variance: float, n: int, level: float) -> tuple[float, float]:
+    """Wilson's interval for the sample size at which a proportion has this variance."""
+    clipped = min(max(estimate, 0.001), 0.999)
+    z = float(student_t.ppf(0.5 + level / 2, n - 1))
+    return wilson_interval(clipped, clipped * (1 - clipped) / max(variance, 1e-12), z)
+
+
+def _clip(rate: float) -> float:
+    return min(max(float(rate), 0.0), 1.0)

@@ -1,0 +1,99 @@
+"""Noise rates from a model's probabilities and random checks."""
+
+import numpy as np
+import pytest
+
+from warpi.audit.rates import MIN_CHECKS, Checks, estimate_class_rates, estimate_rate
+
+N, K = 2000, 4
+
+
+def population(seed: int, skill: float = 0.7) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Given labels, which of them are wrong, and a biased model's probability that they are."""
+    rng = np.random.default_rng(seed)
+    given = rng.integers(0, K, N)
+    is_wrong = rng.random(N) < 0.1 + 0.1 * given
+    w = np.clip(0.1 + skill * is_wrong * rng.random(N), 0, 1)  # too low on average
+    return given, is_wrong, w
+
+
+def draw(seed: int, m: int, given: np.ndarray, is_wrong: np.ndarray, w: np.ndarray) -> Checks:
+    checked = np.random.default_rng(seed).choice(N, m, replace=False)
+    every = np.ones(m, bool)
+    return Checks(given, w, checked, is_wrong[checked], w[checked], every, np.zeros(N, bool))
+
+
+def test_the_estimate_is_unbiased_and_its_interval_covers() -> None:
+    given, is_wrong, w = population(0)
+    truth = is_wrong.mean()
+    assert abs(w.mean() - truth) > 0.02  # the model alone is wrong
+    rates = [estimate_rate(draw(seed, 100, given, is_wrong, w)) for seed in range(300)]
+    assert abs(np.mean([r.rate for r in rates]) - truth) < 0.005
+    covered = np.mean([r.low <= truth <= r.high for r in rates])  # type: ignore[operator]
+    assert 0.85 <= covered <= 0.97
+
+
+def test_a_good_model_makes_the_interval_shorter() -> None:
+    given, is_wrong, w = population(1)
+    good = estimate_rate(draw(0, 150, given, is_wrong, w))
+    useless = estimate_rate(draw(0, 150, given, is_wrong, np.full(N, 0.5)))
+    assert good.high - good.low < 0.75 * (useless.high - useless.low)  # type: ignore[operator]
+
+
+def test_class_intervals_cover() -> None:
+    given, is_wrong, w = population(2)
+    truth = [is_wrong[given == k].mean() for k in range(K)]
+    covered = [
+        r.low <= truth[k] <= r.high  # type: ignore[operator]
+        for seed in range(100)
+        for k, r in enumerate(estimate_class_rates(draw(seed, 150, given, is_wrong, w), K))
+    ]
+    assert np.mean(covered) >= 0.86
+
+
+def test_checking_every_row_gives_the_exact_rate() -> None:
+    given, is_wrong, w = population(3)
+    rate = estimate_rate(draw(0, N, given, is_wrong, w))
+    assert rate.rate == pytest.approx(is_wrong.mean())
+    assert rate.high - rate.low < 1e-3  # type: ignore[operator]
+    for k, r in enumerate(estimate_class_rates(draw(0, N, given, is_wrong, w), K)):
+        assert r.rate == pytest.approx(is_wrong[given == k].mean(), abs=0.02)
+
+
+def test_rows_checked_because_of_their_score_do_not_bias_the_rate() -> None:
+    given, is_wrong, w = population(4)
+    certain = w >= np.sort(w)[-200]  # all of these are checked
+    top = np.flatnonzero(certain)
+    estimates, naive = [], []
+    for seed in range(200):
+        random = np.random.default_rng(seed).choice(N, 100, replace=False)
+        checked = np.union1d(random, top)
+        checks = Checks(given, w, checked, is_wrong[checked], w[checked], np.isin(checked, random), certain)
+        estimates.append(estimate_rate(checks))
+        naive.append(is_wrong[checked].mean())
+    truth = is_wrong.mean()
+    assert abs(np.mean([r.rate for r in estimates]) - truth) < 0.005
+    assert np.mean(naive) - truth > 0.2
+    assert np.mean([r.low <= truth <= r.high for r in estimates]) >= 0.85  # type: ignore[operator]
+
+
+def test_few_random_checks_give_no_interval() -> None:
+    given, is_wrong, w = population(5)
+    checks = draw(0, MIN_CHECKS - 1, given, is_wrong, w)
+    rate = estimate_rate(checks)
+    assert (rate.low, rate.high, rate.checked) == (None, None, MIN_CHECKS - 1)
+    assert rate.rate == pytest.approx(w.mean())
+    assert all(r.low is None for r in estimate_class_rates(checks, K))
+    assert estimate_rate(draw(0, MIN_CHECKS, given, is_wrong, w)).low is not None
+
+
+def test_a_class_without_checks_or_rows() -> None:
+    given, is_wrong, w = population(6)
+    given = np.where(given == 3, 2, given)  # no row has the last label
+    checked = np.flatnonzero(given != 0)[:80]  # and none with the first label is checked
+    checks = Checks(given, w, checked, is_wrong[checked], w[checked], np.ones(80, bool), np.zeros(N, bool))
+    rates = estimate_class_rates(checks, K)
+    assert rates[3].n == 0
+    assert rates[3].low is None
+    widths = [r.high - r.low for r in rates[:3]]  # type: ignore[operator]
+    assert widths[0] > max(widths[1:])
