@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,14 @@ from test_review_browser import (
     browser as browser,  # a fixture
 )
 
-from warpi.audit.result import read_audit
+from warpi.audit.result import Audit, read_audit
 from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.report import svg_charts as charts
 from warpi.report.curves import Curve
 from warpi.report.experiments import find_runs, summarize
-from warpi.report.figure_data import EDGES
 from warpi.report.page import to_html
-from warpi.report.page_data import SUSPECTS, Audited, ClassRate, Detail, Losses, Suspect, read_details
+from warpi.report.page_data import SUSPECTS, Detail, Suspect, read_details
 from warpi.runs.reopen import reopen
 from warpi.runs.run import fit
 
@@ -62,11 +62,26 @@ def a_detail(run: Path, word: str = NASTY) -> Detail:
         Suspect(4, "a", "b", 0.42, 0.1, ("image/png", b"\x89PNG"), (("file", word),), True),
         Suspect(5, "a", "b", 0.4, 0.1, None, (("file", "broken.jpg"),), False),
     )
-    rates = (ClassRate(word, 100, 0.1, 0.05, 0.2, 7, word), ClassRate("b", 100, 0.2, 0.1, 0.3, 8, ""))
-    counts = {"right": np.r_[5, np.zeros(49)], "wrong": np.r_[np.zeros(10), 3, np.zeros(39)]}
-    losses = tuple(Losses(name, counts, {"right": 0.1, "wrong": 2.0}) for name in ("raw", "rectified"))
-    audit = Audited(200, 15, (0.15, 0.1, 0.2), rates, word, word, 0.5, suspects)
-    return Detail(run, (word, "b"), test, test.T, EDGES, losses, audit, (word,))
+    losses = np.stack([np.r_[5, np.zeros(49)], np.r_[np.zeros(10), 3, np.zeros(39)], np.zeros(50)])
+    arrays = {"classes": np.array([word, "b"]), "n_kind": np.array([5, 3, 0])}
+    arrays |= {"confusion_test": test, "confusion_train": test.T}
+    for name in ("raw", "rectified"):
+        arrays |= {f"loss_{name}": losses, f"loss_{name}_mean": np.array([0.1, 2.0, np.nan])}
+    return Detail(run, arrays, an_audit((word, "b"), [0.1, 0.2], word), suspects, (word,))
+
+
+def an_audit(classes: Sequence[str], rates: Sequence[float], word: str) -> Audit:
+    """An audit with one row per class. The label of the first one is suspicious."""
+    K = len(classes)
+    ones, numbers = np.ones(K), np.arange(K)
+    about = [
+        {"class": name, "n": 10, "rate": r, "low": 0.0, "high": 1.0} for name, r in zip(classes, rates, strict=True)
+    ]
+    facts = {"noise_rate": {"n": K, "rate": 0.15, "low": 0.1, "high": 0.2}, "trusted_accuracy": 0.5}
+    facts |= {"probabilities": word, "uncertainty": word}
+    issue = numbers == 0
+    labels = (numbers, numbers, np.zeros(K, int))
+    return Audit(*labels, ones, 1 - ones, issue, ones, np.eye(K), np.eye(K), tuple(classes), tuple(about), facts)
 
 
 # -- the page from plain values --------------------------------------------------------------------------------------
@@ -116,8 +131,10 @@ def test_intervals_are_wilson_intervals(tmp_path: Path, accuracy: float, n: int)
 
 def test_worst_classes_come_first(tmp_path: Path) -> None:
     runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
-    counts = np.array([[10, 0, 0], [3, 6, 1], [0, 2, 8]])
-    text = to_html(summarize(runs), runs, [Detail(runs[0].path, ("x", "y", "z"), test=counts)])
+    losses = {"n_kind": np.array([1, 0, 0]), "loss_raw": np.ones((3, 50)), "loss_raw_mean": np.ones(3)}
+    confusion = np.array([[10, 0, 0], [3, 6, 1], [0, 2, 8]])
+    arrays = {"classes": np.array(["x", "y", "z"]), "confusion_test": confusion, **losses}
+    text = to_html(summarize(runs), runs, [Detail(runs[0].path, arrays)])
     rows = re.findall(r"<tr>(.*?)</tr>", text.split("Worst classes")[1].split("</table>")[0])[1:]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
     assert [(c[0], c[1], c[2], c[4]) for c in cells] == [
@@ -129,10 +146,10 @@ def test_worst_classes_come_first(tmp_path: Path) -> None:
 
 def test_classes_are_sorted_by_error_rate_if_there_are_many(tmp_path: Path) -> None:
     runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
-    rates = tuple(ClassRate(f"k{k:02}", 10, k / 100, 0.0, 1.0, k, "") for k in range(50))
-    audit = Audited(500, 9, (0.1, 0.0, 0.2), rates, "p", "u", None, ())
+    audit = an_audit([f"k{k:02}" for k in range(50)], [k / 100 for k in range(50)], "word")
     text = to_html(summarize(runs), runs, [Detail(runs[0].path, audit=audit)]).split("By given label")[1]
-    assert re.findall(r"k\d\d", text) == [f"k{k:02}" for k in reversed(range(50))]
+    suggestion = "k00"  # of the only suspicious label, after its class
+    assert re.findall(r"k\d\d", text) == [*(f"k{k:02}" for k in reversed(range(50))), suggestion]
     assert re.findall(r"k\d\d", text.split("<details>")[0])[-1] == "k40"
     assert "40 more" in text
 
@@ -216,21 +233,19 @@ def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path)
     (detail,) = read_details(runs, audit=True)
     facts, last = runs[0].facts, runs[0].epochs[-1]
     assert detail.missing == ()
-    assert detail.test is not None
-    assert detail.train is not None
-    assert (detail.test.sum(), detail.train.sum()) == (facts["n_test"], facts["n_train"])
+    confusion, train = detail.arrays["confusion_test"], detail.arrays["confusion_train"]
+    assert (confusion.sum(), train.sum()) == (facts["n_test"], facts["n_train"])
     test = reopen(digits_run).truth.test
     assert test is not None
-    assert detail.test.sum(1).tolist() == np.bincount(test.y.numpy(), minlength=10).tolist()  # rows are true classes
-    assert 100 * detail.test.trace() / detail.test.sum() == pytest.approx(last["test_acc"], abs=1e-3)
-    assert sum(counts.sum() for counts in detail.losses[0].counts.values()) == facts["n_train"]
-    assert [each.name for each in detail.losses] == ["raw", "rectified"]
-    stored, audit = read_audit(digits_run), detail.audit
-    assert audit is not None
-    assert detail.train.sum(1).tolist() == np.bincount(stored.given, minlength=10).tolist()
-    assert [s.row for s in audit.suspects] == stored.row[stored.ranked][:SUSPECTS].tolist()
-    assert sum(c.issues for c in audit.by_class) == audit.n_issues == stored.is_label_issue.sum()
-    for s in audit.suspects:
+    assert confusion.sum(1).tolist() == np.bincount(test.y.numpy(), minlength=10).tolist()  # rows are true classes
+    assert 100 * confusion.trace() / confusion.sum() == pytest.approx(last["test_acc"], abs=1e-3)
+    assert detail.arrays["loss_raw"].sum() == detail.arrays["loss_rectified"].sum() == facts["n_train"]
+    stored = read_audit(digits_run)
+    assert detail.audit is not None
+    assert len(detail.audit) == len(stored)
+    assert train.sum(1).tolist() == np.bincount(stored.given, minlength=10).tolist()
+    assert [s.row for s in detail.suspects] == stored.row[stored.ranked][:SUSPECTS].tolist()
+    for s in detail.suspects:
         assert s.picture is not None
         assert s.picture[0] == "image/png"
         assert s.picture[1].startswith(b"\x89PNG")
@@ -253,7 +268,7 @@ def test_a_read_only_run_is_audited_and_shown(
     ):  # chmod does not stop root
         monkeypatch.setattr(f"{module}.write_atomically", refuse)
     (detail,) = read_details(find_runs([run]), audit=True)
-    assert (detail.missing, detail.audit is None, detail.test is None) == ((), False, False)
+    assert (detail.missing, detail.audit is None, "confusion_test" in detail.arrays) == ((), False, True)
     assert "losses and confusion are not stored in the run: cannot write" in capsys.readouterr().err
     assert main(["audit", str(run), "--folds", "2", "--json", str(tmp_path / "audit.json")]) == 0
     printed = capsys.readouterr()
@@ -280,11 +295,11 @@ def test_the_command_writes_the_same_page_again(digits_run: Path, tmp_path: Path
 def test_rows_of_a_table_are_shown_as_text(table: Path, tmp_path: Path) -> None:
     (detail,) = read_details(find_runs([table / "run"]), audit=True)
     assert detail.audit is not None
-    assert detail.audit.trusted is not None
-    first = dict(detail.audit.suspects[0].words)
+    assert detail.audit.facts["trusted_accuracy"] is not None
+    first = dict(detail.suspects[0].words)
     assert set(first) == {"size", "colour"}
     assert first["colour"] in ("red", "green")
-    assert not detail.audit.pictures
+    assert not any(s.picture for s in detail.suspects)
     assert main(["report", str(table / "run"), "--out", str(tmp_path)]) == 0
     words = Page((tmp_path / "report.html").read_text()).words
     assert "<pear>" in words
@@ -322,8 +337,7 @@ def test_photos_become_thumbnails_with_their_names(tmp_path: Path) -> None:
     settings = {"data": str(tmp_path / "photos"), "image_size": 8, "net": "mlp", "batch_size": 8, "meta_batch_size": 8}
     fit(out=tmp_path / "run", epochs=1, seed=0, quiet=True, device="cpu", **settings)
     (detail,) = read_details(find_runs([tmp_path / "run"]), audit=True)
-    assert detail.audit is not None
-    s = detail.audit.suspects[0]
+    s = detail.suspects[0]
     assert s.picture is not None
     with Image.open(io.BytesIO(s.picture[1])) as image:
         assert max(image.size) == 240

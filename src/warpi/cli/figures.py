@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.errors import UserError, unknown
+from warpi.runs.schema import CHECKPOINT
 from warpi.utils.flags import Parser
 
 if TYPE_CHECKING:
     from warpi.report.experiments import RunRecord
 
-WEIGHTS = "checkpoint.safetensors"
 _V = "v, which only methods with a rectifier have (warpi, warpi_detc)"
 _NEEDS = {
     "losses": _V,
@@ -98,7 +98,7 @@ def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) ->
     from warpi.report.figures import FROM_ARRAYS
 
     bare = [run for run in runs if run.done and not (run.path / FILE).exists()]
-    with_weights = [run for run in bare if (run.path / WEIGHTS).exists()]
+    with_weights = [run for run in bare if (run.path / CHECKPOINT).exists()]
     if with_weights:
         from warpi.report.figure_measures import measure
         from warpi.runs.spec import DataCache

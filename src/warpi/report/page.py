@@ -7,13 +7,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numpy.typing import NDArray
+import numpy as np
 
 import warpi.report.svg_charts as charts
 from warpi.audit.label_scores import wilson_interval
+from warpi.audit.result import Audit
 from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, number
-from warpi.report.page_data import Audited, Detail, Suspect
+from warpi.report.figure_data import EDGES, KINDS, Arrays
+from warpi.report.page_data import Detail, Suspect
 from warpi.report.render_template import render
 from warpi.report.table import HEADS, blocks, legend
 from warpi.runs.rerun_command import command, custom_files, custom_names, format_tables, format_value
@@ -84,10 +86,10 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
         "accuracy_note": note,
         "commands": [_rerun(run) for run in g.runs],
         "about": about,
-        "losses": _losses(detail),
-        "confusions": _confusions(detail, truth),
-        "worst": None if detail.test is None else _worst_classes(detail.test, detail.classes, truth),
-        "audit": None if detail.audit is None else _audit(detail.audit),
+        "losses": _losses(detail.arrays),
+        "confusions": _confusions(detail.arrays, truth),
+        "worst": _worst_classes(detail.arrays, truth) if "confusion_test" in detail.arrays else None,
+        "audit": None if detail.audit is None else _audit(detail.audit, detail.suspects),
         "missing": detail.missing,
     }
 
@@ -106,8 +108,8 @@ def _tiles(g: Experiment, detail: Detail) -> list[tuple[str, str]]:
     if (wrong := facts.get("wrong_share")) is not None:
         tiles.append((f"{100 * wrong:.1f} %", "of the training labels are wrong (known truth)"))
     if detail.audit is not None:
-        rate, low, high = (100 * value for value in detail.audit.noise_rate)
-        tiles.append((f"{detail.audit.n_issues:,}", f"suspicious labels of {detail.audit.n:,}"))
+        rate, low, high = _noise_rate(detail.audit)
+        tiles.append((f"{detail.audit.is_label_issue.sum():,}", f"suspicious labels of {len(detail.audit):,}"))
         tiles.append((f"{rate:.1f} %", f"of the labels are wrong (audit: {low:.1f} to {high:.1f})"))
     if (n := facts.get("n_train")) is not None:
         tiles.append((f"{n:,}", f"training examples, and {facts.get('n_meta') or 0:,} trusted ones"))
@@ -197,38 +199,40 @@ def _curves(experiments: Sequence[Experiment], compared: bool) -> dict[str, Any]
     return {"charts": shown, "legend": entries, "band": band} if shown else None
 
 
-def _losses(detail: Detail) -> dict[str, Any] | None:
-    if not detail.losses or detail.edges is None:
+def _losses(arrays: Arrays) -> dict[str, Any] | None:
+    if not arrays:
         return None
-    counts = [values for each in detail.losses for values in each.counts.values()]
-    used = max(int(end) for values in counts for end in values.nonzero()[0][-1:])
-    top = 1.3 * max(float(values.max()) for values in counts)
+    kinds = {name: i for i, name in enumerate(KINDS) if arrays["n_kind"][i]}
+    stages = [name for name in ("raw", "rectified") if f"loss_{name}" in arrays]
+    counts = [arrays[f"loss_{stage}"] for stage in stages]
+    edges = EDGES[: max(int(each.nonzero()[1].max()) for each in counts) + 2]
+    top = 1.3 * max(float(each.max()) for each in counts)
     shown = []
-    for each in detail.losses:
-        means = ", ".join(f"mean {mean:.2f} ({name})" for name, mean in each.means.items())
-        edges = detail.edges[: used + 2]
+    for stage, each in zip(stages, counts, strict=True):
+        means = ", ".join(f"mean {arrays[f'loss_{stage}_mean'][i]:.2f} ({name})" for name, i in kinds.items())
+        by_kind = {name: each[i] for name, i in kinds.items()}
         x_label = "cross-entropy with the given label"
-        shown.append(charts.histogram(f"{each.name}: {means}", each.counts, edges, x_label, _LOOKS, top))
+        shown.append(charts.histogram(f"{stage}: {means}", by_kind, edges, x_label, _LOOKS, top))
     note = "Number of training examples by their loss after training; the last bar also counts all larger losses."
-    if len(detail.losses) > 1:
+    if len(stages) > 1:
         note += " Rectified: the loss of the logits times WarPI's v, with which the network was trained."
-    kinds = [name for name in _KINDS if name in detail.losses[0].counts]
     return {"note": note, "charts": shown, "legend": [(charts.swatch(_LOOKS[name]), _KINDS[name]) for name in kinds]}
 
 
-def _confusions(detail: Detail, truth: str) -> list[tuple[str, str]]:
+def _confusions(arrays: Arrays, truth: str) -> list[tuple[str, str]]:
     """Titles and confusion matrices."""
     shown: list[tuple[str, str]] = []
-    for name, counts, rows in (("Test", detail.test, truth), ("Training", detail.train, "given label")):
-        if counts is not None:
+    for part, name, rows in (("test", "Test", truth), ("train", "Training", "given label")):
+        if (counts := arrays.get(f"confusion_{part}")) is not None:
             title = f"{name} set: {rows} and prediction"
-            shown.append((title, charts.matrix(title, counts, detail.classes, rows, "predicted class")))
+            shown.append((title, charts.matrix(title, counts, arrays["classes"].tolist(), rows, "predicted class")))
     return shown
 
 
-def _worst_classes(counts: NDArray[Any], classes: Sequence[str], truth: str) -> Grid:
+def _worst_classes(arrays: Arrays, truth: str) -> Grid:
     """The classes with the lowest accuracy."""
     rows = []
+    counts, classes = arrays["confusion_test"], arrays["classes"].tolist()
     total = counts.sum(1)
     right = counts.diagonal()
     order = sorted((k for k in range(len(classes)) if total[k]), key=lambda k: (right[k] / total[k], k))
@@ -242,35 +246,46 @@ def _worst_classes(counts: NDArray[Any], classes: Sequence[str], truth: str) -> 
     return Grid((truth, "examples", "accuracy", "95 % interval", "predicted as"), rows, (0, 4))
 
 
-def _audit(audit: Audited) -> dict[str, Any]:
-    rate, low, high = (100 * value for value in audit.noise_rate)
-    poor = audit.trusted is not None and audit.trusted < _POOR
+def _noise_rate(audit: Audit) -> tuple[float, float, float]:
+    """The estimated percentage of wrong labels, and the ends of its interval."""
+    rate = audit.facts["noise_rate"]
+    return 100 * rate["rate"], 100 * rate["low"], 100 * rate["high"]
+
+
+def _audit(audit: Audit, suspects: Sequence[Suspect]) -> dict[str, Any]:
+    rate, low, high = _noise_rate(audit)
+    accuracy = audit.facts["trusted_accuracy"]
+    poor = accuracy is not None and accuracy < _POOR
     trusted = ""
-    if audit.trusted is not None:
+    if accuracy is not None:
         words = "The audit is unreliable: the classifier" if poor else "The classifier"
-        trusted = f"{words} predicts {100 * audit.trusted:.0f} % of the trusted examples correctly."
+        trusted = f"{words} predicts {100 * accuracy:.0f} % of the trusted examples correctly."
     first, more = _rates(audit)
     return {
-        "summary": f"{audit.n_issues:,} of {audit.n:,} labels are probably wrong. "
+        "summary": f"{audit.is_label_issue.sum():,} of {len(audit):,} labels are probably wrong. "
         f"Estimated fraction of wrong labels: {rate:.1f} %, 95 % interval {low:.1f} to {high:.1f}.",
         "poor": poor,
         "trusted": trusted,
-        "suspects": [_suspect(s) for s in audit.suspects],
-        "pictures": audit.pictures,
+        "suspects": [_suspect(s) for s in suspects],
+        "pictures": any(s.picture is not None for s in suspects),
         "rates": first,
         "more_rates": more,
-        "probabilities": audit.probabilities,
-        "uncertainty": audit.uncertainty,
+        "probabilities": audit.facts["probabilities"],
+        "uncertainty": audit.facts["uncertainty"],
     }
 
 
-def _rates(audit: Audited) -> tuple[Grid, Grid]:
+def _rates(audit: Audit) -> tuple[Grid, Grid]:
     """Rates of wrong labels by class. If there are many classes, the worst ones and then the others."""
-    many = len(audit.by_class) > 2 * _WORST
+    many = len(audit.classes) > 2 * _WORST
+    rates = list(enumerate(audit.error_rates))
     rows = []
-    for c in sorted(audit.by_class, key=lambda c: -c.rate) if many else audit.by_class:
-        interval = f"{100 * c.low:.1f} to {100 * c.high:.1f}"
-        rows.append((c.name, f"{c.n:,}", f"{100 * c.rate:.1f} %", interval, f"{c.issues:,}", c.instead or "–"))
+    for k, c in sorted(rates, key=lambda pair: -pair[1]["rate"]) if many else rates:
+        issues = audit.is_label_issue & (audit.given == k)
+        votes = np.bincount(audit.suggested[issues], minlength=len(rates))
+        instead = audit.classes[int(votes.argmax())] if issues.any() else "–"
+        interval = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}"
+        rows.append((c["class"], f"{c['n']:,}", f"{100 * c['rate']:.1f} %", interval, f"{issues.sum():,}", instead))
     heads = ("given label", "rows", "wrong", "95 % interval", "suspicious", "instead")
     end = _WORST if many else len(rows)
     return Grid(heads, rows[:end], (0, 5)), Grid(heads, rows[end:], (0, 5))

@@ -5,35 +5,23 @@ Torch is imported only when something has to be computed.
 
 import io
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from warpi.audit.result import AUDIT_FILE, Audit
 from warpi.errors import UserError
 from warpi.report.experiments import RunRecord, group
-from warpi.report.figure_data import EDGES, KINDS, Arrays, read_arrays, write_arrays
+from warpi.report.figure_data import Arrays, read_arrays, write_arrays
+from warpi.runs.schema import CHECKPOINT
 
 if TYPE_CHECKING:
     from warpi.review.items import Items
 
-Counts = NDArray[Any]
-WEIGHTS = "checkpoint.safetensors"
 SUSPECTS = 20
 _SIDE = 240  # pixels of a thumbnail
 _NEW = "confusion_train"  # files of older versions lack it
-
-
-class Losses(NamedTuple):
-    """Losses of the training examples, by whether their label is right, wrong or unknown."""
-
-    name: str
-    counts: Mapping[str, Counts]  # each [bins]
-    means: Mapping[str, float]
 
 
 class Suspect(NamedTuple):
@@ -49,47 +37,14 @@ class Suspect(NamedTuple):
     small: bool  # a picture of few pixels, which is enlarged without smoothing
 
 
-class ClassRate(NamedTuple):
-    """Fraction of wrong labels in a class."""
-
-    name: str
-    n: int
-    rate: float
-    low: float
-    high: float
-    issues: int
-    instead: str  # the class that is suggested most often
-
-
-@dataclass(frozen=True)
-class Audited:
-    """Results of an audit."""
-
-    n: int
-    n_issues: int
-    noise_rate: tuple[float, float, float]  # rate, low and high end of its interval
-    by_class: tuple[ClassRate, ...]
-    probabilities: str  # their origin, in words
-    uncertainty: str  # its meaning, in words
-    trusted: float | None  # accuracy of the classifier on the trusted examples
-    suspects: tuple[Suspect, ...]
-
-    @property
-    def pictures(self) -> bool:
-        return any(s.picture is not None for s in self.suspects)
-
-
 @dataclass(frozen=True)
 class Detail:
     """What is known about a run from its weights, its data and its audit. None or empty: unknown."""
 
     run: Path
-    classes: tuple[str, ...] = ()
-    test: Counts | None = None  # [K, K] true class, predicted class
-    train: Counts | None = None  # [K, K] given label, predicted class
-    edges: Counts | None = None  # edges of the bins of `losses`
-    losses: tuple[Losses, ...] = ()
-    audit: Audited | None = None
+    arrays: Arrays = field(default_factory=dict)  # of `figures.npz`
+    audit: Audit | None = None
+    suspects: tuple[Suspect, ...] = ()  # the most suspicious examples of the audit
     missing: tuple[str, ...] = ()  # what is not shown, and why
 
 
@@ -120,8 +75,8 @@ def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
     except UserError as error:
         missing.append(_left_out(path, "losses and confusion", error, audit))
     if not missing and (arrays is None or _NEW not in arrays):
-        if not (path / WEIGHTS).exists():
-            missing.append(f"losses and confusion: there is no {WEIGHTS} in {path}")
+        if not (path / CHECKPOINT).exists():
+            missing.append(f"losses and confusion: there is no {CHECKPOINT} in {path}")
         elif not compute:
             missing.append(f"losses and confusion: compute them with: warpi report {path} --out DIR")
         else:
@@ -129,15 +84,16 @@ def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
                 arrays = _measure(path, device)
             except UserError as error:
                 missing.append(_left_out(path, "losses and confusion", error, audit))
-    audited = None
+    audited: Audit | None = None
+    suspects: tuple[Suspect, ...] = ()
     if audit or (path / AUDIT_FILE).exists():
         try:
-            audited = _read_audit(path, device)
+            audited, suspects = _read_audit(path, device)
         except UserError as error:
             missing.append(_left_out(path, "suspicious labels", error, audit))
-    elif (path / WEIGHTS).exists():
+    elif (path / CHECKPOINT).exists():
         missing.append("suspicious labels: the run has no audit; add --audit to the command that made this page")
-    return _add_arrays(Detail(path, audit=audited, missing=tuple(missing)), arrays or {})
+    return Detail(path, arrays or {}, audited, suspects, tuple(missing))
 
 
 def _left_out(path: Path, what: str, error: UserError, required: bool) -> str:
@@ -160,52 +116,13 @@ def _measure(path: Path, device: str) -> Arrays:
     return arrays
 
 
-def _add_arrays(detail: Detail, arrays: Arrays) -> Detail:
-    if not arrays:
-        return detail
-    n = arrays["n_kind"]
-    losses: list[Losses] = []
-    for which in ("raw", "rectified"):
-        if (counts := arrays.get(f"loss_{which}")) is not None:
-            kinds = {name: i for i, name in enumerate(KINDS) if n[i]}
-            means = {name: float(arrays[f"loss_{which}_mean"][i]) for name, i in kinds.items()}
-            losses.append(Losses(which, {name: counts[i] for name, i in kinds.items()}, means))
-    return replace(
-        detail,
-        classes=tuple(arrays["classes"].tolist()),
-        test=arrays.get("confusion_test"),
-        train=arrays.get(_NEW),
-        edges=EDGES,
-        losses=tuple(losses),
-    )
-
-
-def _read_audit(path: Path, device: str) -> Audited:
-    """The audit of a run, which is computed if there is none."""
+def _read_audit(path: Path, device: str) -> tuple[Audit, tuple[Suspect, ...]]:
+    """The audit of a run, which is computed if there is none, and its most suspicious examples."""
     from warpi.review.open import open_run
 
     opened = open_run(path, device=device)
-    items = opened.items
-    audit = opened.audit
-    rate = audit.facts["noise_rate"]
-    return Audited(
-        n=len(audit),
-        n_issues=int(audit.is_label_issue.sum()),
-        noise_rate=(rate["rate"], rate["low"], rate["high"]),
-        by_class=tuple(_by_class(audit)),
-        probabilities=audit.facts["probabilities"],
-        uncertainty=audit.facts["uncertainty"],
-        trusted=audit.facts["trusted_accuracy"],
-        suspects=tuple(_suspect(items, i) for i in range(min(SUSPECTS, len(items)))),
-    )
-
-
-def _by_class(audit: Audit) -> Iterator[ClassRate]:
-    for k, rate in enumerate(audit.error_rates):
-        issues = audit.is_label_issue & (audit.given == k)
-        votes = np.bincount(audit.suggested[issues], minlength=len(audit.classes))
-        instead = audit.classes[int(votes.argmax())] if issues.any() else ""
-        yield ClassRate(rate["class"], rate["n"], rate["rate"], rate["low"], rate["high"], int(issues.sum()), instead)
+    n = min(SUSPECTS, len(opened.items))
+    return opened.audit, tuple(_suspect(opened.items, i) for i in range(n))
 
 
 def _suspect(items: "Items", i: int) -> Suspect:
