@@ -840,3 +840,14 @@ def test_errors_suggest_drop_if_possible(table: Callable[..., Path]) -> None:
         UserError, match=r"'Split' looks like 'split', .*; rename it, or drop the column with --drop Split$"
     ):
         read_table(table("a,Split,label\n1,u,p\n2,v,q\n", "s.csv"))
+
+
+def test_labels_before_they_were_checked(table: Callable[..., Path]) -> None:
+    first = read_table(table("a,label\n1,p\n2,q\n"))
+    assert first.given is first.meta_given is None
+    checked = read_table(table("a,label,given\n1,p,q\n2,q,\n3,q,z\n4,p,p\n", "checked.csv"), like=first)
+    assert listed(checked.given) == [1, -1, -1, 0]  # blank and unknown classes are not known
+    assert x_of(checked).shape == (4, 1)
+    marked = read_table(table("a,label,clean_label,split\n1,p,q,train\n2,q,,train\n3,q,p,trusted\n", "marked.csv"))
+    assert listed(marked.given) == [0, -1]  # with a clean label, the label column is the earlier one
+    assert listed(marked.meta_given) == [1]

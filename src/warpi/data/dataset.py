@@ -32,7 +32,8 @@ class Dataset:
     """Inputs, their given labels, and what is known about the true labels.
 
     `clean` holds true labels, -1 if unknown. `trusted` marks rows that a person has checked: the true label of such a
-    row is `clean` if that is known, and the given label otherwise. `label_sets` are further labels of the same rows by
+    row is `clean` if that is known, and the given label otherwise. A trusted row whose label was corrected in place may
+    still have its earlier label in `given`. `label_sets` are further labels of the same rows by
     name, for `--noise given:NAME` (CIFAR-N).
     """
 
@@ -49,6 +50,8 @@ class Dataset:
     label_sets: Mapping[str, Tensor] = field(default_factory=dict)  # each [N]
     encoding: object = None  # how columns become features, to read a second file in the same way
     files: Files | None = None  # set for image files, even if they are kept in memory
+    given: Tensor | None = None  # [N] int64 labels before a person checked them, -1 unknown; None: all unknown
+    meta_given: Tensor | None = None  # the same for the rows of `meta`
 
     def __post_init__(self) -> None:
         check_labels(self.y, len(self.examples), self.n_classes, f"labels of {self.name}")
@@ -57,6 +60,10 @@ class Dataset:
         if self.trusted is not None and (self.trusted.shape != self.y.shape or self.trusted.dtype != torch.bool):
             shape = f"{self.trusted.dtype} {list(self.trusted.shape)}"
             raise UserError(f"trusted rows of {self.name}: got {shape} for {len(self.y)} examples; give one bool each")
+        for earlier, rows in ((self.given, self.y), (self.meta_given, self.meta.y if self.meta else None)):
+            if earlier is not None:
+                n = 0 if rows is None else len(rows)
+                check_labels(earlier.clamp(min=0), n, self.n_classes, f"labels of {self.name} before they were checked")
         for name, labels in self.label_sets.items():
             check_labels(labels, len(self.examples), self.n_classes, f"label set {name!r} of {self.name}")
         for split, what in ((self.meta, "trusted examples"), (self.test, "test set")):
@@ -75,14 +82,15 @@ class Dataset:
         test_is_clean: bool = False,
         encoding: object = None,
         files: Files | None = None,
+        given: Tensor | None = None,
+        meta_given: Tensor | None = None,
     ) -> "Dataset":
         """Make a data set from the inputs and labels of `train` and, if present, `test` and `trusted`.
 
-        `clean` and `trusted` [N] describe the training rows. Without `trusted`, the rows with a clean label are the
-        trusted ones, if only some rows have one.
+        `clean`, `trusted` and `given` [N] describe the training rows, `meta_given` the trusted ones. Without
+        `trusted`, the rows with a clean label are the trusted ones, if only some rows have one.
         """
-        if clean is not None and bool((clean < 0).all()):
-            clean = None
+        clean = _if_any_known(clean)
         if trusted is None and clean is not None and bool((clean < 0).any()):
             trusted = clean >= 0
         splits = {part: Split(examples, torch.arange(len(y)), y) for part, (examples, y) in parts.items()}
@@ -99,6 +107,8 @@ class Dataset:
             test_is_clean=test_is_clean,
             encoding=encoding,
             files=files,
+            given=_if_any_known(given),
+            meta_given=_if_any_known(meta_given),
         )
 
     @property
@@ -114,6 +124,10 @@ class Dataset:
     def truth_is_known(self) -> bool:
         """Whether every row has a true label."""
         return self.clean is not None and bool((self.clean >= 0).all())
+
+
+def _if_any_known(labels: Tensor | None) -> Tensor | None:
+    return None if labels is None or bool((labels < 0).all()) else labels
 
 
 def check_labels(y: Tensor, n: int, n_classes: int, what: str) -> None:

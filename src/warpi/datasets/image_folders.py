@@ -275,6 +275,8 @@ def make_image_dataset(
     clean: Tensor | None = None,
     trusted: Tensor | None = None,
     test_is_clean: bool = False,
+    given: Tensor | None = None,
+    meta_given: Tensor | None = None,
 ) -> Dataset:
     """Make a data set from the images of train, test and trusted. In memory, unreadable files are dropped.
 
@@ -284,22 +286,27 @@ def make_image_dataset(
     if in_memory is None:
         in_memory = sum(len(images.paths) for images in lists.values()) * 3 * stored_size(size) ** 2 <= IN_MEMORY
     parts: dict[str, tuple[Examples, Tensor]] = {}
-    kept = torch.ones(len(lists["train"].paths), dtype=torch.bool)
+    kept = {part: torch.ones(len(images.paths), dtype=torch.bool) for part, images in lists.items()}
     for part, images in lists.items():
         examples: Examples = images.examples(size)
         y = torch.as_tensor(images.y, dtype=torch.int64)
         if in_memory:
-            examples, readable = load_images(images.examples(size))
-            y = y[readable]
-            kept = readable if part == "train" else kept
+            examples, kept[part] = load_images(images.examples(size))
+            y = y[kept[part]]
         parts[part] = examples, y
-    paths = zip(lists["train"].paths, kept.tolist(), strict=True)
+    paths = zip(lists["train"].paths, kept["train"].tolist(), strict=True)
+
+    def keep(values: Tensor | None, part: str = "train") -> Tensor | None:
+        return None if values is None else values[kept[part]]
+
     return Dataset.from_parts(
         name,
         parts,
         classes,
-        clean=None if clean is None else clean[kept],
-        trusted=None if trusted is None else trusted[kept],
+        clean=keep(clean),
+        trusted=keep(trusted),
         test_is_clean=test_is_clean,
+        given=keep(given),
+        meta_given=keep(meta_given, "trusted"),
         files=Files(str(lists["train"].root), tuple(path for path, readable in paths if readable)),
     )

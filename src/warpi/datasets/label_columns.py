@@ -13,6 +13,7 @@ from warpi.errors import UserError
 
 LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # besides the label itself
 PARTS = ("train", "test", "trusted")
+GIVEN = ("given", "given_label")  # the label before a person checked it; `warpi review` writes it
 OLD_NAMES = {"verified": "trusted", "meta": "trusted", "x_meta": "x_trusted", "y_meta": "y_trusted"}
 """Deprecated names of columns, parts and arrays, which still work."""
 
@@ -44,6 +45,7 @@ class LabelColumns(NamedTuple):
     y: Tensor  # [N] given labels
     clean: Tensor  # [N] true labels, -1 unknown
     trusted: Tensor | None  # [N] bool, rows that a person has checked; None: there is no such column
+    given: Tensor  # [N] labels before a person checked them, -1 unknown
     rows: dict[str, list[int]]  # of each part; 'train' is not empty
 
     def labels(self, part: str) -> Tensor:
@@ -53,8 +55,10 @@ class LabelColumns(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """The arguments of `Dataset.from_parts` that describe the labels."""
-        train, test = self.rows["train"], self.rows.get("test")
+        train, test, trusted = self.rows["train"], self.rows.get("test"), self.rows.get("trusted")
         return {
+            "given": self.given[train],
+            "meta_given": None if trusted is None else self.given[trusted],
             "clean": self.clean[train],
             "trusted": None if self.trusted is None else self.trusted[train],
             "test_is_clean": test is not None and bool((self.clean[test] >= 0).all()),
@@ -72,7 +76,9 @@ def read_label_columns(
 ) -> LabelColumns:
     """Interpret the columns `label`, `clean_label`, `trusted` and `split`, given as normalized texts.
 
-    The classes are those of both label columns unless `classes` gives them. `blank_split` replaces a blank split.
+    The classes are those of both label columns unless `classes` gives them. `blank_split` replaces a blank split. The
+    label of a row before it was checked is in the column `given` (or `given_label`); if a row has a `clean_label`, it
+    is in the label column.
     """
     given = list(columns[label])
     if "" in given:
@@ -82,13 +88,25 @@ def read_label_columns(
     true = blank_missing(columns.get("clean_label", [""] * len(given)), given)
     classes = classes or sort_classes({*given, *true} - {""})
     marks = find_trusted_column(columns.keys() - {label}, path)
+    y = encode_labels(given, classes, at)
+    clean = encode_labels(true, classes, at)
     return LabelColumns(
         classes,
-        encode_labels(given, classes, at),
-        encode_labels(true, classes, at),
+        y,
+        clean,
         parse_marks(columns[marks], at, marks) if marks else None,
+        torch.where(clean >= 0, y, _earlier_labels(columns, label, classes)),
         _split_rows([text or blank_split for text in columns.get("split", ["train"] * len(given))], path, at),
     )
+
+
+def _earlier_labels(columns: Mapping[str, Sequence[str]], label: str, classes: tuple[str, ...]) -> Tensor:
+    """[N] labels of the column `given`, -1 if it is absent, blank or not a class."""
+    name = next((name for name in GIVEN if name in columns and name != label), None)
+    if name is None:
+        return torch.full((len(columns[label]),), -1)
+    index = {text: k for k, text in enumerate(classes)}
+    return torch.tensor([index.get(text, -1) for text in columns[name]], dtype=torch.int64)
 
 
 def _split_rows(parts: Sequence[str], path: Path, at: Callable[[int], str]) -> dict[str, list[int]]:

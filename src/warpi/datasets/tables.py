@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.numeric import Columns, make_features, needs_float64
 from warpi.datasets.column_checks import are_image_names, check_numeric_text, warn_suspicious_feature
-from warpi.datasets.label_columns import LABEL_COLUMNS, read_label_columns
+from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, read_label_columns
 from warpi.datasets.labels import MISSING, blank_missing, encode_labels, normalize_labels, parse_numbers, to_texts
 from warpi.datasets.text_files import check_column_names, check_suffix, drop_flag, read_cells, reading, shorten_list
 from warpi.errors import UserError, missing_package, nearest, unknown
@@ -44,6 +44,7 @@ def read_table(path: Path, label: str | None = None, drop: Sequence[str] = (), l
                 raise _no_column(name, table, "--drop takes some of these")
     if label not in table.columns:
         raise _no_column(label, table, "choose the label with --label COLUMN")
+    earlier = _pop_earlier_labels(table, label, first)
     columns = first or _choose_encoding(table, label, tuple(drop))
     added = [name for name in _feature_names(table, label) if name not in columns.categories]
     _check_same_columns(table, columns, added)
@@ -53,6 +54,7 @@ def read_table(path: Path, label: str | None = None, drop: Sequence[str] = (), l
         for name in columns.categories:
             warn_suspicious_feature(table.columns[name], name, path)
     texts = {name: _labels(table.columns[name]) for name in (label, *LABEL_COLUMNS) if name in table.columns}
+    texts |= {name: _labels(values) for name, values in earlier.items()}
     labels = read_label_columns(texts, label, path, table.at, classes=like.classes if like else None)
     parts = {part: (make_features(x[rows], columns), labels.labels(part)) for part, rows in labels.rows.items()}
     return Dataset.from_parts(path.stem, parts, labels.classes, encoding=columns, **labels.facts())
@@ -209,6 +211,20 @@ def _choose_encoding(table: _Table, label: str, drop: tuple[str, ...]) -> Column
         dropped = f"; --drop ignores {shorten_list(drop)}: keep one of them" if drop else ""
         raise UserError(f"{table.path}: no feature column is left; columns: {shorten_list(table.names)}{dropped}")
     return Columns(label, categories, drop)
+
+
+def _pop_earlier_labels(table: _Table, label: str, first: Columns | None) -> dict[str, NDArray[Any]]:
+    """Take out the column `given`: the labels before they were checked.
+
+    It is a feature if it was one in the first table, or if it has other values than the label column of a first table.
+    """
+    names = [name for name in GIVEN if name in table.columns and name != label]
+    if first:
+        names = [name for name in names if name not in first.categories]
+    else:
+        classes = {"", *_labels(table.columns[label])}
+        names = [name for name in names if classes.issuperset(_labels(table.columns[name]))]
+    return {name: table.columns.pop(name) for name in names}
 
 
 def _feature_names(table: _Table, label: str) -> list[str]:
