@@ -1,4 +1,4 @@
-"""The effect of a review on accuracy: reviewed rows as trusted examples, all of them or equally many per class.
+"""The effect of a review on accuracy: decided rows as trusted examples, or only as corrected labels.
 
 Digits, pair:0.4; the simulated reviewer makes no mistakes. `later`: with 50 trusted examples a run of WarPI is audited,
 its 100 most suspicious rows are reviewed and exported as by `warpi review`, and the same recipe is trained again.
@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -74,13 +75,12 @@ def later(seed: int, n: int, epochs: int) -> dict[str, float]:
         standing = decided(dataset, result.row[result.ranked[:n]].tolist())
         items = items_from_run(dataset, run.task, run.method.net, result, None, None)
         write_corrected(items, standing, at / "corrected.json")
-        write_trusted(items, standing, at / "all.npz", balanced=False)
-        write_trusted(items, standing, at / "balanced.npz")
+        write_trusted(replace(items, random_rows=frozenset(standing)), standing, at / "all.npz")
+        write_trusted(items, standing, at / "exported.npz")
         given = f"given:{at / 'corrected.json'}"
         after = {
-            "trusted: all": {"noise": "pair:0.4", "meta_data": str(at / "all.npz")},
-            "trusted: balanced": {"noise": "pair:0.4", "meta_data": str(at / "balanced.npz")},
-            "trusted: balanced; the others corrected": {"noise": given, "meta_data": str(at / "balanced.npz")},
+            "trusted": {"noise": "pair:0.4", "trusted": str(at / "all.npz")},
+            "labels corrected": {"noise": given, "trusted": str(at / "exported.npz")},
         }
         runs = {name: fit(at / str(i), **settings, **common) for i, (name, settings) in enumerate(after.items())}
         return {name: done.history[-1]["test_acc"] for name, done in {"before": run, **runs}.items()}

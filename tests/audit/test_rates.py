@@ -18,9 +18,22 @@ def population(seed: int, skill: float = 0.7) -> tuple[np.ndarray, np.ndarray, n
 
 
 def draw(seed: int, m: int, given: np.ndarray, is_wrong: np.ndarray, w: np.ndarray) -> Checks:
-    checked = np.random.default_rng(seed).choice(N, m, replace=False)
-    every = np.ones(m, bool)
-    return Checks(given, w, checked, is_wrong[checked], w[checked], every, np.zeros(N, bool))
+    return check(np.random.default_rng(seed).choice(N, m, replace=False), given, is_wrong, w)
+
+
+def check(
+    rows: np.ndarray,
+    given: np.ndarray,
+    is_wrong: np.ndarray,
+    w: np.ndarray,
+    random: np.ndarray | None = None,
+    certain: np.ndarray | None = None,
+    weight: np.ndarray | None = None,
+) -> Checks:
+    random = np.ones(len(rows), bool) if random is None else random
+    certain = np.zeros(N, bool) if certain is None else certain
+    weight = np.ones(len(rows)) if weight is None else weight
+    return Checks(given, w, certain, given[rows], is_wrong[rows], w[rows], random, certain[rows], weight)
 
 
 def test_the_estimate_is_unbiased_and_its_interval_covers() -> None:
@@ -68,12 +81,26 @@ def test_rows_checked_because_of_their_score_do_not_bias_the_rate() -> None:
     for seed in range(200):
         random = np.random.default_rng(seed).choice(N, 100, replace=False)
         checked = np.union1d(random, top)
-        checks = Checks(given, w, checked, is_wrong[checked], w[checked], np.isin(checked, random), certain)
+        checks = check(checked, given, is_wrong, w, np.isin(checked, random), certain)
         estimates.append(estimate_rate(checks))
         naive.append(is_wrong[checked].mean())
     truth = is_wrong.mean()
     assert abs(np.mean([r.rate for r in estimates]) - truth) < 0.005
     assert np.mean(naive) - truth > 0.2
+    assert np.mean([r.low <= truth <= r.high for r in estimates]) >= 0.85  # type: ignore[operator]
+
+
+def test_checks_drawn_separately_from_each_class() -> None:
+    given, is_wrong, w = population(7)
+    given = np.where(np.arange(N) < 1500, 0, given)  # one large class
+    size = np.bincount(given, minlength=K)
+    truth = is_wrong.mean()
+    estimates = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        rows = np.concatenate([rng.choice(np.flatnonzero(given == k), 30, replace=False) for k in range(K)])
+        estimates.append(estimate_rate(check(rows, given, is_wrong, w, weight=size[given[rows]] / 30)))
+    assert abs(np.mean([r.rate for r in estimates]) - truth) < 0.01
     assert np.mean([r.low <= truth <= r.high for r in estimates]) >= 0.85  # type: ignore[operator]
 
 
@@ -91,7 +118,7 @@ def test_a_class_without_checks_or_rows() -> None:
     given, is_wrong, w = population(6)
     given = np.where(given == 3, 2, given)  # no row has the last label
     checked = np.flatnonzero(given != 0)[:80]  # and none with the first label is checked
-    checks = Checks(given, w, checked, is_wrong[checked], w[checked], np.ones(80, bool), np.zeros(N, bool))
+    checks = check(checked, given, is_wrong, w)
     rates = estimate_class_rates(checks, K)
     assert rates[3].n == 0
     assert rates[3].low is None

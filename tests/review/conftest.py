@@ -22,7 +22,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def items() -> Items:
-    """Twenty of 24 images in reverse order, with made-up results of an audit; eight are to be reviewed first."""
+    """Twenty of 24 images in reverse order, with made-up results of an audit; eight are to be reviewed first.
+
+    The rows 0 to 9 were drawn at random.
+    """
     dataset = make_images()
     p = np.full((20, 3), 0.1)
     p[:, 1] = 0.8
@@ -32,6 +35,7 @@ def items() -> Items:
         wrong_probability=np.linspace(1, 0, 20),
         review_first=np.arange(20) < 8,
         probabilities=p,
+        random_rows=frozenset(range(10)),
     )
 
 

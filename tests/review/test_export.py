@@ -12,6 +12,7 @@ from review_helpers import NAMES, make_decisions
 
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
+from warpi.data.numeric import make_features
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
@@ -80,7 +81,7 @@ def test_corrected_labels_are_refused_for_moved_rows(photos: Path, tmp_path: Pat
 def test_trusted_digits(digits: Dataset, tmp_path: Path) -> None:
     items = items_from_data(digits, digits.y)
     rows = {row: digits.classes[int(digits.y[row])] for row in range(57)}
-    written = write_trusted(items, make_decisions(rows), tmp_path / "trusted.npz")
+    written = write_trusted(items, make_decisions(rows), tmp_path / "trusted.npz", balanced=True)
     meta, _ = load_dataset(str(tmp_path / "trusted.npz"), like=digits)
     least = int(digits.y[:57].bincount().min())
     assert meta.y.bincount().tolist() == [least] * 10
@@ -91,7 +92,7 @@ def test_trusted_digits(digits: Dataset, tmp_path: Path) -> None:
     x, y = task.meta.examples.flat(task.meta.rows), task.meta.y
     at = [int((digits.examples.flat(torch.arange(57)) == row).all(1).nonzero()[0]) for row in x]
     assert torch.equal(digits.y[at], y)
-    write_trusted(items, make_decisions(rows), tmp_path / "all.npz", balanced=False)
+    write_trusted(items, make_decisions(rows), tmp_path / "all.npz")
     assert len(load_dataset(str(tmp_path / "all.npz"), like=digits)[0].y) == 57
     with pytest.raises(UserError, match=r"a \.npz file, got"):
         write_trusted(items, make_decisions(rows), tmp_path / "trusted.csv")
@@ -162,8 +163,44 @@ def test_trusted_set_includes_earlier_examples(photos: Path, tmp_path: Path) -> 
     meta, _ = load_dataset(str(tmp_path / "one"), image_size=8, like=dataset)
     later = replace(first, trusted=Split(meta.examples, torch.arange(2), meta.y))
     path, trusted = write_all(later, make_decisions({0: "blue", 4: "red", 6: "red"}), tmp_path)
+    assert trusted is not None
     counts = {folder.name: len(list(folder.iterdir())) for folder in trusted.path.iterdir()}
     assert (path, counts, trusted.left_out) == (tmp_path / "export-1", {"blue": 2, "red": 2}, 0)
+
+
+def test_suspicious_rows_only_correct_labels(digits: Dataset, tmp_path: Path) -> None:
+    """Every trusted example that the user brought is kept, random rows join them, and suspicious rows do not."""
+    brought = Split(digits.examples, torch.tensor([0, 1, 2]), digits.y[:3])
+    outside = make_features(torch.rand(4, 64) * 16)
+    for trusted in (brought, Split(outside, torch.arange(4), digits.y[[0, 0, 1, 1]])):
+        items = replace(
+            items_from_data(digits, digits.y),
+            probabilities=np.full((len(digits.y), 10), 0.1),  # there is an audit
+            random_rows=frozenset({10, 11}),
+            trusted=trusted,
+        )
+        name = f"{len(trusted)}.npz"
+        decided = make_decisions({10: "0", 11: "1", 12: "2", 13: "3"})
+        written = write_trusted(items, decided, tmp_path / name)
+        assert (written.size, written.corrected_only, written.left_out) == (len(trusted) + 2, 2, 0)
+        meta, _ = load_dataset(str(tmp_path / name), like=digits)
+        assert meta.y.tolist()[-2:] == [0, 1]
+        corrected = read_noise_file(write_corrected(items, decided, tmp_path / f"{name}.json"), digits).y
+        assert corrected[10:14].tolist() == [0, 1, 2, 3]
+
+
+def test_export_without_trusted_examples(digits: Dataset, tmp_path: Path) -> None:
+    """Decisions about suspicious rows alone give corrected labels, and a command that uses only these."""
+    items = replace(items_from_data(digits, digits.y), probabilities=np.full((len(digits.y), 10), 0.1))
+    with pytest.raises(UserError, match="warpi review --rows"):
+        write_trusted(items, make_decisions({3: "4"}), tmp_path / "t.npz")
+    folder, trusted = write_all(items, make_decisions({3: "4"}), tmp_path)
+    assert trusted is None
+    command = fit_command(items, {"data": "digits"}, None, folder / "corrected.json")
+    assert "--labels" in command
+    assert "--trusted" not in command
+    with pytest.raises(UserError, match="keep or change"):
+        write_all(items, {}, tmp_path)
 
 
 def test_copies_of_trusted_examples_are_trusted(photos: Path, tmp_path: Path) -> None:

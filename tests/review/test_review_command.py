@@ -111,7 +111,7 @@ def test_table_from_checked_rows_to_the_next_command(tmp_path: Path, capsys: pyt
     assert {row for row, r in enumerate(lines_out) if r["label"] != r["given_label"]} == {
         row for row, label in (checked | dict.fromkeys(open_rows, "y")).items() if label != "xy"[row % 2]
     }
-    assert "more are left out" in output
+    assert f"{more}: 20 trusted examples; 9 decided rows are not among them" in output
     assert set(more.read_text().splitlines()[1:]) <= {
         f"{line[:-1]}{kind}" for line in lines for kind in "xy"
     }  # with the original cells
@@ -135,7 +135,7 @@ def test_table_from_checked_rows_to_the_next_command(tmp_path: Path, capsys: pyt
     assert f"{second}: the same labels, for warpi fit --labels {second}" in capsys.readouterr().out
     assert read_noise_file(second, dataset).y[free] == names.index("x")
     assert main(["review", str(run), "--device", "cpu", "--export-trusted", str(tmp_path / "last.csv")]) == 0
-    assert "add --export FILE.csv to also train on those left out" in capsys.readouterr().err
+    assert "add --export FILE.csv to also train on the other corrected labels" in capsys.readouterr().err
 
 
 def test_serve_prints_the_link(

@@ -288,5 +288,5 @@ class TestPage:
             client.decide(row, "keep")
         more = client.ask("POST", "/api/export", {})[1]
         assert more["path"] == str(folder / "export-2" / "trusted.npz")
-        assert (more["size"], more["left_out"]) == (9, 1)
+        assert (more["size"], more["left_out"], more["corrected_only"]) == (10, 0, 0)
         assert client.ask("GET", "/api/corrected.csv")[1] == (folder / "export-2" / "corrected.csv").read_bytes()

@@ -32,19 +32,26 @@ class Rate:
 
 @dataclass(frozen=True, eq=False)
 class Checks:
-    """Checked rows and a model's opinion about all rows."""
+    """m checked rows, and a model's probability that each of the N labels is wrong.
+
+    A random check represents `weight` rows relative to the others. Weights differ if the rows were drawn separately
+    from each class. If all rows with a high score were checked, these are `certain`: their number of wrong labels is
+    known, and only the other rows are estimated.
+    """
 
     given: Ints  # [N]
     wrong: Floats  # [N] probability that the label of each row is wrong
-    checked: Ints  # [m] positions of checked rows
+    certain: NDArray[np.bool_]  # [N]
+    checked_given: Ints  # [m]
     is_wrong: NDArray[np.bool_]  # [m] whether the check found another label
     wrong_left_out: Floats  # [m] the model's probability, from a fit without this row
-    random: NDArray[np.bool_]  # [m] whether the row was drawn at random from all rows
-    certain: NDArray[np.bool_]  # [N] checked because of its score; all rows with such a score were checked
+    random: NDArray[np.bool_]  # [m] whether the row was drawn at random
+    checked_certain: NDArray[np.bool_]  # [m] whether the row is one of the certain ones
+    weight: Floats  # [m]
 
     def random_rest(self) -> NDArray[np.bool_]:
-        """[m] random checks outside the rows that were checked because of their score."""
-        return self.random & ~self.certain[self.checked]
+        """[m] random checks among the rows that are not certain."""
+        return self.random & ~self.checked_certain
 
 
 def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
@@ -54,13 +61,14 @@ def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
     n_rest = int(rest.sum())
     used = checks.random_rest()
     n = int(used.sum())
-    known = int(checks.is_wrong[checks.certain[checks.checked]].sum())
+    known = int(checks.is_wrong[checks.checked_certain].sum())
     mean = float(checks.wrong[rest].mean()) if n_rest else 0.0
     if n < MIN_CHECKS:
         return Rate(N, _clip((known + n_rest * mean) / N), None, None, n)
     d = checks.is_wrong[used] - checks.wrong_left_out[used]
-    estimate = (known + n_rest * (mean + float(d.mean()))) / N
-    variance = _variance(checks.is_wrong[used], d) / n * (1 - n / n_rest) * (n_rest / N) ** 2
+    weight = checks.weight[used] / checks.weight[used].mean()
+    estimate = (known + n_rest * (mean + float((weight * d).mean()))) / N
+    variance = _variance(checks.is_wrong[used], d, weight) / n * max(0.0, 1 - n / n_rest) * (n_rest / N) ** 2
     low, high = _interval(estimate, variance, n, level)
     return Rate(N, _clip(estimate), low, high, n)
 
@@ -76,25 +84,27 @@ def estimate_class_rates(checks: Checks, n_classes: int, level: float = 0.9) -> 
         return [_model_rate(checks, k, n) for k in range(n_classes)]
     rest = ~checks.certain
     residual = checks.is_wrong[used] - checks.wrong_left_out[used]
-    label = checks.given[checks.checked[used]]
+    weight = checks.weight[used] / checks.weight[used].mean()
+    label = checks.checked_given[used]
     count = np.bincount(label, minlength=n_classes)
     class_mean = np.bincount(label, residual, minlength=n_classes) / np.maximum(count, 1)
     n_rows = np.bincount(checks.given, minlength=n_classes)
     n_rest = np.bincount(checks.given[rest], minlength=n_classes)
     model = np.bincount(checks.given[rest], checks.wrong[rest], minlength=n_classes) / np.maximum(n_rest, 1)
-    ratio = min(1.0, _variance(checks.is_wrong[used], residual) / _binomial_variance(checks.is_wrong[used]))
-    base = np.clip(model + residual.mean(), 0.01, 0.99)
+    is_wrong = checks.is_wrong[used]
+    ratio = min(1.0, _variance(is_wrong, residual, weight) / _binomial_variance(is_wrong, weight))
+    base = np.clip(model + (weight * residual).mean(), 0.01, 0.99)
     variance = ratio * base * (1 - base) / np.maximum(count, 1)
     mean, shrunk_variance = _shrink(class_mean, variance, count > 0)
-    in_certain = checks.certain[checks.checked]
-    known = np.bincount(checks.given[checks.checked[in_certain]], checks.is_wrong[in_certain], minlength=n_classes)
+    in_certain = checks.checked_certain
+    known = np.bincount(checks.checked_given[in_certain], checks.is_wrong[in_certain], minlength=n_classes)
     rates = []
     for k in range(n_classes):
         if not n_rows[k]:
             rates.append(Rate(0, 0.0, None, None, 0))
             continue
         estimate = (known[k] + n_rest[k] * (model[k] + mean[k])) / n_rows[k]
-        unchecked = 1 - count[k] / n_rest[k] if n_rest[k] else 0.0
+        unchecked = max(0.0, 1 - count[k] / n_rest[k]) if n_rest[k] else 0.0
         low, high = _interval(estimate, shrunk_variance[k] * (n_rest[k] / n_rows[k]) ** 2 * unchecked, n, level)
         rates.append(Rate(int(n_rows[k]), _clip(estimate), low, high, int(count[k])))
     return rates
@@ -124,15 +134,17 @@ def _shrink(mean: Floats, variance: Floats, observed: NDArray[np.bool_]) -> tupl
     return keep * mean + (1 - keep) * center, spread
 
 
-def _binomial_variance(is_wrong: NDArray[np.bool_]) -> float:
-    a = (float(is_wrong.sum()) + 0.5) / (len(is_wrong) + 1)
-    return a * (1 - a)
+def _binomial_variance(is_wrong: NDArray[np.bool_], weight: Floats) -> float:
+    """n times the variance of the weighted mean of n checks, without a model. The weights have mean 1."""
+    a = (float((weight * is_wrong).sum()) + 0.5) / (len(is_wrong) + 1)
+    return a * (1 - a) * float((weight**2).mean())
 
 
-def _variance(is_wrong: NDArray[np.bool_], d: Floats) -> float:
-    """The variance of the residuals d, with two pseudo-rows of the variance that they have without a model."""
+def _variance(is_wrong: NDArray[np.bool_], d: Floats, weight: Floats) -> float:
+    """n times the variance of the weighted mean of n residuals d, with two pseudo-rows that no model predicts."""
     n = len(d)
-    return (n * float(d.var(ddof=1)) + 2 * _binomial_variance(is_wrong)) / (n + 2)
+    spread = float((weight**2 * (d - (weight * d).mean()) ** 2).sum()) / (n - 1)
+    return (n * spread + 2 * _binomial_variance(is_wrong, weight)) / (n + 2)
 
 
 def _interval(estimate: float, variance: float, n: int, level: float) -> tuple[float, float]:

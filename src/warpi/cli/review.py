@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import webbrowser
+from argparse import SUPPRESS
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -34,7 +35,8 @@ def review(argv: list[str]) -> None:
     parser.add("--no-browser", "print the link without opening a browser")
     parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
     add_trusted_output(parser, "write the trusted examples as a set for `warpi fit --trusted`", "PATH")
-    parser.add("--unbalanced", "with --export-trusted: write all, without balancing the classes")
+    parser.add("--balanced", "with --export-trusted: write the same number of every class, and leave out the others")
+    parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default since 0.2
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     parser.add("--seed N", "random seed of --noise", int, 0)
     add_data_flags(parser, "data without a run", NOT_READ)
@@ -79,10 +81,10 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
         if corrected != given["export"]:
             print(f"{corrected}: the same labels, for warpi fit --labels {shlex.quote(str(corrected))}")
     if given["export_trusted"]:
-        trusted = write_trusted(items, decisions, given["export_trusted"], not given["unbalanced"])
+        trusted = write_trusted(items, decisions, given["export_trusted"], given["balanced"])
         print_trusted_set(trusted)
-        if trusted.left_out and corrected is None:
-            print("warpi: add --export FILE.csv to also train on those left out", file=sys.stderr)
+        if (trusted.left_out or trusted.corrected_only) and corrected is None:
+            print("warpi: add --export FILE.csv to also train on the other corrected labels", file=sys.stderr)
         print(f"next: {fit_command(items, session.settings, given['export_trusted'], corrected)}")
 
 

@@ -126,26 +126,36 @@ class NameTaken(UserError):
         super().__init__(f"{path} exists with other content, on which a run may depend; choose another name for {flag}")
 
 
+class NothingToTrust(UserError):
+    """There is no trusted example to write."""
+
+
 def write_trusted(
-    items: Items, decisions: Mapping[int, Decision], path: Path, balanced: bool = True
+    items: Items, decisions: Mapping[int, Decision], path: Path, balanced: bool = False
 ) -> TrustedSetSummary:
-    """Write the trusted examples: those that were trusted before, and those with a decision.
+    """Write the trusted examples: all that were trusted before, and decided rows that were not chosen by their scores.
 
     Balanced: the same number of every class, examples that were trusted before first. Images become a folder of links
     with one subfolder per class, or a .csv of paths relative to the folder of the data. Tables become a .csv with all
     columns of the original and its cells. Everything else becomes a .npz with x and y. Since a run depends on the set
     it was trained with, an existing set with other content is never replaced.
     """
-    chosen = final_labels(items, decisions)
+    labeled = final_labels(items, decisions)
+    chosen = {row: k for row, k in labeled.items() if items.represents_data(row)}
     separate = items.trusted is not None and not items.shares(items.trusted.examples)
     earlier = _earlier_examples(items, chosen) if separate else None
     labels = [*(earlier.y.tolist() if earlier else ()), *chosen.values()]
     if not labels:
-        raise UserError("no example is trusted yet; keep or change the labels of some examples first")
+        raise NothingToTrust(
+            "no example is trusted yet: decide rows that `warpi pick` drew at random (warpi review --rows LIST.csv)"
+            if labeled
+            else "no example is trusted yet; keep or change the labels of some examples first"
+        )
     places: list[Place] = [(earlier.examples, row) for row in earlier.rows.tolist()] if earlier else []
     places += [(items.examples, row) for row in chosen]
     n_first = len(labels) - len(chosen) + len(items.trusted_rows)
-    return _write_places(items, places, labels, path, balanced, n_first)
+    summary = _write_places(items, places, labels, path, balanced, n_first)
+    return summary._replace(corrected_only=len(labeled) - len(chosen))
 
 
 def write_checked_rows(
@@ -333,8 +343,8 @@ def _write_folder(path: Path, links: Mapping[tuple[str, str], str | bytes]) -> N
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_all(items: Items, decisions: Mapping[int, Decision], folder: Path) -> tuple[Path, TrustedSetSummary]:
-    """Write corrected labels and a trusted set into a new subfolder export-1, export-2, ...; return both.
+def write_all(items: Items, decisions: Mapping[int, Decision], folder: Path) -> tuple[Path, TrustedSetSummary | None]:
+    """Write corrected labels and, if there are any, the trusted examples into a new subfolder export-1, export-2, ...
 
     If nothing was decided since the last export, its folder is used again.
     """
@@ -342,7 +352,12 @@ def write_all(items: Items, decisions: Mapping[int, Decision], folder: Path) -> 
         path = folder / f"export-{n}"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            trusted = write_trusted(items, decisions, path / trusted_name(items))  # first, since it may raise
+            try:
+                trusted = write_trusted(items, decisions, path / trusted_name(items))  # first, since it may raise
+            except NothingToTrust:
+                if not final_labels(items, decisions):
+                    raise
+                trusted = None
             write_corrected(items, decisions, path / "corrected.json")
             write_corrected(items, decisions, path / "corrected.csv")
             return path, trusted
@@ -353,13 +368,17 @@ def write_all(items: Items, decisions: Mapping[int, Decision], folder: Path) -> 
     raise AssertionError("unreachable: there is always a next number")
 
 
-def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path, corrected: Path | None) -> str:
+def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path | None, corrected: Path | None) -> str:
     """The command that trains on the exported files. `settings` are those of the run or the data, without defaults."""
     flags = {name: value for name, value in settings.items() if name not in ("meta", "meta_data")}
     if corrected is not None:
         flags["noise"] = f"given:{corrected}"
-    if items.dataset.files and trusted.suffix:  # its paths are relative to the folder of the data
+    if trusted is not None:
+        flags["meta_data"] = str(trusted)
+    if (
+        items.dataset.files and trusted is not None and trusted.suffix
+    ):  # its paths are relative to the folder of the data
         flags["root"] = items.dataset.files.root
     names = itertools.chain(["runs/next"], (f"runs/next-{n}" for n in itertools.count(2)))
     out = next(name for name in names if not Path(name).exists())
-    return command({**flags, "meta_data": str(trusted)}, out)
+    return command(flags, out)

@@ -49,6 +49,7 @@ class Items:
     review_first: NDArray[np.bool_]  # [n] rows to review first
     probabilities: Floats | None  # [n, K] class probabilities of the classifier
     trusted: Split | None  # examples with trusted labels
+    random_rows: frozenset[int] = frozenset()  # rows of the data set that a list of `warpi pick` drew at random
     extra_cells: Sequence[Mapping[str, str]] | None = None  # [N] more cells to show for each row
     source: Path | None = None  # the file of the data, if it is a table
     trusted_source: Path | None = None  # the separate file of the trusted examples, if there is one
@@ -103,6 +104,13 @@ class Items:
         if self.shares(self.trusted.examples):
             return dict(zip(self.trusted.rows.tolist(), self.trusted.y.tolist(), strict=True))
         return _find_copies(self.dataset, replace(self.trusted, y=self.trusted.y.cpu()))
+
+    def represents_data(self, row: int) -> bool:
+        """Whether a row was not chosen by its scores, so that it may become a trusted example once it is decided.
+
+        Rows that look suspicious would teach a method that the data is more difficult than it is.
+        """
+        return self.probabilities is None or row in self.random_rows or row in self.trusted_rows
 
     def shares(self, other: Examples) -> bool:
         """Whether `other` are the inputs of this data set."""

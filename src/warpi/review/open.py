@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,14 @@ from warpi.runs.reopen import read_run_spec, reopen
 from warpi.runs.run import Run
 from warpi.runs.spec import DataSpec, settings_to_repeat
 
-RowList = NDArray[np.int64]
+
+class RowList(NamedTuple):
+    """The rows of a list that `warpi pick --csv` or `warpi audit --csv` wrote."""
+
+    row: NDArray[np.int64]  # [n] in the order of the list
+    random: frozenset[int]  # those that were drawn at random
+    given: dict[int, str]  # their given labels, if the list has them
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ def open_run(path: Path, rows: RowList | None = None, device: str = "auto", show
     spec: dict[str, Any] = read_run_spec(path)["spec"]
     dataset = run.data.dataset
     extra_cells = read_extra_cells(show, dataset, spec["data"])
-    items = items_from_run(dataset, run.task, run.method.net, audit, rows, extra_cells)
+    items = items_from_run(dataset, run.task, run.method.net, audit, rows and rows.row, extra_cells)
+    items = _with_row_list(items, rows)
     if not Noise.parse(spec["noise"]).other_name:  # else some inputs are not those of the file
         items = _with_source_files(items, spec["data"], spec.get("meta_data"))
     return OpenedRun(run, audit, items)
@@ -64,7 +72,8 @@ def open_data(
     """Open data without a run; return its items, and its settings that are not defaults."""
     dataset = spec.read()
     y = labels_with_noise(dataset, spec.noise, seed)
-    items = items_from_data(dataset, y, rows, read_extra_cells(show, dataset, spec.data))
+    items = items_from_data(dataset, y, rows and rows.row, read_extra_cells(show, dataset, spec.data))
+    items = _with_row_list(items, rows)
     stored = {**asdict(spec), "noise": str(Noise.parse(spec.noise)), "seed": seed}
     return _with_source_files(items, spec.data), settings_to_repeat(stored, defaults_of(spec.data, dataset))
 
@@ -76,17 +85,35 @@ def _with_source_files(items: Items, data: str, trusted: str | None = None) -> I
     return replace(items, source=Path(data), trusted_source=Path(trusted) if trusted else None)
 
 
+def _with_row_list(items: Items, rows: RowList | None) -> Items:
+    """Add which rows of a list were drawn at random. Raises if the list was made for other data."""
+    if rows is None:
+        return items
+    for row, label in rows.given.items():
+        known = {items.classes[int(k)] for k in (items.given[row], items.dataset.y[row])}
+        if label not in known:
+            raise UserError(
+                f"row {row} is {label!r} in {rows.path}, but {' or '.join(map(repr, sorted(known)))} in "
+                f"{items.dataset.name}; the list was made for other data or labels: make a new one with `warpi pick`"
+            )
+    return replace(items, random_rows=rows.random)
+
+
 def read_row_list(path: Path | None) -> RowList | None:
-    """The column `row` of a csv file, in its order."""
+    """Read a csv file with a column `row` and, if `warpi pick` wrote it, `part` and `given_label`."""
     if path is None:
         return None
     records = read_records(path)
     if "row" not in records[0]:
         raise UserError(f"{path} has no column 'row'; give a file that `warpi pick --csv` or `warpi audit --csv` wrote")
     try:
-        return np.array([int(cells["row"]) for cells in records], dtype=np.int64)
+        row = np.array([int(cells["row"]) for cells in records], dtype=np.int64)
     except (ValueError, OverflowError) as e:
         raise UserError(f"{path}: the column 'row' must contain integers ({e})") from e
+    lines = dict(zip(row.tolist(), records, strict=True))
+    random = frozenset(r for r, cells in lines.items() if cells.get("part") == "random")
+    given = {r: cells["given_label"] for r, cells in lines.items() if cells.get("given_label")}
+    return RowList(row, random, given, path)
 
 
 def read_extra_cells(path: Path | None, dataset: Dataset, data: str) -> list[Mapping[str, str]] | None:

@@ -167,9 +167,12 @@ class ReviewSession:
     def export(self, request: Json) -> Json:  # noqa: ARG002
         """Write corrected labels and a trusted set into the folder of the review."""
         folder, trusted = write_all(self.items, self.store.current_decisions(), self.folder)
+        corrected = {"corrected": str(folder / "corrected.csv")}
+        if trusted is None:
+            command = fit_command(self.items, self.settings, None, folder / "corrected.json")
+            return {"size": 0, **corrected, "command": command}
         command = fit_command(self.items, self.settings, trusted.path, folder / "corrected.json")
-        paths = {"path": str(trusted.path), "corrected": str(folder / "corrected.csv")}
-        return {**trusted._asdict(), **paths, "command": command}
+        return {**trusted._asdict(), "path": str(trusted.path), **corrected, "command": command}
 
     def place(self, row: int) -> int:
         """The place of a row in the order of review."""

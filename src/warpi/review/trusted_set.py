@@ -23,20 +23,28 @@ class TrustedSetSummary(NamedTuple):
     left_out: int  # trusted examples that were left out to balance the classes
     fewest: list[str]  # the classes with the fewest examples, which limit the others
     missing: list[str]  # the classes without any example
+    corrected_only: int = 0  # decided rows that are not trusted, because they were chosen by their scores
 
     @classmethod
-    def of(cls, path: Path, y: Tensor, size: int, classes: tuple[str, ...]) -> "TrustedSetSummary":
+    def of(
+        cls, path: Path, y: Tensor, size: int, classes: tuple[str, ...], corrected_only: int = 0
+    ) -> "TrustedSetSummary":
         """Summary of a set with `size` of the trusted examples, whose classes are y."""
         counts = dict(zip(classes, torch.bincount(y, minlength=len(classes)).tolist(), strict=True))
         least = min(n for n in counts.values() if n)
         fewest = [name for name, n in counts.items() if n == least]
         missing = [name for name, n in counts.items() if not n]
-        return cls(path, size, len(y) - size, fewest, missing)
+        return cls(path, size, len(y) - size, fewest, missing, corrected_only)
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.size} trusted examples"
         if self.left_out:
             text += f"; {self.left_out} more are left out to balance the classes, limited by {', '.join(self.fewest)}"
+        if self.corrected_only:
+            text += (
+                f"; {self.corrected_only} decided rows are not among them, because rows that look suspicious do not "
+                "represent the data; their corrected labels are used (--labels)"
+            )
         return text
 
 

@@ -445,10 +445,11 @@ function exportAll() {
       const made = await request("/api/export", {});
       $("exported-title").textContent = "Exported";
       text.replaceChildren(
-        make("p", {}, make("b", { textContent: "Corrected labels of all rows: " }), make("code", { textContent: made.corrected }), " (", make("a", { href: "/api/corrected.csv", textContent: "download" }), ")"),
-        make("p", {}, make("b", { textContent: `${made.size} trusted examples, the same number of each class: ` }), make("code", { textContent: made.path })));
-      if (made.missing.length) text.append(make("p", { className: "note", textContent: `None yet of: ${short(made.missing)}. warpi fit needs at least one of every class.` }));
-      else if (made.left_out) text.append(make("p", { className: "muted", textContent: `${made.left_out} more decided rows are used with their corrected labels. To trust more of them, decide more rows of: ${short(made.fewest)}.` }));
+        make("p", {}, make("b", { textContent: "Corrected labels of all rows: " }), make("code", { textContent: made.corrected }), " (", make("a", { href: "/api/corrected.csv", textContent: "download" }), ")"));
+      if (made.size) text.append(make("p", {}, make("b", { textContent: `${made.size} trusted examples: ` }), make("code", { textContent: made.path })));
+      else text.append(make("p", { className: "muted", textContent: "No trusted examples: the decided rows looked suspicious, so they do not represent the data. Their corrected labels are used." }));
+      if (made.missing?.length) text.append(make("p", { className: "note", textContent: `No trusted example yet of: ${short(made.missing)}.` }));
+      if (made.corrected_only) text.append(make("p", { className: "muted", textContent: `${made.corrected_only} more decided rows correct their labels but are not trusted examples: they looked suspicious, so they do not represent the data.` }));
       text.append(make("p", {}, "Train with them:", make("pre", { textContent: made.command })));
     } catch (error) {
       if (error.status !== 409) throw error;
