@@ -350,9 +350,10 @@ def test_stability_needs_several_methods_with_the_same_epochs(tmp_path: Path) ->
     made(tmp_path / "a" / "warpi", "warpi", [50.0, 61.0, 62.0])
     made(tmp_path / "a" / "ce", "ce", [50.0, 40.0, 30.0])
     made(tmp_path / "a" / "longer", "warpi", [50.0] * 5)
-    ((_, plot), (_, other)) = draw.FIGURES["stability"](experiments(tmp_path / "a"), [])
+    groups = draw.group_by_figure("stability", experiments(tmp_path / "a"), [])
+    assert len(groups) == 2
     with figure_style():
-        drawn = [figure for figure in (plot(), other()) if figure is not None]
+        drawn = [figure for some in groups.values() if (figure := draw.stability(some)) is not None]
     (figure,) = drawn
     left, right = figure.axes
     assert sorted(str(line.get_label()) for line in left.get_lines()) == ["ce", "mwnet", "warpi"], (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warpi.errors import UserError
 from warpi.fewshot.episodes import task_name
+from warpi.report.experiments import group_by
 from warpi.report.plot_style import COLORS, GREY, figure_style, render
 
 if TYPE_CHECKING:
@@ -139,31 +140,32 @@ def plot_versatility(rows: Sequence[Row], kind: str) -> bytes:
 def _lines(rows: Sequence[Row], name: Callable[[Row], str], *also: str) -> dict[str, list[Row]]:
     """Rows by the line they belong to, without duplicates. The name of a line says what its error bars show."""
     if len({row["metric"] for row in rows}) > 1:
-        data = _group_by(rows, lambda r: r["metric"])
+        data = group_by(rows, lambda r: r["metric"])
         metrics = "; ".join(
             f"{m}: {', '.join(sorted({r['data'] for r in group}))}" for m, group in sorted(data.items())
         )
         raise UserError(f"scores of different kinds cannot share an axis ({metrics}); draw them one by one")
     lines = {}
-    for label, group in _group_by(rows, distinguish(rows, name, also=also)).items():
-        points: dict[Any, list[Row]] = {}
-        for same in _group_by(group, lambda r: (r.get("seed"), r.get("bases"), r["ways"], r["shots"])).values():
+    for label, group in group_by(rows, distinguish(rows, name, also=also)).items():
+        distinct = []
+        for same in group_by(group, lambda r: (r.get("seed"), r.get("bases"), r["ways"], r["shots"])).values():
             if len({row["mean"] for row in same}) > 1:
                 what = f"{label}, seed {same[0].get('seed')}, {_task(same[0])}"
                 raise UserError(f"there are two different scores for {what}; leave out one of them")
-            points.setdefault((same[0].get("bases"), same[0]["ways"], same[0]["shots"]), []).append(same[0])
+            distinct.append(same[0])
+        points = group_by(distinct, lambda r: (r.get("bases"), r["ways"], r["shots"]))
         low = min(map(len, points.values()))
         high = max(map(len, points.values()))
         spread = "± 1 SD" if low > 1 else "± 1 SD, or 95 % interval for one seed"
         bars = "95 % interval" if high == 1 else spread
         seeds = f"{high} seed{'s' * (high > 1)}" if low == high else f"{low} to {high} seeds"
-        lines[f"{label} ({seeds}, {bars})"] = [row for point in points.values() for row in point]
+        lines[f"{label} ({seeds}, {bars})"] = distinct
     return lines
 
 
 def _line(ax: "Axes", rows: Sequence[Row], x: str, i: int, label: str) -> None:
     """Plot means, with the standard deviation over several seeds or the 95 % interval over tasks as error bars."""
-    groups = _group_by(rows, lambda r: r[x])
+    groups = group_by(rows, lambda r: r[x])
     points = sorted(groups)
     mean = [statistics.fmean(r["mean"] for r in groups[p]) for p in points]
     bar = [
@@ -173,13 +175,6 @@ def _line(ax: "Axes", rows: Sequence[Row], x: str, i: int, label: str) -> None:
     color = COLORS[i % len(COLORS)]
     marker = _MARKERS[i % len(_MARKERS)]
     ax.errorbar(points, mean, yerr=bar, color=color, marker=marker, markersize=4, capsize=2, linewidth=1.4, label=label)
-
-
-def _group_by(rows: Sequence[Row], key: Any) -> dict[Any, list[Row]]:
-    groups: dict[Any, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
 
 
 def _name(rows: Sequence[Row], what: Callable[[Row], str]) -> Callable[[Row], str]:
@@ -199,7 +194,7 @@ def distinguish(
     The settings are those of training and evaluation, and the fields `also`.
     """
     key = among or name
-    differ = {k: _differing([_settings(row, also) for row in group]) for k, group in _group_by(rows, key).items()}
+    differ = {k: _differing([_settings(row, also) for row in group]) for k, group in group_by(rows, key).items()}
 
     def full(row: Row) -> str:
         settings = _settings(row, also)

@@ -3,11 +3,10 @@
 import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from warpi.report.experiments import Experiment, RunRecord, group, number
+from warpi.report.experiments import Experiment, RunRecord, group, group_by, number
 from warpi.report.plot_style import GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def draw_curves(runs: Iterable[RunRecord], out: Path) -> list[Path]:
     methods = dict(sorted((g.label, str(g.first.spec["method"])) for g in groups))
     styles = dict(zip(methods, line_styles(list(methods.values())), strict=True))
     paths: list[Path] = []
-    for block, members in groupby(groups, lambda g: g.block):
+    for block, members in group_by(groups, lambda g: g.block).items():
         name = file_stem("curves", *block)
         while out / f"{name}.png" in paths:  # the names of two blocks may differ in special characters only
             name += "-other"

@@ -5,17 +5,20 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from warpi.datasets.text_files import reading
 from warpi.errors import UserError
 from warpi.runs.rerun_command import format_value
 from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_record
 from warpi.runs.stored_facts import base_key, describe_differences, later_keys
 from warpi.utils.files import read_json
 
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 _ADVICE = "run it again, or leave this folder out"
 _RESULTS = ("loss", "meta_loss", "val_acc", "val_nll", "test_acc", "test_nll", "test_ece")
 
@@ -130,13 +133,11 @@ def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) 
     """
     folders: dict[Path, Path] = {}  # by resolved path, since a folder may be given twice
     for path in map(Path, paths):
-        try:
+        with reading(path):
             if not path.is_dir():
                 problem = "is a file" if path.exists() else "does not exist"
                 raise UserError(f"{path} {problem}; give a run folder, or a folder that contains run folders")
             inside = [path] if (path / SPEC).exists() else sorted(p.parent for p in path.rglob(SPEC))
-        except OSError as error:
-            raise _unreadable(path, error) from error
         if not inside:
             raise UserError(f"no runs in {path}: it contains no spec.json at any depth; warpi fit makes run folders")
         for folder in inside:
@@ -160,15 +161,11 @@ def group(runs: Iterable[RunRecord]) -> list[Experiment]:
     A path or the name of a network does not identify the data or the network, so their facts are also compared. Labels
     are unique within a table (`_labels`). Copies of a run are dropped.
     """
-    by_settings: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        key = json.dumps([_fields(run.spec), base_key(run.facts)], sort_keys=True)
-        by_settings.setdefault(key, []).append(run)
-    by_facts: dict[tuple[str, str], list[RunRecord]] = {}
-    for settings, some in by_settings.items():
-        for run, facts in zip(some, later_keys([run.facts for run in some]), strict=True):
-            by_facts.setdefault((settings, facts), []).append(run)
-    members = list(by_facts.values())
+    members: list[list[RunRecord]] = []
+    settings = lambda run: json.dumps([_fields(run.spec), base_key(run.facts)], sort_keys=True)
+    for some in group_by(runs, settings).values():
+        keyed = zip(later_keys([run.facts for run in some]), some, strict=True)
+        members += ([run for _, run in same] for same in group_by(keyed, lambda pair: pair[0]).values())
     experiments = [
         Experiment(label, *_block(some[0].spec), _drop_copies(some))
         for label, some in zip(_labels(members), members, strict=True)
@@ -179,6 +176,14 @@ def group(runs: Iterable[RunRecord]) -> list[Experiment]:
 def _natural_order(label: str) -> list[tuple[str, float]]:
     """A sort key that puts 5 before 20."""
     return [(text, float(number or 0)) for text, number in re.findall(r"(\D*)(\d*\.?\d*)", label)]
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by their key. Keys and items keep their order."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def summarize(runs: Iterable[RunRecord]) -> list[Row]:
@@ -194,10 +199,8 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 
 def _read(folder: Path) -> RunRecord:
     file = folder / SPEC
-    try:
+    with reading(file):
         content = read_json(file, _ADVICE)
-    except OSError as error:
-        raise _unreadable(file, error) from error
     form = content.get("format") if isinstance(content, dict) else None
     if form != FORMAT:
         raise UserError(f"{file} has the format {form!r}, but this version reads {FORMAT!r}; leave the folder out")
@@ -222,12 +225,9 @@ def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
 
     If an epoch was run twice (after a crash), the later line counts.
     """
-    try:
-        lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
-        return [], True
-    except OSError as error:
-        raise _unreadable(file, error) from error
+    with reading(file):
+        content = file.read_bytes() if file.exists() else b""
+    lines = content.decode("utf-8", errors="replace").split("\n")
     filled = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     epochs: dict[int, dict[str, Any]] = {}
     for i, line in filled:
@@ -243,10 +243,6 @@ def _read_epochs(file: Path) -> tuple[list[dict[str, Any]], bool]:
             raise UserError(f"{file} line {i}: 'test_acc' must be a percentage, got {acc}; fix or remove the line")
         epochs[int(t)] = record
     return [epochs[t] for t in sorted(epochs)], True
-
-
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot read {path}: {error.strerror}; fix that, or leave this folder out")
 
 
 def _fields(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,9 +272,7 @@ def _labels(experiments: Sequence[Sequence[RunRecord]]) -> list[str]:
     shown = [{name: value for run in runs for name, value in run.spec["changed"].items()} for runs in experiments]
     words = [list[str]() for _ in experiments]
     while labels != (labels := [_label(*each) for each in zip(specs, shown, words, strict=True)]):
-        same: dict[tuple[str, ...], list[int]] = {}
-        for i, label in enumerate(labels):
-            same.setdefault((*_block(experiments[i][0].spec), label), []).append(i)
+        same = group_by(range(len(labels)), lambda i: (*_block(experiments[i][0].spec), labels[i]))
         for rivals in (some for some in same.values() if len(some) > 1):
             names = sorted({name for i in rivals for name in specs[i]})
             differ = [name for name in names if len({json.dumps(specs[i].get(name)) for i in rivals}) > 1]
@@ -337,8 +331,11 @@ def _results(run: RunRecord) -> list[str]:
 def _row(g: Experiment) -> Row:
     runs, first = g.counted, g.first
     epochs = [best_epochs(run) for run in runs]
-    values = [tuple(number(each[i] or {}, "test_acc") for each in epochs) for i in range(3)]
-    (last_mean, last_std), (val_mean, val_std), (best_mean, best_std) = map(_mean_std, values)
+    accuracies: dict[str, Any] = {}
+    for i, name in enumerate(("last", "val", "best")):
+        values = tuple(number(each[i] or {}, "test_acc") for each in epochs)
+        mean, std = mean_std(values)
+        accuracies |= {f"{name}_mean": mean, f"{name}_std": std, f"{name}_by_seed": values}
     seconds = [s for run in runs for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]
     return Row(
         method=first.spec["method"],
@@ -354,19 +351,11 @@ def _row(g: Experiment) -> Row:
         n_unfinished=sum(not run.done for run in g.runs),
         epochs=min((int(run.epochs[-1]["epoch"]) for run in runs), default=0),
         planned_epochs=first.spec["recipe"].get("epochs"),
-        last_mean=last_mean,
-        last_std=last_std,
-        val_mean=val_mean,
-        val_std=val_std,
-        best_mean=best_mean,
-        best_std=best_std,
-        last_by_seed=values[0],
-        val_by_seed=values[1],
-        best_by_seed=values[2],
+        **accuracies,
         seconds_per_epoch=statistics.fmean(seconds) if seconds else None,
         test_labels=" and ".join(sorted({str(run.facts.get("test_labels") or "unknown") for run in runs or (first,)})),
-        machines=tuple(sorted({_machine(run.environment) for run in runs or (first,)})),
-        versions=tuple(sorted({_versions(run) for run in runs or (first,)})),
+        machines=tuple(sorted({machine(run.environment) for run in runs or (first,)})),
+        versions=tuple(sorted({versions(run) for run in runs or (first,)})),
     )
 
 
@@ -381,7 +370,7 @@ def best_epochs(run: RunRecord) -> tuple[dict[str, Any] | None, dict[str, Any] |
     return run.epochs[-1], by_validation, run.epochs[-max(tested)[1]] if tested else None
 
 
-def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Mean and sample standard deviation over the seeds; None if a value is missing."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
@@ -389,7 +378,7 @@ def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | Non
     return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
 
 
-def _machine(environment: Mapping[str, Any]) -> str:
+def machine(environment: Mapping[str, Any]) -> str:
     if environment.get("gpu"):
         return str(environment["gpu"])
     threads = environment.get("threads")
@@ -397,6 +386,6 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return str(environment.get("device") or "unknown machine") + many
 
 
-def _versions(run: RunRecord) -> str:
+def versions(run: RunRecord) -> str:
     tools = [f"{name} {run.environment[name]}" for name in ("torch", "python") if run.environment.get(name)]
     return ", ".join([f"warpi {run.version}", *tools])

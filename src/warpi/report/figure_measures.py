@@ -85,7 +85,8 @@ def _measure_rectified(
     cell = y * k + predicted
     arrays["v_count"] = torch.bincount(cell, minlength=k * k).view(k, k)
     others = torch.ones_like(z).scatter_(1, y[:, None], 0).scatter_(1, predicted[:, None], 0)
-    for name, value in {"v": v, "sigma": sigma}.items():
+    shown = {"v": v, "sigma": sigma} if method.samples else {"v": v}  # without samples sigma was not trained
+    for name, value in shown.items():
         columns = [value.gather(1, y[:, None]), value.gather(1, predicted[:, None])]
         columns.append((value * others).sum(1, keepdim=True) / others.sum(1, keepdim=True))  # nan without other classes
         mean = _means(torch.cat(columns, dim=1), cell, k * k).view(k, k, 3)
@@ -93,8 +94,6 @@ def _measure_rectified(
         for i, coordinate in enumerate(("given", "predicted", "other")):
             arrays[f"{name}_{coordinate}"] = mean[..., i]
             arrays[f"{name}_{coordinate}_mean"] = by_kind[:, i]
-    if method.samples == 0:  # sigma was not trained and has its initial value
-        arrays = {name: value for name, value in arrays.items() if not name.startswith("sigma")}
     return arrays
 
 

@@ -6,7 +6,6 @@ contain what it shows.
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from warpi.report.curves import average_curve, lowest, plot_curve, title
-from warpi.report.experiments import Experiment, RunRecord, best_epochs, group, number
+from warpi.report.experiments import Experiment, RunRecord, best_epochs, group, group_by, number
 from warpi.report.figure_data import EDGES, KINDS, Array, Arrays, matrix_error, read_arrays
 from warpi.report.plot_style import COLORS, GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
 
@@ -49,10 +48,22 @@ def draw_figures(runs: Iterable[RunRecord], out: Path, only: Sequence[str] = ())
     paths: list[Path] = []
     with figure_style():
         for kind in only or FIGURES:
-            for words, draw in FIGURES[kind](experiments, measured):
-                if (figure := draw()) is not None:
+            for words, some in group_by_figure(kind, experiments, measured).items():
+                if (figure := FIGURES[kind][1](some)) is not None:
                     paths += save(figure, out / file_stem(kind, *words))
     return paths, {f"{m.title}, {m.experiment.noise}": numbers(m) for m in measured}
+
+
+def group_by_figure(
+    kind: str, experiments: Sequence[Experiment], measured: Sequence[Measured]
+) -> dict[tuple[str, ...], Any]:
+    """What each figure of a kind shows, by the words that distinguish the figures."""
+    words_of, _ = FIGURES[kind]
+    if kind in FROM_ARRAYS:
+        return group_by(measured, lambda m: words_of(m.experiment))
+    groups = group_by(experiments, words_of)
+    # `group` labels each experiment by the settings that differ within the figure.
+    return {words: group(run for e in some for run in e.counted) for words, some in groups.items()}
 
 
 def numbers(m: Measured) -> dict[str, Any]:
@@ -269,34 +280,18 @@ def calibration(block: Sequence[Measured]) -> "Figure | None":
     return figure
 
 
-Drawing = tuple[tuple[str, ...], Callable[[], "Figure | None"]]
-"""The words that distinguish a figure from others of its kind, and the function that draws it."""
-Key = Callable[[Experiment], tuple[str, ...]]  # returns these words
-
-
-def _from_arrays(key: Key, draw: Callable[[Sequence[Measured]], "Figure | None"]) -> "Maker":
-    """One figure per key, from the stored arrays."""
-    groups: Callable[[Sequence[Measured]], list[list[Any]]] = lambda ms: _group_by(ms, lambda m: key(m.experiment))
-    return lambda _, measured: [(key(some[0].experiment), partial(draw, some)) for some in groups(measured)]
-
-
-def _over(key: Key, draw: Callable[[Sequence[Experiment]], "Figure | None"]) -> "Maker":
-    """One figure per key; each experiment is labeled by the settings that differ within the figure."""
-    named: Callable[[Sequence[Experiment]], list[Experiment]] = lambda es: group(run for e in es for run in e.counted)
-    return lambda experiments, _: [(key(some[0]), partial(draw, named(some))) for some in _group_by(experiments, key)]
-
-
-Maker = Callable[[Sequence[Experiment], Sequence[Measured]], list[Drawing]]
-FIGURES: dict[str, Maker] = {
-    "losses": _from_arrays(lambda e: (e.data, e.net, e.label), losses),
-    "confusion": _from_arrays(lambda e: (e.data, e.net, e.label), confusion),
-    "samples": _over(lambda e: e.block, samples),
-    "stability": _over(lambda e: (*e.block, f"{_length(e)} epochs"), stability),
-    "rectifier": _from_arrays(lambda e: (e.data, e.net, e.label, e.noise), rectifier),
-    "sigma": _over(lambda e: (e.data, e.net, f"{_length(e)} epochs"), sigma),
-    "calibration": _from_arrays(lambda e: e.block, calibration),
+FIGURES: dict[str, tuple[Callable[[Experiment], tuple[str, ...]], Callable[[Any], "Figure | None"]]] = {
+    "losses": (lambda e: (e.data, e.net, e.label), losses),
+    "confusion": (lambda e: (e.data, e.net, e.label), confusion),
+    "samples": (lambda e: e.block, samples),
+    "stability": (lambda e: (*e.block, f"{_length(e)} epochs"), stability),
+    "rectifier": (lambda e: (e.data, e.net, e.label, e.noise), rectifier),
+    "sigma": (lambda e: (e.data, e.net, f"{_length(e)} epochs"), sigma),
+    "calibration": (lambda e: e.block, calibration),
 }
+"""For each kind of figure: the words that distinguish its figures, and the function that draws one of them."""
 FROM_ARRAYS = ("losses", "confusion", "rectifier", "calibration")
+"""The figures that are drawn from the stored arrays; the others only need the results of the epochs."""
 
 
 def _panels(title: str, rows: int, columns: int, size: tuple[float, float]) -> tuple["Figure", Any]:
@@ -337,14 +332,6 @@ def _matrix(axes: "Axes", x: Array, classes: Array, cmap: str, low: float, high:
 def _read_measurements(e: Experiment) -> Measured | None:
     stored = ((run, arrays) for run in e.counted if (arrays := read_arrays(run.path)) is not None)
     return next((Measured(e, arrays, run.spec["seed"]) for run, arrays in stored), None)
-
-
-def _group_by(items: Iterable[Any], key: Any) -> list[list[Any]]:
-    """Groups of items with the same key, in the order of the first items."""
-    groups: dict[Any, list[Any]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
 
 
 def _log_axis(axes: "Axes") -> None:

@@ -3,7 +3,6 @@
 import base64
 import statistics
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import warpi.report.svg_charts as charts
 from warpi.audit.label_scores import wilson_interval
 from warpi.audit.result import Audit
 from warpi.report.curves import average_curve, lowest
-from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, number
+from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, group_by, machine, number, versions
 from warpi.report.figure_data import EDGES, KINDS, Arrays
 from warpi.report.page_data import Detail, Suspect
 from warpi.report.render_template import render
@@ -63,8 +62,8 @@ def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[De
         title = f"{first.label} on {Path(first.data).name}{noise}"
     tables = {block.title: block for block in blocks(rows)}
     shown = []
-    for name, members in groupby(experiments, lambda g: g.block_title):
-        shown.append({"name": name, "table": tables[name], "curves": _curves(list(members), len(experiments) > 1)})
+    for name, members in group_by(experiments, lambda g: g.block_title).items():
+        shown.append({"name": name, "table": tables[name], "curves": _curves(members, len(experiments) > 1)})
     parts = [_experiment(g, known) for g in experiments]
     return str(render("page.html", title=title, blocks=shown, table_legend=legend(rows), experiments=parts))
 
@@ -126,12 +125,7 @@ def _facts(g: Experiment) -> dict[str, str]:
     data = [f"{words} {format_value(spec[name])}" for name, words in _DATA.items() if spec.get(name) is not None]
     trusted = "held out from rows with known truth" if spec.get("meta") else "rows marked in the data, if any"
     test_labels = _TEST_LABELS.get(str(facts.get("test_labels")), "unknown")
-    threads = place.get("threads")
-    machine = [str(place.get("gpu") or place.get("device") or "unknown")]
-    machine += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
-    machine += [place["date"]] if place.get("date") else []
     options = _pairs({**spec["options"], **spec["changed"]})
-    tools = [f"{name} {place[name]}" for name in ("torch", "numpy", "python") if place.get(name)]
     return {
         "Data": ", ".join([g.data, *data]) + (f"; {facts['n_classes']} classes" if facts.get("n_classes") else ""),
         "Rows": ", ".join(f"{facts[name]:,} {words}" for name, words in _SIZES.items() if facts.get(name) is not None),
@@ -142,8 +136,8 @@ def _facts(g: Experiment) -> dict[str, str]:
         "Network": g.net + (f", {facts['n_parameters']:,} parameters" if facts.get("n_parameters") else ""),
         "Training": _pairs({name: recipe.get(name) for name in _TRAINING}),
         "Seeds": ", ".join(f"{r.spec['seed']}" + ("" if r.done else " (unfinished)") for r in g.runs),
-        "Machine": ", ".join(machine),
-        "Versions": ", ".join([f"warpi {run.version}", *tools]),
+        "Machine": machine(place) + (f", {place['date']}" if place.get("date") else ""),
+        "Versions": versions(run),
     }
 
 

@@ -1,13 +1,21 @@
 """Paired comparison of every row with one row of its table: runs with the same seed share split and noise."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from warpi.errors import UserError, unknown
-from warpi.report.experiments import Difference, Experiment, Row, RunRecord, group, number, summarize
+from warpi.report.experiments import (
+    Difference,
+    Experiment,
+    Row,
+    RunRecord,
+    group,
+    group_by,
+    mean_std,
+    number,
+    summarize,
+)
 from warpi.runs.stored_facts import same_test_set
 
 
@@ -18,8 +26,7 @@ def compare(runs: Sequence[RunRecord], name: str) -> list[Row]:
     """
     experiments = group(runs)
     references: dict[tuple[str, str, str], Experiment] = {}
-    for block, members in groupby(experiments, lambda g: g.block):
-        some = list(members)
+    for block, some in group_by(experiments, lambda g: g.block).items():
         named = [g for g in some if g.label == name] or [g for g in some if g.first.spec["method"] == name]
         if len(named) > 1:
             labels = ", ".join(repr(g.label) for g in named)
@@ -43,12 +50,9 @@ def mean_interval(values: Sequence[float | None]) -> tuple[float | None, float |
     """
     from scipy.special import stdtrit  # quantiles of Student's distribution; slow to import
 
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None, None
-    n = len(known)
-    half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(known) / math.sqrt(n) if n > 1 else None
-    return statistics.fmean(known), half
+    n = len(values)
+    mean, std = mean_std(values)
+    return mean, None if std is None else float(stdtrit(n - 1, 0.975)) * std / math.sqrt(n)
 
 
 def _difference(g: Experiment, other: Experiment) -> Difference:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
-from typing import NamedTuple
 
 from rich import box
 from rich.console import Console, ConsoleOptions, ConsoleRenderable
@@ -144,19 +143,13 @@ class _TerminalTables:
         shown = blocks(self.rows)
         for block in shown:
             layouts = [make(form) for make in (_names_beside, _names_above) for form in (block, _remarks_below(block))]
-            yield next((layout for layout in layouts if layout.width <= options.max_width), layouts[-1]).table
+            yield next((table for width, table in layouts if width <= options.max_width), layouts[-1][1])
         notes = dict.fromkeys(block.note for block in shown)
         yield Text("\n".join([*notes, legend(self.rows)]), style="dim")
 
 
-class _Layout(NamedTuple):
-    """One of the layouts of a table."""
-
-    width: int  # columns of the terminal that it needs
-    table: ConsoleRenderable
-
-
-def _names_beside(block: Block) -> _Layout:
+def _names_beside(block: Block) -> tuple[int, ConsoleRenderable]:
+    """The number of columns of the terminal that this layout needs, and the table."""
     table = Table(title=Text(block.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     if compared := len(block.heads) > len(HEADS):
         table.padding = 0, 1, 0, 0  # leaves more space for the names
@@ -172,10 +165,10 @@ def _names_beside(block: Block) -> _Layout:
             table.add_row(*cells)
         table.add_section()
     words = [word for _, lines in block.sections for line in lines for word in line.cells[0].split()]
-    return _Layout(max(map(len, words)) + sum(widths) + (2 if compared else 3) * len(block.heads) + 1, table)
+    return max(map(len, words)) + sum(widths) + (2 if compared else 3) * len(block.heads) + 1, table
 
 
-def _names_above(block: Block) -> _Layout:
+def _names_above(block: Block) -> tuple[int, ConsoleRenderable]:
     widths = [2 + width for width in _widths(block)]
     parts = [
         Text(f"{block.title}\n", style="bold"),
@@ -187,7 +180,7 @@ def _names_above(block: Block) -> _Layout:
         for line in lines:
             parts += [Text(line.cells[0]), *_stack_lines(line.cells[1:], widths, "bold" if line.bold else "")]
         parts.append(Text())
-    return _Layout(sum(widths), Text("\n").join(parts))
+    return sum(widths), Text("\n").join(parts)
 
 
 def _remarks_below(block: Block) -> Block:
