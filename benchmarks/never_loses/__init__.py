@@ -1,1 +1,1 @@
-"""`auto` against plain models, models on the trusted rows alone, and cleanlab: many tables, kinds of noise and sizes."""
+"""`auto` against plain models, models on the trusted rows alone, and cleanlab, on many tables."""
