@@ -553,6 +553,7 @@ class ListQueue:
     def __init__(self, folder: Path, jobs: list[Job], others: int = 0) -> None:
         self.folder = folder
         self.jobs = jobs
+        self.cache = None
         self.others = others  # how often another process is at work
         self.events: list[RunEvent] = []
         self.failures: dict[str, str] = {}
@@ -586,7 +587,7 @@ class ListQueue:
 
     def work(self, caught: list[int] | None = None, shares_device: bool = False) -> None:
         queue: Any = self
-        work(queue, CPU, [] if caught is None else caught, self.report, shares_device)
+        work(queue, CPU, [] if caught is None else caught, shares_device)
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -733,8 +734,9 @@ def test_signal_stops_the_run_and_starts_no_other(tmp_path: Path) -> None:
 
 def test_board_counts_and_estimates(tmp_path: Path) -> None:
     jobs = tuple(Job(f"{m}{s}", {"method": m, "seed": s, "epochs": 10}) for m in ("ce", "warpi") for s in (0, 1))
-    states = {job.name: State(False, False, 0, None) for job in jobs} | {"ce1": State(True, True, 10, 10)}
-    with (tmp_path / "out").open("w") as out, Board(Plan(tmp_path, tmp_path, jobs), states, Console(file=out)) as board:
+    states = {job.name: State() for job in jobs} | {"ce1": State(True, True, 10, 10)}
+    with (tmp_path / "out").open("w") as out:
+        board = Board(Plan(tmp_path, tmp_path, jobs), states, Console(file=out))
         assert (board.count("done"), board.seconds_left()) == (1, None)
         board.show(RunEvent("begun", "ce0"))
         board.show(RunEvent("epoch", "ce0", 4, {"epoch": 4, "seconds": 2.0, "test_acc": 70.0}))
@@ -757,9 +759,8 @@ def test_bars_on_a_terminal(tmp_path: Path) -> None:
     jobs = (Job("a", {"epochs": 4}), Job("b", {"epochs": 4}))
     with (tmp_path / "out").open("w") as out:
         console = Console(file=out, force_terminal=True, width=120)
-        with Board(
-            Plan(tmp_path, tmp_path, jobs), {j.name: State(False, False, 0, None) for j in jobs}, console
-        ) as board:
+        board = Board(Plan(tmp_path, tmp_path, jobs), {j.name: State() for j in jobs}, console)
+        with board.bars:
             board.show(RunEvent("begun", "a"))
             board.show(RunEvent("epoch", "a", 1, {"epoch": 1, "seconds": 100.0, "val_acc": 12.0}))
             board.bars.refresh()

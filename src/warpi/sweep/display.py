@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Mapping
 from statistics import fmean
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +20,7 @@ _QUIET = 10.0  # seconds between two epoch lines if there is no terminal
 
 
 class Board:
-    """Context manager that shows events and estimates the remaining time."""
+    """Shows events and estimates the remaining time. `bars` are visible inside their context."""
 
     def __init__(self, plan: Plan, states: Mapping[str, State], console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -38,13 +37,6 @@ class Board:
         self.bars = Bars(*columns, *more, console=self.console, disable=not live, transient=True)
         self.all = self.bars.add_task("", total=None, note="")
         self.rows: dict[str, TaskID] = {}
-
-    def __enter__(self) -> "Board":
-        self.bars.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.bars.stop()
 
     def show(self, event: RunEvent) -> None:
         """Record an event and update the display."""
@@ -119,13 +111,13 @@ class Board:
         self.printed_at = time.monotonic()
 
 
-def states_table(plan: Plan, states: Mapping[str, State | str]) -> Table:
-    """One line per run with its state; a text instead of a state says why a run cannot be run."""
+def states_table(plan: Plan, states: Mapping[str, State]) -> Table:
+    """One line per run with its state, or why it cannot be run."""
     table = Table("run", "", box=None)
     for job in plan.jobs:
         state = states[job.name]
-        if isinstance(state, str):
-            text = state
+        if state.problem:
+            text = state.problem
         elif state.done:
             text = "done"
         elif state.begun:

@@ -35,10 +35,11 @@ KEPT = (SPEC, SWEEP, RESULTS, DONE)
 class State:
     """How far a run has come."""
 
-    done: bool
-    begun: bool  # there is a checkpoint to resume from
-    epoch: int  # epochs on disk
-    epochs: int | None  # planned epochs; None if not known yet
+    done: bool = False
+    begun: bool = False  # there is a checkpoint to resume from
+    epoch: int = 0  # epochs on disk
+    epochs: int | None = None  # planned epochs; None if not known yet
+    problem: str = ""  # why it cannot be run
 
 
 def run_state(plan: Plan, job: Job, cache: DataCache | None = None) -> State:
@@ -132,7 +133,7 @@ def _other_content(path: Path, settings: Settings, cache: DataCache | None = Non
     spec = _spec(settings)
     for fact, file in files_to_hash(spec).items():
         before = stored["facts"].get(fact)
-        now = _digest(file) if file and before else None
+        now = _digest(file, stamp(file)) if file and before else None
         if now not in (None, before):
             return f"{file}: its sha256 was {before:.12}, now {now:.12}"
     if spec.data.data not in DATASETS and not os.path.exists(spec.data.data):
@@ -150,15 +151,12 @@ def _spec(settings: Settings) -> RunSpec:
     return RunSpec.from_settings(**{name: value for name, value in settings.items() if name != "threads"})
 
 
-def _digest(file: str) -> str | None:
-    with suppress(OSError):
-        return _sha256(file, stamp(file))
-    return None
-
-
 @lru_cache(maxsize=64)
-def _sha256(file: str, _: str) -> str | None:
-    return file_sha256(file)
+def _digest(file: str, _: str) -> str | None:
+    """The hash of a file with this stamp; None if it cannot be read."""
+    with suppress(OSError):
+        return file_sha256(file)
+    return None
 
 
 @lru_cache(maxsize=64)

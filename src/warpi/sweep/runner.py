@@ -22,7 +22,7 @@ from rich.console import Console
 
 from warpi.errors import UserError
 from warpi.noise.parse import Noise
-from warpi.report.experiments import find_runs
+from warpi.report.experiments import find_runs, group_by
 from warpi.report.table import screen, to_rich
 from warpi.report.write import write_report
 from warpi.runs import plugins
@@ -34,7 +34,7 @@ from warpi.sweep.plan import Job, Plan
 from warpi.sweep.queue import Queue
 from warpi.sweep.run_states import State, run_folder, run_state
 from warpi.sweep.worker import work
-from warpi.utils.devices import catch_signals, pick_device
+from warpi.utils.devices import catch_signals, cpu_threads, pick_device
 
 _MOST_CPU_JOBS = 8  # default limit: each process holds its own copy of the data
 _JOBS_UNDER_MPS = 3  # three runs fill a GPU with a small network (docs/speed.md)
@@ -95,15 +95,15 @@ def parse_resources(device: str, per_gpu: str, jobs: int | None) -> Resources:
     return Resources(tuple(devices), jobs or (_JOBS_UNDER_MPS if mps_is_running() else 1))
 
 
-def read_states(plan: Plan) -> dict[str, State | str]:
-    """The state of each run, or the reason why it cannot be run."""
-    states: dict[str, State | str] = {}
+def read_states(plan: Plan) -> dict[str, State]:
+    """The state of each run."""
+    states: dict[str, State] = {}
     cache = DataCache()
     for job in plan.jobs:
         try:
             states[job.name] = run_state(plan, job, cache)
         except UserError as error:
-            states[job.name] = str(error)
+            states[job.name] = State(problem=str(error))
     return states
 
 
@@ -112,9 +112,9 @@ def dry_run(plan: Plan) -> None:
     console = Console(highlight=False)
     states = read_states(plan)
     console.print(states_table(plan, states))
-    n_done = sum(isinstance(state, State) and state.done for state in states.values())
-    n_begun = sum(isinstance(state, State) and state.begun and not state.done for state in states.values())
-    n_refused = sum(isinstance(state, str) for state in states.values())
+    n_done = sum(state.done for state in states.values())
+    n_begun = sum(state.begun and not state.done for state in states.values())
+    n_refused = sum(bool(state.problem) for state in states.values())
     counts = f"{n_done} done, {n_begun} begun, {len(states) - n_done - n_begun - n_refused} missing"
     if n_refused:
         counts += f", {n_refused} refused"
@@ -125,25 +125,24 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
     """Finish all runs of a plan and print the table. `command` holds the arguments; returns an exit code."""
     began = time.monotonic()
     states = read_states(plan)
-    start = {name: s if isinstance(s, State) else State(False, False, 0, None) for name, s in states.items()}
-    n_left = sum(not state.done for state in start.values())
+    n_left = sum(not state.done for state in states.values())
     processes = resources.processes[:n_left]
-    unfinished = [job for job in plan.jobs if isinstance(s := states[job.name], State) and not s.done]
     cache = DataCache()
-    _check_data(plan, unfinished, cache)
+    _check_data(plan, [job for job in plan.jobs if not (states[job.name].done or states[job.name].problem)], cache)
     if n_left:
         _check_out(plan.out)
     if len(processes) != 1:
         cache = DataCache()  # frees the data: each worker process reads it itself
     with ExitStack() as stack:
-        board = stack.enter_context(Board(plan, start))
+        board = Board(plan, states)
+        stack.enter_context(board.bars)
         caught = stack.enter_context(catch_signals())
         if n_left:
             where = ", ".join(dict.fromkeys(map(str, processes)))
             several = f", {len(processes)} at a time" if len(processes) > 1 else ""
-            board.print(f"{plan.file}: {len(start)} runs, {len(start) - n_left} of them done; on {where}{several}")
+            board.print(f"{plan.file}: {len(states)} runs, {len(states) - n_left} of them done; on {where}{several}")
         else:
-            board.print(f"{plan.file}: nothing to do, all {len(start)} runs are done")
+            board.print(f"{plan.file}: nothing to do, all {len(states)} runs are done")
         session = f"{os.getpid()}-{time.time_ns()}"
         if len(processes) == 1:
             _work(plan, resources, processes[0], session, caught, board.show, cache)
@@ -209,16 +208,11 @@ def _work(
     report: Callable[[RunEvent], None],
     cache: DataCache,
 ) -> None:
-    threads = torch.get_num_threads()
-    try:
-        if resources.threads is not None:
-            torch.set_num_threads(resources.threads)
+    with cpu_threads(resources.threads):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         shares_device = device.type == "cuda" and resources.jobs > 1
-        work(Queue(plan, session, report, cache), device, caught, report, shares_device, cache)
-    finally:
-        torch.set_num_threads(threads)
+        work(Queue(plan, session, report, cache), device, caught, shares_device)
 
 
 def _run_workers(
@@ -231,8 +225,8 @@ def _run_workers(
 ) -> list[str]:
     """Start one process per entry of `processes` and show their events. Returns a line for each that died."""
     events: queue.Queue[RunEvent] = queue.Queue()
-    kept = _without(command, "--device", "--jobs", "--per-gpu", "--json")
-    base = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *kept, "--jobs", str(resources.jobs)]
+    base = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *command]
+    base += ["--per-gpu", "auto", "--jobs", str(resources.jobs)]  # flags that are given again replace the earlier ones
     with ExitStack() as stack:
         workers = []
         listeners = []
@@ -280,41 +274,24 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
         worker.stdout.close()
 
 
-def _without(argv: Sequence[str], *flags: str) -> list[str]:
-    """Arguments without some flags and their values."""
-    kept = []
-    skip = False
-    for word in argv:
-        if not skip and word.partition("=")[0] not in flags:
-            kept.append(word)
-        skip = not skip and word in flags
-    return kept
-
-
 def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Path | None) -> int:
     """Print the table of all runs, their folder and what went wrong. Returns an exit code."""
     console = screen()
     states = read_states(plan)
-    valid = [job for job in plan.jobs if isinstance(states[job.name], State)]  # not those with other settings
-    paths = [run_folder(plan, job) for job in valid]
+    paths = [run_folder(plan, job) for job in plan.jobs if not states[job.name].problem]
     begun = [path for path in paths if (path / SPEC).exists() and (path / SWEEP).exists()]
     broken = list[UserError]()
     if begun and (runs := find_runs(begun, broken)):
         console.print(to_rich(write_report(runs, None, json_file)))
-    n_done = sum(isinstance(state, State) and state.done for state in states.values())
+    n_done = sum(state.done for state in states.values())
     summary = f"{n_done} of {len(states)} runs done in {format_duration(seconds)}; run folders in {plan.out}"
     console.print(summary, markup=False, emoji=False, soft_wrap=True)
     for error in broken:
         print(f"warpi: not in the table: {' '.join(str(error).split())}", file=sys.stderr)
-    by_reason = dict[str, list[str]]()
-    for name, reason in failed.items():
-        by_reason.setdefault(" ".join(reason.split()), []).append(name)
-    for reason, (first, *others) in by_reason.items():
+    for reason, (first, *others) in group_by(failed, lambda name: " ".join(failed[name].split())).items():
         names = f"{first} and {len(others)} more" if others else first
         print(f"warpi: {names} failed: {reason}", file=sys.stderr)
-    unfinished = [
-        name for name, state in states.items() if name not in failed and not (isinstance(state, State) and state.done)
-    ]
+    unfinished = [name for name, state in states.items() if name not in failed and not state.done]
     for name in unfinished:
         print(f"warpi: {name} is not finished; run the sweep again", file=sys.stderr)
     return 1 if failed or unfinished or broken else 0

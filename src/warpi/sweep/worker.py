@@ -2,13 +2,11 @@
 
 import time
 import traceback
-from collections.abc import Callable
 
 import torch
 
 from warpi.errors import UserError
 from warpi.runs.run import fitting
-from warpi.runs.spec import DataCache
 from warpi.sweep.events import RunEvent
 from warpi.sweep.queue import ClaimedRun, Queue
 from warpi.utils.devices import Stopped
@@ -16,14 +14,7 @@ from warpi.utils.devices import Stopped
 _POLL = 0.2  # seconds between two looks into the queue, and between two signs of life
 
 
-def work(
-    queue: Queue,
-    device: torch.device,
-    caught: list[int],
-    report: Callable[[RunEvent], None],
-    shares_device: bool = False,
-    cache: DataCache | None = None,
-) -> None:
+def work(queue: Queue, device: torch.device, caught: list[int], shares_device: bool = False) -> None:
     """Train the runs of a queue until none is left or a signal is noted in `caught`.
 
     A run that fails does not stop the others. A run that does not fit into the memory of a shared device goes back to
@@ -37,38 +28,32 @@ def work(
             if not queue.has_more():
                 return
             time.sleep(_POLL)
-            report(RunEvent("alive"))
+            queue.report(RunEvent("alive"))
             continue
         name = claim.job.name
-        report(RunEvent("begun", name, claim.epoch))
+        queue.report(RunEvent("begun", name, claim.epoch))
         with claim.lock:
-            event, details = _train(claim, device, caught, report, cache)
+            event, details = _train(queue, claim, device, caught)
             if event.kind == "requeued" and (not shares_device or name in retried):
                 event = RunEvent("failed", name, event.epoch, reason=event.reason)
             if event.kind == "done":
                 queue.mark_done(claim)
             elif event.kind == "failed":
                 queue.mark_failed(claim.job, event.reason, details)
-        report(event)
+        queue.report(event)
         if event.kind == "requeued":
             if queue.others_are_at_work():
                 return
             retried.add(name)
 
 
-def _train(
-    claim: ClaimedRun,
-    device: torch.device,
-    caught: list[int],
-    report: Callable[[RunEvent], None],
-    cache: DataCache | None,
-) -> tuple[RunEvent, str]:
+def _train(queue: Queue, claim: ClaimedRun, device: torch.device, caught: list[int]) -> tuple[RunEvent, str]:
     """Train one run. Returns the event that ended it, and the traceback of an unexpected error."""
     name = claim.job.name
     epoch = claim.epoch
     threads = torch.get_num_threads()
     steps = fitting(
-        claim.path, resume=claim.resume, device=str(device), caught=caught, cache=cache, **claim.job.settings
+        claim.path, resume=claim.resume, device=str(device), caught=caught, cache=queue.cache, **claim.job.settings
     )
     reported = time.monotonic()
     try:
@@ -76,10 +61,10 @@ def _train(
             record = next(steps)
             if record is not None:
                 epoch = int(record["epoch"])
-                report(RunEvent("epoch", name, epoch, record))
+                queue.report(RunEvent("epoch", name, epoch, record))
             elif time.monotonic() - reported >= _POLL:
                 reported = time.monotonic()
-                report(RunEvent("alive"))
+                queue.report(RunEvent("alive"))
     except StopIteration as end:
         history = end.value.history
         return RunEvent("done", name, len(history), history[-1] if history else None), ""
