@@ -233,8 +233,8 @@ def test_trusted_set_contains_the_original_cells(tmp_path: Path) -> None:
             == 0
         )
         assert out.read_text() == (
-            "id,size,n,kind,note\n20240000007,0.7000000000000001,1.0,x,n7\n20240000009,0.9,0.0,y,n9\n"
-            "20240000008,0.8,2.0,x,n8\n"
+            "id,size,n,kind,note,given\n20240000007,0.7000000000000001,1.0,x,n7,y\n20240000009,0.9,0.0,y,n9,y\n"
+            "20240000008,0.8,2.0,x,n8,x\n"
         )
         table, _ = warpi.load_dataset(str(tmp_path / name), label="kind", drop=["note"])
         trusted, _ = warpi.load_dataset(str(out), label="kind", drop=["note"], like=table)
@@ -254,7 +254,7 @@ def test_moved_rows_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     )
     argv = ["pick", "--estimate", str(listed), "--data", str(table), "--label", "kind", "--export-trusted", str(out)]
     assert main([*argv, "--unbalanced"]) == 0
-    assert out.read_text() == "size,kind\n0.4,y\n0.6000000000000001,x\n0.5,y\n"
+    assert out.read_text() == "size,kind,given\n0.4,y,x\n0.6000000000000001,x,x\n0.5,y,y\n"
     out.unlink()
     table.write_text("\n".join(["size,kind", *reversed(lines)]) + "\n")
     capsys.readouterr()
@@ -296,7 +296,8 @@ def test_trusted_set_of_a_parquet_table(tmp_path: Path) -> None:
     spec = DataSpec(data=str(tmp_path / "t.parquet"), label="kind", drop=("note",))
     rows = [{"row": "3", "given_label": "y", CHECKED: "x"}, {"row": "8", "given_label": "x", CHECKED: "y"}]
     write_checked_rows(tmp_path / "ok.csv", rows, tmp_path / "p.csv", spec, seed=0, balanced=True)
-    assert read(tmp_path / "ok.csv")[0] == {"id": "20240000003", "size": str(3 / 7), "note": "", "kind": "x"}
+    first = {"id": "20240000003", "size": str(3 / 7), "note": "", "kind": "x", "given": "y"}
+    assert read(tmp_path / "ok.csv")[0] == first
     table = spec.read()
     trusted, _ = warpi.load_dataset(str(tmp_path / "ok.csv"), like=table)
     assert torch.equal(trusted.examples.flat(torch.arange(2)), table.examples.flat(torch.tensor([3, 8])))
@@ -320,11 +321,11 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
     counts = Counter(r[CHECKED] for r in rows)
     least = min(counts.values())
     assert least < max(counts.values())
-    assert main(["pick", *flags, *data]) == 0  # balanced, as in `warpi review`
+    assert main(["pick", *flags, *data, "--balanced"]) == 0
     assert f"{10 * least} trusted examples; {40 - 10 * least} more are left out" in capsys.readouterr().out
     with np.load(files["t.npz"]) as balanced:
         assert Counter(balanced["y"].tolist()) == dict.fromkeys(digits.classes, least)
-    assert main(["pick", *flags, *data, "--unbalanced"]) == 0
+    assert main(["pick", *flags, *data]) == 0
     assert "noise rate" in capsys.readouterr().out
     estimate = json.loads(Path(files["e.json"]).read_text())
     assert estimate["low"] < 0.4 < estimate["high"]

@@ -113,8 +113,8 @@ def test_table_from_checked_rows_to_the_next_command(tmp_path: Path, capsys: pyt
     }
     assert f"{more}: 20 trusted examples; 9 decided rows are not among them" in output
     assert set(more.read_text().splitlines()[1:]) <= {
-        f"{line[:-1]}{kind}" for line in lines for kind in "xy"
-    }  # with the original cells
+        f"{line[:-1]}{kind},{line[-1]}" for line in lines for kind in "xy"
+    }  # with the original cells, and the given label
 
     *_, command = output.splitlines()
     argv = shlex.split(command.removeprefix("next: "))[1:]

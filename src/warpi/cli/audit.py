@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from argparse import SUPPRESS
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,8 @@ def pick(argv: list[str]) -> None:
     parser.add("--estimate FILE", "read a checked list and print the noise rate it implies", Path)
     parser.add("--picked FILE", "with --estimate of an export of `warpi review`: the list itself", Path)
     add_trusted_output(parser, "with --estimate: write the checked rows as a set for `warpi fit --trusted`")
-    parser.add("--unbalanced", "with --export-trusted: write all rows, without balancing the classes")
+    parser.add("--balanced", "with --export-trusted: write the same number of every class, and leave out the others")
+    parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     parser.add_output("--json", "with --estimate: write the estimate as JSON")
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     from warpi.runs.spec import NOT_READ, READ, DataSpec
@@ -105,7 +107,7 @@ def pick(argv: list[str]) -> None:
             raise UserError("--estimate reads a checked list; for a new one, leave it out and give N and --csv FILE")
         _estimate(given, settings)
         return
-    for name in ("picked", "export_trusted", "unbalanced", "json"):
+    for name in ("picked", "export_trusted", "balanced", "json"):
         if given[name]:
             raise UserError(f"--{name.replace('_', '-')} requires --estimate FILE, a list that a person has checked")
     required = {"N, the number of rows": given["n"], "--csv FILE": given["csv"]}
@@ -136,7 +138,7 @@ def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     if given["export_trusted"]:
         if "data" not in settings:
             raise UserError("--export-trusted needs the data of the rows: --data, and the flags it was read with")
-        options = (DataSpec(**settings), given["seed"], not given["unbalanced"])
+        options = (DataSpec(**settings), given["seed"], given["balanced"])
         print_trusted_set(write_checked_rows(given["export_trusted"], rows, given["estimate"], *options))
     rate = estimate_noise_rate(rows)
     if given["json"]:

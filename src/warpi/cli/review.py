@@ -36,7 +36,7 @@ def review(argv: list[str]) -> None:
     parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
     add_trusted_output(parser, "write the trusted examples as a set for `warpi fit --trusted`", "PATH")
     parser.add("--balanced", "with --export-trusted: write the same number of every class, and leave out the others")
-    parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default since 0.2
+    parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     parser.add("--seed N", "random seed of --noise", int, 0)
     add_data_flags(parser, "data without a run", NOT_READ)

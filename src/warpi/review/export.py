@@ -19,6 +19,7 @@ from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns
 from warpi.data.overlap import mark_shared
 from warpi.data.split import Split
+from warpi.datasets.label_columns import GIVEN
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import read_noise_file, write_noise_file
@@ -154,7 +155,8 @@ def write_trusted(
     places: list[Place] = [(earlier.examples, row) for row in earlier.rows.tolist()] if earlier else []
     places += [(items.examples, row) for row in chosen]
     n_first = len(labels) - len(chosen) + len(items.trusted_rows)
-    summary = _write_places(items, places, labels, path, balanced, n_first)
+    given = [""] * (len(labels) - len(chosen)) + [_given_before(items, decisions, row) for row in chosen]
+    summary = _write_places(items, places, labels, path, balanced, n_first, given=given)
     return summary._replace(corrected_only=len(labeled) - len(chosen))
 
 
@@ -163,10 +165,14 @@ def write_checked_rows(
 ) -> TrustedSetSummary:
     """Write the checked rows of a pick list as a trusted set, which may replace an existing file.
 
-    `rows` are the lines of the file `listed` (see `audit.checked`), and `spec` names the data.
+    `rows` are the lines of the file `listed` (see `audit.checked`), and `spec` names the data. Informative rows, which
+    were chosen by their scores, are left out.
     """
     items, _ = open_data(spec, seed=seed)
-    checked = [cells for cells in rows if cells[CHECKED]]
+    all_checked = [cells for cells in rows if cells[CHECKED]]
+    checked = [cells for cells in all_checked if cells.get("part") != "informative"]
+    if not checked:
+        raise NothingToTrust(f"no row of {listed} that was drawn at random is checked, so none can be trusted")
     try:
         chosen = {int(cells["row"]): cells[CHECKED] for cells in checked}
     except ValueError as e:
@@ -174,7 +180,21 @@ def write_checked_rows(
     for cells in checked:
         _check_same_row(items, int(cells["row"]), cells, listed)
     labels = [items.classes.index(label) for label in chosen.values()]
-    return _write_places(items, [(items.examples, row) for row in chosen], labels, path, balanced, replace=True)
+    given = [cells["given_label"] for cells in checked]
+    places = [(items.examples, row) for row in chosen]
+    summary = _write_places(items, places, labels, path, balanced, replace=True, given=given)
+    return summary._replace(corrected_only=len(all_checked) - len(checked))
+
+
+def _given_before(items: Items, decisions: Mapping[int, Decision], row: int) -> str:
+    """The label that a row had before a person checked it; '' if it is not known."""
+    if row in decisions and decisions[row].given:
+        return decisions[row].given
+    dataset = items.dataset
+    if dataset.trusted is not None and bool(dataset.trusted[row]):  # corrected in place
+        k = -1 if dataset.given is None else int(dataset.given[row])
+        return items.classes[k] if k >= 0 else ""
+    return items.classes[int(items.given[row])]
 
 
 def _check_same_row(items: Items, row: int, cells: Mapping[str, str], listed: Path) -> None:
@@ -206,12 +226,16 @@ def _write_places(
     balanced: bool,
     n_first: int = 0,
     replace: bool = False,
+    given: Sequence[str] = (),
 ) -> TrustedSetSummary:
-    """Write examples with their labels; with `balanced` the same number of every class, the first `n_first` first."""
+    """Write examples with their labels; with `balanced` the same number of every class, the first `n_first` first.
+
+    `given` are the labels before they were checked, which a table keeps in a column of this name.
+    """
     y = torch.tensor(labels, dtype=torch.int64)
     kept = balance_classes(y, n_first) if balanced else torch.arange(len(y))
     names = [items.classes[k] for k in y[kept].tolist()]
-    _write(items, [places[i] for i in kept.tolist()], names, path, replace)
+    _write(items, [places[i] for i in kept.tolist()], names, path, replace, [given[i] for i in kept.tolist()])
     return TrustedSetSummary.of(path, y, len(kept), items.classes)
 
 
@@ -223,7 +247,9 @@ def _earlier_examples(items: Items, chosen: Mapping[int, int]) -> Split:
     return items.trusted.subset(~mark_shared(items.trusted, Split(items.examples, rows, y)))
 
 
-def _write(items: Items, places: Sequence[Place], names: Sequence[str], path: Path, replace: bool) -> None:
+def _write(
+    items: Items, places: Sequence[Place], names: Sequence[str], path: Path, replace: bool, given: Sequence[str]
+) -> None:
     suffix = path.suffix.lower()
     allowed = {"trusted": ("", ".csv"), "trusted.csv": (".csv",)}.get(trusted_name(items), (".npz",))
     if suffix not in allowed:
@@ -238,7 +264,7 @@ def _write(items: Items, places: Sequence[Place], names: Sequence[str], path: Pa
         np.savez_compressed(arrays, x=x.numpy(), y=np.array(names))
         content = arrays.getvalue()
     elif items.dataset.files is None:
-        content = _format_table(items, places, names)
+        content = _format_table(items, places, names, given)
     else:
         content = _format_image_list(items, places, names, path)
     if path.exists() and not replace and path.read_bytes() != content:
@@ -252,7 +278,7 @@ def _input(examples: Examples, row: int) -> Tensor:
     return examples.x[row].cpu()
 
 
-def _format_table(items: Items, places: Sequence[Place], names: Sequence[str]) -> bytes:
+def _format_table(items: Items, places: Sequence[Place], names: Sequence[str], given: Sequence[str]) -> bytes:
     """A csv with the original cells of each row, or cells reconstructed from its features if no file is known."""
     columns = items.dataset.encoding
     assert isinstance(columns, Columns)
@@ -264,12 +290,13 @@ def _format_table(items: Items, places: Sequence[Place], names: Sequence[str]) -
     else:
         trusted_originals = original_rows(items.source, columns.label, "trusted") if items.source else []
     header = list(originals[0]) if originals else [*columns.categories, columns.label]
+    header += [] if GIVEN[0] in header else [GIVEN[0]]
     lines = []
-    for (examples, row), name in zip(places, names, strict=True):
+    for (examples, row), name, before in zip(places, names, given, strict=True):
         rows = originals if items.shares(examples) else trusted_originals
         cells = rows[row] if rows else decode_cells(_input(examples, row), columns)
-        # A trusted file may lack columns that are dropped.
-        lines.append([name if column == columns.label else cells.get(column, "") for column in header])
+        cells = {**cells, columns.label: name, GIVEN[0]: before or cells.get(GIVEN[0], "")}
+        lines.append([cells.get(column, "") for column in header])  # a trusted file may lack columns that are dropped
     return format_csv(header, lines).encode()
 
 
