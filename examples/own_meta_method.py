@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from warpi import CE, Batch, Log, Method, Recipe, Task, load_dataset, make_task, setting, train
+from warpi import CE, Batch, Log, Method, Recipe, load_dataset, make_task, setting, train
 from warpi.functional import cross_entropy
 from warpi.training import adam, bilevel_step
-from warpi.utils.seeding import derive, seeded
 
 
 @dataclass
@@ -23,11 +22,11 @@ class EntropyWeight(Method):
     hidden: int = setting(32, "units in the hidden layer of V")
     meta_lr: float = setting(1e-3, "learning rate of V")
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)  # the classifier `net`, its `optimizer`, the loaders
-        with seeded(derive(recipe.seed, "meta-network")):  # the same initial weights for the same seed
-            V = nn.Sequential(nn.Linear(2, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid())
-        self.V = V.to(task.train.y.device)  # checkpoints store everything that start creates
+    def create_state(self) -> None:
+        """Create what checkpoints store. The classifier `net`, its `optimizer` and the loaders exist already."""
+        layers = lambda: nn.Sequential(nn.Linear(2, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1), nn.Sigmoid())
+        V = self.recipe.make_module("meta-network", layers)  # the same initial weights for the same seed
+        self.V = V.to(self.task.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
 
     def step(self, batch: Batch) -> Log:

@@ -1,7 +1,7 @@
 """The baselines, WarPI, Meta-Weight-Net and the registry. Properties of all methods are in test_contract.py."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -298,3 +298,27 @@ def test_each_phase_has_the_full_learning_rate_schedule(tiny: TaskAndTruth) -> N
     assert recipe.lr_at(3, [0, 3, 99]) == 0.1  # a start after the last epoch is ignored
     cosine = replace(recipe, schedule="cosine")
     assert [cosine.lr_at(t, [0, 6]) for t in range(6)] == [cosine.lr_at(t, [0, 6]) for t in range(6, 12)]
+
+
+@dataclass
+class CountsEpochs(Method):
+    """A method that notes which epochs begin."""
+
+    def create_state(self) -> None:
+        self.begun = [self.task.n_classes]  # the task is known
+
+    def before_epoch(self, t: int) -> None:
+        self.begun.append(t)
+
+    def step(self, batch: Batch) -> Log:  # noqa: ARG002
+        return {}
+
+
+def test_before_epoch_is_called_once_per_epoch_even_if_it_is_interrupted(tiny: TaskAndTruth) -> None:
+    method = CountsEpochs()
+    method.start(tiny[0], Recipe(epochs=3, batch_size=32))
+    list(method.epoch(0))
+    next(method.epoch(1))
+    list(method.epoch(1))
+    list(method.epoch(2))
+    assert method.begun == [tiny[0].n_classes, 0, 1, 2]

@@ -83,7 +83,7 @@ def make_nets_equal(method: Any) -> None:
 
 
 def first_batch(method: Method, t: int = 0) -> Batch:
-    method.epoch(t)  # sets the schedules of that epoch without drawing its batches
+    method.before_epoch(t)
     return next(method.loader.epoch(t))
 
 
@@ -237,7 +237,7 @@ def test_share_left_out_rises(tiny: TaskAndTruth) -> None:
     method = started(CoTeaching(forget_rate=0.4), tiny[0])  # T_k is 10 epochs, capped at half of the 4 epochs
     values = []
     for t in range(4):
-        method.epoch(t)
+        method.before_epoch(t)
         values.append(method.rate.item())
     assert values == pytest.approx([0, 0.2, 0.4, 0.4])
 
@@ -335,7 +335,7 @@ def test_jocor_starts_without_the_agreement_term(tiny: TaskAndTruth) -> None:
     list(method.epoch(0))
     for number, net in enumerate(method.nets):
         assert_alike(net, train_ce(tiny[0], replace(recipe, epochs=1), number=number))
-    method.epoch(1)
+    method.before_epoch(1)
     assert method.weight.item() == pytest.approx(0.9)  # T_k is half of the epochs
 
 
@@ -364,7 +364,7 @@ def test_curriculum_of_mentornet(tiny: TaskAndTruth) -> None:
     method = started(MentorNetPD(burn_in=0.25, linear_from=0.75, dropout=0.0), tiny[0])
     gammas, shares = [], []
     for t in range(4):
-        method.epoch(t)
+        method.before_epoch(t)
         gammas.append(method.gamma.item())
         shares.append(method.dropped.item())
     assert gammas == [math.inf, 0, 0, 1]
@@ -454,7 +454,7 @@ def test_selfie_stores_the_predictions_of_the_last_epochs(tiny: TaskAndTruth) ->
     method = started(SELFIE(history=0.5), tiny[0])  # q = 2
     seen: list[list[int]] = [[] for _ in range(len(tiny[0].train))]
     for t in range(4):
-        method.epoch(t)
+        method.before_epoch(t)
         for batch in method.loader.epoch(t):
             for row, k in zip(batch.rows.tolist(), method.net(batch.x).argmax(1).tolist(), strict=True):
                 seen[row].append(k)

@@ -10,8 +10,6 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils import distributed
 from warpi.utils.settings import setting
@@ -64,10 +62,9 @@ class CAL(Method):
     sieve_share: float = setting(65 / 165, "fraction of the epochs that the first phase takes", low=0, high=1)
     slow: bool = setting(False, "divide the learning rate by 1 + alpha, as the published code does")
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        K = task.n_classes
-        y = task.train.y
+    def create_state(self) -> None:
+        K = self.task.n_classes
+        y = self.task.train.y
         self.P = one_hot(y, K).mean(0)  # [K] distribution of the given labels
         self.peers = max(1.0, K / 10)  # for 100 classes, the published code counts the peer term ten times
         self.cluster = y.clone()  # [N] y^
@@ -77,7 +74,7 @@ class CAL(Method):
         self.sums = torch.zeros_like(self.mean)
         self.counts = torch.zeros_like(self.P)
         self.weight = torch.zeros_like(self.P[0])  # alpha of this epoch
-        self.switch = warmup_epochs(self.sieve_share, recipe.epochs)
+        self.switch = warmup_epochs(self.sieve_share, self.recipe.epochs)
         self.second = False
         self.beginnings = [0, self.switch]
 

@@ -1,6 +1,5 @@
 """CleanNet: learn from a few verified labels which of the other labels are right."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,9 +12,9 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.neighbors import cluster_centers
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, penultimate, predict_rows
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
-from warpi.utils.seeding import derive, generator, seeded
+from warpi.training.recipe import adam
+from warpi.training.warmup import warmup_epochs
+from warpi.utils.seeding import generator
 from warpi.utils.settings import setting
 
 
@@ -75,19 +74,15 @@ class CleanNet(Method):
     embedding_steps: int = setting(50, "training steps of the embedding networks before each epoch", low=1)
     warm_up: float = setting(1 / 6, "fraction of the epochs in which all examples have weight 1", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        with seeded(derive(recipe.seed, "embedding")):
-            embedding = Embedding(feature_size(self.net, task.shape))
-        self.embedding = embedding.to(task.train.y.device)
+    def create_state(self) -> None:
+        size = feature_size(self.net, self.task.shape)
+        self.embedding = self.recipe.make_module("embedding", lambda: Embedding(size)).to(self.task.device)
         self.embedding_optimizer = adam(self.embedding.parameters(), self.embedding_lr)
-        self.w = torch.ones(len(task.train), device=task.train.y.device)  # [N]
+        self.w = torch.ones(len(self.task.train), device=self.task.device)  # [N]
 
-    def epoch(self, t: int) -> Iterator[Log]:
-        first = max(1, round(self.warm_up * self.recipe.epochs))
-        if t >= first and self.loader.count <= t * self.loader.steps:
+    def before_epoch(self, t: int) -> None:
+        if t >= warmup_epochs(self.warm_up, self.recipe.epochs):
             self.verify(t)
-        yield from super().epoch(t)
 
     def verify(self, t: int) -> None:
         """Train the embedding, then compute the weights of all examples."""

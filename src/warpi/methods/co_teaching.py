@@ -1,6 +1,6 @@
 """Co-teaching: two networks choose examples for each other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -45,10 +45,9 @@ class CoTeaching(Method):
         super().start(set_noise_rate(task, self.forget_rate), recipe)
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         ramp = capped_warmup(self.gradual, self.recipe.epochs)
         self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp, self.exponent))
-        return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         losses = [cross_entropy(net(batch.x), batch.y) for net in self.nets]  # [B] each

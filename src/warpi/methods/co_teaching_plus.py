@@ -1,6 +1,5 @@
 """Co-teaching+: Co-teaching on the examples about which the networks disagree."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,11 +47,10 @@ class CoTeachingPlus(Method):
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
         self.warming = torch.zeros_like(self.rate)  # 1 in the warm-up
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         ramp, warm_up = (capped_warmup(n, self.recipe.epochs) for n in (self.gradual, self.warm_up))
         self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp))
         self.warming.fill_(float(t < warm_up))
-        return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         z = [net(batch.x) for net in self.nets]  # [B, K] each

@@ -1,7 +1,6 @@
 """D2L: dimensionality-driven learning."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import mean, pstdev
 
@@ -12,8 +11,6 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.neighbors import lid
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import penultimate, predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.seeding import generator
 from warpi.utils.settings import setting
 
@@ -40,18 +37,15 @@ class D2L(Method):
     window: int = setting(5, "number of past epochs with which the current dimensionality is compared", low=1)
     settle: float = setting(1 / 3, "fraction of the epochs, at the start, without a turning point", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.lids = torch.full((recipe.epochs,), math.nan, dtype=torch.float64)  # one per epoch
-        self.alpha = torch.ones((), device=task.train.y.device)
+    def create_state(self) -> None:
+        self.lids = torch.full((self.recipe.epochs,), math.nan, dtype=torch.float64)  # one per epoch
+        self.alpha = torch.ones((), device=self.task.device)
         self.turned = torch.tensor(False)
         self.previous = {name: value.clone() for name, value in self.net.state_dict().items()}  # one epoch ago
 
-    def epoch(self, t: int) -> Iterator[Log]:
-        if self.loader.count <= t * self.loader.steps:
-            self.lids[t] = self.dimension(t)
-            self.pace(t)
-        yield from super().epoch(t)
+    def before_epoch(self, t: int) -> None:
+        self.lids[t] = self.dimension(t)
+        self.pace(t)
 
     def dimension(self, t: int) -> float:
         """Estimate LID_t at randomly drawn points."""

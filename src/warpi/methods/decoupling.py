@@ -1,6 +1,5 @@
 """Decoupling: two networks update on the examples they disagree about."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +8,6 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import disagreement, selected_mean
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.settings import setting
 
 
@@ -35,13 +32,11 @@ class Decoupling(Method):
     warm_up: float = setting(0.1, "fraction of the epochs that train on all examples", low=0, high=1)
     least: float = setting(0.1, "lower bound of the loss denominator, as a fraction of the batch", low=0.001, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.warming = torch.zeros((), device=task.train.y.device)  # 1 in the warm-up
+    def create_state(self) -> None:
+        self.warming = torch.zeros((), device=self.task.device)  # 1 in the warm-up
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         self.warming.fill_(float(t < self.warm_up * self.recipe.epochs))
-        return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         z = [net(batch.x) for net in self.nets]  # [B, K] each

@@ -1,6 +1,5 @@
 """DivideMix: learning with noisy labels as semi-supervised learning."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,8 +12,6 @@ from warpi.functional.mixup import mixup, sharpen
 from warpi.functional.selection import selected_mean, two_gaussians
 from warpi.training.method import Log, Method, descend, evaluating
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
 from warpi.utils.settings import setting
 
@@ -60,20 +57,16 @@ class DivideMix(Method):
         fewer = {"lambda_u": cls.lambda_u * n_classes / 10} if n_classes < 10 else {}
         return {**super().data_defaults(table, n_classes), **fewer}
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        device = task.train.y.device
-        self.clean = torch.ones(2, len(task.train), device=device)  # [2, N] w, for each network
-        self.weight_u = torch.zeros((), device=device)  # current lambda_u
-        self.ramp_steps = max(1, round(capped_warmup(self.ramp_up, recipe.epochs) * self.loader.steps))
+    def create_state(self) -> None:
+        self.clean = torch.ones(2, len(self.task.train), device=self.task.device)  # [2, N] w, for each network
+        self.weight_u = torch.zeros((), device=self.task.device)  # current lambda_u
+        self.ramp_steps = max(1, round(capped_warmup(self.ramp_up, self.recipe.epochs) * self.loader.steps))
         self.warming = True
 
-    def epoch(self, t: int) -> Iterator[Log]:
-        if self.loader.count == t * self.loader.steps:  # not when resumed within an epoch
-            self.warming = t < max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
-            if not self.warming:
-                self.divide()
-        yield from super().epoch(t)
+    def before_epoch(self, t: int) -> None:
+        self.warming = t < max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
+        if not self.warming:
+            self.divide()
 
     def divide(self) -> None:
         train = self.task.train
@@ -98,8 +91,7 @@ class DivideMix(Method):
         for net, optimizer in zip(self.nets, self.optimizers, strict=True):
             z = net(batch.x)
             loss = (cross_entropy(z, batch.y) - self.confidence_penalty * entropy(z)).mean()
-            descend(loss, optimizer)
-            total += loss.detach() / 2
+            total += descend(loss, optimizer) / 2
         return {"loss": total}
 
     @torch.no_grad()
@@ -121,5 +113,4 @@ class DivideMix(Method):
         loss_x = selected_mean(soft_cross_entropy(z, q), in_x)  # Eq. (9)
         loss_u = selected_mean(squared_error(z, q), 1 - in_x)  # Eq. (10)
         loss = loss_x + self.weight_u * loss_u + self.lambda_r * prior_penalty(z)  # Eqs. (11), (12)
-        descend(loss, self.optimizers[k])
-        return {"loss": loss.detach(), "labelled": labeled.mean()}
+        return {"loss": descend(loss, self.optimizers[k]), "labelled": labeled.mean()}

@@ -1,6 +1,5 @@
 """DMI: determinant-based mutual information; DMI-NS: a student trained on its predictions."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +10,6 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import cap_gradient, determinant_loss
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import reset_optimizer_state, restart, warmup_epochs
 from warpi.utils.settings import setting
 
@@ -41,16 +38,14 @@ class DMI(Method):
     rate: float = setting(0.1, "factor of the determinant loss", low=0)
     epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm", low=1e-30)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+    def create_state(self) -> None:
+        self.switch = warmup_epochs(self.warmup, self.recipe.epochs)
         self.by_determinant = False
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         if t >= self.switch and not self.by_determinant:
             reset_optimizer_state(self.optimizer)
             self.by_determinant = True
-        yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         loss = _loss(self, self.net(batch.x), batch.y)
@@ -79,14 +74,13 @@ class DMINS(Method):
     epsilon: float = setting(1e-3, "constant added to the determinant before its logarithm", low=1e-30)
     teaching: float = setting(0.5, "fraction of the epochs that train the teacher", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.labels = task.train.y.clone()  # [N]
-        self.switch = warmup_epochs(self.teaching, recipe.epochs)
+    def create_state(self) -> None:
+        self.labels = self.task.train.y.clone()  # [N]
+        self.switch = warmup_epochs(self.teaching, self.recipe.epochs)
         self.beginnings = [0, self.switch]
         self.taught = self.by_determinant = False
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         if t >= self.switch and not self.taught:
             rows, z = predict_rows(self.net, self.task.train)
             self.labels[rows] = z.argmax(1)
@@ -97,7 +91,6 @@ class DMINS(Method):
         if t >= first + warmup_epochs(self.warmup, last - first) and not self.by_determinant:
             reset_optimizer_state(self.optimizer)
             self.by_determinant = True
-        yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         loss = _loss(self, self.net(batch.x), self.labels[batch.rows])

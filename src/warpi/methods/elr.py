@@ -8,8 +8,6 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.settings import setting
 
 
@@ -33,9 +31,8 @@ class ELR(Method):
     beta: float = setting(0.7, "fraction of the memory kept per step", low=0, high=1)
     strength: float = setting(3.0, "weight lambda of the regularization", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.memory = torch.zeros(len(task.train), task.n_classes, device=task.train.y.device)  # [N, K] t
+    def create_state(self) -> None:
+        self.memory = torch.zeros(len(self.task.train), self.task.n_classes, device=self.task.device)  # [N, K] t
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)

@@ -10,8 +10,6 @@ from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.functional.mixup import beta, mix, partners
 from warpi.methods.elr import memory_regularizer, update_memory
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.settings import setting
 
 
@@ -41,11 +39,11 @@ class ELRPlus(Method):
     averaging: float = setting(0.997, "fraction gamma of the averaged weights kept per step", low=0, high=1)
     ramp_up: float = setting(0.5, "fraction of the steps in which gamma rises to its full value", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
+    def create_state(self) -> None:
+        task = self.task
         self.averages = [deepcopy(net).requires_grad_(False) for net in self.nets]  # v
-        self.memories = torch.zeros(2, len(task.train), task.n_classes, device=task.train.y.device)  # [2, N, K] t
-        self.progress = torch.zeros((), device=task.train.y.device)  # s / S
+        self.memories = torch.zeros(2, len(task.train), task.n_classes, device=task.device)  # [2, N, K] t
+        self.progress = torch.zeros((), device=task.device)  # s / S
 
     def step(self, batch: Batch) -> Log:
         y = one_hot(batch.y, self.task.n_classes)

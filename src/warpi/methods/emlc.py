@@ -12,9 +12,6 @@ from warpi.methods.mlc import halve
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, last_layer, penultimate
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
-from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import setting
 
 
@@ -62,13 +59,12 @@ class EMLC(Method):
     embedding: int = setting(128, "size of the label embedding", low=1)
     hidden: int = setting(128, "hidden units of the network that judges labels", low=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        size = feature_size(self.net, task.shape)
+    def create_state(self) -> None:
+        K = self.task.n_classes
+        size = feature_size(self.net, self.task.shape)
         last_layer(self.net, next(self.net.parameters()).new_zeros((1, size)))  # raises if it has none
-        with seeded(derive(recipe.seed, "meta-network")):
-            V = Retain(size, task.n_classes, self.embedding, self.hidden)
-        self.V = V.to(task.train.y.device)
+        V = self.recipe.make_module("meta-network", lambda: Retain(size, K, self.embedding, self.hidden))
+        self.V = V.to(self.task.device)
         self.optimizers[1].add_param_group({"params": list(self.V.parameters())})  # at the teacher's learning rate
 
     def correct_labels(self, x: Tensor, y: Tensor) -> Tensor:

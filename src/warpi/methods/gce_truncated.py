@@ -1,6 +1,5 @@
 """Truncated generalized cross-entropy."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,8 +9,7 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, truncated_cross_entropy
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
+from warpi.training.warmup import warmup_epochs
 from warpi.utils.settings import setting
 
 
@@ -42,16 +40,13 @@ class TruncatedGCE(Method):
         # Many classes are learned too late for pruning to begin early.
         return super().data_defaults(table and n_classes <= 20, n_classes)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.kept = torch.ones(len(task.train), device=task.train.y.device)  # [N] w
+    def create_state(self) -> None:
+        self.kept = torch.ones(len(self.task.train), device=self.task.device)  # [N] w
 
-    def epoch(self, t: int) -> Iterator[Log]:
-        since = t - max(1, round(self.start_prune * self.recipe.epochs))  # an untrained network would prune everything
-        due = since >= 0 and since % max(1, round(self.prune_every * self.recipe.epochs)) == 0
-        if due and self.loader.count == t * self.loader.steps:  # not when resumed within an epoch
+    def before_epoch(self, t: int) -> None:
+        since = t - warmup_epochs(self.start_prune, self.recipe.epochs)  # an untrained network would prune everything
+        if since >= 0 and since % warmup_epochs(self.prune_every, self.recipe.epochs) == 0:
             self.prune()
-        yield from super().epoch(t)
 
     def prune(self) -> None:
         rows, z = predict_rows(self.net, self.task.train)

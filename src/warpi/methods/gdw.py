@@ -10,8 +10,7 @@ from warpi.functional.losses import cross_entropy, one_hot
 from warpi.methods.mwnet import make_weighting_net
 from warpi.training.bilevel import batch_gradient
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
+from warpi.training.recipe import adam
 from warpi.utils import distributed
 from warpi.utils.settings import setting
 
@@ -54,9 +53,8 @@ class GDW(Method):
     class_lr: float = setting(100.0, "learning rate eta of the class weights (authors: 1,000 for 100 classes)", low=0)
     clip: float = setting(0.2, "largest change of a class-level weight in one step", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.V = make_weighting_net(self.hidden, recipe.seed).to(task.train.y.device)
+    def create_state(self) -> None:
+        self.V = make_weighting_net(self, self.hidden)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr, self.meta_weight_decay)
 
     def step(self, batch: Batch) -> Log:

@@ -1,6 +1,5 @@
 """JoCoR: joint training with co-regularization."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,11 +46,10 @@ class JoCoR(Method):
         self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
         self.weight = torch.zeros_like(self.rate)  # lambda in epoch t
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         ramp = capped_warmup(self.gradual, self.recipe.epochs)
         self.rate.fill_(forget_rate(t, self.task.noise_rate or 0.0, ramp))
         self.weight.fill_(forget_rate(t, self.agreement, ramp))
-        return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         z = [net(batch.x) for net in self.nets]  # [B, K] each

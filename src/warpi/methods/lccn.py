@@ -1,6 +1,5 @@
 """LCCN: sample the true labels, and count them to estimate T."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +11,6 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import from_given, latent_labels, normalize_rows
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
 from warpi.utils.settings import setting
 
@@ -44,16 +41,17 @@ class LCCN(Method):
     fixed: float = setting(0.43, "fraction of the remaining epochs in which T stays fixed", low=0, high=1)
     alpha: float = setting(1.0, "concentration of the Dirichlet prior on the rows of T", low=1e-6)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.latent = task.train.y.clone()  # [N]
-        self.counts = torch.zeros(task.n_classes, task.n_classes, device=self.latent.device)  # C
+    def create_state(self) -> None:
+        K = self.task.n_classes
+        epochs = self.recipe.epochs
+        self.latent = self.task.train.y.clone()  # [N]
+        self.counts = torch.zeros(K, K, device=self.task.device)  # C
         self.T = torch.zeros_like(self.counts)
-        first = warmup_epochs(self.warmup, recipe.epochs)
-        self.borders = (first, first + round(self.fixed * (recipe.epochs - first)))  # first epochs of phases 1 and 2
+        first = warmup_epochs(self.warmup, epochs)
+        self.borders = (first, first + round(self.fixed * (epochs - first)))  # first epochs of phases 1 and 2
         self.phase = 0
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         previous = self.phase
         self.phase = sum(t >= begins for begins in self.borders)
         if self.phase and not previous:
@@ -61,7 +59,6 @@ class LCCN(Method):
             self.latent[rows] = z.argmax(1)
             self._count(self.latent, self.task.train.y, 1.0)
             self.T.copy_(from_given(z.softmax(1), self.task.train.y[rows]))
-        yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         logits = self.net(batch.x)

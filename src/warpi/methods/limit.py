@@ -44,9 +44,7 @@ class LIMIT(Method):
         error = label - one_hot(batch.y, z.shape[1])  # g - mu
         distance = error.square() if self.dist == "gaussian" else error.abs()
         info = (distance + self.beta * (p - label).square()).sum(1).mean()
-        descend(loss, self.optimizers[0])
-        descend(info, self.optimizers[1])
-        return {"loss": loss.detach(), "q_loss": info.detach()}
+        return {"loss": descend(loss, self.optimizers[0]), "q_loss": descend(info, self.optimizers[1])}
 
     @property
     def predictors(self) -> list[nn.Module]:

@@ -1,6 +1,6 @@
 """Forward and backward loss correction by an estimated or given transition matrix."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,8 +15,6 @@ from warpi.functional.transition import backward_loss, forward_loss, from_anchor
 from warpi.noise.matrix_file import SUFFIXES, read_matrix
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.settings import setting
 
@@ -55,26 +53,25 @@ class LossCorrection(Method):
                 f"({', '.join(SUFFIXES)}), got {self.matrix!r}"
             )
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+    def create_state(self) -> None:
+        task = self.task
+        self.switch = warmup_epochs(self.warmup, self.recipe.epochs)
         self.corrected = self.matrix is not None
         self.beginnings = [0] if self.corrected else [0, self.switch]
         T = torch.eye(task.n_classes)
         # Without inputs, T is restored from the checkpoint; its file may no longer exist.
         if self.matrix is not None and not isinstance(task.train.examples, PlaceholderExamples):
             T = _given(self.matrix, task.classes)
-        self.T = T.to(task.train.y.device)
+        self.T = T.to(task.device)
         self.T_inverse = torch.linalg.inv(well_conditioned(self.T))
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         if t >= self.switch and not self.corrected:
             _, z = predict_rows(self.net, self.task.train)
             self.T.copy_(from_anchors(z.softmax(1), self.quantile))  # Eqs. (12), (13)
             self.T_inverse.copy_(torch.linalg.inv(well_conditioned(self.T)))
             restart(self)
             self.corrected = True
-        yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)

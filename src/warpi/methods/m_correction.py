@@ -1,6 +1,5 @@
 """M-correction: bootstrapping guided by a beta mixture model of the losses."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +11,6 @@ from warpi.functional.mixup import mixup
 from warpi.functional.selection import beta_posterior, two_betas
 from warpi.training.method import Log, Method, descend, evaluating
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.settings import setting
 
 
@@ -58,18 +55,17 @@ class MCorrection(Method):
     reg: float = setting(1.0, "weight of the penalty on uneven class predictions", low=0)
     warm_up: float = setting(0.7, "fraction of the epochs with mixup only", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        device = task.train.y.device
+    def create_state(self) -> None:
+        device = self.task.device
         self.mixture = torch.ones(3, 2, dtype=torch.float64, device=device)
         self.low = torch.zeros((), device=device)  # 5 % quantile of the losses
         self.high = torch.ones((), device=device)  # 95 % quantile
         self.peak = torch.ones((), dtype=torch.float64, device=device)  # scaled loss at which w is largest
         self.correcting = False
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         self.correcting = t >= round(self.warm_up * self.recipe.epochs)
-        if self.correcting and self.loader.count <= t * self.loader.steps:
+        if self.correcting:
             rows, z = predict_rows(self.net, self.task.train)
             losses = cross_entropy(z, self.task.train.y[rows])
             ordered = losses.sort().values
@@ -78,7 +74,6 @@ class MCorrection(Method):
             inside = losses[(losses >= self.low) & (losses <= self.high)]
             self.mixture.copy_(two_betas(self.scale_losses(inside)))
             self.peak.copy_(loss_of_largest_posterior(self.mixture))
-        yield from super().epoch(t)
 
     def scale_losses(self, losses: Tensor) -> Tensor:
         return (losses - self.low) / (self.high - self.low + 1e-6)

@@ -1,6 +1,5 @@
 """Masking: estimate T under a known structure of the noise."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,16 +12,21 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import from_given
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
+from warpi.training.recipe import adam
 from warpi.training.warmup import warmup_epochs
-from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import setting
 
 
 def soft_structure(T: Tensor) -> Tensor:
     """Map transition probabilities above 0.05 to about 1, those below to about 0.  [..., K, K]"""
     return torch.sigmoid((T - 0.05) / 0.005)
+
+
+def make_networks(K: int) -> nn.ModuleList:
+    """The generator and the critic."""
+    G = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, K * K))
+    D = nn.Sequential(nn.Flatten(), nn.Linear(K * K, 20), nn.Sigmoid(), nn.Linear(20, 1))
+    return nn.ModuleList([G, D])
 
 
 @dataclass
@@ -50,25 +54,20 @@ class Masking(Method):
     critics: int = setting(5, "critic steps per generator step", low=0)
     game_lr: float = setting(1e-5, "learning rate of generator and critic (Adam)", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        K = task.n_classes
-        device = task.train.y.device
+    def create_state(self) -> None:
+        K = self.task.n_classes
+        device = self.task.device
         if self.mask is not None and len(self.mask) != K * K:
             raise UserError(f"mask has {len(self.mask)} numbers, but {K} classes need {K * K}, row by row")
         self.structure = torch.eye(K) if self.mask is None else torch.tensor(self.mask).float().reshape(K, K)
         self.structure = self.structure.to(device)
-        with seeded(derive(recipe.seed, "masking")):
-            G = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, K * K))
-            D = nn.Sequential(nn.Flatten(), nn.Linear(K * K, 20), nn.Sigmoid(), nn.Linear(20, 1))
-        self.G = G.to(device)
-        self.D = D.to(device)
+        self.G, self.D = self.recipe.make_module("masking", lambda: make_networks(K)).to(device)
         self.G_optimizer = adam(self.G.parameters(), self.game_lr)
         self.D_optimizer = adam(self.D.parameters(), self.game_lr)
-        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+        self.switch = warmup_epochs(self.warmup, self.recipe.epochs)
         self.playing = False
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         if t >= self.switch and not self.playing:
             rows, z = predict_rows(self.net, self.task.train)
             T = from_given(z.softmax(1), self.task.train.y[rows])
@@ -77,7 +76,6 @@ class Masking(Method):
             if self.mask is None:
                 self.structure.copy_((T > 0.05).float())
             self.playing = True
-        yield from super().epoch(t)
 
     def generate(self, n: int) -> Tensor:
         """Sample transition matrices.  [n, K, K]"""

@@ -1,6 +1,5 @@
 """MentorNet with a predefined curriculum (PD), and with one learned from trusted examples (DD)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +10,7 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import follow_percentile, keep_at_random, self_paced
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
-from warpi.utils.seeding import derive, seeded
+from warpi.training.recipe import adam
 from warpi.utils.settings import setting
 
 
@@ -45,21 +42,19 @@ class MentorNetPD(Method):
     early_dropout: float = setting(0.5, "fraction of each batch left out at random in the burn-in", low=0, high=1)
     dropout: float = setting(0.05, "fraction of each batch left out at random after the burn-in", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        device = task.train.y.device
+    def create_state(self) -> None:
+        device = self.task.device
         self.average = torch.full((), -1.0, device=device)  # lambda; -1 before the first batch
         self.gamma = torch.zeros((), device=device)
         self.dropped = torch.zeros((), device=device)  # fraction of a batch left out
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         burning = t < self.burn_in * self.recipe.epochs
         if burning:
             self.gamma.fill_(torch.inf)
         else:
             self.gamma.fill_(0.0 if t < self.linear_from * self.recipe.epochs else self.softness)
         self.dropped.fill_(self.early_dropout if burning else self.dropout)
-        return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         losses = cross_entropy(self.net(batch.x), batch.y)  # [B]
@@ -100,22 +95,19 @@ class MentorNetDD(Method):
     early_dropout: float = setting(0.5, "fraction of each batch left out at random in the burn-in", low=0, high=1)
     dropout: float = setting(0.05, "fraction of each batch left out at random after the burn-in", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        device = task.train.y.device
-        with seeded(derive(recipe.seed, "mentor")):
-            mentor = nn.Sequential(nn.Linear(2, self.hidden), nn.Tanh(), nn.Linear(self.hidden, 1))
-        self.mentor = mentor.to(device)
+    def create_state(self) -> None:
+        device = self.task.device
+        layers = lambda: nn.Sequential(nn.Linear(2, self.hidden), nn.Tanh(), nn.Linear(self.hidden, 1))
+        self.mentor = self.recipe.make_module("mentor", layers).to(device)
         self.mentor_optimizer = adam(self.mentor.parameters(), self.mentor_lr)
         self.average = torch.full((), -1.0, device=device)  # lambda; -1 before the first batch
         self.burning = torch.ones((), device=device)  # 1 in the burn-in, else 0
         self.dropped = torch.zeros((), device=device)  # fraction of a batch left out
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         burning = t < self.burn_in * self.recipe.epochs
         self.burning.fill_(float(burning))
         self.dropped.fill_(self.early_dropout if burning else self.dropout)
-        return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         losses = cross_entropy(self.net(batch.x), batch.y)  # [B]
@@ -141,5 +133,4 @@ class MentorNetDD(Method):
         right = (torch.rand(len(z), generator=self.generator, device=z.device) < 0.5).float()  # [M] v*
         losses = cross_entropy(z, torch.where(right > 0, meta.y, wrong))
         loss = nn.functional.binary_cross_entropy_with_logits(self.mentor_logits(losses), right)
-        descend(loss, self.mentor_optimizer)
-        return loss.detach()
+        return descend(loss, self.mentor_optimizer)

@@ -1,6 +1,5 @@
 """MLC of Wang et al.: learn a transition matrix for each batch."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +11,6 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.training.bilevel import batch_gradient
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.settings import setting
 
 
@@ -47,13 +44,11 @@ class MLCWang(Method):
     virtual_lr: float = setting(1e-3, "learning rate of the virtual step, on the loss summed over the batch", low=0)
     matrix_lr: float = setting(0.11, "learning rate eta of the matrix", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
+    def create_state(self) -> None:
         self.correcting = False
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         self.correcting = t >= round(self.warm_up * self.recipe.epochs)
-        yield from super().epoch(t)
 
     def matrix(self, noisy: Forward, y: Tensor) -> tuple[Tensor, Tensor]:
         """Compute T for a batch [K, K], and the loss on a trusted batch."""

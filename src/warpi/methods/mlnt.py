@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +14,6 @@ from warpi.functional.losses import cross_entropy, entropy, one_hot, soft_cross_
 from warpi.training.bilevel import step_along
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, penultimate
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils import distributed
 from warpi.utils.settings import setting
 
@@ -65,15 +62,14 @@ class MLNT(Method):
         if len(self.averaging) not in (1, 2):
             raise UserError(f"averaging must be one or two fractions (in the ramp, and later), got {self.averaging}")
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        feature_size(self.net, task.shape)  # raises if the network has no penultimate features
+    def create_state(self) -> None:
+        feature_size(self.net, self.task.shape)  # raises if the network has no penultimate features
         self.teacher = copy.deepcopy(self.net).requires_grad_(False)
-        self.rate = torch.zeros_like(task.train.y[0], dtype=torch.float32)  # r
+        self.rate = torch.zeros((), device=self.task.device)  # r
         self.warm = True
         self.keep = 0.0  # g
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         start = round(self.warm_up * self.recipe.epochs)
         end = round((self.warm_up + self.ramp) * self.recipe.epochs)
         self.warm = t < start
@@ -83,7 +79,6 @@ class MLNT(Method):
         else:
             self.keep = self.averaging[0] if t < end else self.averaging[-1]
             self.rate.fill_(math.exp(-5 * max(0, 1 - (t + 1 - start) / max(1, end - start)) ** 2))
-        yield from super().epoch(t)
 
     @torch.no_grad()
     def follow(self) -> None:

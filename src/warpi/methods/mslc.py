@@ -1,6 +1,5 @@
 """MSLC: meta soft label correction."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +9,7 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, mean_cross_entropy, one_hot
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
-from warpi.utils.seeding import derive, seeded
+from warpi.training.recipe import adam
 from warpi.utils.settings import setting
 
 
@@ -55,18 +52,16 @@ class MSLC(Method):
     meta_lr: float = setting(1e-3, "learning rate of the weighting networks (Adam)", low=0)
     meta_weight_decay: float = setting(1e-4, "weight decay of the weighting networks", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        with seeded(derive(recipe.seed, "meta-network")):
-            self.V, self.W = (Share(self.hidden).to(task.train.y.device) for _ in range(2))
+    def create_state(self) -> None:
+        pair = self.recipe.make_module("meta-network", lambda: nn.ModuleList(Share(self.hidden) for _ in range(2)))
+        self.V, self.W = pair.to(self.task.device)
         phi = [*self.V.parameters(), *self.W.parameters()]
         self.meta_optimizer = adam(phi, self.meta_lr, self.meta_weight_decay)
-        self.soft = one_hot(task.train.y, task.n_classes)  # [N, K]
+        self.soft = one_hot(self.task.train.y, self.task.n_classes)  # [N, K]
         self.correcting = False
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         self.correcting = t >= round(self.warm_up * self.recipe.epochs)
-        yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         before = self.soft[batch.rows]  # [B, K]

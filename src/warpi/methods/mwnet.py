@@ -8,16 +8,14 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, mean_cross_entropy
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
-from warpi.utils.seeding import derive, seeded
+from warpi.training.recipe import adam
 from warpi.utils.settings import setting
 
 
-def make_weighting_net(hidden: int, seed: int) -> nn.Sequential:
+def make_weighting_net(method: Method, hidden: int) -> nn.Sequential:
     """V: from a loss [B, 1] to a weight in (0, 1) [B, 1]."""
-    with seeded(derive(seed, "meta-network")):
-        return nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
+    layers = lambda: nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
+    return method.recipe.make_module("meta-network", layers).to(method.task.device)
 
 
 @dataclass
@@ -43,9 +41,8 @@ class MWNet(Method):
     meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)", low=0)
     meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.V = make_weighting_net(self.hidden, recipe.seed).to(task.train.y.device)
+    def create_state(self) -> None:
+        self.V = make_weighting_net(self, self.hidden)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr, self.meta_weight_decay)
 
     def step(self, batch: Batch) -> Log:

@@ -1,6 +1,5 @@
 """NoiseRank: leave out labels that differ from those of similar examples."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +11,7 @@ from warpi.functional.neighbors import nearest
 from warpi.functional.selection import selected_mean
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, penultimate, predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
+from warpi.training.warmup import warmup_epochs
 from warpi.utils.settings import setting
 
 
@@ -52,17 +50,14 @@ class NoiseRank(Method):
     warm_up: float = setting(1 / 6, "fraction of the epochs that train on all labels", low=0, high=1)
     rounds: int = setting(10, "number of times the labels are ranked", low=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        feature_size(self.net, task.shape)  # raises if the network has no penultimate features
-        self.kept = torch.ones(len(task.train), device=task.train.y.device)  # [N] 0 or 1
+    def create_state(self) -> None:
+        feature_size(self.net, self.task.shape)  # raises if the network has no penultimate features
+        self.kept = torch.ones(len(self.task.train), device=self.task.device)  # [N] 0 or 1
 
-    def epoch(self, t: int) -> Iterator[Log]:
-        first = max(1, round(self.warm_up * self.recipe.epochs))  # never on an untrained network
-        due = {first + i * (self.recipe.epochs - first) // self.rounds for i in range(self.rounds)}
-        if t in due and self.loader.count <= t * self.loader.steps:
+    def before_epoch(self, t: int) -> None:
+        first = warmup_epochs(self.warm_up, self.recipe.epochs)  # never on an untrained network
+        if t in {first + i * (self.recipe.epochs - first) // self.rounds for i in range(self.rounds)}:
             self.rank()
-        yield from super().epoch(t)
 
     def rank(self) -> None:
         rows, h = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))

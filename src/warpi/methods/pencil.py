@@ -1,6 +1,5 @@
 """PENCIL: label distributions that are trained together with the network."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +8,6 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, entropy, one_hot, soft_cross_entropy
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
 from warpi.utils import distributed
 from warpi.utils.settings import setting
@@ -45,14 +42,12 @@ class PENCIL(Method):
     stage1: float = setting(70 / 320, "fraction of the epochs at which the first stage ends", low=0, high=1)
     stage2: float = setting(200 / 320, "fraction of the epochs at which the second stage ends", low="stage1", high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.y_tilde = 10 * one_hot(task.train.y, task.n_classes)  # [N, K]
+    def create_state(self) -> None:
+        self.y_tilde = 10 * one_hot(self.task.train.y, self.task.n_classes)  # [N, K]
         self.stage = 1
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         self.stage = 1 + sum(t >= warmup_epochs(share, self.recipe.epochs) for share in (self.stage1, self.stage2))
-        yield from super().epoch(t)
 
     def loss(self, z: Tensor, y_tilde: Tensor, y: Tensor) -> Tensor:
         """Losses of the examples in the current stage.  [B]"""

@@ -7,8 +7,7 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot, soft_cross_entropy
 from warpi.functional.mixup import mixup
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
+from warpi.training.warmup import warmup_epochs
 from warpi.utils.settings import setting
 
 
@@ -46,8 +45,7 @@ class CleanOnly(Method):
 
     needs_meta = True
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
+    def create_state(self) -> None:
         self.meta_loader.steps = self.loader.steps
 
     def epoch(self, t: int) -> Iterator[Log]:
@@ -70,10 +68,11 @@ class FineTune(Method):
 
     share: float = setting(1 / 12, "fraction of the epochs, at the end, on the trusted examples only", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
+    def create_state(self) -> None:
         self.meta_loader.steps = self.loader.steps
-        self.switch = recipe.epochs - max(1, round(self.share * recipe.epochs))  # the first epoch of the second phase
+        self.switch = self.recipe.epochs - warmup_epochs(
+            self.share, self.recipe.epochs
+        )  # where the second phase begins
 
     def epoch(self, t: int) -> Iterator[Log]:
         loader = self.loader if t < self.switch else self.meta_loader

@@ -10,8 +10,6 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
 from warpi.utils import distributed
 from warpi.utils.settings import setting
@@ -46,10 +44,10 @@ class PLC(Method):
     warm_up: float = setting(8.0, "epochs without corrections, at most half of all epochs", low=0)
     window: int = setting(5, "number of epochs over which predictions are averaged", low=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.y = task.train.y.clone()  # [N]
-        self.record = torch.zeros(self.window, len(self.y), task.n_classes, device=self.y.device)  # of the last epochs
+    def create_state(self) -> None:
+        K = self.task.n_classes
+        self.y = self.task.train.y.clone()  # [N]
+        self.record = torch.zeros(self.window, len(self.y), K, device=self.task.device)  # of the last epochs
         self.slot = torch.zeros_like(self.y[:1])  # index of this epoch in `record`
         self.limit = torch.full_like(self.record[0, 0, 0], self.theta)
 

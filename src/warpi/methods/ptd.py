@@ -1,6 +1,5 @@
 """PTD: part-dependent label noise, with one transition matrix per example."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +11,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import anchors, fit_parts, nmf, reweighted_loss
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import penultimate, predict_rows
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
+from warpi.training.recipe import adam
 from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.settings import setting
 
@@ -48,25 +46,23 @@ class PTD(Method):
     revision_lr: float = setting(5e-7, "learning rate of the correction of T (Adam)", low=0)
     anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.beginnings = [0, warmup_epochs(self.warmup, recipe.epochs)]
-        K = task.n_classes
-        device = task.train.y.device
-        self.h = torch.full((len(task.train), self.parts), 1 / self.parts, device=device)  # [N, r]
+    def create_state(self) -> None:
+        self.beginnings = [0, warmup_epochs(self.warmup, self.recipe.epochs)]
+        K = self.task.n_classes
+        device = self.task.device
+        self.h = torch.full((len(self.task.train), self.parts), 1 / self.parts, device=device)  # [N, r]
         self.P = torch.eye(K, device=device).repeat(self.parts, 1, 1)  # [r, K, K]
         self.delta = nn.Parameter(torch.zeros(K, K, device=device))
         self.delta_optimizer = adam([self.delta], self.revision_lr)
         self.phase = 0
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         if t >= self.beginnings[1] and self.phase == 0:
             self._estimate()
             restart(self, reinitialize=self.anew)
             self.phase = 1
         if t >= warmup_epochs(self.revise, self.recipe.epochs) and self.phase == 1:
             self.phase = 2
-        yield from super().epoch(t)
 
     def _estimate(self) -> None:
         rows, f = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))

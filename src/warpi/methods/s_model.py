@@ -1,6 +1,5 @@
 """S-model: a noise adaptation layer on top of the classifier."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +11,6 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import forward_loss, from_given
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
 from warpi.utils.settings import setting
 
@@ -39,21 +36,20 @@ class SModel(Method):
 
     warmup: float = setting(0.7, "fraction of the epochs before the noise layer is added", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.b = nn.Parameter(torch.zeros(task.n_classes, task.n_classes, device=task.train.y.device))
+    def create_state(self) -> None:
+        K = self.task.n_classes
+        self.b = nn.Parameter(torch.zeros(K, K, device=self.task.device))
         self.optimizer.add_param_group({"params": [self.b], "weight_decay": 0.0})
-        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+        self.switch = warmup_epochs(self.warmup, self.recipe.epochs)
         self.has_layer = False
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         if t >= self.switch and not self.has_layer:
             rows, z = predict_rows(self.net, self.task.train)
             T = from_given(z.softmax(1), self.task.train.y[rows])
             with torch.no_grad():
                 self.b.copy_(T.clamp_min(1e-8).log())
             self.has_layer = True
-        yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)

@@ -1,6 +1,5 @@
 """SELFIE: replace the labels of examples that are predicted consistently."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -49,12 +48,11 @@ class SELFIE(Method):
         self.rate = torch.zeros((), device=y.device)  # tau; 0 in the warm-up
         self.bound = torch.zeros((), device=y.device)  # epsilon; -1 in the warm-up
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         warming = t < self.warm_up * self.recipe.epochs
         self.place.fill_(t % self.predictions.shape[1])
         self.rate.fill_(0.0 if warming else self.task.noise_rate or 0.0)
         self.bound.fill_(-1.0 if warming else self.unsure)
-        return super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)

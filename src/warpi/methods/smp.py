@@ -1,6 +1,5 @@
 """SMP: self-learning with multiple prototypes per class."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,6 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.neighbors import prototypes
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, penultimate, predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import warmup_epochs
 from warpi.utils.seeding import generator
 from warpi.utils.settings import setting
@@ -42,15 +39,13 @@ class SMP(Method):
     apart: float = setting(0.95, "largest similarity of a prototype to a denser point", low=-1, high=1.01)
     warm_up: float = setting(1 / 3, "fraction of the epochs on the given labels only", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        feature_size(self.net, task.shape)  # raises if the network has no penultimate features
-        self.y_hat = task.train.y.clone()  # [N] corrected labels
+    def create_state(self) -> None:
+        feature_size(self.net, self.task.shape)  # raises if the network has no penultimate features
+        self.y_hat = self.task.train.y.clone()  # [N] corrected labels
 
-    def epoch(self, t: int) -> Iterator[Log]:
-        if t >= warmup_epochs(self.warm_up, self.recipe.epochs) and self.loader.count <= t * self.loader.steps:
+    def before_epoch(self, t: int) -> None:
+        if t >= warmup_epochs(self.warm_up, self.recipe.epochs):
             self.correct(t)
-        yield from super().epoch(t)
 
     def correct(self, t: int) -> None:
         rows, h = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))

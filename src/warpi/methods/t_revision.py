@@ -1,6 +1,5 @@
 """T-revision: a transition matrix without anchor points."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +11,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import from_anchors, normalize_rows, reweighted_loss
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
+from warpi.training.recipe import adam
 from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.settings import setting
 
@@ -43,15 +41,14 @@ class TRevision(Method):
     revision_lr: float = setting(5e-7, "learning rate of the revision of T (Adam)", low=0)
     anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.beginnings = [0, warmup_epochs(self.warmup, recipe.epochs)]
-        self.T = torch.eye(task.n_classes, device=task.train.y.device)
+    def create_state(self) -> None:
+        self.beginnings = [0, warmup_epochs(self.warmup, self.recipe.epochs)]
+        self.T = torch.eye(self.task.n_classes, device=self.task.device)
         self.delta = nn.Parameter(torch.zeros_like(self.T))
         self.delta_optimizer = adam([self.delta], self.revision_lr)
         self.phase = 0
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         if t >= self.beginnings[1] and self.phase == 0:
             _, z = predict_rows(self.net, self.task.train)
             self.T.copy_(from_anchors(z.softmax(1), self.quantile))
@@ -59,7 +56,6 @@ class TRevision(Method):
             self.phase = 1
         if t >= warmup_epochs(self.revise, self.recipe.epochs) and self.phase == 1:
             self.phase = 2
-        yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)

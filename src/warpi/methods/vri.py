@@ -14,9 +14,7 @@ from warpi.methods.warpi import OUTPUTS
 from warpi.training.bilevel import bilevel_step
 from warpi.training.method import Log, Method
 from warpi.training.outputs import feature_size, penultimate
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
-from warpi.utils.seeding import derive, seeded
+from warpi.training.recipe import adam
 from warpi.utils.settings import setting
 
 
@@ -67,11 +65,11 @@ class VRI(Method):
     meta_lr: float = setting(3e-4, "learning rate of the meta-network (Adam)", low=0)
     meta_weight_decay: float = setting(5e-4, "weight decay of the meta-network", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        with seeded(derive(recipe.seed, "meta-network")):
-            V = Rectifier(feature_size(self.net, task.shape), task.n_classes, self.embedding, self.hidden)
-        self.V = V.to(task.train.y.device)
+    def create_state(self) -> None:
+        K = self.task.n_classes
+        size = feature_size(self.net, self.task.shape)
+        V = self.recipe.make_module("meta-network", lambda: Rectifier(size, K, self.embedding, self.hidden))
+        self.V = V.to(self.task.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr, self.meta_weight_decay)
 
     def step(self, batch: Batch) -> Log:

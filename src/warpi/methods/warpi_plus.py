@@ -1,6 +1,5 @@
 """WarPI+: an averaged teacher selects labels and corrects the others, inside the strong recipe."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +14,8 @@ from warpi.functional.selection import rank_within_classes
 from warpi.functional.transition import normalize_rows
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, last_layer, predict_rows
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
+from warpi.training.recipe import adam
 from warpi.training.warmup import capped_warmup
-from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import setting
 
 
@@ -98,11 +95,11 @@ class WarPIPlus(Method):
     def average_decay(self) -> float:
         return self.recipe.average or 0.998
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
+    def create_state(self) -> None:
+        task = self.task
         n = len(task.train)
         k = task.n_classes
-        device = task.train.y.device
+        device = task.device
         known = task.meta.y if self.uses_trusted and task.meta is not None else task.train.y
         self.prior = (torch.bincount(known, minlength=k) + 1.0) / (len(known) + k)  # [K] pi
         self.memory = torch.full((n, k), 1 / k, device=device)  # [N, K] P
@@ -116,23 +113,20 @@ class WarPIPlus(Method):
             raise UserError("the rectifier is trained with trusted examples, but there are none; use --no-rectifier")
         if self.rectifier:
             feature_size(self.net, task.shape)  # raises if the network has no features
-            with seeded(derive(recipe.seed, "meta-network")):
-                self.meta_net = Rectifier(k).to(device)
+            self.meta_net = self.recipe.make_module("meta-network", lambda: Rectifier(k)).to(device)
             self.meta_optimizer = adam(self.meta_net.parameters(), self.meta_lr)
 
     @property
     def uses_trusted(self) -> bool:
         return self.use_trusted and self.task.meta is not None
 
-    def epoch(self, t: int) -> Iterator[Log]:
-        if self.loader.count == t * self.loader.steps:  # not when resumed within an epoch
-            first = max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
-            self.warming = t < first
-            if t == first:
-                self.remember_all()
-            if not self.warming:
-                self.select((t - first) / max(1, self.recipe.epochs - 1 - first))
-        yield from super().epoch(t)
+    def before_epoch(self, t: int) -> None:
+        first = max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
+        self.warming = t < first
+        if t == first:
+            self.remember_all()
+        if not self.warming:
+            self.select((t - first) / max(1, self.recipe.epochs - 1 - first))
 
     def remember_all(self) -> None:
         """Initialize the memory and the running means with the teacher's predictions for all examples."""

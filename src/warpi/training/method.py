@@ -30,7 +30,7 @@ Log = Mapping[str, Tensor | float]
 class Method(ABC):
     """A method for learning from noisy labels.
 
-    The fields are hyper-parameters with the paper's defaults. Everything created in `start` is state: networks,
+    The fields are hyper-parameters with the paper's defaults. Everything created in `create_state` is state: networks,
     optimizers, generators, loaders, tensors, numbers, and lists or dicts of them. Checkpoints store it automatically.
     A method owns its networks and optimizer steps. It does not print, write files, read the clock or name a device,
     and it cannot see the true labels. The engine owns time, learning rates, evaluation and checkpoints.
@@ -60,7 +60,7 @@ class Method(ABC):
         return cls.for_tables if table else {}
 
     def start(self, task: Task, recipe: Recipe) -> None:
-        """Create all state. Override it to add state, and call this first."""
+        """Create all state: the networks, optimizers and loaders of every method, then its own."""
         self.check(task)
         self.task = task
         self.recipe = recipe
@@ -83,6 +83,10 @@ class Method(ABC):
             trusted = task.meta.with_strong_views(strong)
             trusted_seed = derive(seed, "meta batches")
             self.meta_loader = Loader(trusted, recipe.meta_batch_size, trusted_seed, views=self.n_trusted_views)
+        self.create_state()
+
+    def create_state(self) -> None:  # noqa: B027 (most methods have none)
+        """Create the state of this method, given `self.task`, `self.recipe` and the networks. Override it."""
 
     def check(self, task: Task) -> None:
         """Raise if the task lacks something that this method needs."""
@@ -111,8 +115,13 @@ class Method(ABC):
                 "builds a new network, such as net=lambda shape, n_classes: Net(), and no weights"
             )
 
+    def before_epoch(self, t: int) -> None:  # noqa: B027 (most methods need none)
+        """Change what depends on the epoch. Called before the first step of epoch t, not if resumed within it."""
+
     def epoch(self, t: int) -> Iterator[Log]:
         """Train for one epoch and yield a log after every step."""
+        if self.loader.count <= t * self.loader.steps:
+            self.before_epoch(t)
         for batch in self.loader.epoch(t):
             yield self.step(batch)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from warpi.utils.settings import check_types, setting
 LATER = ("lr_warmup", "nesterov", "decay_norms", "average", "augment", "mixup", "label_smoothing", "mirror_test")
 """Fields that older specifications lack."""
 Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ class Recipe:
         """Build network `number` of a method, with its own initialization seed."""
         with seeded(derive(self.seed, "init", number)):
             return make_net(self.net, shape, n_classes, self.weights)
+
+    def make_module(self, purpose: str, build: Callable[[], M]) -> M:
+        """Build another module of a method, with an initialization seed for its purpose."""
+        with seeded(derive(self.seed, purpose)):
+            return build()
 
     def pass_config(self, device: torch.device, meta: bool = False) -> PassConfig:
         """How to run the passes of a network on this device.

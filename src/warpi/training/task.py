@@ -38,6 +38,10 @@ class Task:
     def shape(self) -> tuple[int, ...]:
         return self.train.examples.shape
 
+    @property
+    def device(self) -> torch.device:
+        return self.train.y.device
+
     def to(self, device: torch.device | str, moved: "Moved | None" = None) -> "Task":
         """Move to a device. Splits that share their examples still share them; pass `moved` to include a Truth."""
         moved = {} if moved is None else moved
