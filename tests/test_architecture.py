@@ -23,6 +23,7 @@ ORDER = [
     ["errors"],
     ["utils"],
     ["functional", "nets"],
+    ["auto"],
     ["data"],
     ["datasets"],
     ["noise"],

@@ -1,0 +1,204 @@
+"""`fit_auto`: the model for tables and feature vectors with partly wrong labels and a few trusted rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import nn
+
+from warpi.auto.combine import pick
+from warpi.auto.models import Plan, check_model, find_projection
+from warpi.auto.modules import Mixture
+from warpi.auto.problem import Clock, Column, Problem, build_mixture, pose_problem
+from warpi.auto.procedure import Outcome, run_procedure, run_without_trusted
+from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, trusted_importance
+from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
+from warpi.auto.transition import bayes, estimate_transition
+
+Progress = Callable[[str, float], None]
+N_TREES = 100
+N_FOLDS = 5
+DEFAULT_MODELS = ("forest", "logistic")
+LARGE = 20_000  # rows from which boosting joins
+MOST_CELLS = 2_000_000  # rows times classes that are fitted; more rows are predicted only
+
+
+@dataclass(frozen=True)
+class AutoSettings:
+    """What a user can choose."""
+
+    models: tuple[Any, ...] = DEFAULT_MODELS
+    budget: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One candidate: its accuracy on trusted rows that it has not seen, and its weight in the final mixture."""
+
+    name: str
+    score: float | None
+    error: float | None
+    seconds: float
+    weight: float
+    note: str = ""
+
+
+@dataclass(eq=False)
+class ExtraCandidate:
+    """A candidate that was trained elsewhere, with its cross-fitted probabilities."""
+
+    name: str
+    p: Floats
+    p_trusted: Floats
+    module: nn.Module
+    seconds: float
+    trusted_only: bool = False
+
+
+@dataclass(eq=False)
+class AutoResult:
+    """The trained model and what is known about it."""
+
+    model: Mixture
+    candidates: list[Candidate]
+    p: Floats
+    p_trusted: Floats
+    transition: Floats
+    posterior: Floats
+    trusted_score: Interval | None
+    noise_rate: Interval | None
+    noise_rate_point: float
+    reason: str
+
+
+def fit_auto(
+    rows: Rows, settings: AutoSettings, extra: Sequence[ExtraCandidate] = (), progress: Progress | None = None
+) -> AutoResult:
+    """Fit candidates, combine them by trusted rows, and measure the result on trusted rows that it has not seen."""
+    check_rows(rows)
+    for model in settings.models:
+        check_model(model)
+    say = progress or (lambda _name, _share: None)
+    clock = Clock(settings.budget)
+    chosen = choose_rows(rows, settings.seed)
+    part = rows if chosen is None else take_noisy(rows, chosen)
+    models = choose_models(part, settings)
+    problem = pose_problem(part)
+    plan = make_plan(problem, settings.seed)
+    outside = [extra_column(candidate, chosen) for candidate in extra]
+    run = run_procedure if part.n_trusted else run_without_trusted
+    outcome = run(problem, models, plan, clock, outside, lambda name: say(name, 0.0))
+    nested = predict_nested(part, models, plan, outside, clock, say) if part.n_trusted > 1 else {}
+    return summarize(rows, part, chosen, problem, outcome, nested)
+
+
+def choose_rows(rows: Rows, seed: int) -> Any:
+    """The noisy rows to fit on, or None for all of them. The work is bounded; the other rows are only predicted."""
+    most = MOST_CELLS // rows.n_classes
+    if rows.n_noisy <= most:
+        return None
+    return np.sort(np.random.default_rng([seed, 3]).choice(rows.n_noisy, most, replace=False))
+
+
+def take_noisy(rows: Rows, chosen: Any) -> Rows:
+    return Rows(rows.x[chosen], rows.given[chosen], rows.x_trusted, rows.y_trusted, rows.given_trusted, rows.n_classes)
+
+
+def choose_models(rows: Rows, settings: AutoSettings) -> tuple[Any, ...]:
+    """The models of the settings. The default adds boosting for many dense rows."""
+    if settings.models == DEFAULT_MODELS and rows.n_noisy >= LARGE and not sparse.issparse(rows.x):
+        return (*DEFAULT_MODELS, "boosting")
+    return settings.models
+
+
+def make_plan(problem: Problem, seed: int) -> Plan:
+    rng = np.random.default_rng([seed, 5])
+    labels = np.concatenate([problem.given, problem.n_classes + problem.truth])
+    folds = assign_folds(labels, N_FOLDS, rng)
+    jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    large = problem.x.shape[0] >= LARGE
+    return Plan(folds, N_TREES, seed, jobs if large else 1, find_projection(problem.x, seed))
+
+
+def extra_column(candidate: ExtraCandidate, chosen: Any) -> Column:
+    p = candidate.p if chosen is None else candidate.p[chosen]
+    stacked = np.concatenate([p, candidate.p_trusted]).astype(np.float64)
+    return Column(candidate.name, stacked, candidate.seconds, candidate.trusted_only, lambda: candidate.module)
+
+
+def summarize(
+    rows: Rows, part: Rows, chosen: Any, problem: Problem, outcome: Outcome, nested: dict[str, Floats]
+) -> AutoResult:
+    """Build the module, the posterior, the intervals and the list of candidates."""
+    model = build_mixture(outcome.final)
+    p = problem.noisy(outcome.final.p)
+    p_trusted = nested.get("auto", problem.trusted(outcome.final.p))
+    transition, posterior = estimate_transition(p, part.given, outcome.prior)
+    if chosen is not None:
+        p = predict_rest(model, rows, chosen, p)
+        posterior = bayes(p, transition, rows.given)
+    importance = trusted_importance(rows.given, rows.y_trusted, rows.n_classes)
+    hits = (p_trusted.argmax(1) == rows.y_trusted).astype(np.float64)
+    wrong = 1 - pick(posterior, rows.given)
+    return AutoResult(
+        model=model,
+        candidates=list_candidates(rows, outcome, nested, importance),
+        p=p,
+        p_trusted=p_trusted,
+        transition=transition,
+        posterior=posterior,
+        trusted_score=accuracy_interval(hits, importance) if nested else None,
+        noise_rate=measure_noise(rows, p_trusted, transition, wrong, importance),
+        noise_rate_point=float(wrong.mean()) if len(wrong) else 0.0,
+        reason=outcome.reason,
+    )
+
+
+def predict_rest(model: Mixture, rows: Rows, chosen: Any, p: Floats, batch: int = 20_000) -> Floats:
+    """Predictions of all noisy rows: cross-fitted for the chosen ones, by the final model for the others."""
+    complete = np.zeros((rows.n_noisy, rows.n_classes))
+    for start in range(0, rows.n_noisy, batch):
+        x = rows.x[start : start + batch]
+        dense = x.toarray() if sparse.issparse(x) else x
+        with torch.no_grad():
+            complete[start : start + batch] = model(torch.as_tensor(dense)).exp().numpy()
+    complete[chosen] = p
+    return complete
+
+
+def measure_noise(
+    rows: Rows, p_trusted: Floats, transition: Floats, wrong: Floats, importance: Floats
+) -> Interval | None:
+    """The prediction-powered noise rate, if at least two trusted rows still have their given label."""
+    if rows.given_trusted is None:
+        return None
+    known = rows.given_trusted >= 0
+    if known.sum() < 2 or not len(wrong):
+        return None
+    given = rows.given_trusted[known]
+    wrong_trusted = 1 - pick(bayes(p_trusted[known], transition, given), given)
+    differs = (given != rows.y_trusted[known]).astype(np.float64)
+    return noise_rate_interval(wrong, wrong_trusted, differs, importance[known])
+
+
+def list_candidates(rows: Rows, outcome: Outcome, nested: dict[str, Floats], importance: Floats) -> list[Candidate]:
+    """Every candidate with its nested score; those without one have none."""
+    weights = {id(column): weight for column, weight in zip(outcome.final.inputs, outcome.final.weights, strict=True)}
+    weights[id(outcome.final)] = 1.0
+    listed = []
+    for column in outcome.columns:
+        score, error = None, None
+        if column.name in nested:
+            hits = (nested[column.name].argmax(1) == rows.y_trusted).astype(np.float64)
+            score = float(importance @ hits / importance.sum())
+            error = weighted_error(hits, importance)
+        listed.append(Candidate(column.name, score, error, column.seconds, weights.get(id(column), 0.0)))
+    listed += [Candidate(name, None, None, 0.0, 0.0, note) for name, note in outcome.left_out.items()]
+    return listed

@@ -1,0 +1,106 @@
+"""A random forest on soft labels whose out-of-bag predictions are right also for rows with large weights."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.tree import DecisionTreeRegressor
+
+from warpi.auto.modules import TreeSum, round_down
+from warpi.auto.rows import Floats, Matrix
+
+ROWS_PER_TREE = 20_000  # larger training sets: each tree sees a subsample, so that its cost is bounded
+
+
+@dataclass(eq=False)
+class FittedForest:
+    """Trees and their predictions."""
+
+    trees: list[Any]
+    p: Floats  # [M, K] of all rows: out-of-bag for rows with a positive weight, all trees for the others
+
+    def module(self) -> TreeSum:
+        return trees_to_module(self.trees)
+
+
+def fit_forest(
+    x: Matrix, q: Floats, weight: Floats, n_trees: int, seed: int, weighted_draw: bool = False, n_jobs: int = 1
+) -> FittedForest:
+    """Fit multi-output regression trees on soft labels q [M, K]. Rows of weight 0 are only predicted.
+
+    The bootstrap is uniform, and weights go into the tree. A bootstrap that is drawn with weights, as scikit-learn
+    does, puts heavy rows into almost every tree and leaves them without an out-of-bag prediction. With
+    `weighted_draw` each tree first leaves out a random third of the rows and then draws from the rest with weights,
+    which predicts better when a few rows are ten times as important.
+    """
+    used = np.flatnonzero(weight > 0)
+    total = np.zeros_like(q)
+    votes = np.zeros(len(q))
+
+    def grow(number: int) -> tuple[Any, Any, Any]:
+        rng = np.random.default_rng([seed, number])
+        counts, out_of_bag = draw_rows(weight[used], rng, weighted_draw)
+        in_bag = np.flatnonzero(counts)
+        rows = used[in_bag]
+        tree = DecisionTreeRegressor(max_features="sqrt", random_state=int(rng.integers(2**31)))
+        tree.fit(x[rows], q[rows], sample_weight=counts[in_bag], check_input=False)
+        predicted = np.ones(len(q), dtype=bool)
+        predicted[used[~out_of_bag]] = False
+        return tree.tree_, np.flatnonzero(predicted), None
+
+    def add(tree: Any, rows: Any) -> None:
+        value = tree.value[:, :, 0]
+        total[rows] += value[tree.apply(x[rows])]
+        votes[rows] += 1
+
+    with ThreadPoolExecutor(n_jobs) as pool:
+        grown = pool.map(grow, range(n_trees)) if n_jobs > 1 else map(grow, range(n_trees))
+        trees = []
+        for tree, rows, _ in grown:
+            trees.append(tree)
+            add(tree, rows)
+    prior = np.average(q[used], axis=0, weights=weight[used])
+    p = (total + 1e-3 * prior) / (votes + 1e-3)[:, None]
+    return FittedForest(trees, p / p.sum(1, keepdims=True))
+
+
+def draw_rows(weight: Floats, rng: np.random.Generator, weighted_draw: bool) -> tuple[Floats, Any]:
+    """Weights of the rows in one tree, and which rows it may be tested on."""
+    n = len(weight)
+    size = min(n, ROWS_PER_TREE)
+    if weighted_draw and n > 3:
+        out = np.zeros(n, dtype=bool)
+        out[rng.permutation(n)[: n // 3]] = True
+        chance = np.where(out, 0, weight)
+        drawn = rng.choice(n, size, p=chance / chance.sum())
+        return np.bincount(drawn, minlength=n).astype(np.float64), out
+    counts = np.bincount(rng.integers(n, size=size), minlength=n)
+    return counts * weight, counts == 0
+
+
+def trees_to_module(trees: list[Any], classification: bool = False) -> TreeSum:
+    """Put the nodes of scikit-learn's trees into one array."""
+    sizes = [tree.node_count for tree in trees]
+    roots = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    feature, threshold, branches, value = [], [], [], []
+    for root, tree in zip(roots, trees, strict=True):
+        own = np.arange(tree.node_count)
+        leaf = tree.children_left < 0
+        left = np.where(leaf, own, tree.children_left)
+        right = np.where(leaf, own, tree.children_right)
+        feature.append(np.where(leaf, 0, tree.feature))
+        threshold.append(np.where(leaf, 0, tree.threshold))
+        branches.append(np.stack([left, right], axis=1) + root)
+        votes = tree.value[:, 0, :] if classification else tree.value[:, :, 0]
+        value.append(votes / np.maximum(votes.sum(1, keepdims=True), 1e-12) if classification else votes)
+    return TreeSum(
+        roots,
+        np.concatenate(feature),
+        round_down(np.concatenate(threshold)),
+        np.concatenate(branches),
+        np.concatenate(value),
+        depth=max(tree.max_depth for tree in trees),
+    )

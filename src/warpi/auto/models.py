@@ -1,0 +1,187 @@
+"""The models that `auto` combines. Each one learns from soft labels and gives cross-fitted predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.neighbors import NearestNeighbors
+from sklearn.utils.validation import has_fit_parameter
+from torch import nn
+
+from warpi.auto.convert import constant_module, estimators_to_module
+from warpi.auto.forest import fit_forest
+from warpi.auto.modules import Neighbors, Projected, full_probabilities
+from warpi.auto.rows import Floats, Ints, Matrix
+from warpi.auto.softmax import fit_softmax
+from warpi.errors import UserError, unknown
+
+KINDS = ("forest", "logistic", "boosting", "knn")
+MOST_POINTS = 20_000  # of the nearest-neighbor model
+SMALLEST_SHARE = 0.05  # a soft label below this share is left out when a row is repeated once per class
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How models are cross-fitted."""
+
+    folds: Ints  # [M] fold of each row
+    n_trees: int
+    seed: int
+    n_jobs: int = 1
+    projection: Floats | None = None  # [D, d] directions that the forest uses instead of sparse columns
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A fitted model."""
+
+    p: Floats  # [M, K]: rows with a positive weight are predicted by models that were not trained on them
+    module: Callable[[], nn.Module]
+
+
+def model_name(model: Any) -> str:
+    return model if isinstance(model, str) else type(model).__name__
+
+
+def check_model(model: Any) -> None:
+    """Raise an error if `model` is neither a known name nor a classifier."""
+    if isinstance(model, str):
+        if model not in KINDS:
+            raise unknown("model", model, KINDS)
+    elif not (hasattr(model, "fit") and hasattr(model, "predict")):
+        raise unknown("model", type(model).__name__, KINDS)
+
+
+def fit_model(
+    model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: float = 1.0, weighted_draw: bool = False
+) -> Fitted:
+    """Fit a model on soft labels q [M, K] with row weights; rows of weight 0 are only predicted."""
+    used = weight > 0
+    if len(np.unique(q[used].argmax(1))) < 2:  # a single class: nothing to learn
+        prior = np.average(q[used], axis=0, weights=weight[used])
+        return Fitted(np.tile(prior, (len(q), 1)), partial(constant_module, prior, x.shape[1]))
+    if model == "forest":
+        dense = x if plan.projection is None else np.ascontiguousarray(x @ plan.projection, dtype=np.float32)
+        forest = fit_forest(dense, q, weight, plan.n_trees, plan.seed, weighted_draw, plan.n_jobs)
+        return Fitted(forest.p, partial(_project, plan.projection, forest.module))
+    if model == "logistic":
+        softmax = fit_softmax(x, q, weight, plan.folds, c)
+        return Fitted(softmax.p, softmax.module)
+    if model == "knn":
+        p, neighbors = fit_neighbors(x, q, weight)
+        return Fitted(p, partial(_same, neighbors))
+    estimator = make_boosting(int(used.sum()), q.shape[1]) if model == "boosting" else model
+    return fit_estimator(estimator, x, q, weight, plan)
+
+
+def _same(module: Neighbors) -> Neighbors:
+    return module
+
+
+def _project(projection: Floats | None, make: Callable[[], Any]) -> nn.Module:
+    module: nn.Module = make() if projection is None else Projected(projection, make())
+    return module
+
+
+def make_boosting(n_rows: int, n_classes: int) -> Any:
+    """Histogram boosting with a bounded number of trees."""
+    iterations = int(np.clip(400 // n_classes, 20, 100))
+    return HistGradientBoostingClassifier(
+        max_iter=iterations, early_stopping=False, min_samples_leaf=int(np.clip(n_rows // 40, 2, 20)), random_state=0
+    )
+
+
+def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan) -> Fitted:
+    """Cross-fit any scikit-learn classifier on soft labels."""
+    rng = np.random.default_rng([plan.seed, 7])
+    used = np.flatnonzero(weight > 0)
+    hard = bool((q[used].max(1) > 1 - 1e-9).all())
+    draws = 1 if hard or has_fit_parameter(estimator, "sample_weight") else 3
+    whole = [_fit_once(estimator, x, q, weight, used, rng) for _ in range(draws)]
+    p = _mean_prediction(whole, x, q.shape[1])
+    for fold in np.unique(plan.folds[used]):
+        inside = plan.folds == fold
+        train = used[~inside[used]]
+        tested = used[inside[used]]
+        if len(train):
+            p[tested] = full_probabilities(_fit_once(estimator, x, q, weight, train, rng), x[tested], q.shape[1])
+    return Fitted(p, partial(estimators_to_module, whole, q.shape[1]))
+
+
+def _mean_prediction(estimators: list[Any], x: Matrix, n_classes: int) -> Floats:
+    return np.asarray(np.mean([full_probabilities(estimator, x, n_classes) for estimator in estimators], axis=0))
+
+
+def _fit_once(estimator: Any, x: Matrix, q: Floats, weight: Floats, rows: Ints, rng: np.random.Generator) -> Any:
+    """Fit a copy: each row once per class with weight q, or with a label drawn from q if it takes no weights."""
+    model = clone(estimator)
+    if has_fit_parameter(estimator, "sample_weight"):
+        row, label = np.nonzero(q[rows] >= np.minimum(SMALLEST_SHARE, q[rows].max(1, keepdims=True)))
+        row_weight = weight[rows][row] * q[rows][row, label]
+    else:
+        times = np.maximum(1, np.rint(weight[rows] / np.median(weight[rows]))).astype(np.int64)
+        row = np.repeat(np.arange(len(rows)), times)
+        cumulative = q[rows][row].cumsum(1)
+        label = (rng.random((len(row), 1)) * cumulative[:, -1:] > cumulative).sum(1).clip(max=q.shape[1] - 1)
+        row_weight = None
+    if len(np.unique(label)) < 2:
+        return ConstantClassifier(int(label[0]))
+    features = x[rows][row]
+    if row_weight is None:
+        return model.fit(features, label)
+    return model.fit(features, label, sample_weight=row_weight)
+
+
+@dataclass
+class ConstantClassifier:
+    """Predicts the only class of its training rows."""
+
+    label: int
+
+    @property
+    def classes_(self) -> Ints:
+        return np.array([self.label])
+
+    def predict_proba(self, x: Matrix) -> Floats:
+        return np.ones((x.shape[0], 1))
+
+
+def find_projection(x: Matrix, seed: int, size: int = 50) -> Floats | None:
+    """The leading right singular vectors of a sparse matrix, for models that need dense columns."""
+    if not sparse.issparse(x):
+        return None
+    size = min(size, min(x.shape) - 1)
+    rng = np.random.default_rng(seed)
+    _, _, directions = sparse.linalg.svds(x.astype(np.float64), k=max(1, size), v0=rng.random(min(x.shape)))
+    return np.ascontiguousarray(directions.T)
+
+
+def fit_neighbors(x: Matrix, q: Floats, weight: Floats, k: int = 15) -> tuple[Floats, Neighbors]:
+    """Predictions [M, K] of all rows, and the module that predicts new rows."""
+    if sparse.issparse(x):
+        raise UserError("model 'knn' needs dense columns; choose forest or logistic for sparse data")
+    used = np.flatnonzero(weight > 0)
+    if len(used) > MOST_POINTS:
+        used = np.sort(np.random.default_rng(0).choice(used, MOST_POINTS, replace=False))
+    mean = x[used].mean(axis=0, dtype=np.float64)
+    scale = x[used].std(axis=0, dtype=np.float64)
+    scale[scale < 1e-9 * (1 + np.abs(mean))] = 1
+    z = ((x - mean) / scale).astype(np.float32)
+    k = max(1, min(k, len(used) - 1))
+    labels = weight[used, None] * q[used]
+    search = NearestNeighbors(n_neighbors=min(k + 1, len(used))).fit(z[used])
+    found = search.kneighbors(z, return_distance=False)  # [M, k + 1]
+    own = np.full(len(q), -1)
+    own[used] = np.arange(len(used))
+    other = found != own[:, None]
+    other &= other.cumsum(1) <= k  # the k nearest that are not the row itself
+    votes = np.einsum("mk,mkc->mc", other, labels[found])
+    p = votes / np.maximum(votes.sum(1, keepdims=True), 1e-12)
+    return p, Neighbors(mean, scale, z[used], labels, k)

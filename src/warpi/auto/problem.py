@@ -1,0 +1,140 @@
+"""What one pass of the procedure works on: all rows in one matrix, and columns of predictions for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+import numpy as np
+from torch import nn
+
+from warpi.auto.combine import calibrate, sharpen
+from warpi.auto.modules import Mixture, Node
+from warpi.auto.rows import Floats, Ints, Matrix, Rows, join_rows, one_hot, trusted_importance
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Noisy rows first, then trusted rows, then trusted rows that are held out and only predicted."""
+
+    x: Matrix  # [M, D]
+    given: Ints  # [N]
+    truth: Ints  # [n]
+    given_trusted: Ints | None  # [n]
+    importance: Floats  # [n] weights of the trusted rows, mean 1
+    n_classes: int
+
+    @property
+    def n_noisy(self) -> int:
+        return len(self.given)
+
+    @property
+    def n_trusted(self) -> int:
+        return len(self.truth)
+
+    @property
+    def labels(self) -> Floats:
+        """One-hot labels [M, K]: given ones, then true ones; zeros for held-out rows."""
+        labels = np.zeros((self.x.shape[0], self.n_classes))
+        known = np.concatenate([self.given, self.truth])
+        labels[: len(known)] = one_hot(known, self.n_classes)
+        return labels
+
+    def weights(self, noisy: Floats | float, trusted: Floats | float) -> Floats:
+        """Row weights [M]; held-out rows have weight 0."""
+        weight = np.zeros(self.x.shape[0])
+        weight[: self.n_noisy] = noisy
+        weight[self.n_noisy : self.n_noisy + self.n_trusted] = trusted
+        return weight
+
+    def noisy(self, p: Floats) -> Floats:
+        return p[: self.n_noisy]
+
+    def trusted(self, p: Floats) -> Floats:
+        return p[self.n_noisy : self.n_noisy + self.n_trusted]
+
+    def held_out(self, p: Floats) -> Floats:
+        return p[self.n_noisy + self.n_trusted :]
+
+
+def pose_problem(rows: Rows, held_out: Ints | None = None) -> Problem:
+    """The problem without the trusted rows `held_out`, which are predicted only."""
+    out = np.zeros(rows.n_trusted, dtype=bool)
+    if held_out is not None:
+        out[held_out] = True
+    truth = rows.y_trusted[~out]
+    return Problem(
+        x=join_rows(rows.x, rows.x_trusted[np.flatnonzero(~out)], rows.x_trusted[np.flatnonzero(out)]),
+        given=rows.given,
+        truth=truth,
+        given_trusted=None if rows.given_trusted is None else rows.given_trusted[~out],
+        importance=trusted_importance(rows.given, truth, rows.n_classes),
+        n_classes=rows.n_classes,
+    )
+
+
+@dataclass(eq=False)
+class Column:
+    """Cross-fitted predictions of one candidate, and how to predict new rows: a module, or a combination of columns."""
+
+    name: str
+    p: Floats  # [M, K]
+    seconds: float = 0.0
+    trusted_only: bool = False
+    module: Callable[[], nn.Module] | None = None
+    inputs: list[Column] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    powers: list[float] = field(default_factory=list)
+    geometric: bool = False
+    power: float = 1.0
+    """The power that calibrates `p` on trusted rows."""
+
+    def calibrate(self, problem: Problem) -> Column:
+        if problem.n_trusted:
+            self.power = calibrate(problem.trusted(self.p), problem.truth, problem.importance)
+        return self
+
+    def calibrated(self) -> Floats:
+        return sharpen(self.p, self.power)
+
+
+def build_mixture(top: Column) -> Mixture:
+    """The torch module of a column, with every model that it needs once."""
+    leaves: list[Column] = []
+    combined: list[Column] = []
+
+    def visit(column: Column) -> None:
+        if column in leaves or column in combined:
+            return
+        for part in column.inputs:
+            visit(part)
+        (combined if column.inputs else leaves).append(column)
+
+    visit(top)
+    if not combined:
+        combined.append(Column(top.name, top.p, inputs=[top], weights=[1.0], powers=[top.power]))
+    order = {id(column): i for i, column in enumerate([*leaves, *combined])}
+    nodes = [
+        Node([order[id(part)] for part in column.inputs], column.weights, column.powers, column.geometric)
+        for column in combined
+    ]
+    return Mixture([leaf.module() for leaf in leaves if leaf.module], nodes)
+
+
+class Clock:
+    """Measures seconds, and says whether more work fits into a budget."""
+
+    def __init__(self, budget: float | None = None) -> None:
+        self.start = monotonic()
+        self.budget = budget
+        self.last = self.start
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        now = monotonic()
+        seconds, self.last = now - self.last, now
+        return seconds
+
+    def left(self) -> float:
+        return np.inf if self.budget is None else self.budget - (monotonic() - self.start)

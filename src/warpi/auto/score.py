@@ -1,0 +1,140 @@
+"""The accuracy on trusted rows that the procedure has not seen, the noise rate, and their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from warpi.auto.models import Plan
+from warpi.auto.problem import Clock, Column, pose_problem
+from warpi.auto.procedure import run_procedure
+from warpi.auto.rows import Floats, Ints, Rows, assign_folds
+
+N_TREES = 30
+
+
+def count_folds(n_trusted: int) -> int:
+    """More folds for few rows, because each fold removes more of what little there is."""
+    return 10 if n_trusted <= 30 else 5
+
+
+def predict_nested(
+    rows: Rows,
+    models: Sequence[Any],
+    plan: Plan,
+    extra: Sequence[Column],
+    clock: Clock,
+    report: Callable[[str, float], None],
+) -> dict[str, Floats]:
+    """Probabilities [n, K] of trusted rows by candidate name ("auto" is the procedure itself), or {} if time runs out.
+
+    Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and
+    the switch. Candidates that were trained elsewhere keep their own cross-fitted predictions.
+    """
+    rng = np.random.default_rng([plan.seed, 11])
+    folds = assign_folds(rows.y_trusted, min(count_folds(rows.n_trusted), rows.n_trusted), rng)
+    numbers = np.unique(folds)
+    predicted: dict[str, Floats] = {}
+    for done, fold in enumerate(numbers):
+        started = clock.left()
+        out = np.flatnonzero(folds == fold)
+        if len(out) == rows.n_trusted:
+            return {}
+        report(f"accuracy on trusted rows, {done + 1} of {len(numbers)}", done / len(numbers))
+        problem = pose_problem(rows, out)
+        order = np.concatenate(
+            [np.arange(rows.n_noisy), rows.n_noisy + np.flatnonzero(folds != fold), rows.n_noisy + out]
+        )
+        inner = Plan(
+            plan.folds[order], min(N_TREES, plan.n_trees), plan.seed + 1000 + done, plan.n_jobs, plan.projection
+        )
+        outcome = run_procedure(problem, models, inner, Clock(), [_reorder(c, order) for c in extra], lambda _: None)
+        for column in [*outcome.columns, _named(outcome.final)]:
+            predicted.setdefault(column.name, np.zeros((rows.n_trusted, rows.n_classes)))
+            predicted[column.name][out] = problem.held_out(column.p)
+        spent = started - clock.left()
+        if clock.left() < spent and done + 1 < len(numbers):
+            return {}
+    return predicted
+
+
+def _named(final: Column) -> Column:
+    return Column("auto", final.p)
+
+
+def _reorder(column: Column, order: Ints) -> Column:
+    return Column(column.name, column.p[order], column.seconds, column.trusted_only, column.module)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with the limits of its interval, as fractions."""
+
+    estimate: float
+    low: float
+    high: float
+    level: float = 0.9
+
+
+def accuracy_interval(hits: Floats, importance: Floats, level: float = 0.9) -> Interval:
+    """The weighted share of hits with a Wilson interval at the effective number of rows, with a t quantile."""
+    n = len(hits)
+    estimate = float(importance @ hits / importance.sum())
+    effective = float(importance.sum() ** 2 / np.square(importance).sum())
+    quantile = t_quantile(n, level)
+    low, high = wilson(estimate, effective, quantile)
+    return Interval(estimate, low, high, level)
+
+
+def t_quantile(n: int, level: float) -> float:
+    return float(stats.t.ppf((1 + level) / 2, max(n - 1, 1)))
+
+
+def wilson(share: float, n: float, quantile: float) -> tuple[float, float]:
+    """Wilson's interval of a share that was measured on n rows."""
+    ratio = quantile**2 / n
+    center = (share + ratio / 2) / (1 + ratio)
+    half = quantile * np.sqrt(share * (1 - share) / n + ratio / (4 * n)) / (1 + ratio)
+    return max(0.0, float(center - half)), min(1.0, float(center + half))
+
+
+def weighted_error(values: Floats, importance: Floats) -> float:
+    """The standard error of a weighted mean."""
+    n = len(values)
+    if n < 2:
+        return float("nan")
+    center = importance @ values / importance.sum()
+    return float(np.sqrt(np.square(importance * (values - center)).sum() * n / (n - 1)) / importance.sum())
+
+
+def rows_needed(score: Interval, half_width: float = 0.05) -> int:
+    """About how many trusted rows an interval of +- half_width needs, drawn as the present ones."""
+    quantile = float(stats.norm.ppf((1 + score.level) / 2))
+    share = min(max(score.estimate, score.low, 0.5), score.high)  # the widest share that the interval allows is at 0.5
+    return int(np.ceil(quantile**2 * share * (1 - share) / half_width**2 - quantile**2))
+
+
+def noise_rate_interval(
+    wrong: Floats, wrong_trusted: Floats, differs: Floats, importance: Floats, level: float = 0.9
+) -> Interval:
+    """The prediction-powered interval of the share of wrong given labels.
+
+    `wrong` [N] and `wrong_trusted` [n] are a model's probabilities that a given label is wrong, made in the same way
+    for both. `differs` [n] says whether the given label of a trusted row was wrong. The model's mean over noisy rows
+    is corrected by its mean error on trusted rows, so the estimate is right even if the model is not.
+    """
+    n = len(differs)
+    weight = importance / importance.sum()
+    residual = differs - wrong_trusted
+    estimate = float(wrong.mean() + weight @ residual)
+    center = weight @ residual
+    plain = weight @ differs
+    effective = 1 / np.square(weight).sum()
+    spread = (n * (weight @ np.square(residual - center)) + 2 * max(plain * (1 - plain), 0.25 / (n + 1))) / (n + 2)
+    half = t_quantile(n, level) * np.sqrt(spread / effective)
+    middle, low, high = np.clip([estimate, estimate - half, estimate + half], 0, 1)
+    return Interval(float(middle), float(low), float(high), level)

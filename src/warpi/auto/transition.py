@@ -1,0 +1,49 @@
+"""The matrix T[true class, given label], and the posterior of the true class of each noisy row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from warpi.auto.rows import Floats, Ints, one_hot
+
+
+def transition_prior(p_noisy_label: Floats, truth: Ints, given_trusted: Ints | None, n_classes: int) -> Floats:
+    """Pseudo-counts [K, K] of T.
+
+    A row k is 1/K + the diagonal + half the trusted rows of class k, spread as a model of the *given* labels predicts
+    them on those rows. Trusted rows whose given label is known are counted as they are.
+    """
+    prior = np.full((n_classes, n_classes), 1 / n_classes) + np.eye(n_classes)
+    known = np.zeros(len(truth), dtype=bool) if given_trusted is None else given_trusted >= 0
+    for k in range(n_classes):
+        members = (truth == k) & ~known
+        if members.any():
+            row = p_noisy_label[members].mean(0) + 0.01
+            row[k] += 0.5
+            prior[k] += 0.5 * members.sum() * row / row.sum()
+    if given_trusted is not None:
+        np.add.at(prior, (truth[known], given_trusted[known]), 1.0)
+    return prior
+
+
+def diagonal_prior(n_rows: int, n_classes: int) -> Floats:
+    """Pseudo-counts of T without trusted rows: most labels are right."""
+    return np.full((n_classes, n_classes), 1 / n_classes) + np.eye(n_classes) * (1 + n_rows / (5 * n_classes))
+
+
+def estimate_transition(p: Floats, given: Ints, prior: Floats, steps: int = 30) -> tuple[Floats, Floats]:
+    """EM for T with fixed p(true class | x). Returns T and the posterior [N, K] of the true class."""
+    labels = one_hot(given, p.shape[1])
+    transition = prior / prior.sum(1, keepdims=True)
+    posterior = bayes(p, transition, given)
+    for _ in range(steps):
+        counts = prior + posterior.T @ labels
+        transition = counts / counts.sum(1, keepdims=True)
+        posterior = bayes(p, transition, given)
+    return transition, posterior
+
+
+def bayes(p: Floats, transition: Floats, given: Ints) -> Floats:
+    """The probability of each true class, given x and the given label."""
+    joint = p * transition[:, given].T
+    return np.asarray(joint / np.maximum(joint.sum(1, keepdims=True), 1e-300))
