@@ -234,7 +234,7 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities [B, K] of rows x [B, D]."""
-        values = [part(x).exp() for part in self.parts]
+        values: list[Tensor] = [part(x).exp() for part in self.parts]
         for node in self.nodes:
             values.append(self._evaluate(node, values))
         return values[-1].clamp_min(TINY).log()

@@ -1,0 +1,135 @@
+"""The torch modules predict what scikit-learn predicts, and can be stored without pickle."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.tree import DecisionTreeRegressor
+
+from warpi.auto.convert import estimators_to_module
+from warpi.auto.forest import fit_forest, trees_to_module
+from warpi.auto.models import fit_neighbors
+from warpi.auto.modules import Linear, Mixture, Node, Projected, Wrapped, round_down
+from warpi.errors import UserError
+
+
+def make_rows(n: int = 120, d: int = 5, k: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d)).astype(np.float32)
+    y = (x[:, 0] + 0.3 * rng.normal(size=n) > 0).astype(np.int64) + (x[:, 1] > 0.5) * (k > 2)
+    return x, y
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        RandomForestClassifier(7, random_state=0),
+        ExtraTreesClassifier(7, random_state=0),
+        HistGradientBoostingClassifier(max_iter=5, min_samples_leaf=3),
+        LogisticRegression(),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_modules_equal_scikit_learn(estimator, k: int) -> None:
+    x, y = make_rows(k=k)
+    estimator.fit(x, y)
+    new, _ = make_rows(300, seed=1)
+    module = estimators_to_module([estimator], k)
+    assert not isinstance(module, Wrapped)
+    assert np.allclose(module(torch.as_tensor(new)).exp(), estimator.predict_proba(new), atol=1e-5)
+
+
+def test_a_class_that_the_estimator_has_not_seen_gets_no_probability() -> None:
+    x, y = make_rows(k=3)
+    for estimator in (RandomForestClassifier(3), LogisticRegression(), HistGradientBoostingClassifier(max_iter=2)):
+        module = estimators_to_module([estimator.fit(x, 2 * (y > 0))], 4)
+        p = module(torch.as_tensor(x)).exp().numpy()
+        assert np.allclose(p[:, [1, 3]], 0, atol=1e-6)
+        assert np.allclose(p[:, [0, 2]], estimator.predict_proba(x), atol=1e-5)
+
+
+def test_tree_thresholds_are_compared_as_scikit_learn_does() -> None:
+    """Neighboring float32 numbers fall on the same side as in float64."""
+    x = np.repeat(np.float32(1) + np.arange(40, dtype=np.float32) * np.finfo(np.float32).eps, 2)[:, None]
+    q = np.random.default_rng(0).dirichlet([1, 1], len(x))
+    tree = DecisionTreeRegressor(random_state=0).fit(x, q).tree_
+    p = trees_to_module([tree])(torch.as_tensor(x)).exp().numpy()
+    assert np.allclose(p, tree.value[tree.apply(x)][:, :, 0], atol=1e-6)
+
+
+def test_round_down_gives_the_largest_float32_below() -> None:
+    exact = np.array([0.1, -0.1, 1.0, 1e30, -1e30, 0.0])
+    rounded = round_down(exact)
+    assert (rounded.astype(np.float64) <= exact).all()
+    assert (np.nextafter(rounded, np.float32(np.inf)).astype(np.float64) > exact).all()
+
+
+def test_neighbors_module_equals_a_loop() -> None:
+    x, y = make_rows(40)
+    q = np.eye(3)[y]
+    weight = np.ones(40)
+    weight[:5] = 3
+    p, module = fit_neighbors(x, q, weight, k=4)
+    z = (x - x.mean(0)) / x.std(0)
+    for i in range(40):
+        order = [j for j in np.argsort(((z - z[i]) ** 2).sum(1), kind="stable") if j != i][:4]
+        votes = sum(weight[j] * q[j] for j in order)
+        assert np.allclose(p[i], votes / votes.sum(), atol=1e-6)
+    new, _ = make_rows(10, seed=2)
+    order = np.argsort(((((new[0] - x.mean(0)) / x.std(0)) - z) ** 2).sum(1))[:4]
+    votes = (weight[order, None] * q[order]).sum(0)
+    assert np.allclose(module(torch.as_tensor(new))[0].exp(), votes / votes.sum(), atol=1e-5)
+
+
+def make_mixture() -> tuple[Mixture, torch.Tensor]:
+    x, y = make_rows()
+    rng = np.random.default_rng(3)
+    forest = fit_forest(x, np.eye(3)[y], np.ones(len(x)), 5, seed=0)
+    linear = Linear(x.mean(0), x.std(0), rng.normal(size=(5, 3)), np.zeros(3), 6.0)
+    small = Linear(np.zeros(2), np.ones(2), rng.normal(size=(2, 3)), np.zeros(3), 6.0)
+    projected = Projected(rng.normal(size=(5, 2)), small)
+    nodes = [Node([0, 1], [0.7, 0.3], [1.0, 2.0], geometric=True), Node([0, 2, 3], [0.2, 0.3, 0.5], [1.4, 1.0, 0.7])]
+    return Mixture([forest.module(), linear, projected], nodes), torch.as_tensor(x)
+
+
+def test_a_mixture_is_restored_from_its_state() -> None:
+    mixture, x = make_mixture()
+    restored = Mixture()
+    restored.load_state_dict(mixture.state_dict())
+    assert torch.equal(restored(x), mixture(x))
+    assert torch.allclose(mixture(x).exp().sum(1), torch.ones(len(x)), atol=1e-5)
+
+
+def test_the_state_of_a_mixture_holds_only_tensors_and_plain_values() -> None:
+    def check(value) -> None:
+        if isinstance(value, dict):
+            for inner in value.values():
+                check(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                check(inner)
+        else:
+            assert value is None or isinstance(value, torch.Tensor | float | int | bool | str), type(value)
+
+    check(make_mixture()[0].state_dict())
+
+
+def test_an_estimator_without_a_conversion_cannot_be_saved() -> None:
+    x, y = make_rows()
+    mixture = Mixture([estimators_to_module([GaussianNB().fit(x, y)], 3)], [Node([0], [1.0], [1.0])])
+    assert torch.isfinite(mixture(torch.as_tensor(x))).all()
+    with pytest.raises(UserError, match="contains GaussianNB cannot be saved"):
+        mixture.state_dict()
+
+
+def test_a_mixture_is_exported_to_onnx(tmp_path) -> None:
+    mixture, x = make_mixture()
+    path = tmp_path / "model.onnx"
+    batch = {"x": {0: "rows"}}
+    torch.onnx.export(mixture.eval(), (x[:4],), str(path), input_names=["x"], dynamic_axes=batch, dynamo=False)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert np.allclose(session.run(None, {"x": x.numpy()})[0], mixture(x), atol=1e-4)
