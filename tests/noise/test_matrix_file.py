@@ -257,9 +257,9 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ("T.csv", "0.6 0.4 0\n0 0.7 0.3\n0.25 0 0.75\n", "has one cell per line; put commas between"),
         ("T.csv", "cat,dog,eel\n0.6,0.4,0\n0,0.7,0.3\n0.25,0,0.75\n", "has 3 rows and 2 columns beside"),
         ("T.csv", "cat,0.6,0.4,0\ndog,0,0.7,0.3\neel,0.25,0,0.75\n", "has 2 rows and 3 columns beside"),
-        ("T.csv", "0.6,0.4,0\n0,x,0.3\n0.25,0,0.75\n", "row 2 of the matrix, column 2 must be a number, got 'x'"),
+        ("T.csv", "0.6,0.4,0\n0,x,0.3\n0.25,0,0.75\n", "row 2 of T, column 2 must be a number, got 'x'"),
         ("T.csv", "0.6,0.4,0\n0,1_0,0\n0.25,0,0.75\n", "column 2 must be a number, got '1_0'"),
-        ("T.csv", "0.6,0.4,0\n0,0.7,\n0.25,0,0.75\n", "row 2 of the matrix, column 3 must be a number, got ''"),
+        ("T.csv", "0.6,0.4,0\n0,0.7,\n0.25,0,0.75\n", "row 2 of T, column 3 must be a number, got ''"),
         ("T.csv", "1,0\n0,1\n", "T is 2 x 2, but the data has 3"),
         ("T.csv", ",cat,dog,eel\ncat,1,0,0\ncat,0,1,0\neel,0,0,1\n", "'cat' is named twice"),
         (

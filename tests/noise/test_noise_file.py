@@ -126,12 +126,12 @@ def changed(**new: Any) -> Callable[[dict[str, Any]], None]:
         (changed(labels=[2, 0, 1, True]), False, "'labels' must be a list of integers"),
         (changed(labels=[2, 0, 1, 2**70]), False, "'labels' must be a list of integers"),
         (changed(rows=4), False, "'rows' must be a list of integers"),
-        (changed(T=[[1.0]]), False, "'T' must be 3 x 3"),
-        (changed(T=[[1.0, 1, 1]] * 3), False, "'T' must be 3 x 3"),
-        (changed(T=[[2.0, -1, 0]] * 3), False, "'T' must be 3 x 3"),
-        (changed(T=[[1.0], [0, 1]]), False, "'T' must be 3 x 3"),
-        (changed(T="no"), False, "'T' must be 3 x 3"),
-        (changed(T={"a": 1}), False, "'T' must be 3 x 3"),
+        (changed(T=[[1.0]]), False, "T is 1 x 1, but the data has 3 classes"),
+        (changed(T=[[1.0, 1, 1]] * 3), False, "sums to 3, not to 1"),
+        (changed(T=[[2.0, -1, 0]] * 3), False, "is 2; a probability must be between 0 and 1"),
+        (changed(T=[[1.0], [0, 1]]), False, "row 2 of T has 2 numbers, but the first has 1"),
+        (changed(T="no"), False, "T must be a list of lists, got 'no'"),
+        (changed(T={"a": 1}), False, "T must be a list of lists"),
     ],
 )
 def test_changed_files_are_errors(

@@ -1,6 +1,6 @@
 """Read a custom transition matrix from a file: T[i, j] is the probability that class i is labeled as j."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from warpi.utils.files import read_json
 
 SUFFIXES = (".npy", ".csv", ".json")
 ROUNDING = 1e-6  # tolerance for the sum of a row, as in a noise file
+_NAMES = "write e.g. 0.25 (class names belong in the first row and the first column)"
 _FORM = "write a list of rows of numbers, or an object with 'classes' (names) and 'T' (such a list)"
 
 
@@ -35,17 +36,9 @@ def read_matrix(file: Path | str, classes: Sequence[str]) -> Tensor:
     .json: a list of lists, or {"classes": [...], "T": [[...]]} as `warpi audit --json` and `warpi corrupt` write it.
     """
     path = Path(file)
-    K = len(classes)
     matrix = {".npy": _npy, ".csv": _csv, ".json": _json}[check_suffix(path, SUFFIXES)](path)
     rows, columns = (_order(path, names, classes) for names in (matrix.true, matrix.given))
-    if matrix.T.shape != (K, K):
-        raise UserError(
-            f"{path}: T is {_size(matrix.T)}, but the data has {K} classes; give {K} x {K} probabilities, one row per "
-            "true class and one column per given class (a .csv may have class names as its first row and first column)"
-        )
-    T = torch.from_numpy(matrix.T.astype(np.float64))
-    _check(path, T, matrix.true or classes, matrix.given or classes)
-    return T[rows][:, columns]
+    return check_matrix(path, matrix.T, matrix.true or classes, matrix.given or classes)[rows][:, columns]
 
 
 def _order(path: Path, names: list[str] | None, classes: Sequence[str]) -> list[int]:
@@ -63,8 +56,15 @@ def _order(path: Path, names: list[str] | None, classes: Sequence[str]) -> list[
     return [names.index(name) for name in classes]
 
 
-def _check(path: Path, T: Tensor, true: Sequence[str], given: Sequence[str]) -> None:
-    """Raise an error for entries that are not probabilities, and rows that do not sum to 1."""
+def check_matrix(path: Path | str, array: NDArray[Any], true: Sequence[str], given: Sequence[str]) -> Tensor:
+    """Check that T has one row per true class and one column per given class, and that each row is a distribution."""
+    K = len(true)
+    if array.shape != (K, K):
+        raise UserError(
+            f"{path}: T is {_size(array)}, but the data has {K} classes; give {K} x {K} probabilities, one row per "
+            "true class and one column per given class (a .csv may have class names as its first row and first column)"
+        )
+    T = torch.from_numpy(array.astype(np.float64))
     for i, j in (~((T >= 0) & (T <= 1 + ROUNDING))).nonzero().tolist():
         raise UserError(
             f"{path}: row {i + 1} ({true[i]!r}), column {j + 1} ({given[j]!r}) is {float(T[i, j]):.9g}; a probability "
@@ -78,6 +78,7 @@ def _check(path: Path, T: Tensor, true: Sequence[str], given: Sequence[str]) -> 
             f"{path}: row {i + 1} ({true[i]!r}) sums to {float(T[i].sum()):.9g}, not to 1 (within {ROUNDING:g}); "
             f"rows are true classes and columns are given ones; {advice}"
         )
+    return T
 
 
 def _are_one(sums: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ def _csv(path: Path) -> _MatrixFile:
     if len(cells.names) == 1:
         raise UserError(f"{path}: has one cell per line; put commas between the numbers, as in 0.75,0.25")
     if all(map(is_number, cells.names)):
-        return _MatrixFile(_numbers(path, [cells.names, *cells.rows]))
+        return _MatrixFile(_to_array(path, [cells.names, *cells.rows], is_number, _NAMES))
     true = [row[0] for row in cells.rows]
     given = cells.names[1:]
     if len(true) != len(given):
@@ -108,29 +109,18 @@ def _csv(path: Path) -> _MatrixFile:
             f"{path}: has {len(true)} rows and {len(given)} columns besides the first row and first column of names; "
             "give as many rows as columns, and names for both or for neither"
         )
-    return _MatrixFile(_numbers(path, [row[1:] for row in cells.rows]), true, given)
-
-
-def _numbers(path: Path, rows: list[list[str]]) -> NDArray[Any]:
-    for i, row in enumerate(rows, 1):
-        for j, cell in enumerate(row, 1):
-            if not is_number(cell):
-                raise UserError(
-                    f"{path}: row {i} of the matrix, column {j} must be a number, got {cell!r}; write e.g. 0.25 (class "
-                    "names belong in the first row and the first column)"
-                )
-    return np.array(rows, dtype=object).astype(np.float64)
+    return _MatrixFile(_to_array(path, [row[1:] for row in cells.rows], is_number, _NAMES), true, given)
 
 
 def _json(path: Path) -> _MatrixFile:
     with reading(path):
         content = read_json(path, _FORM)
     if not isinstance(content, dict):
-        return _MatrixFile(_to_array(path, content))
+        return _MatrixFile(read_rows(path, content))
     if content.get("T") is None:
         raise UserError(f"{path}: has no 'T', the transition matrix; {_FORM}")
     names = content.get("classes")
-    T = _to_array(path, content["T"])
+    T = read_rows(path, content["T"])
     if names is None:
         return _MatrixFile(T)
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names) or len(names) != len(T):
@@ -139,17 +129,21 @@ def _json(path: Path) -> _MatrixFile:
     return _MatrixFile(T, names, names)
 
 
-def _to_array(path: Path, rows: Any) -> NDArray[Any]:
+def read_rows(path: Path | str, rows: Any) -> NDArray[Any]:
     """Nested JSON lists as an array."""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise UserError(f"{path}: T must be a list of lists, got {rows!r:.60}; {_FORM}")
+    return _to_array(path, rows, lambda value: type(value) in (int, float) and not abs(value) > 1e300, _FORM)
+
+
+def _to_array(path: Path | str, rows: list[list[Any]], is_valid: Callable[[Any], bool], advice: str) -> NDArray[Any]:
     for i, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
-            raise UserError(f"{path}: row {i} of T has {len(row)} numbers, but the first has {len(rows[0])}; {_FORM}")
+            raise UserError(f"{path}: row {i} of T has {len(row)} numbers, but the first has {len(rows[0])}; {advice}")
         for j, value in enumerate(row, 1):
-            if type(value) not in (int, float) or abs(value) > 1e300:
-                raise UserError(f"{path}: row {i} of T, column {j} must be a number, got {value!r:.60}; {_FORM}")
-    return np.array(rows, dtype=np.float64)
+            if not is_valid(value):
+                raise UserError(f"{path}: row {i} of T, column {j} must be a number, got {value!r:.60}; {advice}")
+    return np.array(rows, dtype=object).astype(np.float64)
 
 
 def _size(T: NDArray[Any]) -> str:

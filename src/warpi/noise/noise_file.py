@@ -15,6 +15,7 @@ from warpi.data.numeric import Columns
 from warpi.datasets.text_files import reading, shorten_list
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
+from warpi.noise.matrix_file import check_matrix, read_rows
 from warpi.utils.files import read_json, sha256, write_atomically
 
 FORMAT = "warpi-noise/1"
@@ -116,7 +117,10 @@ def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
         if len(replaced) != n or bool((replaced < -1).any()):
             raise UserError(f"noise file {path}: 'replaced' must hold, per row, a row of the other set or -1")
         replaced = replaced[order]
-    return NoisyLabels(labels[order], _transition(path, content.get("T"), dataset.n_classes), replaced)
+    T = content.get("T")
+    if T is not None:
+        T = check_matrix(f"noise file {path}", read_rows(f"noise file {path}", T), dataset.classes, dataset.classes)
+    return NoisyLabels(labels[order], T, replaced)
 
 
 def read_noise_name(path: Path | str) -> str:
@@ -159,19 +163,6 @@ def _integers(path: Path | str, content: Mapping[str, Any], key: str) -> Tensor:
     if not isinstance(values, list) or not all(type(v) is int and abs(v) < 2**63 for v in values):
         raise UserError(f"noise file {path}: {key!r} must be a list of integers")
     return torch.tensor(values, dtype=torch.int64)
-
-
-def _transition(path: Path | str, values: Any, n_classes: int) -> Tensor | None:
-    if values is None:
-        return None
-    wrong = UserError(f"noise file {path}: 'T' must be {n_classes} x {n_classes} probabilities whose rows sum to 1")
-    try:
-        T = torch.tensor(values, dtype=torch.float64)
-    except (TypeError, ValueError) as error:
-        raise wrong from error
-    if T.shape != (n_classes, n_classes) or not bool((T >= 0).all()) or not bool(((T.sum(1) - 1).abs() < 1e-6).all()):
-        raise wrong
-    return T
 
 
 def _hash(*parts: Tensor | None) -> str:
