@@ -18,8 +18,8 @@ from warpi.fewshot.data import (
     FewShotData,
     Sines,
     _drawing,
-    _parallel,
     _photograph,
+    _read_images,
     class_lists,
     load_fewshot,
 )
@@ -463,7 +463,7 @@ def test_image_with_too_many_pixels_is_reported(tmp_path: Path) -> None:
     file.write_bytes(content)
     for read in (_drawing, _photograph):
         with pytest.raises(UserError, match=r"cannot read the image .*a\.png: Image size \(900000000 pixels\)"):
-            _parallel(read, [file])
+            _read_images({"a": [file]}, read)
 
 
 def test_unknown_name_and_unneeded_root_are_refused() -> None:

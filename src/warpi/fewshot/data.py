@@ -216,10 +216,7 @@ def omniglot(root: Path | None = None) -> FewShotData:
         missing = [name for name in names if not (folder / name).is_dir()]
         if missing:
             raise UserError(f"{folder} has no folder {missing[0]!r} ({len(missing)} are missing); unpack it again")
-        files = [_images_in(folder / name) for name in names]
-        flat = iter(_parallel(_drawing, [file for group in files for file in group]))
-        stacks = {n: np.stack([next(flat) for _ in group]) for n, group in zip(names, files, strict=True)}
-        return Classes.of({name: torch.from_numpy(x)[:, None] for name, x in stacks.items()}, rotations=4)
+        return Classes.of(_read_images({name: _images_in(folder / name) for name in names}, _drawing), rotations=4)
 
     return FewShotData("omniglot", *(read(class_lists("omniglot")[part]) for part in PARTS))
 
@@ -251,13 +248,14 @@ def mini_imagenet(root: Path | None = None) -> FewShotData:
     """
     root = data_root(root, "mini_imagenet", _MINI)
     for folder in (root / "mini_imagenet", root / "miniimagenet", root / "mini-imagenet", root):
-        for read in (_mini_pickles, _mini_folders, _mini_csv, _mini_flat):
-            with reading(folder):
-                images = read(folder)
-            if images is not None:
-                data = FewShotData("mini_imagenet", *(Classes.of(images[part]) for part in PARTS))
-                _check_disjoint(data, folder)
-                return data
+        with reading(folder):
+            images = _mini_pickles(folder)
+            if images is None and (files := _mini_files(folder)):
+                images = {part: _read_images(files[part], _photograph) for part in PARTS}
+        if images is not None:
+            data = FewShotData("mini_imagenet", *(Classes.of(images[part]) for part in PARTS))
+            _check_disjoint(data, folder)
+            return data
     raise UserError(f"{root} has no miniImageNet files: {_MINI}")
 
 
@@ -303,16 +301,20 @@ def _mini_pickle(path: Path) -> _Images:
     return {name: images[group.tolist()] for name, group in rows.items()}
 
 
-def _mini_folders(folder: Path) -> dict[str, _Images] | None:
-    if not all((folder / part).is_dir() for part in PARTS):
+def _mini_files(folder: Path) -> dict[str, dict[str, list[Path]]] | None:
+    """The image files of the classes of each part, in any of the three layouts of folders."""
+    if all((folder / part).is_dir() for part in PARTS):
+        return {part: {c.name: _images_in(c) for c in _folders_in(folder / part)} for part in PARTS}
+    if (folder / "images").is_dir() and all((folder / f"{part}.csv").is_file() for part in PARTS):
+        return {part: _read_image_list(folder / f"{part}.csv", folder / "images") for part in PARTS}
+    lists = class_lists("mini_imagenet")  # they define the parts of one folder per class
+    names = [name for part in PARTS for name in lists[part]]
+    missing = [name for name in names if not (folder / name).is_dir()]
+    if missing == names:
         return None
-    return {part: _photographs({c.name: _images_in(c) for c in _folders_in(folder / part)}) for part in PARTS}
-
-
-def _mini_csv(folder: Path) -> dict[str, _Images] | None:
-    if not (folder / "images").is_dir() or not all((folder / f"{part}.csv").is_file() for part in PARTS):
-        return None
-    return {part: _photographs(_read_image_list(folder / f"{part}.csv", folder / "images")) for part in PARTS}
+    if missing:
+        raise UserError(f"{folder} has no folders {shorten_list(missing)}; all 100 classes are needed")
+    return {part: {name: _images_in(folder / name) for name in lists[part]} for part in PARTS}
 
 
 def _read_image_list(table: Path, folder: Path) -> dict[str, list[Path]]:
@@ -326,16 +328,6 @@ def _read_image_list(table: Path, folder: Path) -> dict[str, list[Path]]:
                 raise UserError(f"{table} names {row['filename']!r}, which is not in {folder}; download it again")
             files.setdefault(row["label"], []).append(path)
     return files
-
-
-def _mini_flat(folder: Path) -> dict[str, _Images] | None:
-    """Read one folder per class; the published lists define the parts."""
-    lists = class_lists("mini_imagenet")
-    if not any((folder / name).is_dir() for part in PARTS for name in lists[part]):
-        return None
-    if missing := [name for part in PARTS for name in lists[part] if not (folder / name).is_dir()]:
-        raise UserError(f"{folder} has no folders {shorten_list(missing)}; all 100 classes are needed")
-    return {part: _photographs({name: _images_in(folder / name) for name in lists[part]}) for part in PARTS}
 
 
 def _check_disjoint(data: FewShotData, folder: Path) -> None:
@@ -366,32 +358,25 @@ def _images_in(folder: Path) -> list[Path]:
     return files
 
 
-def _photographs(files: Mapping[str, Sequence[Path]]) -> _Images:
-    flat = iter(_parallel(_photograph, [file for group in files.values() for file in group]))
-    return {
-        name: torch.from_numpy(np.stack([next(flat) for _ in group])).permute(0, 3, 1, 2).contiguous()
-        for name, group in files.items()
-    }
-
-
 def _photograph(path: Path) -> NDArray[np.uint8]:
-    """Read a photograph as [84, 84, 3], stretched to a square as in other implementations."""
+    """Read a photograph as [3, 84, 84], stretched to a square as in other implementations."""
     from PIL import Image
 
     square = (_MINI_SIDE, _MINI_SIDE)
-    return np.asarray(decode(str(path), 2 * _MINI_SIDE).resize(square, Image.Resampling.LANCZOS))
+    return np.asarray(decode(str(path), 2 * _MINI_SIDE).resize(square, Image.Resampling.LANCZOS)).transpose(2, 0, 1)
 
 
 def _drawing(path: Path) -> NDArray[np.uint8]:
-    """Read a drawing as [28, 28], with ink 255."""
+    """Read a drawing as [1, 28, 28], with ink 255."""
     from PIL import Image
 
     with Image.open(path, formats=("PNG", "JPEG")) as image:
         small = image.convert("L").resize((_OMNIGLOT_SIDE, _OMNIGLOT_SIDE), Image.Resampling.LANCZOS)
-    return 255 - np.asarray(small)
+    return 255 - np.asarray(small)[None]
 
 
-def _parallel(read: Callable[[Path], NDArray[np.uint8]], paths: Sequence[Path]) -> list[NDArray[np.uint8]]:
+def _read_images(files: Mapping[str, Sequence[Path]], read: Callable[[Path], NDArray[np.uint8]]) -> _Images:
+    """The images [n, C, H, W] of each class, read by several threads."""
     try:
         from PIL.Image import DecompressionBombError
     except ImportError as e:
@@ -405,7 +390,9 @@ def _parallel(read: Callable[[Path], NDArray[np.uint8]], paths: Sequence[Path]) 
             raise UserError(f"cannot read the image {path}: {e}; download it again") from e
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(one, paths, chunksize=256))
+        images = pool.map(one, [file for group in files.values() for file in group])
+        stacks = {name: np.stack([next(images) for _ in group]) for name, group in files.items()}
+    return {name: torch.from_numpy(x).contiguous() for name, x in stacks.items()}
 
 
 FEWSHOT: dict[str, FewShotEntry] = {
