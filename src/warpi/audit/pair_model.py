@@ -30,15 +30,15 @@ def soft_transition(p: Floats, y: Ints) -> Floats:
     return np.asarray(counts / counts.sum(1, keepdims=True))
 
 
-def count_votes(x: Floats, y: Ints, n_classes: int, k: int = NEIGHBORS, chunk: int = 1024) -> Floats:
+def count_votes(x: NDArray[np.floating], y: Ints, n_classes: int, k: int = NEIGHBORS, chunk: int = 1024) -> Floats:
     """How many of the k rows nearest to each row (by the cosine, without the row itself) have each label.  [N, K]"""
-    x = np.asarray(x, np.float32).reshape(len(x), -1)
-    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    k = min(k, len(x) - 1)
+    h = np.asarray(x, np.float32).reshape(len(x), -1)
+    h = h / np.maximum(np.linalg.norm(h, axis=1, keepdims=True), 1e-12)
+    k = min(k, len(h) - 1)
     votes = np.zeros((len(x), n_classes))
     for start in range(0, len(x), chunk):
         rows = np.arange(start, min(start + chunk, len(x)))
-        similarity = x[rows] @ x.T
+        similarity = h[rows] @ h.T
         similarity[np.arange(len(rows)), rows] = -np.inf
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k] if k else np.zeros((len(rows), 0), np.int64)
         np.add.at(votes, (rows[:, None], y[nearest]), 1)

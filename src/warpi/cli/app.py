@@ -14,6 +14,7 @@ COMMANDS = {
     "audit": ("warpi.cli.audit:audit", "find the labels of a run's data that are probably wrong"),
     "pick": ("warpi.cli.audit:pick", "choose which examples a person should check first"),
     "review": ("warpi.cli.review:review", "check and correct labels in the browser"),
+    "correct": ("warpi.cli.review:correct", "write the data with corrected labels"),
     "report": ("warpi.cli.report:report", "show one run, or compare many"),
     "sweep": ("warpi.cli.sweep:sweep", "train many runs described in one file"),
     "figures": ("warpi.cli.figures:figures", "draw the figures of the WarPI paper from runs"),

@@ -68,6 +68,26 @@ def review(argv: list[str]) -> None:
             _serve(session, given)
 
 
+def correct(argv: list[str]) -> None:
+    parser = Parser(
+        "warpi correct",
+        "Write the data of a run with corrected labels: decisions of people (`warpi review`) and suggestions of the "
+        "audit. Columns tell the old label, who changed it and how probable the new one is.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder; it is audited if it has no audit")
+    parser.add_output("--out", "write the corrected data (.csv or .parquet)", required=True)
+    parser.add("--above P", "change a label only if its suggestion is more probable than this (default: 0)", float, 0.0)
+    parser.add("--review DIR", "folder with the decisions (default: RUN/review)", Path)
+    parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
+    given = parser.read(argv)
+    from warpi.review.correct import correct as correct_run, write_corrections
+
+    corrections = correct_run(given["run"], given["above"], given["device"], given["review"])
+    command = write_corrections(corrections, given["out"])
+    print(corrections)
+    print(f"next: {command}")
+
+
 def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
     from warpi.review.export import fit_command, write_corrected, write_trusted
 

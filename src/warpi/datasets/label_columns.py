@@ -14,6 +14,7 @@ from warpi.errors import UserError
 LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # besides the label itself
 PARTS = ("train", "test", "trusted")
 GIVEN = ("given", "given_label")  # the label before a person checked it; `warpi review` writes it
+CORRECTION_COLUMNS = ("changed_by", "label_probability")  # `warpi correct` writes them; they are not features
 OLD_NAMES = {"verified": "trusted", "meta": "trusted", "x_meta": "x_trusted", "y_meta": "y_trusted"}
 """Deprecated names of columns, parts and arrays, which still work."""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.numeric import Columns, make_features, needs_float64
 from warpi.datasets.column_checks import are_image_names, check_numeric_text, warn_suspicious_feature
-from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, read_label_columns
+from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, read_label_columns
 from warpi.datasets.labels import MISSING, blank_missing, encode_labels, normalize_labels, parse_numbers, to_texts
 from warpi.datasets.text_files import check_column_names, check_suffix, drop_flag, read_cells, reading, shorten_list
 from warpi.errors import UserError, missing_package, nearest, unknown
@@ -228,7 +228,8 @@ def _pop_earlier_labels(table: _Table, label: str, first: Columns | None) -> dic
 
 
 def _feature_names(table: _Table, label: str) -> list[str]:
-    return [name for name in table.columns if name != label and name not in LABEL_COLUMNS]
+    special = (label, *LABEL_COLUMNS, *CORRECTION_COLUMNS)
+    return [name for name in table.columns if name not in special]
 
 
 def _check_same_columns(table: _Table, columns: Columns, added: list[str]) -> None:

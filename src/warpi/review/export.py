@@ -406,6 +406,10 @@ def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path | None,
         items.dataset.files and trusted is not None and trusted.suffix
     ):  # its paths are relative to the folder of the data
         flags["root"] = items.dataset.files.root
+    return command(flags, next_folder())
+
+
+def next_folder() -> str:
+    """A name for the folder of the next run that is not in use."""
     names = itertools.chain(["runs/next"], (f"runs/next-{n}" for n in itertools.count(2)))
-    out = next(name for name in names if not Path(name).exists())
-    return command(flags, out)
+    return next(name for name in names if not Path(name).exists())

@@ -68,24 +68,31 @@ def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str,
     trusted and split are left out: they may be wrong for a checked row. Returns an empty list if the file is not a
     table.
     """
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".tsv", ".parquet"):
+    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         return []
+    names, rows, parts = read_table_cells(path)
+    copied = {name: j for j, name in enumerate(names) if name == label or name not in LABEL_COLUMNS}
+    return [
+        {name: row[j] for name, j in copied.items()}
+        for row, row_part in zip(rows, parts, strict=True)
+        if row_part == part
+    ]
+
+
+def read_table_cells(path: Path) -> tuple[list[str], Sequence[Sequence[str]], list[str]]:
+    """The column names, the rows of cells and the part of each row (train, test or trusted) of a table."""
     names: Sequence[str]
     rows: Sequence[Sequence[str]]
-    if suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         names, rows = _read_parquet(path)
     else:
-        names, rows, _ = read_cells(path, "\t" if suffix == ".tsv" else ",")
+        names, rows, _ = read_cells(path, "\t" if path.suffix.lower() == ".tsv" else ",")
     names = [name.strip() or f"Unnamed: {j}" for j, name in enumerate(names)]  # the names that pandas gives
-    copied = [name for name in names if name == label or name not in LABEL_COLUMNS]
-    records = [dict(zip(names, row, strict=True)) for row in rows]
-    parts = [cells.get("split", "train").strip().lower() for cells in records]
-    return [
-        {name: cells[name] for name in copied}
-        for cells, cells_part in zip(records, parts, strict=True)
-        if OLD_NAMES.get(cells_part, cells_part) == part
-    ]
+    if "split" not in names:
+        return names, rows, ["train"] * len(rows)
+    j = names.index("split")
+    parts = [row[j].strip().lower() for row in rows]
+    return names, rows, [OLD_NAMES.get(part, part) for part in parts]
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:

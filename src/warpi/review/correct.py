@@ -1,0 +1,190 @@
+"""Apply the decisions of people and the suggestions of an audit to the labels of a data set."""
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from warpi.audit.result import Audit
+from warpi.data.numeric import Columns
+from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
+from warpi.datasets.tables import read_parquet
+from warpi.errors import UserError, missing_package
+from warpi.noise.kinds import NoisyLabels
+from warpi.noise.noise_file import write_noise_file
+from warpi.review.decisions import Decision, Store
+from warpi.review.export import next_folder
+from warpi.review.items import Floats, Ints, Items
+from warpi.review.open import open_run
+from warpi.review.trusted_set import read_table_cells
+from warpi.runs.rerun_command import command
+from warpi.utils.files import format_csv, write_atomically
+
+PERSON, AUDIT = "person", "audit"
+
+
+@dataclass(frozen=True, eq=False)
+class Corrections:
+    """The new label of each of the N rows of a data set, and why it has it."""
+
+    items: Items
+    label: Ints  # [N] new labels
+    changed_by: tuple[str, ...]  # [N] "person" or "audit"; "" if the label is unchanged
+    probability: Floats  # [N] that the new label is right: 1 if a person has checked it, NaN if nothing is known
+    probability_before: Floats  # [N] the same for the given label
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, without defaults
+
+    @property
+    def expected_wrong(self) -> tuple[float, float]:
+        """The expected number of wrong labels before and after, among the rows about which something is known."""
+        return tuple(float(np.nansum(1 - p)) for p in (self.probability_before, self.probability))  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        counts = Counter(self.changed_by)
+        before, after = self.expected_wrong
+        return (
+            f"{counts[PERSON] + counts[AUDIT]} of {len(self.label)} labels changed: {counts[PERSON]} by a person, "
+            f"{counts[AUDIT]} by the audit; expected number of wrong labels: {before:.0f} before, {after:.0f} after"
+        )
+
+
+def correct(run: Path | str, above: float = 0.0, device: str = "auto", decisions: Path | None = None) -> Corrections:
+    """Correct the labels of the data of a run.
+
+    A label that a person decided in `warpi review` (in the folder `decisions`, default RUN/review) is always used, as
+    are trusted labels. Any other label becomes the audit's suggestion if the probability of that is larger than
+    `above`; 0 takes every suggestion, which gives the largest expected number of right labels.
+    """
+    if not 0 <= above < 1:
+        raise UserError(f"above must be a probability in [0, 1), got {above}")
+    opened = open_run(Path(run), device=device)
+    file = (decisions or Path(run) / "review") / "decisions.sqlite"
+    decided: Mapping[int, Decision] = {}
+    if file.exists():
+        with closing(Store(file, opened.items.identity)) as store:
+            decided = store.current_decisions()
+    elif decisions is not None:
+        raise UserError(f"there are no decisions in {decisions}; give the --out folder of `warpi review`")
+    return replace(apply_corrections(opened.items, opened.audit, decided, above), settings=opened.settings)
+
+
+def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decision], above: float = 0.0) -> Corrections:
+    """Corrections from an audit and the decisions of people. See `correct`."""
+    N = len(items.given)
+    label = items.given.copy()
+    changed_by = np.full(N, "", dtype=object)
+    probability = np.full(N, np.nan)
+    before = np.full(N, np.nan)
+    q = audit.posterior
+    at = np.arange(len(audit))
+    suggested = q.argmax(1)
+    take = (suggested != audit.given) & (q[at, suggested] > above)
+    label[audit.row] = np.where(take, suggested, audit.given)
+    changed_by[audit.row] = np.where(take, AUDIT, "")
+    probability[audit.row] = q[at, label[audit.row]]
+    before[audit.row] = q[at, audit.given]
+    number = {name: k for k, name in enumerate(items.classes)}
+    checked = items.trusted_rows | {row: number[d.label] for row, d in decisions.items() if d.label is not None}
+    for row, k in checked.items():
+        label[row] = k
+        changed_by[row] = PERSON if k != items.given[row] else ""
+        probability[row] = 1.0
+        before[row] = float(k == items.given[row])
+    return Corrections(items, label, tuple(changed_by), probability, before)
+
+
+def write_corrections(corrections: Corrections, path: Path) -> str:
+    """Write the data with corrected labels as .csv or .parquet; return the command that trains on it.
+
+    A table keeps all of its columns and rows; its label column has the new labels. Three columns are added: `given`
+    (the old label), `changed_by` and `label_probability`. `warpi fit` does not use them as features. Data that is not a
+    table becomes a table with `row` (or `path`, for image files) and these columns, and a label file NAME.json next to
+    it is for `warpi fit --labels`.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise UserError(f"corrected data must go to a .csv or .parquet file, got {path}")
+    items = corrections.items
+    if items.source is not None and path.exists() and path.samefile(items.source):
+        raise UserError(f"{path} is the data itself, which is never replaced; choose another --out")
+    columns = _correct_table(corrections) if items.source is not None else _list_rows(corrections)
+    if suffix == ".csv":
+        content = format_csv(list(columns), zip(*columns.values(), strict=True)).encode(errors="surrogateescape")
+    else:
+        content = _format_parquet(columns, items.source)
+    write_atomically(path, content)
+    settings = {**corrections.settings, "data": str(path)}
+    if items.source is None:
+        labels = path.with_suffix(".json")
+        y = torch.from_numpy(corrections.label)
+        write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
+        settings = {**corrections.settings, "noise": f"given:{labels}"}
+    return command(settings, next_folder())
+
+
+def _added_columns(corrections: Corrections, rows: Sequence[int | None]) -> dict[str, list[str]]:
+    """The added columns of a file whose lines are these rows of the data set; None: a line that is none of them."""
+    items = corrections.items
+    given: list[str] = []
+    changed_by: list[str] = []
+    probability: list[str] = []
+    for row in rows:
+        p = np.nan if row is None else corrections.probability[row]
+        given.append("" if row is None else items.classes[int(items.given[row])])
+        changed_by.append("" if row is None else corrections.changed_by[row])
+        probability.append("" if np.isnan(p) else f"{p:.6g}")
+    return dict(zip((GIVEN[0], *CORRECTION_COLUMNS), (given, changed_by, probability), strict=True))
+
+
+def _correct_table(corrections: Corrections) -> dict[str, list[str]]:
+    """The cells of the file of the data by column, with new labels and the added columns."""
+    items = corrections.items
+    encoding = items.dataset.encoding
+    assert items.source is not None
+    assert isinstance(encoding, Columns)
+    names, lines, parts = read_table_cells(items.source)
+    if sum(part == "train" for part in parts) != len(items.given):
+        raise UserError(f"{items.source} has changed while it was read; run the command again")
+    numbers = iter(range(len(items.given)))
+    rows = [next(numbers) if part == "train" else None for part in parts]
+    columns = {name: [line[j] for line in lines] for j, name in enumerate(names)}
+    old = columns[encoding.label]
+    columns[encoding.label] = [
+        cell if row is None or not corrections.changed_by[row] else items.classes[int(corrections.label[row])]
+        for cell, row in zip(old, rows, strict=True)
+    ]
+    return {**columns, **_added_columns(corrections, rows)}
+
+
+def _list_rows(corrections: Corrections) -> dict[str, list[str]]:
+    """One line per row of data that is not a table."""
+    items = corrections.items
+    rows = range(len(items.given))
+    files = items.dataset.files
+    where = {"path": list(files.paths)} if files is not None else {"row": [str(row) for row in rows]}
+    labels = [items.classes[int(k)] for k in corrections.label]
+    return {**where, "label": labels, **_added_columns(corrections, rows)}
+
+
+def _format_parquet(columns: Mapping[str, Sequence[str]], source: Path | None) -> bytes:
+    """A parquet file. Columns that were already in a parquet file keep their types; all others are text."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as e:
+        raise missing_package("pyarrow", "writing .parquet", "tables") from e
+    table = pyarrow.table({name: pyarrow.array(cells, pyarrow.string()) for name, cells in columns.items()})
+    if source is not None and source.suffix.lower() == ".parquet":
+        for j, column in enumerate(read_parquet(source).columns):
+            name = table.column_names[j]
+            same = [str(a) == b for a, b in zip(column.to_pylist(), columns[name], strict=True)]
+            table = table.set_column(j, name, column if all(same) else table.column(j).cast(column.type))
+    content = io.BytesIO()
+    parquet.write_table(table, content)
+    return content.getvalue()

@@ -1,0 +1,138 @@
+"""`warpi correct`: decisions of people and suggestions of an audit, applied to the data."""
+
+import csv
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from warpi import load_dataset
+from warpi.audit.result import Audit
+from warpi.cli import main
+from warpi.data.dataset import Dataset
+from warpi.errors import UserError
+from warpi.noise.noise_file import read_noise_file
+from warpi.review.correct import apply_corrections, write_corrections
+from warpi.review.decisions import Choice, Decision, Store
+from warpi.review.items import Items, items_from_data
+
+CLASSES = ("a", "b", "c")
+
+
+def write_table(path: Path) -> None:
+    lines = ["id,size,kind,split"]
+    lines += [f"{100 + i},{i * 0.1!r},{CLASSES[i % 3]},{'test' if i == 2 else 'train'}" for i in range(9)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def make_audit(dataset: Dataset, p: np.ndarray) -> Audit:
+    """An audit whose posterior is p: a transition matrix without preferences changes nothing."""
+    K = dataset.n_classes
+    given = dataset.y.numpy()
+    quality = p[np.arange(len(p)), given]
+    rate = {"n": len(p), "rate": 0.1, "low": 0.0, "high": 0.2}
+    return Audit(
+        np.arange(len(p)),
+        given,
+        p.argmax(1),
+        1 - quality,
+        quality,
+        (p.argmax(1) != given) & (quality < 0.5),
+        np.zeros(len(p)),
+        p,
+        np.full((K, K), 1 / K),
+        dataset.classes,
+        tuple({"class": name, **rate} for name in dataset.classes),
+        {"noise_rate": rate, "trusted_accuracy": None, "probabilities": "", "uncertainty": ""},
+    )
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Items:
+    write_table(tmp_path / "t.csv")
+    dataset, _ = load_dataset(str(tmp_path / "t.csv"), label="kind", drop=["id"])
+    return replace(items_from_data(dataset, dataset.y), source=tmp_path / "t.csv")
+
+
+@pytest.fixture
+def p(items: Items) -> np.ndarray:
+    """The model agrees with all labels but those of rows 0 (0.95) and 1 (0.6), for which it suggests c."""
+    p = np.full((8, 3), 0.05)
+    p[np.arange(8), items.given] = 0.9
+    p[0] = [0.03, 0.02, 0.95]
+    p[1] = [0.1, 0.3, 0.6]
+    return p
+
+
+def decide(row: int, label: str) -> dict[int, Decision]:
+    return {row: Decision(1, row, "change", label, "t", "now", "a")}
+
+
+def test_suggestions_and_decisions(items: Items, p: np.ndarray) -> None:
+    audit = make_audit(items.dataset, p)
+    every = apply_corrections(items, audit, {})
+    assert every.changed_by == ("audit", "audit", "", "", "", "", "", "")
+    assert every.label[:2].tolist() == [2, 2]
+    assert every.expected_wrong == pytest.approx((0.97 + 0.7 + 6 * 0.1, 0.05 + 0.4 + 6 * 0.1))
+    sure = apply_corrections(items, audit, {}, above=0.9)
+    assert sure.changed_by[:2] == ("audit", "")
+    decided = apply_corrections(items, audit, decide(0, "a") | decide(5, "b"))  # row 0 keeps its label
+    assert decided.changed_by == ("", "audit", "", "", "", "person", "", "")
+    assert decided.probability[[0, 5]].tolist() == [1, 1]
+    assert str(decided).startswith("2 of 8 labels changed: 1 by a person, 1 by the audit; expected")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_keeps_its_columns_and_rows(items: Items, p: np.ndarray, tmp_path: Path, suffix: str) -> None:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    out = tmp_path / f"out{suffix}"
+    if suffix == ".parquet":
+        pd.read_csv(tmp_path / "t.csv").to_parquet(tmp_path / "t.parquet")
+        items = replace(items, source=tmp_path / "t.parquet")
+    write_corrections(apply_corrections(items, make_audit(items.dataset, p), {}), out)
+    before = pd.read_csv(tmp_path / "t.csv")
+    after = pd.read_csv(out) if suffix == ".csv" else pd.read_parquet(out)
+    assert list(after) == ["id", "size", "kind", "split", "given", "changed_by", "label_probability"]
+    for name in ("id", "size", "split"):
+        assert (after[name] == before[name]).all()
+        assert after[name].dtype == before[name].dtype
+    assert after["kind"].tolist() == ["c", "c", "c", *before["kind"][3:]]  # the third is a test row
+    assert after["given"].fillna("").tolist()[:3] == ["a", "b", ""]
+    again, _ = load_dataset(str(out), label="kind", drop=["id"])  # the added columns are not features
+    assert again.examples.shape == items.dataset.examples.shape
+
+
+def test_the_data_itself_is_never_replaced(items: Items, p: np.ndarray, tmp_path: Path) -> None:
+    corrections = apply_corrections(items, make_audit(items.dataset, p), {})
+    with pytest.raises(UserError, match="is the data itself"):
+        write_corrections(corrections, tmp_path / "t.csv")
+    with pytest.raises(UserError, match=r"\.csv or \.parquet"):
+        write_corrections(corrections, tmp_path / "t.json")
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 2)) + 3 * (np.arange(90) % 3)[:, None]
+    np.savez(tmp_path / "x.npz", x=x, y=np.arange(90) % 3)
+    run, out = tmp_path / "run", tmp_path / "out.csv"
+    fit = ["--method", "ce", "--epochs", "2", "--net", "mlp", "--quiet", "--device", "cpu"]
+    assert main(["fit", "--data", str(tmp_path / "x.npz"), *fit, "--out", str(run)]) == 0
+    dataset, _ = load_dataset(str(tmp_path / "x.npz"))
+    with closing(Store(run / "review/decisions.sqlite", items_from_data(dataset, dataset.y).identity)) as store:
+        store.decide([Choice(5, 0, "change", "0", "2", None)], "t", "1")
+    capsys.readouterr()
+    assert main(["correct", str(run), "--out", str(out), "--above", "0.99"]) == 0
+    printed = capsys.readouterr().out
+    assert "by a person" in printed
+    assert f"next: warpi fit --data {tmp_path / 'x.npz'}" in printed
+    assert f"--labels {out.with_suffix('.json')}" in printed
+    assert read_noise_file(out.with_suffix(".json"), dataset).y[5] == 0
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert len(rows) == 90
+    assert (rows[5]["label"], rows[5]["given"], rows[5]["changed_by"]) == ("0", "2", "person")
+    assert main(["correct", str(run), "--out", str(out), "--above", "1"]) == 2
+    assert main(["correct", str(run), "--out", str(out), "--review", str(tmp_path / "none")]) == 2
+    assert "there are no decisions" in capsys.readouterr().err
