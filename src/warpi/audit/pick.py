@@ -91,7 +91,7 @@ def pick_from_data(n: int, spec: DataSpec, *, coverage: bool = False, unbiased: 
     if coverage:
         if not isinstance(dataset.examples, TensorExamples):
             raise UserError("--coverage needs inputs in memory, but these are files; leave it out, or pick from a run")
-        features = dataset.examples.x[row]
+        features = dataset.examples.x[row].float()
     paths = dataset.files.paths if dataset.files else None
     return pick_rows(n, row, y[row], dataset.classes, features=features, unbiased=unbiased, paths=paths, seed=seed)
 

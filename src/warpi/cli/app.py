@@ -11,6 +11,7 @@ from warpi.errors import UserError, unknown
 COMMANDS = {
     "fit": ("warpi.cli.fit:fit", "train a classifier that is robust to wrong labels, and write a run folder"),
     "predict": ("warpi.cli.predict:predict", "predict the classes of new rows with a trained run"),
+    "embed": ("warpi.cli.embed:embed", "compute the vectors of images or texts once, by a pretrained model"),
     "audit": ("warpi.cli.audit:audit", "find the labels of a run's data that are probably wrong"),
     "pick": ("warpi.cli.audit:pick", "choose which examples a person should check first"),
     "review": ("warpi.cli.review:review", "check and correct labels in the browser"),
@@ -19,8 +20,8 @@ COMMANDS = {
     "sweep": ("warpi.cli.sweep:sweep", "train many runs described in one file"),
     "figures": ("warpi.cli.figures:figures", "draw the figures of the WarPI paper from runs"),
     "fewshot": ("warpi.cli.fewshot:fewshot", "few-shot learning: MetaVRF and baselines"),
-    "bench": ("warpi.cli.bench:bench", "measure the cost of a training step"),
-    "corrupt": ("warpi.cli.corrupt:corrupt", "draw label noise and write it to a file"),
+    "bench": ("warpi.cli.benchmarks:bench", "measure the cost of a training step"),
+    "corrupt": ("warpi.cli.benchmarks:corrupt", "draw label noise and write it to a file"),
     "list": ("warpi.cli.list:list_names", "list methods, datasets, noises, nets or few-shot learners"),
 }
 """The function and the summary of each command. Its module is imported when it runs, so the overview is instant."""

@@ -25,6 +25,8 @@ class NewInputs(NamedTuple):
     examples: Examples
     labels: Mapping[str, Tensor]  # known labels by the name of their column; each [N], -1 unknown
     paths: tuple[str, ...] | None = None  # [N] of image files, as they were listed
+    rows: Tensor | None = None  # [N] their positions in the new data if some were left out; None: 0..N-1
+    unread: int = 0  # number of those that were left out, since they cannot be read
 
 
 @dataclass(frozen=True, eq=False)

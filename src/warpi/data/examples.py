@@ -13,7 +13,7 @@ from warpi.data.augment import Crop
 from warpi.data.strong_augment import distort
 from warpi.errors import UserError
 
-_DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.float32, torch.float64)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.float16, torch.float32, torch.float64)}
 
 
 class ReadBatch(NamedTuple):

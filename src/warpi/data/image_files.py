@@ -64,6 +64,7 @@ class FileExamples(Examples):
     device: torch.device = _CPU
     scale: Scale = IMAGENET
     max_bad: float = 0.01  # tolerated fraction of unreadable files
+    short: int | None = None  # shorter side before an image is cropped; None: `stored_size(size)`
     bad: dict[str, str] = field(default_factory=dict, repr=False)  # path -> reason; shared by copies on other devices
 
     def __post_init__(self) -> None:
@@ -147,7 +148,7 @@ class FileExamples(Examples):
         """Yield the images [V, B, crop, crop, 3] uint8 of `part` of each batch, and which could be read [B]."""
         remaining = iter(batches)
         pending: deque[_PendingBatch] = deque()
-        options = {"short": stored_size(self.size), "size": crop, "views": views, "augment": augment}
+        options = {"short": self.short or stored_size(self.size), "size": crop, "views": views, "augment": augment}
         readers = _Readers(self.workers) if self.workers else None
         # Each reader has a few waiting requests, and one batch is read while the previous one is in use.
         min_batches = 2 if readers else 1

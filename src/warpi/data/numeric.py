@@ -1,8 +1,8 @@
 """Numeric features: stored at the precision they need, standardized with the training rows."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -61,6 +61,36 @@ class Features(TensorExamples):
         if columns is not None:
             _check_columns(columns, tuple(features.x.shape[1:]))
         return features
+
+
+class Originals(NamedTuple):
+    """The image files or texts that vectors were computed from."""
+
+    values: tuple[str, ...]  # [N] paths, or texts
+    root: str | None = None  # the folder in which the paths start; None: these are texts
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded(Features):
+    """Vectors that a pretrained model computed from images or texts (`datasets.embedding`).
+
+    `embedder` identifies the model, so that new images or texts are embedded in the same way: `name`, `sha256` (of its
+    weights), `kind` ("images" or "texts") and `image_size`; `label` and `text` are the columns of a table.
+    """
+
+    embedder: Mapping[str, Any] = field(default_factory=dict)
+    originals: Originals | None = None  # None: not known
+    hashes: NDArray[np.uint8] | None = None  # [N, 32] SHA-256 of the content of each image file or text
+
+    def form(self) -> dict[str, Any]:
+        return {**super().form(), "embedder": dict(self.embedder)}
+
+    @classmethod
+    def from_form(cls, form: Mapping[str, Any]) -> Self:
+        embedder = dict(form["embedder"])
+        texts = [embedder[name] for name in ("name", "sha256", "kind")]
+        check_form(all(isinstance(text, str) for text in texts), "embedder", embedder)
+        return replace(super().from_form(form), embedder=embedder)
 
 
 def _check_columns(columns: Columns, shape: tuple[int, ...]) -> None:

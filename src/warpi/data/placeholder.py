@@ -8,7 +8,7 @@ import torch
 
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
-from warpi.data.numeric import Features
+from warpi.data.numeric import Embedded, Features
 from warpi.errors import UserError
 
 
@@ -57,5 +57,5 @@ def examples_from_form(form: Mapping[str, Any]) -> Examples:
     if "size" in form:
         kind = FileExamples
     elif form["features"]:
-        kind = Features
+        kind = Embedded if "embedder" in form else Features
     return kind.from_form(form)

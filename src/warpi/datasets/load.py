@@ -8,9 +8,11 @@ from typing import Any
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import Decoded, FileExamples
-from warpi.data.numeric import Features
+from warpi.data.numeric import Embedded, Features
 from warpi.data.placeholder import PlaceholderExamples
 from warpi.datasets.arrays import read_arrays, read_new_arrays
+from warpi.datasets.embedding.dataset import embed_second, read_features, read_new_vectors
+from warpi.datasets.embedding.folder import is_features
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.tables import read_new_table, read_table
@@ -70,6 +72,8 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
     `examples` are used.
     """
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
+    if isinstance(like, Embedded):
+        return read_new_vectors(data, settings, like, classes)
     path = Path(data)
     label = settings["label"]
     columns = like.columns if isinstance(like, Features) else None
@@ -93,7 +97,7 @@ def has_images(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether a path (which may not exist) holds images: a folder, or a manifest whose column `path` is not dropped."""
     path = Path(data)
     is_image_list = path.suffix.lower() in (".csv", ".tsv") and "path" not in map(str.lower, drop) and is_manifest(path)
-    return path.is_dir() or is_image_list
+    return (path.is_dir() and not is_features(path)) or is_image_list
 
 
 def is_resizable(data: str, drop: Sequence[str] = ()) -> bool:
@@ -115,13 +119,21 @@ def _kind_of_files(data: str, drop: Sequence[str]) -> str:
 
 
 def _unreadable(path: Path) -> UserError:
-    return UserError(f"cannot read {path}; give a .npz, .npy, .csv, .tsv or .parquet file, or a folder of images")
+    return UserError(
+        f"cannot read {path}; give a .npz, .npy, .csv, .tsv or .parquet file, or a folder of images or features"
+    )
 
 
 def _read(
     path: Path, root: Path | None, label: str | None, drop: Sequence[str], size: int | None, like: Dataset | None
 ) -> Dataset:
     suffix = path.suffix.lower()
+    if is_features(path):
+        if size is not None or drop:
+            raise _size_error(path) if size is not None else _drop_error(path)
+        return read_features(path, like)
+    if like is not None and isinstance(like.examples, Embedded):
+        return embed_second(str(path), like, root=root, label=label)
     images = has_images(str(path), drop)
     if drop and like is None and (images or suffix in (".npz", ".npy")):  # checked for `like` already
         raise _drop_error(path)

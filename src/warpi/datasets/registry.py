@@ -18,12 +18,12 @@ class DatasetEntry:
     summary: str
     resizable: bool = False  # image files, which can be read at any size
 
-    def load(self, root: Path | None, size: int | None = None) -> "Dataset":
+    def load(self, root: Path | None, size: int | None = None, **options: Any) -> "Dataset":
         read: Any = self.reader
         if isinstance(read, str):
             module, _, function = read.partition(":")
             read = getattr(import_module(module), function)
-        dataset: Dataset = read(root, size=size) if self.resizable else read(root)
+        dataset: Dataset = read(root, size=size, **options) if self.resizable else read(root)
         return dataset
 
 

@@ -18,7 +18,7 @@ from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
-from warpi.data.numeric import Columns
+from warpi.data.numeric import Columns, Embedded
 from warpi.data.overlap import mark_shared
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -73,6 +73,8 @@ class Items:
     @property
     def has_pictures(self) -> bool:
         x = self.examples
+        if isinstance(x, Embedded):
+            return x.originals is not None and x.originals.root is not None
         return isinstance(x, FileExamples) or (isinstance(x, TensorExamples) and is_picture(x, self.dataset.name))
 
     @property
@@ -138,6 +140,8 @@ class Items:
 
     def _cells(self, examples: Examples, row: int) -> list[tuple[str, str]]:
         columns = self.dataset.encoding if isinstance(self.dataset.encoding, Columns) else None
+        if isinstance(examples, Embedded) and examples.originals is not None:
+            return [("text", examples.originals.values[row])]
         assert isinstance(examples, TensorExamples)  # image files have images
         return feature_cells(examples.x[row], columns)[:_MAX_CELLS]
 
@@ -221,6 +225,9 @@ def _find_copies(dataset: Dataset, trusted: Split) -> dict[int, int]:
 def _picture(items: Items, examples: Examples, row: int) -> tuple[str, bytes] | None:
     if not items.has_pictures or not 0 <= row < len(examples):
         return None
+    if isinstance(examples, Embedded) and examples.originals is not None and examples.originals.root is not None:
+        content = photo(examples.originals.root, examples.originals.values[row])
+        return None if content is None else ("image/jpeg", content)
     files = items.dataset.files if items.shares(examples) else None  # the whole image, not the square in memory
     source = examples if isinstance(examples, FileExamples) else files
     if source is not None:

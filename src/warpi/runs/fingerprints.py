@@ -12,6 +12,7 @@ from torch import Tensor
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
 from warpi.data.image_files import FileExamples
+from warpi.data.numeric import Embedded
 from warpi.data.split import Split
 from warpi.utils.files import sha256
 
@@ -26,7 +27,9 @@ def fingerprint_data(dataset: Dataset, trusted: Dataset | None, open_set: Datase
     """
     labels = [dataset.y, *(t for t in (dataset.clean, dataset.trusted) if t is not None)]
     in_files = isinstance(dataset.examples, FileExamples)
+    embedder = dataset.examples.embedder if isinstance(dataset.examples, Embedded) else None
     return {
+        **({"embedder": embedder["name"], "embedder_sha256": embedder["sha256"]} if embedder else {}),
         "inputs_sha256": dataset.examples.digest(),
         "files_sha256": sha256(_file_sizes(dataset.examples)) if in_files else None,
         "labels_sha256": sha256(repr([t.dtype for t in labels]).encode(), *map(_bytes, labels)),

@@ -112,12 +112,12 @@ def _predict(method: "Method", data: Path | str, folder: Path) -> Predictions:
     split = Split(new.examples.to(device), torch.arange(n), torch.zeros(n, dtype=torch.int64, device=device))
     size = 1000 if len(task.shape) == 1 else method.recipe.batch_size
     batches = [(batch.rows.cpu(), method.predict(batch.x).double().cpu()) for batch in split.batches(size)]
-    row = torch.cat([rows for rows, _ in batches]).numpy()
+    at = torch.cat([rows for rows, _ in batches]).numpy()
     return Predictions(
-        row=row,
+        row=at if new.rows is None else new.rows.numpy()[at],
         probabilities=torch.cat([p for _, p in batches]).numpy(),
         classes=task.classes,
-        labels={name: y.numpy()[row] for name, y in new.labels.items()},
-        paths=None if new.paths is None else tuple(new.paths[i] for i in row),
-        unread=n - len(row),
+        labels={name: y.numpy()[at] for name, y in new.labels.items()},
+        paths=None if new.paths is None else tuple(new.paths[i] for i in at),
+        unread=n - len(at) + new.unread,
     )

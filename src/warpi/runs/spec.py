@@ -38,7 +38,7 @@ class DataCache:
 class DataSpec:
     """What to learn from."""
 
-    data: str = setting("digits", "name from `warpi list datasets`, or path of a table, arrays or an image folder")
+    data: str = setting("digits", "name from `warpi list datasets`, or path of a table, arrays, images or features")
     root: str | None = setting(None, "folder with the files of a named data set (default: $WARPI_DATA)")
     label: str | None = setting(None, "column (or .npy file) with the labels (default: label)")
     drop: tuple[str, ...] = setting((), "columns of a table that are not features, such as an id (default: none)")
@@ -111,7 +111,8 @@ def load(data: DataSpec, cache: DataCache | None = None) -> LoadedData:
 
 def unusual_size(dataset: Dataset) -> int | None:
     """The side at which image files were read, as `spec.json` stores it: None stands for the usual size of photos."""
-    side = dataset.examples.shape[-1] if dataset.files is not None else PHOTO
+    shape = dataset.examples.shape
+    side = shape[-1] if dataset.files is not None and len(shape) == 3 else PHOTO
     return None if side == PHOTO else side
 
 

@@ -41,6 +41,8 @@ FACTS = (
     Fact("meta_sha256", str, "trusted {:.8}", "the set of trusted examples", newer=True),
     Fact("test_set_sha256", str, "test set {:.8}", "the test set", newer=True, decides_test=True),
     Fact("other_sha256", str, "open set {:.8}", newer=True, decides_test=True),
+    Fact("embedder", str, "features by {}", "the embedder of the features", newer=True),
+    Fact("embedder_sha256", str, "embedder {:.8}", "the weights of the embedder", newer=True),
     Fact("weights_sha256", str, "weights {:.8}", "the weight file", newer=True),
     Fact("test_sha256", newer=True, decides_test=True),  # the rows that were held out
 )

@@ -1,7 +1,10 @@
-"""`warpi corrupt`. Imports that load torch wait until the command runs."""
+"""`warpi corrupt` and `warpi bench`, for benchmarks. Imports that load torch wait until a command runs."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
 
+from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser, add_fields
 
 
@@ -28,3 +31,15 @@ def corrupt(argv: list[str]) -> None:
     share = 100 * float(changed.double().mean())
     digest = hash_labels(labels.y, labels.replaced)
     print(f"{out}: {len(labels.y)} labels of {dataset.name}, {share:.2f} % changed, sha256 {digest}")
+
+
+def bench(argv: list[str]) -> None:
+    """For the authors of this library: the code is in `benchmarks/`, not in the package."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "benchmarks" / "meta_step").is_dir():
+        raise UserError("warpi bench needs a checkout of the repository; run there: python -m benchmarks.meta_step")
+    name, *flags = argv or ["--help"]
+    if name not in ("meta-step", "-h", "--help"):
+        raise unknown("benchmark", name, ["meta-step"])
+    sys.path.insert(0, str(root))
+    import_module("benchmarks.meta_step.__main__").main(flags if name == "meta-step" else ["--help"])

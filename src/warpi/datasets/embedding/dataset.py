@@ -1,0 +1,205 @@
+"""Read a folder of features as a data set, and embed further images or texts in the same way."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from warpi.data.dataset import Dataset, Files, NewInputs
+from warpi.data.numeric import Embedded, Originals, make_features
+from warpi.datasets.embedding.embed import embed_in_memory
+from warpi.datasets.embedding.embedders import Embedder, open_embedder
+from warpi.datasets.embedding.folder import FeatureFolder, is_features
+from warpi.datasets.embedding.sources import Source, list_new, list_source, list_with_classes
+from warpi.errors import UserError, blame_file, unknown
+
+_CPU = torch.device("cpu")
+
+
+class _Vectors:
+    """The vectors of some rows of a source, in the order of the rows."""
+
+    def __init__(
+        self, listed: Source, embedder: Mapping[str, Any], rows: NDArray[np.int64], x: Tensor, hashes: NDArray[np.uint8]
+    ) -> None:
+        self.listed = listed
+        self.embedder = embedder
+        self.rows = rows  # [n]
+        self.x = x  # [n, D] float16
+        self.hashes = hashes  # [n, 32]
+
+    def examples(self, part: str | None = None) -> tuple[Embedded, NDArray[np.int64]]:
+        """The vectors of one part (None: of all), and the rows of the source that they belong to."""
+        listed = self.listed
+        of_part = range(len(listed.inputs)) if part is None else listed.rows_of(part)
+        chosen = np.flatnonzero((self.rows >= of_part.start) & (self.rows < of_part.stop))
+        rows = self.rows[chosen]
+        plain = make_features(self.x[torch.from_numpy(chosen)])
+        originals = Originals(tuple(listed.inputs[row] for row in rows.tolist()), listed.root)
+        scale = plain.scale
+        return Embedded(plain.x, scale, embedder=self.embedder, originals=originals, hashes=self.hashes[chosen]), rows
+
+
+def read_features(path: Path, like: Dataset | None = None) -> Dataset:
+    """Read a folder that `warpi embed` has written. If it is a second set, `like` is the first one."""
+    vectors = _read_vectors(FeatureFolder(path))
+    if like is not None:
+        first = _first_embedder(like, path)
+        _check_same_embedder(vectors.embedder, first, path)
+        vectors.listed = list_with_classes(vectors.listed, like.classes, str(path))
+    return _make_dataset(vectors)
+
+
+def embed_second(data: str, like: Dataset, **options: Any) -> Dataset:
+    """Embed a second, small set of images or texts as the first one was: trusted examples, for example.
+
+    An image or text that the first set also has keeps its vector. If this holds for all, no embedder is needed.
+    """
+    first = like.examples
+    assert isinstance(first, Embedded)
+    listed = list_source(data, classes=like.classes, **options)
+    kind = first.embedder["kind"]
+    if listed.kind != kind:
+        raise UserError(f"{data} holds {listed.kind}, but the features were made from {kind}; give {kind}")
+    known = _by_hash(first)
+    digests = [_digest(listed, row) for row in range(len(listed.inputs))]
+    rows = [row for row, digest in enumerate(digests) if digest in known]
+    x = first.x[[known[digests[row]] for row in rows]]
+    others = [row for row, digest in enumerate(digests) if digest not in known]
+    if others:
+        model = _open_same(first.embedder, _CPU, data)
+        more, more_x = embed_in_memory(listed, model, _CPU, others, quiet=False)
+        rows, x = [*rows, *more.tolist()], torch.cat([x, more_x])
+    order = np.argsort(rows)
+    rows_array = np.array(rows, np.int64)[order]
+    hashes = np.frombuffer(b"".join(digests[row] for row in rows_array.tolist()), np.uint8).reshape(-1, 32)
+    return _make_dataset(_Vectors(listed, first.embedder, rows_array, x[torch.from_numpy(order)], hashes))
+
+
+def read_new_vectors(data: str, settings: Mapping[str, Any], first: Embedded, classes: tuple[str, ...]) -> NewInputs:
+    """Vectors to predict: a folder of features, or images or texts, which are embedded as those of the run were."""
+    path = Path(data)
+    if is_features(path):
+        vectors = _read_vectors(FeatureFolder(path))
+        _check_same_embedder(vectors.embedder, first.embedder, path)
+        labels = {"label": _encode_known(vectors.listed, classes)} if vectors.listed.y else {}
+        listed = vectors.listed
+    else:
+        root = Path(settings["root"]) if settings.get("root") else None
+        listed = list_new(
+            data,
+            first.embedder["kind"],
+            classes,
+            root=root,
+            label=first.embedder.get("label"),
+            text=first.embedder.get("text"),
+        )
+        model = _open_same(first.embedder, first.device, data)
+        rows, x = embed_in_memory(listed, model, first.device, quiet=False)
+        vectors = _Vectors(listed, first.embedder, rows, x, np.empty((len(rows), 32), np.uint8))
+        labels = {name: np.array(values) for name, values in (listed.labels or {}).items()}
+    examples, rows = vectors.examples()
+    return NewInputs(
+        examples.with_scale(first.scale),
+        {name: torch.from_numpy(values[rows]) for name, values in labels.items()},
+        tuple(listed.inputs[row] for row in rows.tolist()) if listed.root is not None else None,
+        torch.from_numpy(rows),
+        len(listed.inputs) - len(rows),
+    )
+
+
+def _read_vectors(folder: FeatureFolder) -> _Vectors:
+    manifest = folder.read_manifest()
+    shards = folder.read_shards(manifest)
+    with blame_file(folder.path):
+        listed = Source.from_json(folder.read_rows(manifest))
+        n = sum(len(shard) for shard in shards)
+        x = torch.empty((n, manifest["dimensions"]), dtype=torch.float16)
+        start = 0
+        for shard in shards:
+            x[start : start + len(shard)] = torch.from_numpy(np.ascontiguousarray(shard["vector"]))
+            start += len(shard)
+        rows = np.concatenate([shard["row"] for shard in shards])
+        hashes = np.concatenate([shard["sha256"] for shard in shards])
+    return _Vectors(listed, {**manifest["embedder"], **manifest["columns"]}, rows, x, hashes)
+
+
+def _make_dataset(vectors: _Vectors) -> Dataset:
+    listed = vectors.listed
+    parts = {}
+    kept: dict[str, Tensor] = {}
+    for part in listed.parts:
+        examples, rows = vectors.examples(part)
+        parts[part] = examples, torch.tensor([listed.y[row] for row in rows.tolist()], dtype=torch.int64)
+        kept[part] = torch.from_numpy(rows - listed.rows_of(part).start)
+    train = parts["train"][0].originals
+    assert train is not None
+    files = Files(train.root, train.values) if train.root is not None else None
+    facts = {
+        name: torch.tensor(values)[kept["trusted" if name == "meta_given" else "train"]]
+        for name, values in listed.facts.items()
+    }
+    return Dataset.from_parts(
+        listed.name, parts, listed.classes, test_is_clean=listed.test_is_clean, files=files, **facts
+    )
+
+
+def _first_embedder(like: Dataset, path: Path) -> Mapping[str, Any]:
+    if not isinstance(like.examples, Embedded):
+        raise UserError(f"{path} holds features by `warpi embed`, but {like.name} does not; give both in the same form")
+    return like.examples.embedder
+
+
+def _check_same_embedder(embedder: Mapping[str, Any], first: Mapping[str, Any], where: object) -> None:
+    for name, what in {"name": "embedder", "image_size": "size of the images", "sha256": "weights"}.items():
+        if embedder[name] != first[name]:
+            raise UserError(
+                f"{where}: the {what} must be the same as for the first features, {first[name]}, got {embedder[name]}"
+            )
+
+
+def _open_same(embedder: Mapping[str, Any], device: torch.device, data: str) -> Embedder:
+    """Load the embedder of some features again. Raises a UserError if its weights have changed."""
+    name = embedder["name"]
+    if name.startswith("python:"):
+        raise UserError(
+            f"the features were computed by a Python object, {name.removeprefix('python:')}, which cannot be loaded by "
+            f"its name; embed {data} with it (warpi.embed) and give the folder of features"
+        )
+    model = open_embedder(name, embedder["kind"], device, embedder["image_size"])
+    if model.sha256 != embedder["sha256"]:
+        raise UserError(
+            f"the weights of {name} have changed ({embedder['sha256'][:8]} before, {model.sha256[:8]} now), so its "
+            "vectors cannot be compared; install the version that the features were made with, or embed all data again"
+        )
+    return model
+
+
+def _by_hash(examples: Embedded) -> dict[bytes, int]:
+    """The row of each content hash."""
+    if examples.hashes is None:
+        return {}
+    content = np.ascontiguousarray(examples.hashes).tobytes()
+    return {content[32 * row : 32 * row + 32]: row for row in reversed(range(len(examples)))}
+
+
+def _digest(listed: Source, row: int) -> bytes:
+    try:
+        return hashlib.sha256(listed.content(row)).digest()
+    except OSError:
+        return b""  # the embedder reports files that cannot be read
+
+
+def _encode_known(listed: Source, classes: tuple[str, ...]) -> NDArray[np.int64]:
+    """The labels of all rows as positions in `classes`."""
+    for name in listed.classes:
+        if name not in classes:
+            raise unknown(f"class of {listed.name}:", name, classes)
+    number = np.array([classes.index(name) for name in listed.classes])
+    labels: NDArray[np.int64] = number[np.array(listed.y)]
+    return labels
