@@ -64,7 +64,8 @@ def embed(
     `source` is a folder of images or .txt files with one folder per class, a list of images, or a table with a column
     of texts. `embedder` is a name such as `timm:resnet50`, a network, or a function from a batch of images
     [B, 3, S, S] (or a list of texts) to vectors [B, D]. `root`, `label` and `text` are the folder of listed images and
-    the columns of a table. A file holds `shard_rows` vectors. If the folder `out` holds a part of the same features, only the rest is computed.
+    the columns of a table. A file holds `shard_rows` vectors. If the folder `out` holds a part of the same features,
+    only the rest is computed.
     """
     path = Path(out)
     where = pick_device(device)
