@@ -14,10 +14,9 @@ from warpi.functional import losses
 from warpi.functional.mixup import beta, mixup, partners, sharpen
 from warpi.functional.selection import best_cut, two_gaussians
 from warpi.methods.dividemix import DivideMix
-from warpi.methods.gce_truncated import TruncatedGCE
 from warpi.methods.mixup import Mixup
 from warpi.methods.registry import make_method
-from warpi.methods.robust_losses import GCE, SCE, Bootstrap, Focal, LabelSmoothing
+from warpi.methods.robust_losses import GCE, SCE, Bootstrap, Focal, LabelSmoothing, TruncatedGCE
 from warpi.runs.defaults import defaults_for
 from warpi.training.engine import Record, train
 from warpi.training.method import Method

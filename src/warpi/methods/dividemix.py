@@ -1,7 +1,7 @@
 """DivideMix: learning with noisy labels as semi-supervised learning."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class DivideMix(Method):
     year = 2020
     n_nets = 2
     n_views = 2  # M
-    for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0, "ramp_up": 1.6}
+    for_tables = {"warm_up": 1.0, "ramp_up": 1.6}
 
     tau: float = setting(0.5, "smallest probability of being clean at which a label is used", low=0, high=1)
     temperature: float = setting(0.5, "temperature T of sharpening; lower is sharper", low=0.001)

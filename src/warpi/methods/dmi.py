@@ -1,7 +1,6 @@
 """DMI: determinant-based mutual information; DMI-NS: a student trained on its predictions."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -32,7 +31,7 @@ class DMI(Method):
 
     family = "transition"
     year = 2019
-    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}  # why: docs/methods/dmi.md
+    for_tables = {"warmup": 0.2}  # why: docs/methods/dmi.md
 
     warmup: float = setting(0.7, "fraction of the epochs before the determinant loss is used", low=0, high=1)
     rate: float = setting(0.1, "factor of the determinant loss", low=0)
@@ -67,7 +66,7 @@ class DMINS(Method):
 
     family = "transition"
     year = 2021
-    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.2}
+    for_tables = {"warmup": 0.2}
 
     warmup: float = setting(0.7, "fraction of the epochs of teacher and student with cross-entropy", low=0, high=1)
     rate: float = setting(0.1, "factor of the determinant loss", low=0)

@@ -1,7 +1,6 @@
 """JoCoR: joint training with co-regularization."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class JoCoR(Method):
     n_nets = 2
     needs_different_nets = True
     needs_noise_rate = True
-    for_tables: ClassVar[dict[str, Any]] = {"gradual": 10.0}
+    for_tables = {"gradual": 10.0}
 
     forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     gradual: float = setting(10.0, "epochs T_k in which drop rate and lambda rise, at most half of all", low=0)

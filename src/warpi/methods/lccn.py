@@ -1,7 +1,6 @@
 """LCCN: sample the true labels, and count them to estimate T."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class LCCN(Method):
 
     family = "transition"
     year = 2019
-    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}  # why: docs/methods/lccn.md
+    for_tables = {"warmup": 0.1}  # why: docs/methods/lccn.md
 
     warmup: float = setting(0.7, "fraction of the epochs with cross-entropy, before sampling", low=0, high=1)
     fixed: float = setting(0.43, "fraction of the remaining epochs in which T stays fixed", low=0, high=1)

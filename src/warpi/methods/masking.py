@@ -1,7 +1,6 @@
 """Masking: estimate T under a known structure of the noise."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ class Masking(Method):
 
     family = "transition"
     year = 2018
-    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
+    for_tables = {"warmup": 0.1}
 
     warmup: float = setting(0.7, "fraction of the epochs with cross-entropy, before T is used", low=0, high=1)
     mask: tuple[float, ...] | None = setting(None, "possible transitions: 0 or 1 (default: estimated)", low=0, high=1)

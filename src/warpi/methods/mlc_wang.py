@@ -1,7 +1,6 @@
 """MLC of Wang et al.: learn a transition matrix for each batch."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ class MLCWang(Method):
     family = "meta"
     year = 2020
     needs_meta = True
-    for_tables: ClassVar[dict[str, Any]] = {"matrix_lr": 30.0}  # why: docs/methods/mlc_wang.md
+    for_tables = {"matrix_lr": 30.0}  # why: docs/methods/mlc_wang.md
 
     warm_up: float = setting(3 / 8, "fraction of the epochs before the matrix is used", low=0, high=1)
     virtual_lr: float = setting(1e-3, "learning rate of the virtual step, on the loss summed over the batch", low=0)

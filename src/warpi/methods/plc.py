@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ class PLC(Method):
 
     family = "refinement"
     year = 2021
-    for_tables: ClassVar[dict[str, Any]] = {"warm_up": 1.0}
+    for_tables = {"warm_up": 1.0}
 
     theta: float = setting(0.3, "initial ratio of probabilities below which a label is changed", low=0, high=1)
     beta: float = setting(0.1, "increase of theta after an epoch in which few labels change", low=0)

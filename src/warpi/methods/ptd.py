@@ -1,7 +1,6 @@
 """PTD: part-dependent label noise, with one transition matrix per example."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ class PTD(Method):
 
     family = "transition"
     year = 2020
-    for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}
+    for_tables = {"revision_lr": 1e-2}
 
     warmup: float = setting(0.3, "fraction of the epochs before T is estimated", low=0, high=1)
     revise: float = setting(0.6, "fraction of the epochs after which the correction is learned", low="warmup", high=1)

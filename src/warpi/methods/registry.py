@@ -7,16 +7,13 @@ from warpi.errors import UserError, unknown
 from warpi.methods.cal import CAL
 from warpi.methods.cdr import CDR
 from warpi.methods.cleannet import CleanNet
-from warpi.methods.co_teaching import CoTeaching
-from warpi.methods.co_teaching_plus import CoTeachingPlus
+from warpi.methods.co_teaching import CoTeaching, CoTeachingPlus
 from warpi.methods.d2l import D2L
 from warpi.methods.decoupling import Decoupling
 from warpi.methods.dividemix import DivideMix
 from warpi.methods.dmi import DMI, DMINS
-from warpi.methods.elr import ELR
-from warpi.methods.elr_plus import ELRPlus
+from warpi.methods.elr import ELR, ELRPlus
 from warpi.methods.emlc import EMLC
-from warpi.methods.gce_truncated import TruncatedGCE
 from warpi.methods.gdw import GDW
 from warpi.methods.glc import GLC
 from warpi.methods.jocor import JoCoR
@@ -38,7 +35,7 @@ from warpi.methods.pencil import PENCIL
 from warpi.methods.plain import CE, CleanOnly, FineTune
 from warpi.methods.plc import PLC
 from warpi.methods.ptd import PTD
-from warpi.methods.robust_losses import GCE, MAE, SCE, Bootstrap, Focal, LabelSmoothing
+from warpi.methods.robust_losses import GCE, MAE, SCE, Bootstrap, Focal, LabelSmoothing, TruncatedGCE
 from warpi.methods.s_model import SModel
 from warpi.methods.selfie import SELFIE
 from warpi.methods.smp import SMP

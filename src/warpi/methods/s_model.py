@@ -1,7 +1,6 @@
 """S-model: a noise adaptation layer on top of the classifier."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -32,7 +31,7 @@ class SModel(Method):
 
     family = "transition"
     year = 2017
-    for_tables: ClassVar[dict[str, Any]] = {"warmup": 0.1}
+    for_tables = {"warmup": 0.1}
 
     warmup: float = setting(0.7, "fraction of the epochs before the noise layer is added", low=0, high=1)
 

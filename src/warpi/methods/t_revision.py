@@ -1,7 +1,6 @@
 """T-revision: a transition matrix without anchor points."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -33,7 +32,7 @@ class TRevision(Method):
 
     family = "transition"
     year = 2019
-    for_tables: ClassVar[dict[str, Any]] = {"revision_lr": 1e-2}  # why: docs/methods/t_revision.md
+    for_tables = {"revision_lr": 1e-2}  # why: docs/methods/t_revision.md
 
     warmup: float = setting(0.3, "fraction of the epochs before T is estimated", low=0, high=1)
     revise: float = setting(0.6, "fraction of the epochs after which T is revised", low="warmup", high=1)

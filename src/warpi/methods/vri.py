@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class VRI(Method):
     family = "meta"
     year = 2025
     needs_meta = True
-    for_tables: ClassVar[dict[str, Any]] = {"output": "tanh"}
+    for_tables = {"output": "tanh"}
 
     samples: int = setting(1, "number L of samples of v per example", low=1)
     kl: float = setting(1e-3, "weight lambda of the KL divergence, which is summed over the classes", low=0)
