@@ -54,13 +54,16 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+PIXELS = "data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()
+
+
 def a_detail(run: Path, word: str = NASTY) -> Detail:
     """Everything that a page can show, with a word that must be escaped."""
     test = np.array([[8, 2], [1, 9]])
     suspects = (
-        Suspect(3, word, word, 0.9999, 0.1, None, ((word, word), ("text", "x" * 1000)), False),
-        Suspect(4, "a", "b", 0.42, 0.1, ("image/png", b"\x89PNG"), (("file", word),), True),
-        Suspect(5, "a", "b", 0.4, 0.1, None, (("file", "broken.jpg"),), False),
+        Suspect(3, word, word, 0.9999, 0.1, "", ((word, word), ("text", "x" * 1000)), False),
+        Suspect(4, "a", "b", 0.42, 0.1, PIXELS, (("file", word),), True),
+        Suspect(5, "a", "b", 0.4, 0.1, "", (("file", "broken.jpg"),), False),
     )
     losses = np.stack([np.r_[5, np.zeros(49)], np.r_[np.zeros(10), 3, np.zeros(39)], np.zeros(50)])
     arrays = {"classes": np.array([word, "b"]), "n_kind": np.array([5, 3, 0])}
@@ -95,7 +98,7 @@ def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     text = to_html(summarize(runs), runs, [a_detail(run)])
     page = Page(text)
     assert not {"script", "link", "iframe", "object"} & set(page.seen)
-    assert page.loads == ["data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()]
+    assert page.loads == [PIXELS]
     assert "url(" not in text
     assert page.words.count(NASTY) >= 9  # labels, cells, class, suggestion, missing parts, ...
     assert "x" * 401 not in page.words
@@ -246,9 +249,7 @@ def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path)
     assert train.sum(1).tolist() == np.bincount(stored.given, minlength=10).tolist()
     assert [s.row for s in detail.suspects] == stored.row[stored.ranked][:SUSPECTS].tolist()
     for s in detail.suspects:
-        assert s.picture is not None
-        assert s.picture[0] == "image/png"
-        assert s.picture[1].startswith(b"\x89PNG")
+        assert s.image.startswith("data:image/png;base64,")
 
 
 def test_a_read_only_run_is_audited_and_shown(
@@ -299,7 +300,7 @@ def test_rows_of_a_table_are_shown_as_text(table: Path, tmp_path: Path) -> None:
     first = dict(detail.suspects[0].words)
     assert set(first) == {"size", "colour"}
     assert first["colour"] in ("red", "green")
-    assert not any(s.picture for s in detail.suspects)
+    assert not any(s.image for s in detail.suspects)
     assert main(["report", str(table / "run"), "--out", str(tmp_path)]) == 0
     words = Page((tmp_path / "report.html").read_text()).words
     assert "<pear>" in words
@@ -338,8 +339,7 @@ def test_photos_become_thumbnails_with_their_names(tmp_path: Path) -> None:
     fit(out=tmp_path / "run", epochs=1, seed=0, quiet=True, device="cpu", **settings)
     (detail,) = read_details(find_runs([tmp_path / "run"]), audit=True)
     s = detail.suspects[0]
-    assert s.picture is not None
-    with Image.open(io.BytesIO(s.picture[1])) as image:
+    with Image.open(io.BytesIO(base64.b64decode(s.image.removeprefix("data:image/jpeg;base64,")))) as image:
         assert max(image.size) == 240
     assert not s.small
     assert (tmp_path / "photos" / "train" / dict(s.words)["file"]).exists()

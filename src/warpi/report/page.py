@@ -1,6 +1,5 @@
 """The HTML page of runs: one file without scripts, links or other files. `templates/page.html` has the layout."""
 
-import base64
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -33,9 +32,6 @@ _TEST_LABELS = {"clean": "known to be right", "given": "as given: they may be wr
 _KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "labels that nobody has checked"}
 _LOOKS = {"right": 0, "wrong": 1, "unknown": 6}
 _WORST = 10  # number of classes in the table of the worst ones
-_POOR = 0.7  # an accuracy on the trusted examples below which `warpi audit` warns
-_CELLS = 12  # cells of a suspicious row that are shown at once
-_LETTERS = 400  # number of letters shown of each cell
 _INTERVAL = (
     "95 % Wilson intervals over the test examples: the accuracy of this trained network on many more examples of the "
     "same kind. They do not include the variation between seeds."
@@ -207,10 +203,7 @@ def _losses(arrays: Arrays) -> dict[str, Any] | None:
         by_kind = {name: each[i] for name, i in kinds.items()}
         x_label = "cross-entropy with the given label"
         shown.append(charts.histogram(f"{stage}: {means}", by_kind, edges, x_label, _LOOKS, top))
-    note = "Number of training examples by their loss after training; the last bar also counts all larger losses."
-    if len(stages) > 1:
-        note += " Rectified: the loss of the logits times WarPI's v, with which the network was trained."
-    return {"note": note, "charts": shown, "legend": [(charts.swatch(_LOOKS[name]), _KINDS[name]) for name in kinds]}
+    return {"charts": shown, "legend": [(charts.swatch(_LOOKS[name]), _KINDS[name]) for name in kinds]}
 
 
 def _confusions(arrays: Arrays, truth: str) -> list[tuple[str, str]]:
@@ -247,21 +240,13 @@ def _noise_rate(audit: Audit) -> tuple[float, float, float]:
 
 
 def _audit(audit: Audit, suspects: Sequence[Suspect]) -> dict[str, Any]:
-    rate, low, high = _noise_rate(audit)
-    accuracy = audit.facts["trusted_accuracy"]
-    poor = accuracy is not None and accuracy < _POOR
-    trusted = ""
-    if accuracy is not None:
-        words = "The audit is unreliable: the classifier" if poor else "The classifier"
-        trusted = f"{words} predicts {100 * accuracy:.0f} % of the trusted examples correctly."
     first, more = _rates(audit)
     return {
-        "summary": f"{audit.is_label_issue.sum():,} of {len(audit):,} labels are probably wrong. "
-        f"Estimated fraction of wrong labels: {rate:.1f} %, 95 % interval {low:.1f} to {high:.1f}.",
-        "poor": poor,
-        "trusted": trusted,
-        "suspects": [_suspect(s) for s in suspects],
-        "pictures": any(s.picture is not None for s in suspects),
+        "n": len(audit),
+        "n_issues": int(audit.is_label_issue.sum()),
+        "noise_rate": _noise_rate(audit),
+        "accuracy": audit.facts["trusted_accuracy"],
+        "suspects": suspects,
         "rates": first,
         "more_rates": more,
         "probabilities": audit.facts["probabilities"],
@@ -283,26 +268,6 @@ def _rates(audit: Audit) -> tuple[Grid, Grid]:
     heads = ("given label", "rows", "wrong", "95 % interval", "suspicious", "instead")
     end = _WORST if many else len(rows)
     return Grid(heads, rows[:end], (0, 5)), Grid(heads, rows[end:], (0, 5))
-
-
-def _suspect(s: Suspect) -> dict[str, Any]:
-    words = [(name, text if len(text) <= _LETTERS else text[:_LETTERS] + "…") for name, text in s.words]
-    image = ""
-    if s.picture is not None:
-        kind, content = s.picture
-        image = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    wrong = f"{100 * s.wrong:.1f}" if s.wrong < 0.9995 else "> 99.9"
-    return {
-        "row": s.row,
-        "image": image,
-        "small": s.small,
-        "unreadable": not words or words[0][0] == "file",
-        "words": words[:_CELLS],
-        "more": words[_CELLS:],
-        "given": s.given,
-        "suggested": s.suggested,
-        "notes": (f"wrong: {wrong} %", f"uncertainty {s.uncertainty:.2f}", f"row {s.row}"),
-    }
 
 
 def _rerun(run: RunRecord) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 Torch is imported only when something has to be computed.
 """
 
+import base64
 import io
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Suspect(NamedTuple):
     suggested: str
     wrong: float  # probability
     uncertainty: float
-    picture: tuple[str, bytes] | None  # media type and content
+    image: str  # its picture as a data URL; empty if there is none
     words: tuple[tuple[str, str], ...]  # names and values: the file, and the columns if there is no picture
     small: bool  # a picture of few pixels, which is enlarged without smoothing
 
@@ -137,20 +138,20 @@ def _suspect(items: "Items", i: int) -> Suspect:
         names[int(items.suggested[i])],
         float(items.wrong_probability[i]),
         float(items.uncertainty[i]),
-        picture and (picture[0], _thumbnail(*picture)),
+        _to_url(*picture) if picture else "",
         tuple(words),
         items.is_small,
     )
 
 
-def _thumbnail(kind: str, content: bytes) -> bytes:
-    """Shrink photos to the size in which they are shown; other pictures are already small."""
-    if kind != "image/jpeg":
-        return content
-    from PIL import Image  # installed, since it has decoded this photo
+def _to_url(kind: str, content: bytes) -> str:
+    """A picture as a data URL. Photos are reduced to the size in which they are shown; other pictures are small."""
+    if kind == "image/jpeg":
+        from PIL import Image  # installed, since it has decoded this photo
 
-    with Image.open(io.BytesIO(content)) as image:
-        image.thumbnail((_SIDE, _SIDE))
-        small = io.BytesIO()
-        image.save(small, "JPEG", quality=82)
-    return small.getvalue()
+        with Image.open(io.BytesIO(content)) as image:
+            image.thumbnail((_SIDE, _SIDE))
+            small = io.BytesIO()
+            image.save(small, "JPEG", quality=82)
+        content = small.getvalue()
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
