@@ -160,7 +160,8 @@ def test_the_overview_names_every_command_and_every_core_method() -> None:
         assert re.search(rf"^  {name}  ", app.USAGE, re.MULTILINE), name
     rows = re.findall(r"^  (with\w*) trusted examples +(.*)", app.USAGE, re.MULTILINE)
     listed = {name: kind == "with" for kind, names in rows for name in names.split(", ")}
-    assert listed == {name: METHODS[name].needs_meta for name in CORE}
+    assert listed == {name: METHODS[name].needs_meta for name in CORE if name != "auto"}
+    assert "auto (the default" in app.USAGE
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("fit", "fewshot")])

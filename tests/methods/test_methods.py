@@ -245,7 +245,7 @@ def test_fit_leaves_the_global_generators_unchanged(name: str, tmp_path: Path) -
 
 
 def test_core_methods_are_registered() -> None:
-    assert len(CORE) == len(set(CORE)) == 12
+    assert len(CORE) == len(set(CORE)) == 13
     assert set(CORE) <= METHODS.keys()
 
 

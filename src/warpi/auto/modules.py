@@ -64,7 +64,7 @@ class TreeSum(Part):
         self.register_buffer("baseline", _tensor(baseline if self.boosted else np.zeros(self.value.shape[1])))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
+        x = x.flatten(1).float()
         node = self.roots.unsqueeze(0).expand(x.shape[0], -1)  # [B, trees]
         for _ in range(self.depth):
             goes_right = x.gather(1, self.feature[node]) > self.threshold[node]
@@ -97,7 +97,7 @@ class Linear(Part):
             self.register_buffer(name, _tensor(values))
 
     def forward(self, x: Tensor) -> Tensor:
-        z = ((x.float() - self.mean) / self.scale).clamp(-self.limit, self.limit)
+        z = ((x.flatten(1).float() - self.mean) / self.scale).clamp(-self.limit, self.limit)
         return F.log_softmax(z @ self.weight + self.bias, dim=1)
 
     def arrays(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Neighbors(Part):
             self.register_buffer(name, _tensor(values))
 
     def forward(self, x: Tensor) -> Tensor:
-        z = (x.float() - self.mean) / self.scale
+        z = (x.flatten(1).float() - self.mean) / self.scale
         distance = self.points.square().sum(1) - 2 * z @ self.points.T  # without |z|^2, which does not change the order
         nearest = distance.topk(self.k, dim=1, largest=False).indices
         votes = self.labels[nearest].sum(1)
@@ -142,7 +142,7 @@ class Projected(Part):
         self.part = part if isinstance(part, nn.Module) else build_part(part)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.part(x.float() @ self.components)
+        out: Tensor = self.part(x.flatten(1).float() @ self.components)
         return out
 
     def arrays(self) -> dict[str, Any]:

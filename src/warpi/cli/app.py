@@ -35,6 +35,7 @@ commands:
 {_SUMMARIES}
 
 methods to try first (`warpi list methods` describes these and more):
+  with or without them       auto (the default for tables)
   without trusted examples   ce, gce, elr, co_teaching, dividemix, dmi_ns
   with trusted examples      clean_only, fine_tune, glc, l2rw, mwnet, warpi
 

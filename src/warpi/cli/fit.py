@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,11 @@ from warpi.utils.flags import Parser, add_fields
 if TYPE_CHECKING:
     from warpi.runs.run import Run
 
+_SHOWN = 8  # candidates in the table at the end
+WITHOUT_TRUSTED = (
+    "without trusted rows the accuracy is not known, and mistakes that follow a pattern cannot be seen; five checked "
+    "rows per class (`warpi pick`, `warpi review`) help most"
+)
 HELP = """usage: warpi fit --data DATA --trusted FILE --out DIR [flags]
 
 Train a classifier that is robust to wrong labels, and write a run folder.
@@ -25,7 +31,9 @@ data:
   --labels FILE         replace the labels by those in a .json file written by `warpi review`
 
 training:
-  --method NAME         name from `warpi list methods` (default: warpi)
+  --method NAME         name from `warpi list methods` (default: auto, which compares models; a network for images)
+  --model NAME          forest, boosting, logistic or knn: the kind of model that auto uses (default: it compares)
+  --budget TIME         time for the comparison, such as 60s or 5m (default: no limit)
   --net NAME            network from `warpi list nets` (default: depends on the data)
   --epochs N            number of passes over the data (default: depends on the data)
   --seed N              random seed (default: 0)
@@ -57,12 +65,12 @@ def fit(argv: list[str]) -> None:
     if not distributed.is_launched() and "--help-all" not in argv:
         distributed.check_devices(first.devices, device)
         if first.devices > 1:
-            _, given = _all_flags(argv, first)  # report errors once, before processes are started
+            given = _all_flags(argv, first)  # report errors once, before processes are started
             raise SystemExit(distributed.launch(first.devices, [*plugins.flags(), "fit", *argv], given["out"]))
     try:
         with distributed.process_group(device):
             with distributed.raise_on_all_ranks():
-                name, given = _all_flags(argv, first)
+                given = _all_flags(argv, first)
                 distributed.check_started(given.pop("devices"))
             run = run_fit(**given)
             is_first = distributed.rank() == 0
@@ -79,16 +87,50 @@ def fit(argv: list[str]) -> None:
             raise
         raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --batch-size and --meta-batch-size") from e
     if is_first and not given["quiet"]:
-        _print_result(name, run)
+        _print_result(run)
 
 
-def _print_result(name: str, run: "Run") -> None:
-    epochs = len(run.history)
+def _print_result(run: "Run") -> None:
+    """Print the candidates that matter, the accuracy on trusted rows, and then accuracies on test rows."""
+    from warpi.runs.defaults import resolve_method
+    from warpi.training.progress import describe_trusted_accuracy
+
+    last = run.history[-1]
+    name, _ = resolve_method(run.method)
+    done = f"{name} after {len(run.history)} epoch{'s' * (len(run.history) != 1)}"
+    choice = run.method.choice()
+    if choice:
+        _print_candidates(choice)
+        done = f"{name}: {getattr(run.method, 'reason', '')}"
     score = "no test set"
-    if run.history[-1].get("test_acc") is not None:
+    if last.get("test_acc") is not None:
         against = "" if run.truth.test_is_clean else " against the given labels, some of which may be wrong"
-        score = f"test accuracy {run.history[-1]['test_acc']:.2f} %{against}"
-    print(f"{name} after {epochs} epoch{'s' * (epochs != 1)}: {score}; run folder {run.path}")
+        score = f"test accuracy {last['test_acc']:.2f} %{against}"
+    trusted = describe_trusted_accuracy(last, len(run.task.meta or ()))
+    print(f"{done}; run folder {run.path}" if trusted else f"{done}: {score}; run folder {run.path}")
+    if trusted:
+        print(trusted)
+        if "test_acc" in last:
+            print(score)
+    elif choice:
+        print(f"warpi: {WITHOUT_TRUSTED}", file=sys.stderr)
+
+
+def _print_candidates(choice: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = sorted(choice, key=lambda c: (-c["weight"], -(c["score"] or 0)))
+    table = Table(box=None)
+    for name in ("candidate", "accuracy on trusted rows", "seconds", "weight", "note"):
+        table.add_column(name, justify="left" if name in ("candidate", "note") else "right")
+    for c in shown[:_SHOWN]:
+        score = "" if c["score"] is None else f"{100 * c['score']:.1f} ± {100 * (c['error'] or 0):.1f} %"
+        weight = f"{c['weight']:.2f}" if c["weight"] else "–"
+        table.add_row(c["candidate"], score, f"{c['seconds']:.1f}", weight, c.get("note", ""))
+    Console(highlight=False).print(table)
+    if len(shown) > _SHOWN:
+        print(f"choice.json lists all {len(shown)} candidates")
 
 
 def _first_flags(argv: list[str]) -> argparse.Namespace:
@@ -102,9 +144,10 @@ def _first_flags(argv: list[str]) -> argparse.Namespace:
     return parser.parse_known_args(argv)[0]
 
 
-def _all_flags(argv: list[str], first: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The name of the method, and the values of all flags that are set."""
+def _all_flags(argv: list[str], first: argparse.Namespace) -> dict[str, Any]:
+    """The values of all flags that are set. Without `--method`, the flags of `auto` are accepted."""
     from warpi.methods.registry import METHODS
+    from warpi.runs.defaults import DEFAULT_METHOD
     from warpi.runs.run_folder import RunFolder
     from warpi.runs.same_run import check_plugins
     from warpi.utils import distributed
@@ -114,7 +157,7 @@ def _all_flags(argv: list[str], first: argparse.Namespace) -> tuple[str, dict[st
         stored = json.loads(
             distributed.broadcast_from_rank0(lambda: json.dumps(RunFolder(first.out).read_spec()).encode())
         )
-    name = first.method or (stored["spec"]["method"] if stored else "warpi")
+    name = first.method or (stored["spec"]["method"] if stored else DEFAULT_METHOD)
     if stored and first.method is None:
         check_plugins(first.out, name, None)
     if name not in METHODS:
@@ -122,7 +165,7 @@ def _all_flags(argv: list[str], first: argparse.Namespace) -> tuple[str, dict[st
     given = _make_parser(name).read(argv)
     if "meta_data" in given:
         given["trusted"] = given.pop("meta_data")
-    return name, given
+    return given
 
 
 def _make_parser(method: str) -> Parser:
@@ -145,7 +188,7 @@ def _make_parser(method: str) -> Parser:
     parser.usage = "warpi fit --data DATA --trusted FILE --out DIR [flags]"
     parser.start_group("run")
     parser.add("--out DIR", "run folder to write", Path, required=True)
-    parser.add("--method NAME", "name from `warpi list methods` (default: warpi)")
+    parser.add("--method NAME", "name from `warpi list methods` (default: auto, or a network for images)")
     parser.add(f"--recipe {'|'.join(RECIPES)}", "set many of the training flags at once", default=argparse.SUPPRESS)
     parser.add("--resume", "continue the interrupted run in DIR")
     parser.add("--device auto|cpu|cuda", "device to train on", default="auto")

@@ -10,7 +10,7 @@ def predict(argv: list[str]) -> None:
     parser = Parser("warpi predict", "Predict the classes of new rows with the classifier of a run.")
     parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder")
     parser.add("--data PATH", "new rows, of the same kind as the run's data; labels are optional", required=True)
-    parser.add_output("--csv", "write row, predicted_label, probability, p_CLASS ...", required=True)
+    parser.add_output("--csv", "write row, predicted, probability, p_CLASS ...", required=True)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print nothing but errors")
     given = parser.read(argv)

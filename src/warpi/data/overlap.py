@@ -36,6 +36,17 @@ def mark_shared(a: Split, b: Split) -> Tensor:
     return _match(keys, a.y, other_keys, b.y)
 
 
+def labels_in(a: Split, b: Split) -> Tensor:
+    """The labels that the examples of `a` have in `b`; -1 if `b` has no such input, or several of them.  [len(a)]"""
+    kind, keys = _comparable_inputs(a)
+    other_kind, other_keys = _comparable_inputs(b)
+    found: dict[Hashable, int] = {}
+    if kind is not None and kind == other_kind:
+        for key, label in zip(other_keys, b.y.tolist(), strict=True):
+            found[key] = -1 if key in found else label
+    return torch.tensor([found.get(key, -1) for key in keys], dtype=torch.int64) if found else torch.full((len(a),), -1)
+
+
 def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
     """Raise an error if trusted examples are in the test set, unless this may be a coincidence; then warn.
 

@@ -20,9 +20,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from warpi.audit.label_scores import label_quality
+from warpi.auto.modules import Mixture
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
-from warpi.data.sparse import SparseExamples
 from warpi.datasets.text_files import shorten_list
 from warpi.errors import UserError, unknown
 from warpi.estimator import inputs
@@ -30,17 +30,10 @@ from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier, write_onnx
 from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.functional.transition import from_given
+from warpi.methods.auto import MODELS
 from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.nets.registry import NETS, NetBuilder, make_net
-from warpi.runs.defaults import (
-    ENOUGH_ROWS,
-    FEW_ROWS_METHOD,
-    adjust_for_few_rows,
-    defaults_for,
-    resolve_defaults,
-    resolve_method,
-    to_plain_types,
-)
+from warpi.runs.defaults import default_method, defaults_of_task, resolve_defaults, resolve_method, to_plain_types
 from warpi.training.checkpoint import pack, unpack
 from warpi.training.engine import Record, check_batches, train
 from warpi.training.method import Method
@@ -55,14 +48,32 @@ log = logging.getLogger("warpi.estimator")
 FORMAT = "warpi-classifier/1"
 _RECIPE = {f.name for f in fields(Recipe)} - {"net", "seed"}
 _FIT_LOCK = threading.RLock()  # only one thread of a process fits at a time
-_ANY: dict[str, Any] = {"accept_sparse": "csr", "allow_nd": True}
+_ANY: dict[str, Any] = {"accept_sparse": "csr", "allow_nd": True, "ensure_all_finite": "allow-nan"}
 _NO_TRUSTED = {
-    False: "There are no trusted examples (X_trusted, y_trusted or trusted), so {} is trained, which does not need "
-    "any. docs/estimator.md says how much accuracy this costs.",
+    False: "There are no trusted examples (X_trusted, y_trusted or trusted), so {} is trained without any, and no "
+    "honest accuracy is known. Five checked rows per class show mistakes that follow a pattern, and help most if many "
+    "labels are wrong. docs/estimator.md has the figures.",
     True: "{} needs trusted examples, but there are none (X_trusted, y_trusted or trusted). Instead, rows are used "
     "whose labels agree with networks that were not trained on them. docs/estimator.md says how much accuracy this "
     "costs.",
 }
+
+
+class TrustedScore(float):
+    """An accuracy on trusted rows that the models have not seen, from 0 to 1, and its 90 % interval."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, estimate: float, low: float, high: float) -> Self:
+        score = cls(estimate)
+        score.low = low
+        score.high = high
+        return score
+
+    def __repr__(self) -> str:
+        return f"{float(self):.3f} (90 % interval {self.low:.3f} to {self.high:.3f})"
 
 
 class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -71,8 +82,10 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     Parameters
     ----------
     method : "auto", a name in `warpi.METHODS` (`warpi list methods`), or a Method
-        "auto" is WarPI if there are trusted examples (GLC if X is sparse or has fewer than 1,000 rows);
-        `docs/estimator.md` says what it is otherwise.
+        "auto" compares models for feature vectors on the trusted rows and mixes them. For images, and if a network or
+        its training is set (net, epochs, lr, ...), it trains a network: WarPI, or GLC if there are few rows.
+    model : None, "forest", "boosting", "logistic", "knn", or a scikit-learn classifier
+        The model that "auto" uses; None compares forests and logistic regressions.
     net : "mlp", another name in `warpi.NETS`, an nn.Module (copied), or a function (shape, n_classes) -> nn.Module
     epochs, batch_size, lr : settings of training; None chooses them by the data
     noise_rate : fraction of wrong labels, for methods that need it
@@ -86,6 +99,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     classes_ : the sorted labels
     label_quality_ : [N] probability that the label of each row given to `fit` is right
     transition_ : [K, K] estimated probability that an example of class i is labeled j; rows sum to 1
+    choice_ : the candidates that "auto" compared, as dicts: candidate, score, error, seconds, weight, note; or None
+    trusted_score_ : accuracy on trusted rows that the models have not seen, a number with the ends `low` and `high` of
+        its 90 % interval; None if it is not known
     history_ : one dict per epoch: losses, learning rate, seconds
     n_features_in_, feature_names_in_ : as in scikit-learn
     net_ : the trained module, from the numbers in X to probabilities
@@ -97,6 +113,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         method: str | Method = "auto",
         net: str | nn.Module | NetBuilder = "mlp",
         *,
+        model: Any = None,
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
@@ -108,6 +125,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     ) -> None:
         self.method = method
         self.net = net
+        self.model = model
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
@@ -125,13 +143,16 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         y_trusted: ArrayLike | None = None,
         trusted: ArrayLike | None = None,
         *,
+        given_trusted: ArrayLike | None = None,
         X_meta: Any = None,
         y_meta: ArrayLike | None = None,
     ) -> Self:
         """Learn from examples X whose labels y are partly wrong.
 
         The trusted examples are (X_trusted, y_trusted), or the rows of X that the booleans `trusted` [N] mark. Without
-        any, a `NoTrustedExamples` warning says what is done instead. X_meta and y_meta are deprecated names.
+        any, a `NoTrustedExamples` warning says what is done instead. `given_trusted` are the labels that the rows of
+        X_trusted had before they were checked, None where that is unknown: they show how labels go wrong. X_meta and
+        y_meta are deprecated names.
         """
         if X_meta is not None or y_meta is not None:
             warnings.warn("X_meta and y_meta are deprecated; use X_trusted and y_trusted", FutureWarning, stacklevel=2)
@@ -148,6 +169,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if trusted is not None:
             dataset = replace(dataset, trusted=inputs.check_marks(trusted, len(given)))
         checked = self._check_trusted(layout, X_trusted, y_trusted, trusted)
+        if given_trusted is not None:
+            checked = self._add_given(checked, given_trusted)
         task, truth = make_task(dataset, meta_data=checked, val=0.0, test=0.0)
         if truth.n_repeated:
             text = "%d of %d rows of X are also in X_trusted and are used only as trusted examples"
@@ -161,6 +184,11 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.net_ = Classifier(layout, scale, learner.predictors)
         p = self.net_.probabilities(numbers)  # [N, K]
         self.transition_ = from_given(p, torch.from_numpy(given)).numpy()
+        if (unseen := learner.out_of_sample()) is not None:
+            p[task.train.rows] = unseen.p
+            self.transition_ = unseen.transition.numpy()
+        self.choice_ = learner.choice()
+        self.trusted_score_ = _trusted_score(self.history_[-1])
         self.label_quality_ = label_quality(p.numpy(), given, self.transition_)
         if dataset.trusted is not None:
             self.label_quality_[dataset.trusted.numpy()] = 1.0
@@ -186,7 +214,10 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return layout.numbers(self._check_like_fit(layout, X, "X"))
 
     def save(self, path: Path | str) -> None:
-        """Write the fitted classifier to one file of tensors and JSON with a checksum, without pickle."""
+        """Write the fitted classifier to one file of tensors and JSON with a checksum, without pickle.
+
+        Raises a UserError if `model` is a scikit-learn classifier whose fitted form cannot be written as numbers.
+        """
         check_is_fitted(self)
         method: Any = self.method
         net = self.net
@@ -196,11 +227,13 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 method = {"name": name, "options": to_plain_types(asdict(method))}
             else:
                 method = _qualified_name(method)
-        stored_separately = ("method", "net", "random_state")
+        stored_separately = ("method", "net", "model", "random_state")
         state = {
             "params": {k: v for k, v in self.get_params(deep=False).items() if k not in stored_separately},
             "method": method,
             "net": net if isinstance(net, str) else _qualified_name(net),
+            "model": self.model if isinstance(self.model, str | None) else _qualified_name(self.model),
+            "choice": self.choice_,
             "random_state": self.seed_ if self.random_state is not None else None,
             "classes": [self.classes_.tolist(), self.classes_.dtype.str],
             "features": [self.n_features_in_, list(getattr(self, "feature_names_in_", ()))],
@@ -220,8 +253,11 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         write_atomically(Path(path), content)
 
     @classmethod
-    def load(cls, path: Path | str, net: nn.Module | NetBuilder | None = None) -> Self:
-        """Read a file that `save` wrote. It does not contain a custom network: pass it as `net`, with any weights."""
+    def load(cls, path: Path | str, net: nn.Module | NetBuilder | None = None, model: Any = None) -> Self:
+        """Read a file that `save` wrote. It does not contain a custom network: pass it as `net`, with any weights.
+
+        A scikit-learn classifier that was given as `model` is needed only to fit again.
+        """
         if not Path(path).is_file():
             raise UserError(f"there is no file {path}; give one that NoisyLabelClassifier.save wrote")
         state = unpack(Path(path), FORMAT, "give an unchanged file that NoisyLabelClassifier.save wrote")
@@ -230,27 +266,41 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             method = replace(METHODS[method["name"]], **method["options"])
         if stored not in NETS and net is None:
             raise UserError(f"{path} contains the weights of {stored}, not the network; pass it: load(path, net=...)")
-        model = cls(method, stored if net is None else net, random_state=state["random_state"], **state["params"])
+        stored_model = state.get("model")
+        if model is None and stored_model in MODELS:
+            model = stored_model
+        result = cls(
+            method,
+            stored if net is None else net,
+            model=model,
+            random_state=state["random_state"],
+            **state["params"],
+        )
         names, kind = state["classes"]
-        model.classes_ = np.array(names, dtype=np.dtype(kind))
-        model.n_features_in_, columns = state["features"]
+        result.classes_ = np.array(names, dtype=np.dtype(kind))
+        result.n_features_in_, columns = state["features"]
         if columns:
-            model.feature_names_in_ = np.array(columns, dtype=object)
-        model.shape_ = state["shape"]
-        model.method_ = state["method_name"]
-        model.history_ = state["history"]
-        model.seed_ = state["random_state"]
-        model.label_quality_ = state["label_quality"].numpy()
-        model.transition_ = state["transition"].numpy()
-        with seeded(0):
-            nets = [make_net(model.net, model.shape_, len(names)) for _ in state["nets"]]
+            result.feature_names_in_ = np.array(columns, dtype=object)
+        result.shape_ = state["shape"]
+        result.method_ = state["method_name"]
+        result.history_ = state["history"]
+        result.seed_ = state["random_state"]
+        result.label_quality_ = state["label_quality"].numpy()
+        result.transition_ = state["transition"].numpy()
+        result.choice_ = state.get("choice")
+        result.trusted_score_ = _trusted_score(result.history_[-1])
+        if result.method_ == "auto":
+            nets: list[nn.Module] = [Mixture() for _ in state["nets"]]
+        else:
+            with seeded(0):
+                nets = [make_net(result.net, result.shape_, len(names)) for _ in state["nets"]]
         for module, weights in zip(nets, state["nets"], strict=True):
             try:
                 module.load_state_dict(weights)
             except RuntimeError as e:
                 raise UserError(f"the given network is not the one in {path}: {str(e).splitlines()[-1].strip()}") from e
-        model.net_ = Classifier(Layout.from_json(state["layout"]), Scale(*state["scale"]), nets)
-        return model
+        result.net_ = Classifier(Layout.from_json(state["layout"]), Scale(*state["scale"]), nets)
+        return result
 
     def to_onnx(self, path: Path | str) -> float | None:
         """Write the classifier as ONNX: input `x`, as `encode` returns it, output `probabilities` of `classes_`.
@@ -270,6 +320,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = True
         tags.input_tags.three_d_array = True
         return tags
 
@@ -313,6 +364,16 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 raise UserError(f"y_trusted, row {row}: the class {label!r} does not occur in y; classes: {classes}")
         return self._make_dataset(layout, layout.numbers(X), np.array([index[label] for label in labels]))
 
+    def _add_given(self, checked: Dataset | None, given: ArrayLike) -> Dataset:
+        """Trusted examples with the labels that they had before they were checked; missing or unknown ones are -1."""
+        if checked is None:
+            raise UserError("given_trusted are labels of the rows of X_trusted, which is missing; give both")
+        labels = column_or_1d(np.asarray(given, dtype=object)).tolist()
+        if len(labels) != len(checked.y):
+            raise UserError(f"given_trusted must have one label per row of X_trusted, got {len(labels)}")
+        index = {name: k for k, name in enumerate(self.classes_.tolist())}
+        return replace(checked, given=torch.tensor([index.get(label, -1) for label in labels]))
+
     def _make_dataset(self, layout: Layout, numbers: Any, given: NDArray[np.int64]) -> Dataset:
         examples = layout.examples(numbers, self.augment)
         return Dataset("X", examples, torch.from_numpy(given), tuple(map(str, self.classes_.tolist())))
@@ -321,28 +382,24 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """Train and return the method; sets `method_`, `history_` and `shape_`."""
         chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
         settings = to_plain_types({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
-        sparse = isinstance(task.train.examples, SparseExamples)
-        defaults = defaults_for((1,) if self.net == "mlp" else task.shape, task.n_classes, sparse=sparse)
+        method = self._choose_method(task, settings)
+        if self.model is not None:
+            settings["model"] = self.model
+        self.method_, base = resolve_method(method)
+        self._check_method(base, settings)
         net = inputs.check_net(self.net)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
             _, base = resolve_method(method)
             options = asdict(method) if isinstance(method, Method) else {}
-            adjusted = adjust_for_few_rows(defaults, len(task.train), settings)
-            recipe, options, _ = resolve_defaults(base, adjusted, {**options, **settings, "net": net, "seed": seed})
+            defaults = defaults_of_task(task, {**settings, "net": self.net})
+            recipe, options, _ = resolve_defaults(base, defaults, {**options, **settings, "net": net, "seed": seed})
             learner = replace(base, **options)
             learner.start(task, recipe)
             learner.check_nets_differ()
             check_batches(learner)
             return learner, [record for record in train(learner, task) if record]
 
-        method = self.method
-        if method == "auto":
-            few_rows = sparse or (defaults["net"] == "mlp" and len(task.train) < ENOUGH_ROWS)
-            with_trusted = FEW_ROWS_METHOD if few_rows else "warpi"
-            method = with_trusted if task.meta else WITHOUT_TRUSTED
-        self.method_, base = resolve_method(method)
-        self._check_method(base, settings)
         if task.meta is None and (base.needs_meta or self.method == "auto"):
             warnings.warn(_NO_TRUSTED[base.needs_meta].format(self.method_), NoTrustedExamples, stacklevel=3)
         if base.needs_meta and task.meta is None:
@@ -351,6 +408,15 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         learner, self.history_ = learn(method, task, settings)
         self.shape_ = task.shape
         return learner
+
+    def _choose_method(self, task: Task, settings: Mapping[str, Any]) -> str | Method:
+        """The method, or what "auto" stands for: the same as the default of `warpi fit`."""
+        if self.model is not None and self.method != "auto":
+            raise UserError(f"model is only for method='auto', got method={self.method!r}; leave out one of them")
+        if self.method != "auto" or self.model is not None:
+            return self.method
+        custom_net = {} if isinstance(self.net, str) and self.net == "mlp" else {"net": self.net}
+        return default_method(task, {**settings, **custom_net}).name
 
     def _check_method(self, method: Method, settings: Mapping[str, Any]) -> None:
         allowed = {f.name for f in fields(method)} | _RECIPE
@@ -380,3 +446,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 def _qualified_name(thing: object) -> str:
     definition = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{definition.__module__}.{definition.__qualname__}"
+
+
+def _trusted_score(record: Record) -> TrustedScore | None:
+    if "trusted_acc" not in record:
+        return None
+    return TrustedScore.of(*(record[name] / 100 for name in ("trusted_acc", "trusted_low", "trusted_high")))

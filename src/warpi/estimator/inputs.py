@@ -2,9 +2,13 @@
 
 `Layout.of` decides once, for the data to fit; `Layout.numbers` turns any X of that kind into one array or sparse
 matrix. `Prepare` is a module, so that a stored or exported classifier takes these numbers directly.
+
+Missing numbers stay NaN until `arrange` replaces them by the median of the column and adds one feature per column that
+had missing numbers in `fit`. Missing categories are a category of their own.
 """
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -23,7 +27,11 @@ from warpi.errors import UserError
 
 _MAX_CATEGORIES = 1000
 _NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # of `pandas.api.types.infer_dtype`
-Category = str | int | float | bool
+Category = str | int | float | bool | None  # None: the cell is missing
+
+
+class UnknownCategories(UserWarning):
+    """A column has categories that did not occur when the classifier was fitted."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,8 @@ class Layout:
     categories: tuple[tuple[Category, ...] | None, ...] = ()  # of each column; None: numeric
     pixels: bool = False  # bytes, 0..255
     double: bool = False  # whether the features need float64
+    fill: tuple[float, ...] = ()  # what replaces missing numbers, one per column of X; empty: nothing can be missing
+    indicated: tuple[int, ...] = ()  # columns whose missing numbers also become a feature
 
     @classmethod
     def of(cls, X: Any, custom_net: bool) -> "Layout":
@@ -44,13 +54,24 @@ class Layout:
         """
         if is_table(X):
             categories = tuple(_categories(X.iloc[:, j], name) for j, name in enumerate(X.columns))
-            numbers = (_column(X.iloc[:, j], X.columns[j], None) for j, names in enumerate(categories) if names is None)
-            return cls("columns", (len(categories),), categories, double=any(map(needs_float64, numbers)))
+            numeric = [j for j, names in enumerate(categories) if names is None]
+            columns = {j: _column(X.iloc[:, j], X.columns[j], None) for j in numeric}
+            fill = np.zeros(len(categories))
+            indicated: tuple[int, ...] = ()
+            if columns:
+                fill[numeric], places = _choose_fill(np.stack(list(columns.values()), axis=1))
+                indicated = tuple(numeric[i] for i in places)
+            double = any(needs_float64(column[~np.isnan(column)]) for column in columns.values())
+            return cls(
+                "columns", (len(categories),), categories, double=double, fill=tuple(fill.tolist()), indicated=indicated
+            )
         shape = tuple(X.shape[1:])
         if issparse(X):
             return cls("sparse", shape)
         if X.ndim == 2:
-            return cls("features", shape, double=needs_float64(X))
+            means, indicated = _choose_fill(X)
+            double = needs_float64(np.where(np.isnan(X), means, X)) if indicated else needs_float64(X)
+            return cls("features", shape, double=double, fill=tuple(means.tolist()), indicated=indicated)
         if X.ndim == 4:
             _refuse_alpha(shape)
             last = is_channels_last(X.shape)
@@ -62,7 +83,9 @@ class Layout:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
         categories = tuple(None if names is None else tuple(names) for names in stored["categories"])
-        return cls(stored["kind"], tuple(stored["shape"]), categories, stored["pixels"], stored.get("double", False))
+        later = {name: tuple(stored.get(name, ())) for name in ("fill", "indicated")}  # older files lack these
+        double = stored.get("double", False)
+        return cls(stored["kind"], tuple(stored["shape"]), categories, stored["pixels"], double, **later)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,19 +93,20 @@ class Layout:
     def numbers(self, X: Any) -> Any:
         """X as numbers [N, ...]: float32, or float64 if needed; bytes stay bytes, sparse stays sparse.
 
-        Categories become their positions.
+        Categories become their positions, -1 for unknown ones. Missing numbers stay NaN.
         """
         kind = np.dtype(np.uint8 if self.pixels else np.float64 if self.double else np.float32)
         if self.kind == "columns":
             pairs = zip(X.columns, self.categories, strict=True)
             columns = [_column(X.iloc[:, j], name, names) for j, (name, names) in enumerate(pairs)]
+            _warn_unknown(X, self.categories, columns)
             return np.stack(columns, axis=1).astype(kind)  # [N, columns]
         if tuple(X.shape[1:]) != self.shape:
             shape, fitted = (["N", *shape] for shape in (X.shape[1:], self.shape))
             raise UserError(f"X has the shape {shape}, but the classifier was fitted on {fitted}; use the same shape")
         if (X.dtype == np.uint8) != self.pixels:
             raise UserError(f"X holds {X.dtype}, but the classifier was fitted on {kind}; use the same type")
-        _refuse_huge(X, "")
+        _refuse_huge(X, "", allow_missing=bool(self.fill))
         return X.astype(kind, copy=False)
 
     def examples(self, X: Any, augment: bool) -> Examples:
@@ -101,6 +125,8 @@ class Layout:
             return torch.randint(256, (n, *self.shape), generator=generator, dtype=torch.uint8)
         mean = scale.mean.cpu()
         std = scale.std.cpu().nan_to_num(posinf=1.0)  # infinite: a constant column
+        if self.kind == "features":  # without those that indicate missing numbers
+            mean, std = mean[: self.shape[0]], std[: self.shape[0]]
         x = torch.randn((n, *self.shape), generator=generator).to(mean.dtype)
         if self.kind != "columns":
             per_feature = mean.shape == x.shape[1:]  # else one number, or one per channel
@@ -131,18 +157,35 @@ class Prepare(nn.Module):
 
 
 def arrange(x: Tensor, layout: Layout) -> Tensor:
-    """Rearrange the dimensions for a network: [N, D], [N, C, H, W], or unchanged."""
+    """Rearrange the dimensions for a network, [N, D] or [N, C, H, W], and replace missing numbers."""
     if layout.kind == "grey":
         return x[:, None]
     if layout.kind == "channels last":
         return x.permute(0, 3, 1, 2)
+    indicators = []
+    if layout.fill:
+        is_missing = x.isnan()
+        x = torch.where(is_missing, torch.tensor(layout.fill, dtype=x.dtype, device=x.device), x)
+        if layout.indicated:
+            indicators = [is_missing[:, list(layout.indicated)].to(x.dtype)]
     if layout.kind != "columns":
-        return x
+        return torch.cat([x, *indicators], dim=1) if indicators else x
     parts = [
         x[:, j : j + 1] if names is None else (x[:, j : j + 1] == torch.arange(len(names), device=x.device)).to(x.dtype)
         for j, names in enumerate(layout.categories)
     ]
-    return torch.cat(parts, dim=1)
+    return torch.cat([*parts, *indicators], dim=1)
+
+
+def _choose_fill(X: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+    """What replaces missing numbers [D]: the median of columns that have some, else the mean; and these columns."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers are refused later
+        fill = X.mean(0, dtype=np.float64)
+        indicated = np.flatnonzero(np.isnan(X).any(0))
+    for j in indicated:
+        known = X[~np.isnan(X[:, j]), j]
+        fill[j] = np.median(known) if len(known) else 0.0
+    return np.nan_to_num(fill), tuple(indicated.tolist())
 
 
 def is_table(X: Any) -> bool:
@@ -179,30 +222,33 @@ def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
             f"column {name!r} of X has {len(names)} categories, but at most {_MAX_CATEGORIES} are allowed; drop it, or "
             "encode it before (TargetEncoder, HashingVectorizer)"
         )
-    return tuple(names)
+    return (*names, None) if column.isna().any() else tuple(names)
 
 
 def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDArray[np.float64]:
-    """[N] numbers, or positions among the categories."""
-    blank = column.isna().to_numpy(dtype=bool)
-    if blank.any():
-        raise ValueError(f"Input X contains NaN: column {name!r}, row {int(blank.argmax())}; fill it or drop the row")
+    """[N] numbers, NaN if missing; or positions among the categories, -1 if unknown."""
     if names is not None:
         index = {value: k for k, value in enumerate(names)}
-        values = column.tolist()
-        for row, value in enumerate(values):
-            if value not in index:
-                raise UserError(
-                    f"column {name!r} of X, row {row}: {value!r} did not occur when the classifier was fitted; declare "
-                    "all values (pandas dtype 'category'), or put a OneHotEncoder(handle_unknown='ignore') before it"
-                )
-        return np.array([index[value] for value in values], dtype=np.float64)
+        values = [None if is_missing else value for value, is_missing in zip(column, column.isna(), strict=True)]
+        return np.array([index.get(value, -1) for value in values], dtype=np.float64)
     try:
-        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64)
+        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError) as e:
         raise UserError(f"column {name!r} of X was numeric when fitting, but is {column.dtype} now") from e
-    _refuse_huge(numbers, f"column {name!r}, ")
+    _refuse_huge(numbers, f"column {name!r}, ", allow_missing=True)
     return numbers
+
+
+def _warn_unknown(X: Any, categories: Sequence[Any], columns: Sequence[NDArray[np.float64]]) -> None:
+    """Give one warning about all cells that hold a category which did not occur in `fit`."""
+    found = []
+    for j, (names, values) in enumerate(zip(categories, columns, strict=True)):
+        rows = np.flatnonzero(values < 0).tolist()
+        if names is not None and rows:
+            found.append(f"{X.columns[j]!r} ({len(rows)} rows, such as {X.iloc[rows[0], j]!r})")
+    if found:
+        text = f"categories that did not occur in fit are treated as unknown: {', '.join(found)}"
+        warnings.warn(text, UnknownCategories, stacklevel=3)
 
 
 def refuse_texts(X: Any) -> None:
@@ -215,9 +261,12 @@ def refuse_texts(X: Any) -> None:
         )
 
 
-def _refuse_huge(X: Any, where: str) -> None:
+def _refuse_huge(X: Any, where: str, allow_missing: bool = False) -> None:
     entries = X.tocoo() if issparse(X) else None
-    huge = ~(np.abs(X if entries is None else entries.data) <= np.finfo(np.float32).max)  # true for NaN as well
+    size = np.abs(X if entries is None else entries.data)
+    huge: NDArray[np.bool_] = ~(size <= np.finfo(np.float32).max)  # true for NaN as well
+    if allow_missing:
+        huge &= ~np.isnan(size)
     if huge.any():
         first = int(np.argwhere(huge)[0, 0])
         row = first if entries is None else entries.row[first]

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from warpi.errors import UserError, unknown
+from warpi.methods.auto import Auto
 from warpi.methods.cal import CAL
 from warpi.methods.cdr import CDR
 from warpi.methods.cleannet import CleanNet
@@ -46,6 +47,7 @@ from warpi.methods.warpi_plus import WarPIPlus
 from warpi.training.method import Method
 
 METHODS: dict[str, Method] = {
+    "auto": Auto(),
     "ce": CE(),
     "clean_only": CleanOnly(),
     "fine_tune": FineTune(),
@@ -109,7 +111,8 @@ METHODS: dict[str, Method] = {
 }
 
 CORE = (
-    "ce", "clean_only", "fine_tune", "gce", "elr", "co_teaching", "dividemix", "glc", "l2rw", "mwnet", "dmi_ns", "warpi"
+    "auto", "ce", "clean_only", "fine_tune", "gce", "elr", "co_teaching", "dividemix", "glc", "l2rw", "mwnet", "dmi_ns",
+    "warpi",
 )  # fmt: skip
 """The methods to try first, in the order in which lists show them, before all others."""
 

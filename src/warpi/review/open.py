@@ -14,12 +14,11 @@ from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.numeric import Columns
 from warpi.datasets.arrays import load_arrays
-from warpi.datasets.registry import DATASETS
 from warpi.datasets.text_files import read_records
 from warpi.errors import UserError
 from warpi.noise.parse import Noise
 from warpi.review.items import Items, items_from_data, items_from_run
-from warpi.runs.defaults import adjust_for_few_rows, defaults_of
+from warpi.runs.defaults import defaults_of, defaults_of_task
 from warpi.runs.reopen import read_run_spec, reopen
 from warpi.runs.run import Run
 from warpi.runs.spec import DataSpec, settings_to_repeat
@@ -46,10 +45,7 @@ class OpenedRun:
     def settings(self) -> dict[str, Any]:
         """The settings of the run that a new run on its data would not have by default."""
         spec: dict[str, Any] = read_run_spec(self.run.path)["spec"]
-        defaults = defaults_of(spec["data"], self.run.data.dataset)
-        if spec["data"] not in DATASETS:
-            defaults = adjust_for_few_rows(defaults, len(self.run.task.train))
-        return settings_to_repeat(spec, defaults)
+        return settings_to_repeat(spec, defaults_of_task(self.run.task, {}, spec["data"]))
 
 
 def open_run(path: Path, rows: RowList | None = None, device: str = "auto", show: Path | None = None) -> OpenedRun:

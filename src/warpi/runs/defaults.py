@@ -1,20 +1,26 @@
-"""Defaults that depend on the data: recipes for tables, small images and photos, and for each method's settings."""
+"""Defaults that depend on the data: the method, recipes for tables, small images and photos, settings of methods.
+
+`warpi fit` and `NoisyLabelClassifier` share them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from warpi.data.dataset import Dataset
+from warpi.data.examples import Examples
 from warpi.data.image_files import SMALL
+from warpi.data.sparse import SparseExamples
 from warpi.datasets.load import read_dataset
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
+from warpi.training.task import Task
 
 _TABLE = {"net": "mlp", "epochs": 30, "batch_size": 64, "meta_batch_size": 64, "lr": 0.05}
 _SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
@@ -23,10 +29,42 @@ _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size":
 _CONVOLUTIONS_PAY = 10_000  # with fewer small images an MLP is better: docs/data.md
 _IN_EPOCHS = (".gradual", ".warm_up", ".ramp_up")  # settings of methods that count epochs
 
+_BENCHMARK_SPLIT = {"val": 0.1, "test": 0.25}
+_NETWORK_SETTINGS = frozenset(f.name for f in fields(Recipe)) - {"seed"}
+
+DEFAULT_METHOD = "auto"
 ENOUGH_ROWS = 1000
 """With fewer training rows in a table, `adjust_for_few_rows` takes more and smaller steps."""
-FEW_ROWS_METHOD = "glc"
-"""The method that suits such a table if there are trusted examples (docs/data.md)."""
+
+
+class ChosenMethod(NamedTuple):
+    """The method of a run that names none, and the reason for it."""
+
+    name: str
+    reason: str
+
+
+def default_method(task: Task, settings: Mapping[str, Any]) -> ChosenMethod:
+    """Choose the method for a task if the user names none. `settings` are those of the recipe and of the method.
+
+    Settings of a network's training, such as `epochs`, ask for a network. So do images, for now.
+    """
+    asked = sorted(_NETWORK_SETTINGS & {name for name, value in settings.items() if value is not None})
+    is_table = len(task.shape) == 1
+    if is_table and not asked:
+        return ChosenMethod("auto", "it compares models for feature vectors")
+    reason = f"it trains a network, for which {asked[0]} is set" if asked else "it trains a network, for images"
+    if task.meta is None:
+        return ChosenMethod("elr", f"{reason}, and needs no trusted examples")
+    is_sparse = isinstance(task.train.examples, SparseExamples)
+    if is_sparse or (is_table and len(task.train) < ENOUGH_ROWS):
+        return ChosenMethod("glc", f"{reason}, and suits few rows")
+    return ChosenMethod("warpi", reason)
+
+
+def default_split(data: str) -> Mapping[str, float]:
+    """The fractions `val` and `test` to hold out if the user does not set them: none of the user's own rows."""
+    return _BENCHMARK_SPLIT if data in DATASETS else dict.fromkeys(_BENCHMARK_SPLIT, 0.0)
 
 
 def _method_defaults(table: bool, n_classes: int) -> dict[str, Any]:
@@ -61,14 +99,26 @@ def load_dataset(data: str, **options: Any) -> tuple[Dataset, Mapping[str, Any]]
 
 
 def defaults_of(data: str, dataset: Dataset) -> Mapping[str, Any]:
-    """Default settings for a data set that was read from `data`, a name or a path."""
+    """Default settings for a data set that was read from `data`, a name or a path, whatever its number of rows."""
+    return _defaults_of(data, dataset.examples, len(dataset.y), dataset.n_classes, {})
+
+
+def defaults_of_task(task: Task, settings: Mapping[str, Any], data: str = "") -> Mapping[str, Any]:
+    """Default settings for a task. `settings` are those that the user gave, `data` is where its data was read from."""
+    defaults = _defaults_of(data, task.train.examples, len(task.train), task.n_classes, settings)
+    return defaults if data in DATASETS else adjust_for_few_rows(defaults, len(task.train), settings)
+
+
+def _defaults_of(
+    data: str, examples: Examples, n_rows: int, n_classes: int, settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
     if data in DATASETS:
         return BY_DATASET.get(data, {})
-    shape = dataset.examples.shape
+    shape = examples.shape
     small_images = len(shape) == 3 and shape[-1] <= SMALL
-    if small_images and len(dataset.y) < _CONVOLUTIONS_PAY:
+    if settings.get("net") == "mlp" or (small_images and n_rows < _CONVOLUTIONS_PAY):
         shape = (1,)
-    return defaults_for(shape, dataset.n_classes)
+    return defaults_for(shape, n_classes, sparse=isinstance(examples, SparseExamples))
 
 
 def defaults_for(shape: tuple[int, ...], n_classes: int, *, sparse: bool = False) -> Mapping[str, Any]:
@@ -105,7 +155,8 @@ def resolve_defaults(
 ) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
     """The recipe, all hyper-parameters of the method, and those the user changed from what suits the data."""
     recipe_fields = {f.name for f in fields(Recipe)}
-    recipe = Recipe(**{name: value for name, value in {**defaults, **settings}.items() if name in recipe_fields})
+    values = {**defaults, **base.recipe_defaults, **settings}
+    recipe = Recipe(**{name: value for name, value in values.items() if name in recipe_fields})
     options = asdict(base)
     if type(base) in _CLASSES:  # a custom class may have the name of a built-in one
         prefix = type(base).__name__ + "."

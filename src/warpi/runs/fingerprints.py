@@ -25,7 +25,11 @@ def fingerprint_data(dataset: Dataset, trusted: Dataset | None, open_set: Datase
     Inputs in memory are hashed completely. Image files that are read on demand are identified by their names and
     sizes in bytes, since reading a million files would take too long, and a copy changes the times of files.
     """
-    labels = [dataset.y, *(t for t in (dataset.clean, dataset.trusted) if t is not None)]
+    labels = [dataset.y, *(t for t in (dataset.clean, dataset.trusted, _earlier_labels(dataset)) if t is not None)]
+    if trusted is not None:
+        trusted_hash = _fingerprint_split(_all_rows(trusted), _earlier_labels(trusted))
+    else:
+        trusted_hash = _fingerprint_split(dataset.meta)
     in_files = isinstance(dataset.examples, FileExamples)
     embedder = dataset.examples.embedder if isinstance(dataset.examples, Embedded) else None
     return {
@@ -33,7 +37,7 @@ def fingerprint_data(dataset: Dataset, trusted: Dataset | None, open_set: Datase
         "inputs_sha256": dataset.examples.digest(),
         "files_sha256": sha256(_file_sizes(dataset.examples)) if in_files else None,
         "labels_sha256": sha256(repr([t.dtype for t in labels]).encode(), *map(_bytes, labels)),
-        "meta_sha256": _fingerprint_split(_all_rows(trusted) if trusted else dataset.meta),
+        "meta_sha256": trusted_hash,
         "test_set_sha256": _fingerprint_split(dataset.test),
         "other_sha256": _fingerprint_split(_all_rows(open_set)) if open_set else None,
     }
@@ -88,11 +92,19 @@ def _all_rows(dataset: Dataset) -> Split:
     return Split(dataset.examples, torch.arange(len(dataset.y)), dataset.truth)
 
 
-def _fingerprint_split(split: Split | None) -> str | None:
+def _earlier_labels(dataset: Dataset) -> Tensor | None:
+    """Labels before a check that do not follow from the other labels: runs without them keep their fingerprints."""
+    given = dataset.given
+    if given is not None and dataset.clean is not None:
+        given = torch.where(dataset.clean >= 0, -1, given)
+    return given if given is not None and bool((given >= 0).any()) else None
+
+
+def _fingerprint_split(split: Split | None, given: Tensor | None = None) -> str | None:
     if split is None:
         return None
     parts = [split.examples.digest().encode(), _bytes(split.rows), _bytes(split.y)]
-    return sha256(*parts, _file_sizes(split.examples))
+    return sha256(*parts, _file_sizes(split.examples), b"" if given is None else _bytes(given))
 
 
 def _file_sizes(examples: Examples) -> bytes:

@@ -53,7 +53,7 @@ def unpack_task(packed: Any, facts: Mapping[str, Any], device: torch.device, fil
         counts["n_classes"] = len({name for name in classes if isinstance(name, str)})
         if any(packed["facts"][name] != n for name, n in counts.items()) or not isinstance(noise_rate, float | None):
             raise ValueError(f"counts or noise rate do not match the facts: {counts}, noise rate {noise_rate}")
-        return Task(splits["train"], splits.get("meta"), splits.get("val"), classes, noise_rate)
+        return Task(splits["train"], splits.get("meta"), splits.get("val"), classes, noise_rate)  # no `meta_given`
 
 
 def _pack_split(split: Split) -> dict[str, Any]:

@@ -49,10 +49,13 @@ class Predictions:
         }
 
     def to_csv(self, path: Path | str) -> None:
-        """Write one line per example: `row`, `path` for images, `predicted_label`, `probability`, `p_CLASS` ..."""
-        header = ["row", "predicted_label", "probability", *(f"p_{name}" for name in self.classes)]
+        """Write one line per example: `row`, `path` for images, `predicted`, `probability`, and `p_CLASS` per class.
+
+        `predicted_label` is the same as `predicted`, for programs that read the files of older versions.
+        """
+        header = ["row", "predicted", "predicted_label", "probability", *(f"p_{name}" for name in self.classes)]
         rows = [
-            [row, self.classes[k], f"{p[k]:.8g}", *(f"{share:.8g}" for share in p)]
+            [row, self.classes[k], self.classes[k], f"{p[k]:.8g}", *(f"{share:.8g}" for share in p)]
             for row, k, p in zip(self.row, self.predicted, self.probabilities, strict=True)
         ]
         if self.paths is not None:

@@ -15,7 +15,7 @@ PLUGIN_FILES: dict[str, dict[str, str]] = {"METHODS": {}, "NETS": {}}
 """The files of the custom methods and networks in use, by name. `runs.plugins` fills it."""
 
 _METHODS = (
-    "ce clean_only fine_tune mae gce gce_truncated sce focal bootstrap_soft bootstrap_hard label_smoothing mixup "
+    "auto ce clean_only fine_tune mae gce gce_truncated sce focal bootstrap_soft bootstrap_hard label_smoothing mixup "
     "forward backward glc s_model t_revision dmi dmi_ns lccn ptd masking l2rw mwnet mlc_wang mlc mslc mlnt gdw "
     "warpi warpi_detc warpi_plus emlc vri dividemix decoupling co_teaching co_teaching_plus jocor mentornet_pd "
     "mentornet_dd selfie cdr plc pencil m_correction d2l limit smp noiserank elr elr_plus cleannet cal"

@@ -20,7 +20,7 @@ from warpi.data.image_files import SMALL
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file, missing_package
 from warpi.runs import plugins
-from warpi.runs.defaults import ENOUGH_ROWS, FEW_ROWS_METHOD, to_plain_types
+from warpi.runs.defaults import ENOUGH_ROWS, to_plain_types
 from warpi.runs.fingerprints import file_sha256
 from warpi.runs.packed_task import pack_task
 from warpi.runs.run_folder import RunFolder, describe_run
@@ -63,9 +63,10 @@ class Run:
 def fit(out: Path | str, **options: Any) -> Run:
     """Train a method on data with noisy labels, and write a run folder.
 
-    `method` is a name of METHODS or a custom Method. All other options are the flags of `warpi fit` with underscores:
-    `data`, `noise`, `epochs`, `seed`, the settings of the method, ..., and `resume`, `device`, `threads`,
-    `checkpoint_seconds`, `checkpoint_epochs`, `tensorboard`, `quiet`. See `fitting`, which does the same step by step.
+    `method` is a name of METHODS or a custom Method (default: `auto`, or a network for images). All other options are
+    the flags of `warpi fit` with underscores: `data`, `noise`, `epochs`, `seed`, the settings of the method, ..., and
+    `resume`, `device`, `threads`, `checkpoint_seconds`, `checkpoint_epochs`, `tensorboard`, `quiet`. See `fitting`,
+    which does the same step by step.
     """
     if "meta_data" in options:
         warnings.warn("meta_data is deprecated; use trusted", FutureWarning, stacklevel=2)
@@ -96,10 +97,10 @@ def fitting(
     """Train a method on data with noisy labels; yields None after a step and a record after an epoch.
 
     Settings are the fields of DataSpec, of Recipe and of the method, as the flags of `warpi fit`. Those that are not
-    set take the default that suits the data. The method is a name or a custom Method (default: `warpi`). With
-    `resume`, an interrupted run continues from its last checkpoint, and ends as if it had never stopped. Signals stop
-    the run after the current step; a caller that catches signals itself passes its list as `caught`. If there are
-    several ranks (`utils.distributed`), all train, and only rank 0 reads and writes the folder.
+    set take the default that suits the data. The method is a name or a custom Method; without one, `default_method`
+    chooses it. With `resume`, an interrupted run continues from its last checkpoint, and ends as if it had never
+    stopped. Signals stop the run after the current step; a caller that catches signals itself passes its list as
+    `caught`. If there are several ranks (`utils.distributed`), all train, and only rank 0 reads and writes the folder.
     """
     settings = to_plain_types(to_stored_names(settings))
     folder = RunFolder(Path(out))
@@ -126,7 +127,8 @@ def fitting(
             if record is not None or ((signum or is_late) and started.method.resumes_mid_epoch):
                 started.save(record, checkpoint_epochs, bool(signum))
             if record is not None:
-                progress.line(record)
+                if started.method.trains_network:
+                    progress.line(record)
                 if board is not None:
                     for name, value in record.items():
                         board.add_scalar(name, value, int(record["epoch"]))
@@ -135,6 +137,9 @@ def fitting(
             yield record
         with distributed.raise_on_all_ranks():
             if started.writes:
+                choice = started.method.choice()
+                if choice is not None:
+                    folder.save_choice(choice)
                 folder.finish()
         prepared = started.prepared
         return Run(folder.path, started.method, prepared.task, prepared.truth, started.history, prepared.data)
@@ -206,7 +211,7 @@ def _start(
         stored = folder.spec_to_resume(state, resume, has_settings=method is not None or bool(settings))
         if stored is None:
             _check_outside(folder.path, settings.get("data"))
-            spec = RunSpec.from_settings(method or "warpi", **settings)
+            spec = RunSpec.from_settings(method, **settings)
         else:
             threads = resolve_threads(stored, threads, folder.path)
             spec = restore_spec(stored, settings, method, folder.path)
@@ -233,7 +238,7 @@ def describe_training(prepared: PreparedRun, method: Method, device: torch.devic
         **prepared.facts(),
         **{name: file_sha256(file) for name, file in files_to_hash(prepared.spec).items()},
         "n_parameters": sum(p.numel() for p in method.net.parameters()),
-        "needs_meta": method.needs_meta,
+        "needs_meta": method.needs_meta or (method.uses_trusted and prepared.task.meta is not None),
         "needs_noise_rate": method.needs_noise_rate,
     }
     return describe_run(
@@ -343,11 +348,8 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
             progress.print(f"{n} rows also appear in the trusted set and are used only as trusted examples")
         is_table = prepared.spec.data.data not in DATASETS and prepared.spec.recipe.net == "mlp"
         if prepared.spec.method == "warpi" and is_table and rows < ENOUGH_ROWS:
-            progress.print(
-                f"{rows} rows are few for warpi: on such tables --method {FEW_ROWS_METHOD} and --method clean_only "
-                "were better (docs/data.md)"
-            )
-    if not progress.quiet and started.device.type == "cpu":
+            progress.print(f"{rows} rows are few for warpi: on such tables --method auto was better (docs/data.md)")
+    if not progress.quiet and started.device.type == "cpu" and started.method.trains_network:
         left = 1 - started.steps_done / (prepared.spec.recipe.epochs * len(started.method.loader))
         minutes = left * _estimate_minutes(prepared.spec, started.method)
         if minutes > PATIENCE:
@@ -363,12 +365,13 @@ def _summarize(prepared: PreparedRun) -> str:
     inputs = "inputs of " + " x ".join(map(str, task.shape))
     if len(task.shape) == 3:
         inputs = f"images of {task.shape[1]} x {task.shape[2]} pixels"
-    net = spec.to_json()["recipe"]["net"]
     epochs = spec.recipe.epochs
-    return (
-        f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, {inputs}; "
-        f"{spec.method} trains {net} for {epochs} epoch{'s' * (epochs > 1)}"
-    )
+    work = f"{spec.method} trains {spec.to_json()['recipe']['net']} for {epochs} epoch{'s' * (epochs > 1)}"
+    if not spec.base.trains_network:
+        work = f"{spec.method} compares models"
+    if prepared.reason:
+        work += f" (chosen because {prepared.reason}; --method NAME sets another)"
+    return f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, {inputs}; {work}"
 
 
 def _estimate_minutes(spec: RunSpec, method: Method) -> float:

@@ -20,6 +20,7 @@ from warpi.errors import UserError
 from warpi.runs.schema import (
     BEST,
     CHECKPOINT,
+    CHOICE,
     DONE,
     FEWSHOT_FORMAT,
     FORMAT,
@@ -164,6 +165,9 @@ class RunFolder:
 
     def save_best(self, state: dict[str, Any]) -> None:
         write_atomically(self.path / BEST, checkpoint.pack(state, checkpoint.FORMAT))
+
+    def save_choice(self, choice: list[dict[str, Any]]) -> None:
+        write_json(self.path / CHOICE, choice)
 
     def finish(self) -> None:
         write_atomically(self.path / DONE, b"")

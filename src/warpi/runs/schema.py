@@ -19,6 +19,8 @@ BEST = "best.safetensors"
 """The learner of a few-shot run at its best validation."""
 DONE = "done"
 """An empty file that marks a complete run."""
+CHOICE = "choice.json"
+"""The candidates that the method `auto` compared."""
 SWEEP = "sweep.json"
 """The settings that a sweep gave the run."""
 

@@ -17,7 +17,16 @@ from warpi.datasets.registry import DATASETS
 from warpi.errors import unknown
 from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.noise.parse import Noise
-from warpi.runs.defaults import adjust_for_few_rows, defaults_of, resolve_defaults, resolve_method, to_plain_types
+from warpi.runs.defaults import (
+    BY_DATASET,
+    DEFAULT_METHOD,
+    default_method,
+    default_split,
+    defaults_of_task,
+    resolve_defaults,
+    resolve_method,
+    to_plain_types,
+)
 from warpi.runs.fingerprints import fingerprint_data, fingerprint_rows, stamp
 from warpi.training.method import Method
 from warpi.training.recipe import LATER, Recipe
@@ -46,8 +55,12 @@ class DataSpec:
     noise: str = setting("given", "label noise to add, see `warpi list noises` (default: given, those of the data)")
     meta: int | None = setting(None, "number of trusted examples to hold out, or to take from rows marked as trusted")
     meta_data: str | None = setting(None, "second file or folder, with examples whose labels were checked")
-    val: float = setting(0.1, "fraction of the noisy rows held out for validation")
-    test: float = setting(0.25, "fraction of the rows held out for testing if the data has no test set")
+    val: float | None = setting(
+        None, "fraction of the noisy rows held out for validation (default: 0.1 of a named data set, none of yours)"
+    )
+    test: float | None = setting(
+        None, "fraction of the rows held out for testing (default: 0.25 of a named data set, none of yours)"
+    )
     limit: int | None = setting(None, "use only this many rows, for a quick try", low=1)
 
     def __post_init__(self) -> None:
@@ -127,15 +140,16 @@ class RunSpec:
     recipe: Recipe
     options: Mapping[str, Any]  # all hyper-parameters of the method
     changed: Mapping[str, Any]  # the given ones that differ from their defaults; reports print them
+    names_method: bool = True  # False: `prepare` chooses the method by the data
 
     @classmethod
-    def from_settings(cls, method: str | Method, **settings: Any) -> Self:
+    def from_settings(cls, method: str | Method | None, **settings: Any) -> Self:
         """Check settings before any file is read.
 
         Settings are fields of DataSpec, of Recipe and of the method. A method is a name of METHODS or a custom Method,
-        whose hyper-parameters then count as settings.
+        whose hyper-parameters then count as settings. None: settings may be those of `auto`.
         """
-        name, base = resolve_method(method)
+        name, base = resolve_method(method or DEFAULT_METHOD)
         settings = to_plain_types({**(asdict(method) if isinstance(method, Method) else {}), **settings})
         names = [{f.name for f in fields(kind)} for kind in (DataSpec, Recipe, base)]
         for key in settings:
@@ -144,8 +158,9 @@ class RunSpec:
                 raise error or unknown("setting", key, set().union(*names))
         data = DataSpec(**{key: value for key, value in settings.items() if key in names[0]})
         given = {key: value for key, value in settings.items() if key not in names[0]}
-        spec = cls(replace(data, noise=str(Noise.parse(data.noise))), name, base, given, Recipe(), {}, {})
-        return spec.with_defaults({})
+        names_method = method is not None or bool(given.keys() & names[2])
+        data = replace(data, noise=str(Noise.parse(data.noise)))
+        return cls(data, name, base, given, Recipe(), {}, {}, names_method).with_defaults({})
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], method: Method | None = None, **settings: Any) -> Self:
@@ -196,6 +211,7 @@ class PreparedRun:
     data: LoadedData
     task: Task
     truth: Truth
+    reason: str = ""  # why this method was chosen, if the user did not name one
 
     def to(self, device: torch.device) -> Self:
         moved = Moved()
@@ -240,30 +256,39 @@ def prepare(spec: RunSpec, cache: DataCache | None = None) -> PreparedRun:
     """Read the data of a run, make its task, and set the defaults that suit the data."""
     loaded = load(spec.data, cache)
     data = spec.data
-    defaults = defaults_of(data.data, loaded.dataset)
+    split = default_split(data.data)
+    val = split["val"] if data.val is None else data.val
+    test = split["test"] if data.test is None else data.test
+    data = replace(data, val=val, test=test)
     if data.image_size is None:
         data = replace(data, image_size=unusual_size(loaded.dataset))
     if data.meta is None and loaded.trusted is None:
-        data = replace(data, meta=defaults.get("meta"))
+        data = replace(data, meta=BY_DATASET.get(data.data, {}).get("meta"))
     task, truth = make_task(
         loaded.dataset,
         Noise.parse(data.noise),
         meta=data.meta,
-        val=data.val,
-        test=data.test,
+        val=val,
+        test=test,
         limit=data.limit,
         seed=spec.recipe.seed,
         meta_data=loaded.trusted,
         other=loaded.open_set,
     )
-    if data.data not in DATASETS:
-        defaults = adjust_for_few_rows(defaults, len(task.train), spec.given)
-    return PreparedRun(replace(spec.with_defaults(defaults), data=data), loaded, task, truth)
+    reason = ""
+    if not spec.names_method:
+        name, reason = default_method(task, spec.given)
+        spec = replace(spec, method=name, base=METHODS[name], names_method=True)
+    defaults = defaults_of_task(task, spec.given, data.data)
+    return PreparedRun(replace(spec.with_defaults(defaults), data=data), loaded, task, truth, reason)
 
 
 def settings_to_repeat(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a stored specification, flat, without those that a new run on its data would have anyway."""
-    usual = {**asdict(DataSpec()), "method": "warpi", **vars(resolve_defaults(METHODS["warpi"], defaults, {})[0])}
+    method = stored.get("method", DEFAULT_METHOD)
+    base = METHODS.get(method, METHODS[DEFAULT_METHOD])
+    usual = {**asdict(DataSpec()), **default_split(stored["data"]), **vars(resolve_defaults(base, defaults, {})[0])}
+    usual["method"] = DEFAULT_METHOD
     del usual["data"]
     settings = {name: value for name, value in stored.items() if name in usual or name == "data"}
     flat = to_plain_types({**settings, **stored.get("recipe", {}), "seed": stored.get("seed", 0)})

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,14 @@ from warpi.utils.settings import check_types
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 Log = Mapping[str, Tensor | float]
 """Maps names to scalars. Tensors may stay on the device; the engine reads them every few steps."""
+
+
+class OutOfSample(NamedTuple):
+    """Predictions by models that were not trained on the predicted rows."""
+
+    p: Tensor  # [N, K] class probabilities of the training rows
+    p_trusted: Tensor  # [n, K] class probabilities of the trusted rows
+    transition: Tensor  # [K, K] estimated P(given = j | true = i)
 
 
 @dataclass
@@ -49,7 +57,9 @@ class Method(ABC):
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; reports mark it
     trusts_given_labels: ClassVar[bool] = False  # learns every given label as if it were right; `audit` warns
     resumes_mid_epoch: ClassVar[bool] = True  # False if `epoch` keeps state between steps besides that of its loaders
+    trains_network: ClassVar[bool] = True  # False if `epoch` fits models without steps of gradient descent
     for_tables: ClassVar[dict[str, Any]] = {}  # hyper-parameters that suit tables better than the paper's
+    recipe_defaults: ClassVar[dict[str, Any]] = {}  # settings of the recipe that suit this method, whatever the data
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -141,6 +151,20 @@ class Method(ABC):
         """Draw n samples of the log-probability of the given labels y [B] from the logits z [B, K].  [n, B]
 
         `audit` turns their spread into an uncertainty. None (the default): the method has nothing to sample.
+        """
+        return None
+
+    def choice(self) -> list[dict[str, Any]] | None:
+        """One entry per candidate that the method compared: candidate, score, error, seconds, weight and note.
+
+        A run stores it as `choice.json`. None (the default): the method does not compare candidates.
+        """
+        return None
+
+    def out_of_sample(self) -> OutOfSample | None:
+        """Predictions of the training rows and the trusted rows by models that were not trained on them.
+
+        `audit` prefers them to the predictions of the trained method. None (the default): there are none.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Progress of a training: a bar with the remaining time on a terminal, and one line per epoch everywhere."""
+"""Progress of a training: a bar with the remaining time on a terminal, one line per epoch, and its result in words."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -7,7 +7,7 @@ import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-SHOWN = {"loss": "loss", "meta_loss": "meta", "val_acc": "val %", "test_acc": "test %"}
+SHOWN = {"loss": "loss", "meta_loss": "meta", "trusted_acc": "trusted %", "val_acc": "val %", "test_acc": "test %"}
 
 
 class Progress:
@@ -42,3 +42,18 @@ class Progress:
         shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in self.shown.items() if name in record)
         epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
         self.print(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")
+
+
+def describe_trusted_accuracy(record: Mapping[str, float], n: int) -> str:
+    """The accuracy on n trusted rows that the models have not seen, with its interval, in words; "" if unknown.
+
+    The width of an interval falls with the square root of the number of rows.
+    """
+    names = ("trusted_acc", "trusted_low", "trusted_high")
+    if any(record.get(name) is None for name in names):
+        return ""
+    accuracy, low, high = (record[name] for name in names)
+    return (
+        f"accuracy {accuracy:.1f} % on {n} trusted rows not used for training, 90 % interval {low:.1f} to {high:.1f}; "
+        f"about {4 * n} trusted rows would halve the interval"
+    )

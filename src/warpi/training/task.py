@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
 from warpi.data.numeric import Features
-from warpi.data.overlap import check_disjoint, mark_shared
+from warpi.data.overlap import check_disjoint, labels_in, mark_shared
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import hash_labels
@@ -29,6 +29,7 @@ class Task:
     val: Split | None  # held out from the noisy rows, with equally noisy labels
     classes: tuple[str, ...]
     noise_rate: float | None = None  # oracle knowledge, only for methods with `needs_noise_rate`
+    meta_given: Tensor | None = None  # [n] labels of the trusted examples before they were checked, -1 unknown
 
     @property
     def n_classes(self) -> int:
@@ -117,6 +118,7 @@ class Rows(NamedTuple):
     test: Tensor
     meta: Tensor
     trusted: Split | None  # trusted examples that are not rows of the data set
+    trusted_given: Tensor | None  # labels of `trusted` before they were checked, -1 unknown
     n_repeated: int  # rows left out because they are also in `trusted`
 
 
@@ -136,10 +138,11 @@ def split_rows(
     rows = torch.arange(len(dataset.y))
     if limit is not None:
         rows, _ = _draw_stratified(rows, dataset.truth, limit / len(rows), rng("limit"))
-    trusted = _separate_trusted(dataset, meta_data, meta, rng("meta"))
+    trusted, trusted_given = _separate_trusted(dataset, meta_data, meta, rng("meta"))
     n_repeated = 0
     if trusted is not None:
         before = len(rows)
+        trusted_given = trusted_given if trusted_given is not None else _find_given_labels(dataset, rows, trusted)
         rows = _drop_trusted(dataset, rows, trusted)
         n_repeated = before - len(rows)
     test_rows = rows[:0]
@@ -156,7 +159,7 @@ def split_rows(
             f"{which} {len(dataset.y)} rows of {dataset.name} are trusted, so none is left to train on as noisy; trust "
             "only rows that somebody has checked, or none: then any label may be wrong"
         )
-    return Rows(train_rows, val_rows, test_rows, meta_rows, trusted, n_repeated)
+    return Rows(train_rows, val_rows, test_rows, meta_rows, trusted, trusted_given, n_repeated)
 
 
 def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Dataset | None = None) -> tuple[Task, Truth]:
@@ -193,8 +196,11 @@ def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Datase
     trusted = part(rows.meta, dataset.truth) or scaled(rows.trusted)
     test = part(rows.test, test_y) or scaled(dataset.test)
     noise_hash = hash_labels(noisy.y, noisy.replaced)
+    given = rows.trusted_given if rows.trusted is not None else _given_of_rows(dataset, rows.meta)
+    if str(noise) != "given":  # the labels in the data are not those that the method learns from
+        given = None
     return (
-        Task(train, trusted, part(rows.val, noisy.y), dataset.classes, noise_rate),
+        Task(train, trusted, part(rows.val, noisy.y), dataset.classes, noise_rate, given),
         Truth(test, test_is_clean, clean, noisy.T, noise_hash, rows.n_repeated),
     )
 
@@ -209,11 +215,13 @@ def check_task(task: Task, held_out: bool) -> None:
     _warn_few(task.train.y, task.classes, held_out)
 
 
-def _separate_trusted(dataset: Dataset, meta_data: Dataset | None, n: int | None, rng: Generator) -> Split | None:
-    """Trusted examples from `meta_data` or from the trusted set of the data."""
+def _separate_trusted(
+    dataset: Dataset, meta_data: Dataset | None, n: int | None, rng: Generator
+) -> tuple[Split | None, Tensor | None]:
+    """Trusted examples from `meta_data` or from the trusted set of the data, and their labels before the check."""
     if n == 0:
-        return None
-    trusted = dataset.meta
+        return None, None
+    trusted, given = dataset.meta, dataset.meta_given
     if meta_data is not None:
         for what, got, wanted in (
             ("classes", meta_data.classes, dataset.classes),
@@ -222,9 +230,30 @@ def _separate_trusted(dataset: Dataset, meta_data: Dataset | None, n: int | None
             if got != wanted:
                 raise UserError(f"the trusted examples of {meta_data.name} have {what} {got}, the data has {wanted}")
         trusted = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
+        given = meta_data.given
     if trusted is None or n is None:
-        return trusted
-    return trusted.subset(_draw_balanced(torch.arange(len(trusted)), trusted.y, n, dataset.classes, rng))
+        return trusted, given
+    kept = _draw_balanced(torch.arange(len(trusted)), trusted.y, n, dataset.classes, rng)
+    return trusted.subset(kept), None if given is None else given[kept]
+
+
+def _find_given_labels(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor | None:
+    """The labels that separate trusted examples have in the data set.
+
+    None if none of them is wrong there: the labels in the data may have been corrected after the check.
+    """
+    given = labels_in(trusted, Split(dataset.examples, rows, dataset.y[rows]))
+    has_errors = bool(((given >= 0) & (given != trusted.y)).any())
+    return given if has_errors else None
+
+
+def _given_of_rows(dataset: Dataset, rows: Tensor) -> Tensor | None:
+    """The labels of rows of the data set before they were checked, if any is known."""
+    given = dataset.given
+    if given is None and dataset.clean is not None:
+        given = torch.where(dataset.clean >= 0, dataset.y, -1)
+    known = None if given is None else given[rows]
+    return known if known is not None and bool((known >= 0).any()) else None
 
 
 def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:

@@ -1,0 +1,174 @@
+"""`auto`: cheap models are compared on trusted rows that they have not seen, and their best mixture predicts."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from warpi.auto.modules import Mixture
+from warpi.data.batch import Batch
+from warpi.data.loader import Loader
+from warpi.data.sparse import SparseExamples
+from warpi.data.split import Split
+from warpi.errors import UserError
+from warpi.training.method import Log, Method, OutOfSample
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
+from warpi.utils.seeding import derive, generator
+from warpi.utils.settings import setting
+
+MODELS = ("forest", "boosting", "logistic", "knn")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+@runtime_checkable
+class ScikitModel(Protocol):
+    """A scikit-learn classifier."""
+
+    def fit(self, X: Any, y: Any) -> Any: ...
+    def predict_proba(self, X: Any) -> Any: ...
+    def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+
+
+@dataclass
+class Auto(Method):
+    """Fits forests and logistic regressions in several ways, and predicts with a mixture of them.
+
+    Candidates: models on all rows, with more weight on the trusted rows, without the rows that confident learning
+    doubts, on the trusted rows alone, and on labels that are re-estimated with the transition matrix T. All of them
+    predict rows that they were not trained on (out of bag or cross-validated). Weights on the simplex maximize the
+    likelihood of the trusted labels under a prior; the trusted rows alone decide if they are clearly better.
+
+    It fits once, in the first epoch; further epochs of a recipe repeat its results. `docs/methods/auto.md` has the
+    algorithm.
+    Reference: Wolpert, Stacked Generalization, Neural Networks, 1992.
+    """
+
+    family = "model choice"
+    resumes_mid_epoch = False
+    trains_network = False
+    recipe_defaults: ClassVar[dict[str, Any]] = {"epochs": 1}
+
+    model: Literal["forest", "boosting", "logistic", "knn"] | ScikitModel | None = setting(
+        None, "kind of model that all candidates use (default: forest and logistic)"
+    )
+    budget: float | str | None = setting(
+        None, "time for the comparison, such as 60s or 5m; what does not fit is left out (default: no limit)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_seconds(self.budget)
+
+    def start(self, task: Task, recipe: Recipe) -> None:
+        self.check(task)
+        self.task = task
+        self.recipe = recipe
+        self.beginnings = [0]
+        self.nets = [Mixture()]
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.generator = generator(recipe.seed, "method", device=task.train.examples.device)
+        self.loader = Loader(task.train, len(task.train), derive(recipe.seed, "train batches"))  # one step per epoch
+        if task.meta is not None:
+            self.meta_loader = Loader(task.meta, len(task.meta), derive(recipe.seed, "meta batches"))
+        self.candidates: list[dict[str, Any]] = []
+        self.p = torch.zeros(0, task.n_classes)
+        self.p_trusted = torch.zeros(0, task.n_classes)
+        self.transition = torch.zeros(0, 0)
+        self.trusted_score: list[float] | None = None  # estimate, low, high
+        self.noise_rate: list[float] | None = None  # estimate, low, high
+        self.noise_rate_point = 0.0
+        self.reason = ""
+
+    def epoch(self, t: int) -> Iterator[Log]:  # noqa: ARG002 (it fits only once)
+        if not self.candidates:
+            self._fit()
+        log = {"noise_estimate": 100 * (self.noise_rate[0] if self.noise_rate else self.noise_rate_point)}
+        if self.trusted_score is not None:
+            names = ("trusted_acc", "trusted_low", "trusted_high")
+            log |= {name: 100 * value for name, value in zip(names, self.trusted_score, strict=True)}
+        yield log
+
+    def step(self, batch: Batch) -> Log:
+        raise NotImplementedError("auto has no steps; `epoch` fits all candidates")
+
+    def _fit(self) -> None:
+        from warpi.auto.fit import AutoSettings, fit_auto
+        from warpi.auto.rows import Rows
+        from warpi.auto.score import Interval
+
+        task = self.task
+        x, given = read_rows(task.train)
+        x_trusted, y_trusted = x[:0], given[:0]
+        if task.meta is not None:
+            x_trusted, y_trusted = read_rows(task.meta)
+        meta_given = None if task.meta_given is None else task.meta_given.cpu().numpy()
+        rows = Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes)
+        options: dict[str, Any] = {} if self.model is None else {"models": (self.model,)}
+        seed = derive(self.recipe.seed, "auto") % 2**31  # scikit-learn takes small seeds only
+        result = fit_auto(rows, AutoSettings(**options, budget=parse_seconds(self.budget), seed=seed))
+
+        def ends(interval: Interval | None) -> list[float] | None:
+            return None if interval is None else [interval.estimate, interval.low, interval.high]
+
+        self.nets = [result.model.to(task.train.examples.device).eval()]
+        self.candidates = [_to_plain(asdict(candidate)) for candidate in result.candidates]
+        self.p = torch.from_numpy(np.asarray(result.p, np.float64))
+        self.p_trusted = torch.from_numpy(np.asarray(result.p_trusted, np.float64))
+        self.transition = torch.from_numpy(np.asarray(result.transition, np.float64))
+        self.trusted_score = ends(result.trusted_score)
+        self.noise_rate = ends(result.noise_rate)
+        self.noise_rate_point = float(result.noise_rate_point)
+        self.reason = result.reason
+
+    def choice(self) -> list[dict[str, Any]] | None:
+        return [{"candidate" if name == "name" else name: value for name, value in c.items()} for c in self.candidates]
+
+    def out_of_sample(self) -> OutOfSample | None:
+        return OutOfSample(self.p, self.p_trusted, self.transition) if self.candidates else None
+
+    @property
+    def uses_trusted(self) -> bool:
+        return True
+
+    @property
+    def average_decay(self) -> float:
+        return 0.0
+
+    @property
+    def lr(self) -> float | Tensor:
+        return 0.0
+
+
+def read_rows(split: Split) -> tuple[NDArray[np.float32] | csr_array, NDArray[np.int64]]:
+    """The inputs of a split as a network sees them, [N, D], and their labels [N]. Sparse inputs stay sparse."""
+    examples = split.examples
+    y = split.y.cpu().numpy()
+    if isinstance(examples, SparseExamples):
+        return csr_array(examples.x[split.rows.numpy()] / float(examples.scale.std)), y
+    batches = list(split.batches(1000))
+    if sum(map(len, (batch.rows for batch in batches))) < len(split):
+        raise UserError("some images cannot be read; remove them, or choose a method that trains a network")
+    return torch.cat([batch.x.flatten(1).float().cpu() for batch in batches]).numpy(), y
+
+
+def parse_seconds(budget: float | str | None) -> float | None:
+    """A time in seconds from a number or a text such as 60s, 5m or 1h."""
+    if budget is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", str(budget).lower())
+    if match is None or float(match[1]) <= 0:
+        raise UserError(f"budget must be a time such as 60s, 5m or 1h, got {budget!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _to_plain(candidate: dict[str, Any]) -> dict[str, Any]:
+    """NumPy numbers as Python numbers, and None instead of NaN, as a checkpoint and JSON can store them."""
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in candidate.items()}
+    return {name: None if value != value else value for name, value in plain.items()}
