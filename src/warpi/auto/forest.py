@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn import config_context
 from sklearn.tree import DecisionTreeRegressor
 
 from warpi.auto.modules import TreeSum, round_down
@@ -46,7 +47,8 @@ def fit_forest(
         in_bag = np.flatnonzero(counts)
         rows = used[in_bag]
         tree = DecisionTreeRegressor(max_features="sqrt", random_state=int(rng.integers(2**31)))
-        tree.fit(x[rows], q[rows], sample_weight=counts[in_bag], check_input=False)
+        with config_context(skip_parameter_validation=True, assume_finite=True):
+            tree.fit(x[rows], q[rows], sample_weight=counts[in_bag], check_input=False)
         predicted = np.ones(len(q), dtype=bool)
         predicted[used[~out_of_bag]] = False
         return tree.tree_, np.flatnonzero(predicted), None
