@@ -20,7 +20,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from warpi.audit.label_scores import label_quality
-from warpi.auto.modules import Mixture
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
 from warpi.datasets.text_files import shorten_list
@@ -29,23 +28,20 @@ from warpi.estimator import inputs
 from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier, write_onnx
 from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
+from warpi.estimator.stored import read_classifier, trusted_score, write_classifier
 from warpi.functional.transition import from_given
-from warpi.methods.auto import MODELS
-from warpi.methods.registry import METHODS, explain_unknown_setting
-from warpi.nets.registry import NETS, NetBuilder, make_net
+from warpi.methods.registry import explain_unknown_setting
+from warpi.nets.registry import NetBuilder
 from warpi.runs.defaults import default_method, defaults_of_task, resolve_defaults, resolve_method, to_plain_types
-from warpi.training.checkpoint import pack, unpack
 from warpi.training.engine import Record, check_batches, train
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, make_task
 from warpi.utils.devices import pick_device
-from warpi.utils.files import write_atomically
 from warpi.utils.seeding import derive, seeded
 
 log = logging.getLogger("warpi.estimator")
 
-FORMAT = "warpi-classifier/1"
 _RECIPE = {f.name for f in fields(Recipe)} - {"net", "seed"}
 _FIT_LOCK = threading.RLock()  # only one thread of a process fits at a time
 _ANY: dict[str, Any] = {"accept_sparse": "csr", "allow_nd": True, "ensure_all_finite": "allow-nan"}
@@ -57,23 +53,6 @@ _NO_TRUSTED = {
     "whose labels agree with networks that were not trained on them. docs/estimator.md says how much accuracy this "
     "costs.",
 }
-
-
-class TrustedScore(float):
-    """An accuracy on trusted rows that the models have not seen, from 0 to 1, and its 90 % interval."""
-
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, estimate: float, low: float, high: float) -> Self:
-        score = cls(estimate)
-        score.low = low
-        score.high = high
-        return score
-
-    def __repr__(self) -> str:
-        return f"{float(self):.3f} (90 % interval {self.low:.3f} to {self.high:.3f})"
 
 
 class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -188,7 +167,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             p[task.train.rows] = unseen.p
             self.transition_ = unseen.transition.numpy()
         self.choice_ = learner.choice()
-        self.trusted_score_ = _trusted_score(self.history_[-1])
+        self.trusted_score_ = trusted_score(self.history_[-1])
         self.label_quality_ = label_quality(p.numpy(), given, self.transition_)
         if dataset.trusted is not None:
             self.label_quality_[dataset.trusted.numpy()] = 1.0
@@ -219,38 +198,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         Raises a UserError if `model` is a scikit-learn classifier whose fitted form cannot be written as numbers.
         """
         check_is_fitted(self)
-        method: Any = self.method
-        net = self.net
-        if isinstance(method, Method):
-            name, _ = resolve_method(method)
-            if name in METHODS:
-                method = {"name": name, "options": to_plain_types(asdict(method))}
-            else:
-                method = _qualified_name(method)
-        stored_separately = ("method", "net", "model", "random_state")
-        state = {
-            "params": {k: v for k, v in self.get_params(deep=False).items() if k not in stored_separately},
-            "method": method,
-            "net": net if isinstance(net, str) else _qualified_name(net),
-            "model": self.model if isinstance(self.model, str | None) else _qualified_name(self.model),
-            "choice": self.choice_,
-            "random_state": self.seed_ if self.random_state is not None else None,
-            "classes": [self.classes_.tolist(), self.classes_.dtype.str],
-            "features": [self.n_features_in_, list(getattr(self, "feature_names_in_", ()))],
-            "layout": self.net_.prepare.layout.to_json(),
-            "shape": self.shape_,
-            "scale": [self.net_.prepare.mean, self.net_.prepare.std],
-            "nets": [dict(net.state_dict()) for net in self.net_.nets],
-            "label_quality": torch.from_numpy(self.label_quality_),
-            "transition": torch.from_numpy(self.transition_),
-            "history": self.history_,
-            "method_name": self.method_,
-        }
-        try:
-            content = pack(state, FORMAT)
-        except TypeError as e:
-            raise UserError(f"{e}; settings may only hold numbers, text, and lists of them") from e
-        write_atomically(Path(path), content)
+        write_classifier(self, Path(path))
 
     @classmethod
     def load(cls, path: Path | str, net: nn.Module | NetBuilder | None = None, model: Any = None) -> Self:
@@ -258,48 +206,10 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         A scikit-learn classifier that was given as `model` is needed only to fit again.
         """
-        if not Path(path).is_file():
-            raise UserError(f"there is no file {path}; give one that NoisyLabelClassifier.save wrote")
-        state = unpack(Path(path), FORMAT, "give an unchanged file that NoisyLabelClassifier.save wrote")
-        method, stored = state["method"], state["net"]
-        if isinstance(method, dict):
-            method = replace(METHODS[method["name"]], **method["options"])
-        if stored not in NETS and net is None:
-            raise UserError(f"{path} contains the weights of {stored}, not the network; pass it: load(path, net=...)")
-        stored_model = state.get("model")
-        if model is None and stored_model in MODELS:
-            model = stored_model
-        result = cls(
-            method,
-            stored if net is None else net,
-            model=model,
-            random_state=state["random_state"],
-            **state["params"],
-        )
-        names, kind = state["classes"]
-        result.classes_ = np.array(names, dtype=np.dtype(kind))
-        result.n_features_in_, columns = state["features"]
-        if columns:
-            result.feature_names_in_ = np.array(columns, dtype=object)
-        result.shape_ = state["shape"]
-        result.method_ = state["method_name"]
-        result.history_ = state["history"]
-        result.seed_ = state["random_state"]
-        result.label_quality_ = state["label_quality"].numpy()
-        result.transition_ = state["transition"].numpy()
-        result.choice_ = state.get("choice")
-        result.trusted_score_ = _trusted_score(result.history_[-1])
-        if result.method_ == "auto":
-            nets: list[nn.Module] = [Mixture() for _ in state["nets"]]
-        else:
-            with seeded(0):
-                nets = [make_net(result.net, result.shape_, len(names)) for _ in state["nets"]]
-        for module, weights in zip(nets, state["nets"], strict=True):
-            try:
-                module.load_state_dict(weights)
-            except RuntimeError as e:
-                raise UserError(f"the given network is not the one in {path}: {str(e).splitlines()[-1].strip()}") from e
-        result.net_ = Classifier(Layout.from_json(state["layout"]), Scale(*state["scale"]), nets)
+        stored = read_classifier(Path(path), net, model)
+        result = cls(**stored.params)
+        for name, value in stored.fitted.items():
+            setattr(result, name, value)
         return result
 
     def to_onnx(self, path: Path | str) -> float | None:
@@ -441,14 +351,3 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if self.noise_rate is not None and not 0 <= self.noise_rate < 1:
             raise UserError(f"noise_rate must be in [0, 1), got {self.noise_rate}")
         return None if self.noise_rate is None else float(self.noise_rate)
-
-
-def _qualified_name(thing: object) -> str:
-    definition = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{definition.__module__}.{definition.__qualname__}"
-
-
-def _trusted_score(record: Record) -> TrustedScore | None:
-    if "trusted_acc" not in record:
-        return None
-    return TrustedScore.of(*(record[name] / 100 for name in ("trusted_acc", "trusted_low", "trusted_high")))
