@@ -32,9 +32,8 @@ from warpi.noise.noise_file import write_noise_file
 from warpi.runs import spec
 from warpi.sweep import run_states as folders
 from warpi.sweep.display import Board, format_duration
-from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan, read_plan
-from warpi.sweep.queue import ClaimedRun, Queue
+from warpi.sweep.queue import ClaimedRun, Queue, RunEvent
 from warpi.sweep.run_states import KEPT, State
 from warpi.sweep.runner import _end, _listen, _run_workers, parse_resources
 from warpi.sweep.worker import work

@@ -79,9 +79,7 @@ def evaluate(
     """Scores over n tasks. With `timed`, the first batch is evaluated once before the clock starts."""
     if timed:
         first = min(n, batch or batch_of_tasks(tasks.kind, learner))
-        with _separate_generator(learner, seed, name, tasks.kind):
-            for _ in predictions(learner, tasks, first, seed, name, bf16, batch):
-                _wait(learner)
+        evaluate(learner, tasks, first, seed=seed, name=name, bf16=bf16, batch=batch)
     began = time.perf_counter()
     with _separate_generator(learner, seed, name, tasks.kind):
         scores = [score_tasks(out, episode) for episode, out in predictions(learner, tasks, n, seed, name, bf16, batch)]
@@ -110,8 +108,3 @@ def paired(scores: Sequence[float], first: Sequence[float]) -> dict[str, float |
     a, b = (torch.tensor(values, dtype=torch.float64) for values in (scores, first))
     gap = Scores.of(a - b, 0.0)
     return {"difference": gap.mean, "difference_ci95": gap.ci95}
-
-
-def _wait(learner: Learner) -> None:
-    if learner.generator.device.type == "cuda":
-        torch.cuda.synchronize(learner.generator.device)

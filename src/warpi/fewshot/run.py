@@ -157,9 +157,7 @@ def _check_records(records: list[Record], file: Path) -> list[Record]:
     return records
 
 
-@lru_cache(maxsize=2)
-def _read_builtin(name: str, root: str | None) -> FewShotData:
-    return load_fewshot(name, root)
+_read_builtin = lru_cache(maxsize=2)(load_fewshot)
 
 
 def _read_data(

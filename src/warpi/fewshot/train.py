@@ -116,16 +116,12 @@ def task_pair(data: FewShotData, kind: Kind, training: Training, device: torch.d
     data.check()
     if training.train_ways > (classes := len(data.train) if isinstance(data.train, Classes) else 0):
         raise UserError(f"there are only {classes} training classes; give at most --train-ways {classes}")
-    check_train_ways(training, kind.ways)
+    if 0 < training.train_ways < kind.ways:
+        raise UserError(f"training tasks need at least --ways {kind.ways}, got --train-ways {training.train_ways}")
     harder = kind._replace(ways=training.train_ways or kind.ways)
     tasks = make_tasks(data.train, harder, device, training=True, augment=training.augment, part="training")
     val = make_tasks(data.val, validation_kind(data, kind), device, training=False, augment=False, part="validation")
     return tasks, val
-
-
-def check_train_ways(training: Training, ways: int) -> None:
-    if 0 < (got := training.train_ways) < ways:
-        raise UserError(f"training tasks need at least --ways {ways}, got --train-ways {got}")
 
 
 def _train(

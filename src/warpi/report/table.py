@@ -3,14 +3,15 @@
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
+from typing import Literal
 
 from rich import box
-from rich.console import Console, ConsoleOptions, ConsoleRenderable
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -170,17 +171,23 @@ def _names_beside(block: Block) -> tuple[int, ConsoleRenderable]:
 
 def _names_above(block: Block) -> tuple[int, ConsoleRenderable]:
     widths = [2 + width for width in _widths(block)]
-    parts = [
-        Text(f"{block.title}\n", style="bold"),
-        *_stack_lines(map(_narrow, block.heads[1:]), widths, "bold", top=False),
-    ]
-    parts.append(Text("─" * sum(widths)))
+
+    def numbers(cells: Iterable[str], bold: Collection[int], vertical: Literal["top", "bottom"] = "top") -> Table:
+        grid = Table.grid()
+        for i, width in enumerate(widths):
+            style = "bold" if i in bold else ""
+            grid.add_column(width=width, justify="right", vertical=vertical, style=style)
+        grid.add_row(*map(Text, cells))
+        return grid
+
+    heads = numbers(map(_narrow, block.heads[1:]), range(len(widths)), "bottom")
+    parts: list[ConsoleRenderable] = [Text(f"{block.title}\n", style="bold"), heads, Text("─" * sum(widths))]
     for name, lines in block.sections:
         parts.append(Text(name, style="italic"))
         for line in lines:
-            parts += [Text(line.cells[0]), *_stack_lines(line.cells[1:], widths, "bold" if line.bold else "")]
+            parts += [Text(line.cells[0]), numbers(line.cells[1:], [1] if line.bold else [])]
         parts.append(Text())
-    return sum(widths), Text("\n").join(parts)
+    return sum(widths), Group(*parts)
 
 
 def _remarks_below(block: Block) -> Block:
@@ -188,22 +195,6 @@ def _remarks_below(block: Block) -> Block:
         return replace(line, cells=(line.cells[0], *(cell.replace(" (", "\n(") for cell in line.cells[1:])))
 
     return replace(block, sections=tuple((name, [move(line) for line in lines]) for name, lines in block.sections))
-
-
-def _stack_lines(cells: Iterable[str], widths: Sequence[int], style: str, top: bool = True) -> list[Text]:
-    """Cells of one or two lines side by side.
-
-    With `top` they are aligned at the top, and `style` applies to the column `last`. Otherwise they are aligned at the
-    bottom, and `style` applies to all.
-    """
-    split = [cell.split("\n") for cell in cells]
-    height = max(map(len, split))
-    padding = [[""] * (height - len(part)) for part in split]
-    full = [part + pad if top else pad + part for part, pad in zip(split, padding, strict=True)]
-    return [
-        Text.assemble(*((part[k].rjust(widths[i]), style if i == 1 or not top else "") for i, part in enumerate(full)))
-        for k in range(height)
-    ]
 
 
 def _widths(block: Block) -> list[int]:

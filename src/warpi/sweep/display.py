@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from warpi.runs.defaults import BY_DATASET
-from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan
+from warpi.sweep.queue import RunEvent
 from warpi.sweep.run_states import State
 
 _QUIET = 10.0  # seconds between two epoch lines if there is no terminal

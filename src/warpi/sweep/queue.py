@@ -1,17 +1,28 @@
-"""A queue that hands out the unfinished runs of a sweep to the processes that share its folder."""
+"""A queue that hands out the unfinished runs of a sweep to the processes that share its folder, and their events."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from warpi.errors import UserError
 from warpi.runs.schema import SWEEP
 from warpi.runs.spec import DataCache
-from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.run_states import check_fit_settings, read_settings, run_state
 from warpi.utils.files import Busy, one_writer, write_json
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Something that happened to a run. `alive` belongs to no run: it only refreshes the display."""
+
+    kind: Literal["begun", "epoch", "done", "failed", "stopped", "requeued", "alive"]
+    run: str = ""
+    epoch: int = 0  # number of finished epochs
+    record: dict[str, Any] | None = None  # results of the last finished epoch
+    reason: str = ""  # why the run failed
 
 
 @dataclass(frozen=True)

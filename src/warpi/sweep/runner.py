@@ -29,9 +29,8 @@ from warpi.runs import plugins
 from warpi.runs.schema import SPEC, SWEEP
 from warpi.runs.spec import DataCache, DataSpec, load
 from warpi.sweep.display import Board, format_duration, states_table
-from warpi.sweep.events import RunEvent
 from warpi.sweep.plan import Job, Plan
-from warpi.sweep.queue import Queue
+from warpi.sweep.queue import Queue, RunEvent
 from warpi.sweep.run_states import State, run_folder, run_state
 from warpi.sweep.worker import work
 from warpi.utils.devices import catch_signals, cpu_threads, pick_device

@@ -7,8 +7,7 @@ import torch
 
 from warpi.errors import UserError
 from warpi.runs.run import fitting
-from warpi.sweep.events import RunEvent
-from warpi.sweep.queue import ClaimedRun, Queue
+from warpi.sweep.queue import ClaimedRun, Queue, RunEvent
 from warpi.utils.devices import Stopped
 
 _POLL = 0.2  # seconds between two looks into the queue, and between two signs of life

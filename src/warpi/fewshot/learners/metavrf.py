@@ -70,9 +70,10 @@ class Networks(nn.Module):
     def __init__(self, learner: "MetaVRF", problem: Problem) -> None:
         super().__init__()
         M = learner.proposals
-        self.psi = FeatureNet(
-            problem, learner.norm, learner.features, learner.drop(problem), learner.minmax, learner.skip
-        )
+        dropout = learner.dropout
+        if dropout is None:
+            dropout = 0.0 if problem.domain == "vector" else 0.1 if problem.shape[0] == 1 else 0.5
+        self.psi = FeatureNet(problem, learner.norm, learner.features, dropout, learner.minmax, learner.skip)
         d = self.psi.features
         h = d * 2 if learner.context == "bilstm" else d
         self.context = None if learner.context == "none" else Context(d, learner.context == "bilstm")
@@ -91,7 +92,7 @@ class Networks(nn.Module):
             self.sharpness = nn.Parameter(torch.ones(()))
         self.ridge = nn.Parameter(torch.full((M,), 0.1))  # lambda
         self.scale, self.shift = make_calibration(problem)  # gamma, beta
-        D = learner.number(problem)
+        D = learner.bases or (128 if problem.regression else 780)
         self.eps: Tensor
         self.phase: Tensor
         self.register_buffer("eps", torch.randn(D, d))
@@ -157,18 +158,6 @@ class MetaVRF(Learner):
         "evidence", "weight proposals by the likelihood of the support labels, or equally"
     )
 
-    def drop(self, problem: Problem) -> float:
-        """The dropout rate."""
-        if self.dropout is not None:
-            return self.dropout
-        if problem.domain == "vector":
-            return 0.0
-        return 0.1 if problem.shape[0] == 1 else 0.5
-
-    def number(self, problem: Problem) -> int:
-        """The number of bases D."""
-        return self.bases or (128 if problem.regression else 780)
-
     def build(self, problem: Problem) -> nn.Module:
         return Networks(self, problem)
 
@@ -227,16 +216,12 @@ class MetaVRF(Learner):
             fit = fit_loss(value, episode.query_y, episode.ways)
             prior = self.net.prior(attend(f, task.keys))  # [T, Q, d]
             kl = self._divergence(task, prior)  # [T]
-            loss = fit + self._kl_weight * kl.mean()  # Eq. (15)
+            tau = 1e-4 if self.problem.regression else 0.01
+            loss = fit + (tau if self.kl_weight is None else self.kl_weight) * kl.mean()  # Eq. (15)
             if self.alignment:
                 likeness = alignment(self._gram(task), make_targets(episode.support_y, episode.ways, f)[:, None])
                 loss = loss - self.alignment * likeness.clamp_min(1e-6).sqrt().mean()
         return loss, {"loss": loss.detach(), "kl": kl.detach().mean(), **score(value, episode)}
-
-    @property
-    def _kl_weight(self) -> float:
-        default = 1e-4 if self.problem.regression else 0.01
-        return default if self.kl_weight is None else self.kl_weight
 
     def _seen(self, keys: Tensor, Y: Tensor, ways: int) -> Tensor:
         """Inputs of the label encoder: class means, or features with their targets, scaled per task."""
