@@ -20,7 +20,7 @@ from torch import Tensor
 
 from warpi.autodiff.inference import infer
 from warpi.autodiff.passes import PassConfig, configure_passes, to_channels_last
-from warpi.data.strong_augment import distort
+from warpi.data.augment import distort
 from warpi.functional.losses import cross_entropy
 from warpi.methods.warpi_plus import WarPIPlus
 from warpi.nets.fastnet import FastNet

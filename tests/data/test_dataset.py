@@ -95,8 +95,8 @@ def test_from_parts(clean: Any, marks: Any, known: Any, trusted: Any) -> None:
 class Masked(TensorExamples):
     """Reports explicitly that every row could be read."""
 
-    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[ReadBatch]:
-        for read in super().stream(batches, augment=augment, views=views):
+    def stream(self, batches: Iterable[tuple[Tensor, int]], **options: Any) -> Iterator[ReadBatch]:
+        for read in super().stream(batches, **options):
             yield ReadBatch(read.views, torch.ones(len(read.views[0]), dtype=torch.bool))
 
 

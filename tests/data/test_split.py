@@ -4,6 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from warpi.data.augment import Crop
 from warpi.data.batch import Batch
 from warpi.data.examples import ReadBatch, Scale, TensorExamples
 from warpi.data.loader import Loader
+from warpi.data.numeric import Features
 from warpi.data.split import Split
 from warpi.errors import UserError
 
@@ -45,7 +47,9 @@ class Ahead(TensorExamples):
 
     lost: tuple[int, ...] = ()
 
-    def stream(self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1) -> Iterator[ReadBatch]:
+    def stream(
+        self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, **_: Any
+    ) -> Iterator[ReadBatch]:
         waiting: deque[ReadBatch] = deque()
         for rows, seed in batches:
             kept = ~torch.isin(rows, torch.tensor(self.lost, dtype=torch.int64))
@@ -59,7 +63,7 @@ class Ahead(TensorExamples):
     def of(cls, split: Split, *lost: int) -> Split:
         examples = split.examples
         assert isinstance(examples, TensorExamples)
-        return replace(split, examples=cls(examples.x, examples.scale, examples.crop, examples.standardize, lost=lost))
+        return replace(split, examples=cls(examples.x, examples.scale, examples.crop, lost=lost))
 
 
 class TestSplit:
@@ -126,7 +130,7 @@ class TestTensorExamples:
 
     def test_scale_is_fitted_to_the_training_rows(self) -> None:
         x = torch.tensor([[1.0, 5.0], [3.0, 5.0], [100.0, -9.0]])
-        examples = TensorExamples(x, Scale(torch.zeros(2), torch.ones(2)), standardize=True)
+        examples = Features(x, Scale(torch.zeros(2), torch.ones(2)))
         scale = examples.fit_scale(torch.tensor([0, 1]))
         assert scale is not None
         assert torch.equal(scale.mean, torch.tensor([2.0, 5.0]))

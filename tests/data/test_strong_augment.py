@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from warpi.data.augment import change_colors, cut_out, distort, warp
 from warpi.data.examples import TensorExamples
-from warpi.data.strong_augment import change_colors, cut_out, distort, warp
 from warpi.training.task import Task, Truth
 
 

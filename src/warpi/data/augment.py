@@ -1,10 +1,22 @@
-"""Batched augmentation of image tensors, on the device they are on."""
+"""Batched augmentation of image tensors, on the device they are on: random crops and strong distortions."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
+
+# Strong augmentation
+_N_DRAWS = 11  # random numbers per image
+_ROTATION = math.pi / 12  # largest angle: 15 degrees
+_SHEAR = 0.15
+_ZOOM = 0.2  # of the logarithm
+_SHIFT = 0.1  # of the image
+_CONTRAST = 0.4  # of the logarithm
+_BRIGHTNESS = 0.3  # of the logarithm
+_SATURATION = 0.7  # of the logarithm
+_GRAY = 127.5  # fills the square that is cut out
 
 
 @dataclass(frozen=True)
@@ -44,3 +56,48 @@ class Crop:
         top = (x.shape[2] - self.size) // 2
         left = (x.shape[3] - self.size) // 2
         return x[:, :, top : top + self.size, left : left + self.size]
+
+
+def distort(x: Tensor, generator: Generator, part: slice = slice(None), whole: int | None = None) -> Tensor:
+    """Images with a random affine map, random colors and a gray square.  [B, C, H, W], values 0 to 255
+
+    If x is a `part` of a `whole` number of images, random numbers are drawn for all of them.
+    """
+    u = torch.rand(whole or len(x), _N_DRAWS, generator=generator, device=x.device)[part]
+    x = warp(x.float(), 2 * u[:, :6] - 1)
+    x = change_colors(x, 2 * u[:, 6:9] - 1)
+    return cut_out(x, u[:, 9:])
+
+
+def warp(x: Tensor, u: Tensor) -> Tensor:
+    """Rotate, shear, zoom and shift each image; the border is reflected.  u [B, 6] in (-1, 1)"""
+    angle, shear_x, shear_y, zoom, shift_x, shift_y = u.unbind(1)
+    size = torch.exp(_ZOOM * zoom)
+    cos = size * torch.cos(_ROTATION * angle)
+    sin = size * torch.sin(_ROTATION * angle)
+    first = torch.stack([cos, _SHEAR * shear_x - sin, 2 * _SHIFT * shift_x], dim=1)
+    second = torch.stack([_SHEAR * shear_y + sin, cos, 2 * _SHIFT * shift_y], dim=1)
+    grid = F.affine_grid(torch.stack([first, second], dim=1), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+
+
+def change_colors(x: Tensor, u: Tensor) -> Tensor:
+    """Change brightness, contrast and saturation of each image.  u [B, 3] in (-1, 1)"""
+    brightness, contrast, saturation = (u[:, i, None, None, None] for i in range(3))
+    gray = x.mean(1, keepdim=True)
+    x = gray + torch.exp(_SATURATION * saturation) * (x - gray)
+    mean = x.mean((1, 2, 3), keepdim=True)
+    x = mean + torch.exp(_CONTRAST * contrast) * (x - mean)
+    return (torch.exp(_BRIGHTNESS * brightness) * x).clamp(0, 255)
+
+
+def cut_out(x: Tensor, u: Tensor) -> Tensor:
+    """Fill a square of half the image's side, as far as it lies inside, with gray.  u [B, 2] in (0, 1)"""
+    height, width = x.shape[2:]
+    half = min(height, width) / 4
+    rows = torch.arange(height, device=x.device) + 0.5
+    columns = torch.arange(width, device=x.device) + 0.5
+    in_rows = (rows - u[:, :1] * height).abs() < half  # [B, H]
+    in_columns = (columns - u[:, 1:] * width).abs() < half  # [B, W]
+    inside = in_rows[:, :, None] & in_columns[:, None, :]
+    return x.masked_fill(inside[:, None], _GRAY)

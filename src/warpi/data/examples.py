@@ -9,8 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Generator, Tensor
 
-from warpi.data.augment import Crop
-from warpi.data.strong_augment import distort
+from warpi.data.augment import Crop, distort
 from warpi.errors import UserError
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.float16, torch.float32, torch.float64)}
@@ -93,8 +92,8 @@ class TensorExamples(Examples):
     x: Tensor  # [N, ...]: uint8 images [N, C, H, W] or float features [N, D]
     scale: Scale
     crop: Crop | None = None  # augmentation of images; None: no augmentation
-    standardize: bool = False  # whether the scale is computed from the training rows
-    strong_views: tuple[int, ...] = ()  # numbers of the views that are also distorted (`strong_augment`)
+
+    strong_views: tuple[int, ...] = ()  # numbers of the views that are also distorted
     copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)  # of x, by device
 
     @property
@@ -150,12 +149,8 @@ class TensorExamples(Examples):
         x[rows] = other.x[other_rows].to(x)
         return replace(self, x=x)
 
-    def fit_scale(self, rows: Tensor) -> Scale | None:
-        if not self.standardize:
-            return None
-        x = self.x[rows].double()
-        std = x.std(0, correction=0)
-        return Scale(x.mean(0).to(self.scale.mean), torch.where(std > 1e-12, std, torch.inf).to(self.scale.std))
+    def fit_scale(self, rows: Tensor) -> Scale | None:  # noqa: ARG002
+        return None
 
     def with_scale(self, scale: Scale) -> Self:
         return replace(self, scale=scale)

@@ -87,8 +87,7 @@ class Loader:
                 pending.append(index)
                 yield self.split.rows[index], derive(self.seed, "augment", k)
 
-        part = {"part": self.share} if distributed.n_ranks() > 1 else {}
-        reads = self.split.examples.stream(plan(), augment=self.augment, views=self.views, **part)
+        reads = self.split.examples.stream(plan(), augment=self.augment, views=self.views, part=self.share)
         last_used = start
         for k, read in enumerate(reads, start):
             self.count = k + 1

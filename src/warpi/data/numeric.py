@@ -34,7 +34,6 @@ class Features(TensorExamples):
     float32 in either case.
     """
 
-    standardize: bool = True
     columns: Columns | None = None  # of the table that they were read from
 
     def fit_scale(self, rows: Tensor) -> Scale:

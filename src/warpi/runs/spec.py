@@ -30,7 +30,7 @@ from warpi.runs.defaults import (
 from warpi.runs.fingerprints import fingerprint_data, fingerprint_rows, stamp
 from warpi.training.method import Method
 from warpi.training.recipe import LATER, Recipe
-from warpi.training.task import Moved, Task, Truth, make_task
+from warpi.training.task import Task, Truth, make_task
 from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import check_types, setting
 
@@ -214,8 +214,7 @@ class PreparedRun:
     reason: str = ""  # why this method was chosen, if the user did not name one
 
     def to(self, device: torch.device) -> Self:
-        moved = Moved()
-        return replace(self, task=self.task.to(device, moved), truth=self.truth.to(device, moved))
+        return replace(self, task=self.task.to(device), truth=self.truth.to(device))
 
     def start(self) -> Method:
         """The method with its initial state. Call this in the context of `seed`."""

@@ -8,7 +8,6 @@ import torch
 from torch import Generator, Tensor
 
 from warpi.data.dataset import Dataset
-from warpi.data.examples import Examples
 from warpi.data.numeric import Features
 from warpi.data.overlap import check_disjoint, labels_in, mark_shared
 from warpi.data.split import Split
@@ -43,13 +42,11 @@ class Task:
     def device(self) -> torch.device:
         return self.train.y.device
 
-    def to(self, device: torch.device | str, moved: "Moved | None" = None) -> "Task":
-        """Move to a device. Splits that share their examples still share them; pass `moved` to include a Truth."""
-        moved = {} if moved is None else moved
-        train = _move(self.train, device, moved)
-        meta = self.meta and _move(self.meta, device, moved)
-        val = self.val and _move(self.val, device, moved)
-        return replace(self, train=train, meta=meta, val=val)
+    def to(self, device: torch.device | str) -> "Task":
+        """Move to a device. The inputs of splits that share their examples are moved only once."""
+        meta = self.meta and self.meta.to(device)
+        val = self.val and self.val.to(device)
+        return replace(self, train=self.train.to(device), meta=meta, val=val)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +60,8 @@ class Truth:
     noise_hash: str  # hash of the corrupted labels of all rows, the same as in the file of `warpi corrupt`
     n_repeated: int = 0  # rows of the data that are also trusted examples, and used only as such
 
-    def to(self, device: torch.device | str, moved: "Moved | None" = None) -> "Truth":
-        return replace(self, test=self.test and _move(self.test, device, {} if moved is None else moved))
-
-
-Moved = dict[int, tuple[Examples, Examples]]
-"""Examples before and after a move, by the id of the former."""
-
-
-def _move(split: Split, device: torch.device | str, moved: Moved) -> Split:
-    if id(split.examples) not in moved:
-        moved[id(split.examples)] = split.examples, split.examples.to(device)
-    return replace(split, examples=moved[id(split.examples)][1], y=split.y.to(device))
+    def to(self, device: torch.device | str) -> "Truth":
+        return replace(self, test=self.test and self.test.to(device))
 
 
 def make_task(
