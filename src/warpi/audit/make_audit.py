@@ -1,9 +1,8 @@
 """Audit the labels of a run: predict rows, estimate the transition matrix T, apply Bayes' rule, estimate errors."""
 
 import logging
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,26 @@ import numpy as np
 import warpi
 import warpi.audit.label_scores as scores
 from warpi.audit.label_scores import Floats, Ints
-from warpi.audit.out_of_sample import SAMPLES, RowPredictions, concatenate, predict_out_of_sample, predict_split
+from warpi.audit.out_of_sample import (
+    SAMPLES,
+    RowPredictions,
+    concatenate,
+    no_predictions,
+    predict_out_of_sample,
+    predict_split,
+)
+from warpi.audit.rates import Checks, estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
+from warpi.auto.rows import trusted_importance
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
-from warpi.training.method import Method
+from warpi.training.method import Method, OutOfSample
 
 log = logging.getLogger("warpi.audit")
 _LOW_ACCURACY = 0.7  # an audit is unreliable if the accuracy on the trusted rows is lower
-_UNCHECKED_MARGIN = 0.1  # standard error of the rates if they cannot be checked (measured, see docs/audit.md)
+_LEVEL = 0.9  # of the intervals
 
 
 def audit(
@@ -59,14 +67,13 @@ def audit(
         rows = "all" if isinstance(run, Run) and not run.truth.test_is_clean else "train"
     held_out = _held_out_splits(run, method)
     predicted = _predict(method, folds, path)
-    T = scores.estimate_transition(predicted.train.p, predicted.train.y)
+    T = predicted.T
     row, predictions = _collect_audited_rows(method, predicted, held_out if rows == "all" else [])
     y = predictions.y
     judged = scores.judge_labels(scores.posterior(predictions.p, y, T), y, threshold)
     uncertainty, uncertainty_description = estimate_uncertainty(predictions, T, bool(folds))
     trusted = predicted.trusted
-    can_check = predicted.trusted_left_out and len(np.unique(trusted.y)) == method.task.n_classes
-    margin = _estimate_rate_margin(trusted, predictions, T, judged.wrong_probability, can_check, bool(folds))
+    checks = _collect_checks(method, predicted, y, judged.wrong_probability)
     facts: dict[str, Any] = {
         "run": None if path is None else str(path),
         "method": type(method).__name__,
@@ -81,12 +88,13 @@ def audit(
         "threshold": threshold,
         "n_trusted": len(trusted.y),
         "trusted_accuracy": float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None,
-        "noise_rate": scores.error_rate(judged.wrong_probability, margin),
+        "noise_rate": {**asdict(estimate_rate(checks, _LEVEL)), "level": _LEVEL},
     }
     classes = method.task.classes
-    rates = scores.errors_by_class(judged.wrong_probability, y, classes, margin)
+    class_rates = estimate_class_rates(checks, len(classes), _LEVEL)
+    rates = tuple({"class": name, **asdict(rate)} for name, rate in zip(classes, class_rates, strict=True))
     result = Audit(row, y, *judged, uncertainty, predictions.p, T, classes, rates, facts)
-    _warn(method, facts, can_check, predicted.trusted_left_out)
+    _warn(method, facts, predicted.trusted_left_out)
     if save and path is not None:
         try:
             result.save(path)
@@ -132,7 +140,8 @@ class _Predictions:
     train: RowPredictions
     val: RowPredictions
     trusted: RowPredictions
-    trusted_left_out: bool  # the trusted rows are predicted by networks that were not trained on them
+    trusted_left_out: bool  # the trusted rows are predicted by models that were not trained on them
+    T: Floats  # [K, K] estimated transition matrix
     source: str  # describes where the probabilities come from
     temperature: float
     memorization: float  # size of the correction by `remove_memorization`
@@ -141,6 +150,9 @@ class _Predictions:
 def _predict(method: Method, folds: int, path: Path | None) -> _Predictions:
     """Predict the training, validation and trusted rows; with folds, out of sample."""
     task = method.task
+    own = None if folds else method.out_of_sample()
+    if own is not None:
+        return _use_own_predictions(method, own)
     trusted = predict_split(method, task.meta)
     val = predict_split(method, task.val)
     train, memorization = _remove_memorization(predict_split(method, task.train), val)
@@ -162,7 +174,22 @@ def _predict(method: Method, folds: int, path: Path | None) -> _Predictions:
         in_sample = train.p[np.searchsorted(train.positions, cross_validated.positions)]
         train = replace(cross_validated, per_network=np.stack([in_sample, cross_validated.p]))  # [2, n, K]
         memorization = 0.0
-    return _Predictions(train, val, trusted, trusted_left_out, source, temperature, memorization)
+    T = scores.estimate_transition(train.p, train.y)
+    return _Predictions(train, val, trusted, trusted_left_out, T, source, temperature, memorization)
+
+
+def _use_own_predictions(method: Method, own: OutOfSample) -> _Predictions:
+    """The out-of-sample predictions and the transition matrix of the method itself, which are calibrated."""
+    task = method.task
+    train = _to_predictions(own.p.numpy(), task.train)
+    trusted = no_predictions(task.n_classes) if task.meta is None else _to_predictions(own.p_trusted.numpy(), task.meta)
+    source = "out of sample: cross-fitted, each row is predicted by models that were not trained on it"
+    return _Predictions(train, predict_split(method, task.val), trusted, True, own.transition.numpy(), source, 1.0, 0.0)
+
+
+def _to_predictions(p: Floats, split: Split) -> RowPredictions:
+    n, K = p.shape
+    return RowPredictions(np.arange(n), split.y.cpu().numpy(), p, np.zeros((0, n, K)), np.zeros((0, n)))
 
 
 def _remove_memorization(train: RowPredictions, val: RowPredictions) -> tuple[RowPredictions, float]:
@@ -227,28 +254,38 @@ def estimate_uncertainty(predictions: RowPredictions, T: Floats, folds: bool = F
     return entropy, "entropy of P(true class | x, given label) / log K, as there is one network and nothing to sample"
 
 
-def _estimate_rate_margin(
-    trusted: RowPredictions, predictions: RowPredictions, T: Floats, wrong: Floats, can_check: bool, folds: bool
-) -> float:
-    """Standard error of the noise rate, from the calibration on the trusted rows and, if possible, a second estimate.
+def _collect_checks(method: Method, predicted: _Predictions, y: Ints, wrong: Floats) -> Checks:
+    """The trusted rows whose label before the check is known, as random checks of the labels y.
 
-    Without folds, the predictions depend on the labels, so the second estimate alone is not a sufficient check.
+    There are none if the trusted rows were used for training the models that predict them.
     """
-    difference = 0.0 if can_check and folds else _UNCHECKED_MARGIN
-    if can_check:
-        second = scores.rate_by_confusion(predictions.p, predictions.y, trusted.p, trusted.y)
-        difference = max(difference, abs(second - float(wrong.mean())))
-    return math.hypot(scores.rate_margin(trusted.p, trusted.y, T), difference)
+    K = method.task.n_classes
+    trusted = predicted.trusted
+    meta_given = method.task.meta_given
+    given = np.full(len(trusted.y), -1) if meta_given is None else meta_given.cpu().numpy()[trusted.positions]
+    usable = (given >= 0) & predicted.trusted_left_out
+    true = trusted.y[usable]
+    given = given[usable]
+    no = np.zeros(len(given), dtype=np.bool_)
+    return Checks(
+        given=y,
+        wrong=wrong,
+        certain=np.zeros(len(y), dtype=np.bool_),
+        checked_given=given,
+        is_wrong=given != true,
+        wrong_left_out=1 - scores.label_quality(trusted.p[usable], given, predicted.T),
+        random=~no,
+        checked_certain=no,
+        weight=trusted_importance(predicted.train.y, true, K),
+    )
 
 
-def _warn(method: Method, facts: Mapping[str, Any], can_check: bool, trusted_left_out: bool) -> None:
+def _warn(method: Method, facts: Mapping[str, Any], trusted_left_out: bool) -> None:
     """Log a warning for each reason not to trust the audit."""
     if method.trusts_given_labels:
-        log.warning("%s fits wrong labels like right ones, so its audit misses them; use warpi", facts["method"])
-    if facts["folds"] and facts["n_trusted"] and not can_check:
-        log.warning("a class has only one trusted row, which is never left out, so the error rates cannot be checked")
-    elif not trusted_left_out:
-        log.warning("the trusted rows were used for training and cannot check the error rates; use --folds 5")
+        log.warning("%s fits wrong labels like right ones, so its audit misses them; use auto", facts["method"])
+    if not trusted_left_out and not facts["folds"]:
+        log.warning("the trusted rows were used for training and cannot check the probabilities; use --folds 5")
     accuracy = facts["trusted_accuracy"]
     if accuracy is not None and accuracy < _LOW_ACCURACY:
         log.warning("only %.0f %% of the trusted rows are predicted correctly; the audit is unreliable", 100 * accuracy)

@@ -57,13 +57,17 @@ def concatenate(parts: Sequence[RowPredictions]) -> RowPredictions:
     )
 
 
+def no_predictions(n_classes: int) -> RowPredictions:
+    """Predictions for no row."""
+    no_rows = np.zeros(0, np.int64)
+    return RowPredictions(no_rows, no_rows, np.zeros((0, n_classes)), np.zeros((0, 0, n_classes)), np.zeros((0, 0)))
+
+
 @torch.no_grad()
 def predict_split(method: Method, split: Split | None) -> RowPredictions:
     """Predict the rows of a split in evaluation mode, without augmentation."""
     if split is None:
-        K = method.task.n_classes
-        no_rows = np.zeros(0, np.int64)
-        return RowPredictions(no_rows, no_rows, np.zeros((0, K)), np.zeros((0, 0, K)), np.zeros((0, 0)))
+        return no_predictions(method.task.n_classes)
     positions, p = predict_rows(method.net, split, method.predict)
     y = split.y[positions]
     per_network = p.new_zeros((0, *p.shape))

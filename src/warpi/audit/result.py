@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from warpi.utils.files import write_atomically, write_csv
 
 AUDIT_FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
-_RATE_KEYS = ("n", "rate", "low", "high")
+_RATE_KEYS = ("n", "rate")
+_INTERVAL_KEYS = ("low", "high")  # None: there is no interval
+MODEL_BASED = "model-based, usually too low when mistakes cluster at class boundaries"
+"""Describes a noise rate that is not backed by rows whose labels before and after a check are known."""
 _DESCRIPTIONS = ("probabilities", "uncertainty")  # facts that are sentences
 _NOT_ARRAYS = ("classes", "error_rates", "facts")  # fields of Audit, stored as JSON
 
@@ -40,8 +44,8 @@ class Audit:
     probabilities: Floats  # [N, K] p(true class | x) of the classifier, without the given label
     T: Floats  # [K, K] estimated P(given = j | true = i); rows (true classes) sum to 1
     classes: tuple[str, ...]  # K names
-    error_rates: tuple[Mapping[str, Any], ...]  # one dict per class, see `errors_by_class`
-    facts: Mapping[str, Any]  # run, method, folds, threshold, noise_rate {n, rate, low, high}, ...
+    error_rates: tuple[Mapping[str, Any], ...]  # one dict per class: class, n, rate, low, high, checked
+    facts: Mapping[str, Any]  # run, method, folds, threshold, noise_rate {n, rate, low, high, checked, level}, ...
 
     def __len__(self) -> int:
         return len(self.row)
@@ -150,6 +154,15 @@ class Audit:
         return path
 
 
+def describe_rate(rate: Mapping[str, Any]) -> str:
+    """A noise rate in words, with its interval if it rests on checked rows. Older audits had no such interval."""
+    percent = f"{100 * rate['rate']:.1f} %"
+    if rate.get("level") is None or rate["low"] is None:
+        return f"{percent} ({MODEL_BASED})"
+    interval = f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
+    return f"{percent} ({100 * rate['level']:.0f} % interval {interval}, from {rate['checked']} checked rows)"
+
+
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Read the arrays of a .npz file without unpickling anything; raise ValueError if the file is damaged."""
     try:
@@ -194,8 +207,11 @@ def _check(audit: Audit) -> None:
     if not N or audit.row.min() < 0 or len(audit.error_rates) != K or not isinstance(audit.facts, dict):
         raise ValueError("parts are missing")
     rates = (audit.facts.get("noise_rate"), *audit.error_rates)
-    if not all(isinstance(r, dict) and {*map(type, map(r.get, _RATE_KEYS))} <= {int, float} for r in rates):
-        raise ValueError("a rate is missing")
+    for rate in rates:
+        if not isinstance(rate, dict) or not {*map(type, map(rate.get, _RATE_KEYS))} <= {int, float}:
+            raise ValueError("a rate is missing")
+        if not {*map(type, map(rate.get, _INTERVAL_KEYS))} <= {int, float, NoneType}:
+            raise ValueError("the interval of a rate is not a number")
     if not isinstance(audit.facts.get("trusted_accuracy"), int | float | None):
         raise ValueError("the accuracy on trusted rows is not a number")
     if not all(isinstance(text, str) for text in (*audit.classes, *map(audit.facts.get, _DESCRIPTIONS))):

@@ -56,23 +56,25 @@ def _print_audit(audit: "Audit") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rate = audit.facts["noise_rate"]
-    print(
-        f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate "
-        f"{100 * rate['rate']:.1f} % ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
-    )
+    from warpi.audit.result import describe_rate
+
+    rate = describe_rate(audit.facts["noise_rate"])
+    print(f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate {rate}")
     if audit.facts["left_out"]:
         print(f"{audit.facts['left_out']} held-out rows are not audited; --rows all adds them")
     table = Table(box=None)
-    for name in ("label", "rows", "wrong %", "95 % interval", "issues", "most frequent suggestion"):
+    has_intervals = audit.facts["noise_rate"].get("level") is not None and audit.facts["noise_rate"]["low"] is not None
+    heads = ["label", "rows", "wrong %", *(["90 % interval"] if has_intervals else []), "issues"]
+    for name in (*heads, "most frequent suggestion"):
         table.add_column(name, justify="left" if name in ("label", "most frequent suggestion") else "right")
     for k, c in enumerate(audit.error_rates):
         issues = audit.is_label_issue & (audit.given == k)
         suggested = audit.suggested[issues].tolist()
         most_frequent = audit.classes[max(set(suggested), key=suggested.count)] if suggested else ""
-        interval = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}"
-        n_issues = str(int(issues.sum()))
-        table.add_row(c["class"], str(c["n"]), f"{100 * c['rate']:.1f}", interval, n_issues, most_frequent)
+        cells = [c["class"], str(c["n"]), f"{100 * c['rate']:.1f}"]
+        if has_intervals:
+            cells.append("" if c["low"] is None else f"{100 * c['low']:.1f} to {100 * c['high']:.1f}")
+        table.add_row(*cells, str(int(issues.sum())), most_frequent)
     Console(highlight=False).print(table)
     print(f"probabilities: {audit.facts['probabilities']}")
     print(f"uncertainty: {audit.facts['uncertainty']}")
