@@ -9,7 +9,8 @@ import numpy as np
 
 import warpi.report.svg_charts as charts
 from warpi.audit.label_scores import wilson_interval
-from warpi.audit.result import Audit
+from warpi.audit.result import Audit, describe_rate
+from warpi.errors import MALFORMED_ERRORS, UserError
 from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, group_by, machine, number, versions
 from warpi.report.figure_data import EDGES, KINDS, Arrays
@@ -17,7 +18,9 @@ from warpi.report.page_data import Detail, Suspect
 from warpi.report.render_template import render
 from warpi.report.table import HEADS, blocks, legend
 from warpi.runs.rerun_command import command, custom_files, custom_names, format_tables, format_value
+from warpi.runs.schema import CHOICE
 from warpi.runs.stored_facts import data_hashes
+from warpi.utils.files import read_json
 
 _TRAINING = ("epochs", "batch_size", "meta_batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule")
 _SIZES = {"n_train": "for training", "n_meta": "trusted", "n_val": "for validation", "n_test": "for testing"}
@@ -75,6 +78,7 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
     return {
         "name": f"{g.label}: {g.data}, {g.noise}, {g.net}",
         "tiles": _tiles(g, detail),
+        "choice": _choice(next(iter(g.counted), g.first)),
         "facts": _facts(g),
         "settings": _settings(g.first.spec),
         "accuracy": accuracy,
@@ -92,9 +96,9 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
 def _tiles(g: Experiment, detail: Detail) -> list[tuple[str, str]]:
     """The numbers that a reader looks for first."""
     facts = g.first.facts
-    tiles: list[tuple[str, str]] = []
+    tiles = _trusted_tile(g)
     last = [value for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
-    against = "" if facts.get("test_labels") == "clean" else ", against given labels"
+    against = "" if facts.get("test_labels") == "clean" else " against noisy labels"
     if len(last) == 1:
         tiles.append((f"{last[0]:.1f} %", f"test accuracy{against}; 95 % interval {_interval(last[0], g.counted[0])}"))
     elif last:
@@ -103,15 +107,49 @@ def _tiles(g: Experiment, detail: Detail) -> list[tuple[str, str]]:
     if (wrong := facts.get("wrong_share")) is not None:
         tiles.append((f"{100 * wrong:.1f} %", "of the training labels are wrong (known truth)"))
     if detail.audit is not None:
-        rate, low, high = _noise_rate(detail.audit)
+        rate, _, about = describe_rate(detail.audit.facts["noise_rate"]).partition(" (")
         tiles.append((f"{detail.audit.is_label_issue.sum():,}", f"suspicious labels of {len(detail.audit):,}"))
-        tiles.append((f"{rate:.1f} %", f"of the labels are wrong (audit: {low:.1f} to {high:.1f})"))
+        tiles.append((rate, f"of the labels are wrong (audit: {about}"))
     if (n := facts.get("n_train")) is not None:
         tiles.append((f"{n:,}", f"training examples, and {facts.get('n_meta') or 0:,} trusted ones"))
     if seconds := [s for run in g.counted for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]:
         each = " per run" if len(g.counted) > 1 else ""
         tiles.append((_time(sum(seconds) / len(g.counted)), f"of training and testing{each}"))
     return tiles
+
+
+def _trusted_tile(g: Experiment) -> list[tuple[str, str]]:
+    """The accuracy on trusted rows that the models have not seen, if the method measures it."""
+    names = ("trusted_acc", "trusted_low", "trusted_high")
+    scores = [[number(run.epochs[-1], name) for name in names] for run in g.counted]
+    known = [[value for value in score if value is not None] for score in scores if None not in score]
+    n = g.first.facts.get("n_meta") or 0
+    if len(known) == 1:
+        accuracy, low, high = known[0]
+        text = f"accuracy on {n:,} trusted rows not used for training; 90 % interval {low:.1f} to {high:.1f}"
+        return [(f"{accuracy:.1f} %", f"{text}; about {4 * n:,} rows would halve it")]
+    if known:
+        values = [score[0] for score in known]
+        mean = f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f} %"
+        return [(mean, f"accuracy on {n:,} trusted rows not used for training; {len(values)} seeds")]
+    return []
+
+
+def _choice(run: RunRecord) -> Grid | None:
+    """The candidates that the method compared, the most important ones first."""
+    file = run.path / CHOICE
+    if not file.is_file():
+        return None
+    choice = read_json(file, "train the run again")
+    rows = []
+    try:
+        for c in sorted(choice, key=lambda c: (-c["weight"], -(c["score"] or 0))):
+            score = "–" if c["score"] is None else f"{100 * c['score']:.1f} ± {100 * (c['error'] or 0):.1f} %"
+            weight = f"{c['weight']:.2f}" if c["weight"] else "–"
+            rows.append((c["candidate"], score, f"{c['seconds']:.1f}", weight, c.get("note") or ""))
+    except MALFORMED_ERRORS as e:
+        raise UserError(f"{file} is not a list of candidates ({e}); train the run again") from e
+    return Grid(("candidate", "accuracy on trusted rows", "seconds", "weight", "note"), rows, (0, 4))
 
 
 def _facts(g: Experiment) -> dict[str, str]:
@@ -233,18 +271,12 @@ def _worst_classes(arrays: Arrays, truth: str) -> Grid:
     return Grid((truth, "examples", "accuracy", "95 % interval", "predicted as"), rows, (0, 4))
 
 
-def _noise_rate(audit: Audit) -> tuple[float, float, float]:
-    """The estimated percentage of wrong labels, and the ends of its interval."""
-    rate = audit.facts["noise_rate"]
-    return 100 * rate["rate"], 100 * rate["low"], 100 * rate["high"]
-
-
 def _audit(audit: Audit, suspects: Sequence[Suspect]) -> dict[str, Any]:
     first, more = _rates(audit)
     return {
         "n": len(audit),
         "n_issues": int(audit.is_label_issue.sum()),
-        "noise_rate": _noise_rate(audit),
+        "noise_rate": describe_rate(audit.facts["noise_rate"]),
         "accuracy": audit.facts["trusted_accuracy"],
         "suspects": suspects,
         "rates": first,
@@ -263,9 +295,10 @@ def _rates(audit: Audit) -> tuple[Grid, Grid]:
         issues = audit.is_label_issue & (audit.given == k)
         votes = np.bincount(audit.suggested[issues], minlength=len(rates))
         instead = audit.classes[int(votes.argmax())] if issues.any() else "–"
-        interval = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}"
+        backed = audit.facts["noise_rate"].get("level") is not None and c["low"] is not None
+        interval = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}" if backed else "–"
         rows.append((c["class"], f"{c['n']:,}", f"{100 * c['rate']:.1f} %", interval, f"{issues.sum():,}", instead))
-    heads = ("given label", "rows", "wrong", "95 % interval", "suspicious", "instead")
+    heads = ("given label", "rows", "wrong", "90 % interval", "suspicious", "instead")
     end = _WORST if many else len(rows)
     return Grid(heads, rows[:end], (0, 5)), Grid(heads, rows[end:], (0, 5))
 
