@@ -55,7 +55,7 @@ SEEDS = range(10, 13)
 TRUSTED = 80
 BEFORE = {"epochs": 30, "augment": False, "settings": {"weight_decay": 5e-4}}  # the defaults of dense tables
 OURS = {
-    "auto": ("auto", {}),
+    "glc": ("glc", {}),
     "glc, as dense tables": ("glc", BEFORE),
     "warpi": ("warpi", {}),
     "warpi, as dense tables": ("warpi", BEFORE),

@@ -112,7 +112,8 @@ class Auto(Method):
         rows = Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes)
         options: dict[str, Any] = {} if self.model is None else {"models": (self.model,)}
         seed = derive(self.recipe.seed, "auto") % 2**31  # scikit-learn takes small seeds only
-        result = fit_auto(rows, AutoSettings(**options, budget=parse_seconds(self.budget), seed=seed))
+        settings = AutoSettings(**options, budget=parse_seconds(self.budget), seed=seed)
+        result = fit_auto(rows, settings, progress=self.report_progress)
 
         def ends(interval: Interval | None) -> list[float] | None:
             return None if interval is None else [interval.estimate, interval.low, interval.high]

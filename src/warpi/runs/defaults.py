@@ -44,10 +44,11 @@ class ChosenMethod(NamedTuple):
     reason: str
 
 
-def default_method(task: Task, settings: Mapping[str, Any]) -> ChosenMethod:
+def default_method(task: Task, settings: Mapping[str, Any], data: str = "") -> ChosenMethod:
     """Choose the method for a task if the user names none. `settings` are those of the recipe and of the method.
 
-    Settings of a network's training, such as `epochs`, ask for a network. So do images, for now.
+    Settings of a network's training, such as `epochs`, ask for a network. So do images, for now. `data` is where the
+    data was read from: built-in data sets are benchmarks, on which few rows are a choice.
     """
     asked = sorted(_NETWORK_SETTINGS & {name for name, value in settings.items() if value is not None})
     is_table = len(task.shape) == 1
@@ -57,7 +58,7 @@ def default_method(task: Task, settings: Mapping[str, Any]) -> ChosenMethod:
     if task.meta is None:
         return ChosenMethod("elr", f"{reason}, and needs no trusted examples")
     is_sparse = isinstance(task.train.examples, SparseExamples)
-    if is_sparse or (is_table and len(task.train) < ENOUGH_ROWS):
+    if is_sparse or (is_table and len(task.train) < ENOUGH_ROWS and data not in DATASETS):
         return ChosenMethod("glc", f"{reason}, and suits few rows")
     return ChosenMethod("warpi", reason)
 

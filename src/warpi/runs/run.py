@@ -116,6 +116,7 @@ def fitting(
         progress = stack.enter_context(_make_progress(started, quiet))
         _announce(started, progress)
         caught = stack.enter_context(catch_signals()) if caught is None else caught
+        _watch(started, progress, caught)
         with distributed.raise_on_all_ranks():
             board = None
             if started.writes:
@@ -307,6 +308,17 @@ def _steps(
         is_late = started.writes and time.monotonic() - started.saved_at >= checkpoint_seconds
         signum, any_late = distributed.agree(error, caught[0] if caught else 0, is_late)
         yield record, signum, bool(any_late)
+
+
+def _watch(started: _StartedRun, progress: Progress, caught: list[int]) -> None:
+    """Let a method that has no steps show its progress, and stop after a signal."""
+
+    def report(what: str, share: float) -> None:
+        progress.describe(what, share)
+        if caught and distributed.n_ranks() == 1:
+            raise Stopped(caught[0], _how_to_resume(started.folder.path, started.device))
+
+    started.method.report_progress = report  # type: ignore[method-assign]
 
 
 def _how_to_resume(path: Path, where: torch.device) -> str:

@@ -276,7 +276,7 @@ def prepare(spec: RunSpec, cache: DataCache | None = None) -> PreparedRun:
     )
     reason = ""
     if not spec.names_method:
-        name, reason = default_method(task, spec.given)
+        name, reason = default_method(task, spec.given, data.data)
         spec = replace(spec, method=name, base=METHODS[name], names_method=True)
     defaults = defaults_of_task(task, spec.given, data.data)
     return PreparedRun(replace(spec.with_defaults(defaults), data=data), loaded, task, truth, reason)

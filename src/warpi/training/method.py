@@ -154,6 +154,12 @@ class Method(ABC):
         """
         return None
 
+    def report_progress(self, what: str, share: float) -> None:  # noqa: B027 (a run replaces it)
+        """Call this between parts of long work that has no steps; `share` of it is done.
+
+        A run replaces this function, which does nothing: it shows the progress and stops the work after a signal.
+        """
+
     def choice(self) -> list[dict[str, Any]] | None:
         """One entry per candidate that the method compared: candidate, score, error, seconds, weight and note.
 

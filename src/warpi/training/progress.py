@@ -38,6 +38,10 @@ class Progress:
     def step(self) -> None:
         self.bar.advance(self.job)
 
+    def describe(self, what: str, share: float) -> None:
+        """Show what is being done, and that `share` of the work is done."""
+        self.bar.update(self.job, description=what, completed=share * (self.bar.tasks[0].total or 1))
+
     def line(self, record: dict[str, float]) -> None:
         shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in self.shown.items() if name in record)
         epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
