@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -23,6 +24,12 @@ NAMES = ("<b>bold</b>", "a & b", '"quote"\'')
 
 def make_choice(row: int, label: str | None = "b", seen: int = 0, action: str = "change") -> Choice:
     return Choice(row, seen, action, label, "a", "b")
+
+
+def read_log(store: Store) -> list[str]:
+    """The action of every entry of the log of a store."""
+    with closing(sqlite3.connect(store.path)) as db:
+        return [action for (action,) in db.execute("SELECT action FROM log ORDER BY id")]
 
 
 def make_decisions(rows: dict[int, str]) -> dict[int, Decision]:

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from review_helpers import make_choice
+from review_helpers import make_choice, read_log
 
 from warpi.errors import UserError
 from warpi.review.decisions import Store
@@ -41,7 +41,7 @@ def test_undo_restores_the_previous_decision(store: Store) -> None:
     assert store.undo("tab", "3") == {3: first}
     assert store.undo("tab", "4") == {3: None}
     assert store.undo("tab", "5") == {}
-    assert [line[2] for line in store.log()] == ["change", "keep", "undo", "undo"]
+    assert read_log(store) == ["change", "keep", "undo", "undo"]
 
 
 def test_decisions_of_one_step_are_undone_together(store: Store) -> None:
@@ -75,7 +75,7 @@ def test_repeated_step_is_stored_once(store: Store) -> None:
     assert store.decide([make_choice(3)], "tab", "1") == first
     store.decide([make_choice(4)], "tab", "2")
     assert store.undo("tab", "u") == store.undo("tab", "u") == {4: None}
-    assert len(store.log()) == 3
+    assert len(read_log(store)) == 3
     assert set(store.current_decisions()) == {3}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from review_helpers import NAMES, Client, make_images, serve
+from review_helpers import NAMES, Client, make_images, read_log, serve
 
 from warpi.errors import UserError
 from warpi.review import show_input as render
@@ -31,7 +31,7 @@ class TestSecurity:
     def test_post_requires_the_key(self, client: Client) -> None:
         for path in ("/api/decide", "/api/undo", "/api/export", f"/api/export?token={client.server.token}"):
             assert client.ask("POST", path, {}, Cookie=None)[0] == 403
-        assert not client.server.review.store.log()
+        assert not read_log(client.server.review.store)
 
     def test_link_sets_a_strict_cookie(self, client: Client) -> None:
         path = client.server.link.partition(str(client.port))[2]
@@ -65,7 +65,7 @@ class TestSecurity:
     def test_other_pages_cannot_post_with_the_cookie(self, client: Client, origin: str | None) -> None:
         body = {"tab": "t", "step": "1", "choices": [{"row": 1, "seen": 0, "action": "keep"}]}
         assert client.ask("POST", "/api/decide", body, Origin=origin and origin.format(port=client.port))[0] == 403
-        assert not client.server.review.store.log()
+        assert not read_log(client.server.review.store)
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site"])
     def test_other_pages_cannot_read_with_the_cookie(self, client: Client, site: str) -> None:
@@ -144,7 +144,7 @@ class TestSecurity:
     def test_invalid_decisions_are_refused(self, client: Client, wanted: object) -> None:
         good = {"row": 2, "seen": 0, "action": "keep"}
         assert client.ask("POST", "/api/decide", {"tab": "t", "step": "1", "choices": [good, wanted]})[0] in (400, 404)
-        assert not client.server.review.store.log()  # all or nothing
+        assert not read_log(client.server.review.store)  # all or nothing
 
 
 class TestPage:

@@ -29,11 +29,25 @@ def mark_shared(a: Split, b: Split) -> Tensor:
     Each example of `b` matches at most one of `a`: with few possible values, many different examples have the same
     input. Among those, examples with the same label come first, then the order of `a` decides.
     """
+    return torch.tensor([label is not None for label in match_labels(a, b)], dtype=torch.bool)
+
+
+def match_labels(a: Split, b: Split) -> list[int | None]:
+    """The label in `b` of each example of `a` that `mark_shared` marks; None for the others."""
     kind, keys = _comparable_inputs(a)
     other_kind, other_keys = _comparable_inputs(b)
     if kind is None or kind != other_kind:
-        return torch.zeros(len(a), dtype=torch.bool)
-    return _match(keys, a.y, other_keys, b.y)
+        return [None] * len(a)
+    keys = list(keys)
+    unmatched = Counter(zip(other_keys, b.y.tolist(), strict=True))
+    matched = [label if _take(unmatched, (key, label)) else None for key, label in zip(keys, a.y.tolist(), strict=True)]
+    others: dict[Hashable, list[int]] = {}  # the labels of the remaining examples of `b` with each input, descending
+    for (key, label), n in sorted(unmatched.items(), key=lambda item: -item[0][1]):
+        others.setdefault(key, []).extend([label] * n)
+    for i, key in enumerate(keys):
+        if matched[i] is None and others.get(key):
+            matched[i] = others[key].pop()
+    return matched
 
 
 def labels_in(a: Split, b: Split) -> Tensor:
@@ -91,18 +105,6 @@ def _comparable_inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
         case SparseExamples() as sparse:
             return SparseExamples, sparse.contents(split.rows)
     return None, ()
-
-
-def _match(keys: Iterable[Hashable], y: Tensor, other_keys: Iterable[Hashable], other_y: Tensor) -> Tensor:
-    """Which keys are matched with one of the others: first those with an equal label, then the rest."""
-    keys = list(keys)
-    unmatched = Counter(zip(other_keys, other_y.tolist(), strict=True))
-    marks = [_take(unmatched, key) for key in zip(keys, y.tolist(), strict=True)]
-    other_labels: Counter[Hashable] = Counter()
-    for (key, _), n in unmatched.items():
-        other_labels[key] += n
-    marks = [mark or _take(other_labels, key) for mark, key in zip(marks, keys, strict=True)]
-    return torch.tensor(marks, dtype=torch.bool)
 
 
 def _take(counts: Counter[Any], key: Hashable) -> bool:

@@ -19,7 +19,7 @@ from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
 from warpi.review.decisions import Decision, Store
-from warpi.review.export import next_folder
+from warpi.review.export import final_labels, next_folder
 from warpi.review.items import Floats, Ints, Items
 from warpi.review.open import open_run
 from warpi.review.trusted_set import read_table_cells
@@ -89,9 +89,7 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
     changed_by[audit.row] = np.where(take, AUDIT, "")
     probability[audit.row] = q[at, label[audit.row]]
     before[audit.row] = q[at, audit.given]
-    number = {name: k for k, name in enumerate(items.classes)}
-    checked = items.trusted_rows | {row: number[d.label] for row, d in decisions.items() if d.label is not None}
-    for row, k in checked.items():
+    for row, k in final_labels(items, decisions).items():
         label[row] = k
         changed_by[row] = PERSON if k != items.given[row] else ""
         probability[row] = 1.0

@@ -176,11 +176,6 @@ class Store:
         entries = self._db.execute("SELECT row FROM log WHERE tab = ? AND step = ?", (tab, step)).fetchall()
         return [row for (row,) in entries]
 
-    def log(self) -> list[tuple[Any, ...]]:
-        """Every entry of the log: id, row, action, label, undoes."""
-        with self._lock:
-            return self._db.execute("SELECT id, row, action, label, undoes FROM log ORDER BY id").fetchall()
-
     def close(self) -> None:
         with self._lock:
             self._db.close()

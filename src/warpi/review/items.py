@@ -19,7 +19,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns, Embedded
-from warpi.data.overlap import mark_shared
+from warpi.data.overlap import match_labels
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.review.show_input import feature_cells, is_picture, photo, pixels, png
@@ -105,7 +105,8 @@ class Items:
             return {}
         if self.shares(self.trusted.examples):
             return dict(zip(self.trusted.rows.tolist(), self.trusted.y.tolist(), strict=True))
-        return _find_copies(self.dataset, replace(self.trusted, y=self.trusted.y.cpu()))
+        rows = Split(self.dataset.examples, torch.arange(len(self.dataset.y)), self.dataset.y)
+        return {row: k for row, k in enumerate(match_labels(rows, self.trusted)) if k is not None}
 
     def represents_data(self, row: int) -> bool:
         """Whether a row was not chosen by its scores, so that it may become a trusted example once it is decided.
@@ -195,30 +196,6 @@ class Items:
             return self.examples, index
         assert self.trusted is not None
         return self.trusted.examples, self.trusted.rows[index]
-
-
-def _find_copies(dataset: Dataset, trusted: Split) -> dict[int, int]:
-    """The rows of a data set that are copies of trusted examples, and the classes of these.
-
-    As in `mark_shared`, every trusted example matches one row, and rows with the same label are preferred.
-    """
-
-    def rows_as_split(rows: Tensor) -> Split:
-        return Split(dataset.examples, rows, dataset.y[rows])
-
-    copies: dict[int, int] = {}
-    remaining = torch.arange(len(dataset.y))
-    remaining = remaining[mark_shared(rows_as_split(remaining), trusted)]
-    for same_label in (True, False):
-        for k in sorted(set(trusted.y.tolist())):
-            examples = trusted.subset(trusted.y == k)
-            matched = torch.tensor([row for row, label in copies.items() if label == k], dtype=torch.int64)
-            examples = examples.subset(~mark_shared(examples, rows_as_split(matched)))
-            pool = remaining[dataset.y[remaining] == k] if same_label else remaining
-            rows = pool[mark_shared(rows_as_split(pool), examples)]
-            copies |= dict.fromkeys(rows.tolist(), k)
-            remaining = remaining[~torch.isin(remaining, rows)]
-    return dict(sorted(copies.items()))
 
 
 @lru_cache(maxsize=512)

@@ -26,15 +26,13 @@ class TrustedSetSummary(NamedTuple):
     corrected_only: int = 0  # decided rows that are not trusted, because they were chosen by their scores
 
     @classmethod
-    def of(
-        cls, path: Path, y: Tensor, size: int, classes: tuple[str, ...], corrected_only: int = 0
-    ) -> "TrustedSetSummary":
+    def of(cls, path: Path, y: Tensor, size: int, classes: tuple[str, ...]) -> "TrustedSetSummary":
         """Summary of a set with `size` of the trusted examples, whose classes are y."""
         counts = dict(zip(classes, torch.bincount(y, minlength=len(classes)).tolist(), strict=True))
         least = min(n for n in counts.values() if n)
         fewest = [name for name, n in counts.items() if n == least]
         missing = [name for name, n in counts.items() if not n]
-        return cls(path, size, len(y) - size, fewest, missing, corrected_only)
+        return cls(path, size, len(y) - size, fewest, missing)
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.size} trusted examples"

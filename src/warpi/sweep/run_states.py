@@ -91,45 +91,41 @@ def why_not_kept(path: Path, settings: Settings, cache: DataCache | None = None)
     missing = [name for name in KEPT if not (path / name).exists()]
     if missing:
         return f"{missing[0]} is missing"
-    changed = _changed_setting(read_settings(path / SWEEP) or {}, settings) or _changed_default(path, settings)
-    if changed := changed or _changed_plugin(path, settings):
+    stored = RunFolder(path).read_spec() or {}
+    changed = _changed_setting(read_settings(path / SWEEP) or {}, settings) or _changed_default(stored, settings)
+    if changed := changed or _changed_plugin(stored, settings):
         return f"it was run with {changed[0]}, not with {changed[1]}"
-    if files := _other_content(path, settings, cache):
+    if files := _other_content(stored, settings, cache):
         return f"it was made from another version of {files}"
     return None if _is_complete(path) else "its results.jsonl does not contain every epoch"
 
 
-def _changed_default(path: Path, settings: Settings) -> tuple[str, str] | None:
+def _changed_default(stored: Mapping[str, Any], settings: Settings) -> tuple[str, str] | None:
     """The first default that has changed since a run of a built-in data set was made: before, and now."""
-    stored = RunFolder(path).read_spec()
     defaults = BY_DATASET.get(settings.get("data", DataSpec.data))
-    if stored is None or defaults is None:
+    if defaults is None:
         return None
     recipe, options, _ = resolve_defaults(METHODS[settings["method"]], defaults, settings)
     before = {**stored["spec"]["options"], **stored["spec"]["recipe"]}
     return _first(differences(before, _as_json({**options, **asdict(recipe)}), shared=True))
 
 
-def _changed_plugin(path: Path, settings: Settings) -> tuple[str, str] | None:
+def _changed_plugin(stored: Mapping[str, Any], settings: Settings) -> tuple[str, str] | None:
     """The first default of a custom method that has changed since a run was made: before, and now."""
-    method = METHODS[settings["method"]]
-    stored = RunFolder(path).read_spec()
-    if settings["method"] not in plugins.METHOD_PLUGINS or stored is None:
+    if settings["method"] not in plugins.METHOD_PLUGINS:
         return None
+    method = METHODS[settings["method"]]
     defaults = _as_json(asdict(method))
     is_set = [name for name in defaults if name in settings or f"{type(method).__name__}.{name}" in DATA_DEPENDENT]
     return _first(differences(stored["spec"]["options"], defaults, ignore=is_set, shared=True))
 
 
-def _other_content(path: Path, settings: Settings, cache: DataCache | None = None) -> str | None:
+def _other_content(stored: Mapping[str, Any], settings: Settings, cache: DataCache | None = None) -> str | None:
     """Which source file of a run has changed since, and how that is known; None if no change is known.
 
     Noise files, `--matrix` and `--weights` are compared by their hashes. The user's data is read again and compared
     with the stored facts if its stamp has changed. A file that no longer exists is not needed by a finished run.
     """
-    stored = RunFolder(path).read_spec()
-    if stored is None:
-        return None
     spec = _spec(settings)
     for fact, file in files_to_hash(spec).items():
         before = stored["facts"].get(fact)
@@ -224,23 +220,21 @@ def _folder_state(path: Path, settings: Settings, cache: DataCache | None) -> St
     folder = RunFolder(path)
     epoch, epochs = _length(path)
     known = read_settings(path / SWEEP)
+    stored = folder.read_spec()
     done = folder.is_done
     begun = done or folder.has_checkpoint
-    if (
-        begun
-        and known is not None
-        and (changed := _changed_setting(known, settings) or _changed_plugin(path, settings))
-    ):
-        raise _begun_as_another(path, *changed)
     if done and not _is_complete(path):
         raise UserError(
             f"{path} is done, but its results.jsonl does not contain every epoch; delete the folder to run it again"
         )
-    if begun and known is not None and (files := _other_content(path, settings, cache)):
-        raise UserError(
-            f"{path} was made from another version of {files}; put that back, choose another --out, or delete the "
-            "folder to run it again"
-        )
+    if begun and known is not None and stored is not None:
+        if changed := _changed_setting(known, settings) or _changed_plugin(stored, settings):
+            raise _begun_as_another(path, *changed)
+        if files := _other_content(stored, settings, cache):
+            raise UserError(
+                f"{path} was made from another version of {files}; put that back, choose another --out, or delete the "
+                "folder to run it again"
+            )
     done = done and known is not None  # otherwise a run of `warpi fit`; resuming it compares all settings
     return State(done, begun, epoch if begun else 0, epochs)
 
