@@ -16,10 +16,9 @@ from warpi.data.batch import Batch
 from warpi.errors import UserError
 from warpi.functional.losses import one_hot
 from warpi.methods import mslc
-from warpi.methods.emlc import EMLC, swap_every_other_label
 from warpi.methods.gdw import GDW, balance_gradient
 from warpi.methods.l2rw import L2RW, normalize_weights
-from warpi.methods.mlc import MLC
+from warpi.methods.mlc import EMLC, MLC, swap_every_other_label
 from warpi.methods.mlc_wang import MLCWang, normalize_columns
 from warpi.methods.mlnt import MLNT, synthesize_labels
 from warpi.methods.mslc import MSLC

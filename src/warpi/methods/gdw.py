@@ -66,9 +66,7 @@ class GDW(Method):
         w: Tensor = self.V(losses[:, None])  # [B, 1]
         omega = w.detach().repeat(1, p.shape[1]).requires_grad_()  # [B, K]
 
-        def with_flow(z: Tensor) -> Tensor:
-            return (omega * flow * z).sum()  # its gradient with respect to z is omega * flow
-
+        with_flow = lambda z: (omega * flow * z).sum()  # its gradient with respect to z is omega * flow
         d, judged = batch_gradient(self, noisy, with_flow, omega, self.lr, shared=False)
         descend((w * d).sum(), self.meta_optimizer)
         size = d.abs().sum()

@@ -43,10 +43,7 @@ class L2RW(Method):
     def weigh(self, noisy: Forward, y: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of the examples of a batch [B], and the loss on a trusted batch."""
         eps = torch.zeros_like(noisy.z[:, 0], requires_grad=True)  # [B]
-
-        def perturbed_loss(z: Tensor) -> Tensor:
-            return (eps * cross_entropy(z, y)).mean()
-
+        perturbed_loss = lambda z: (eps * cross_entropy(z, y)).mean()
         d, judged = batch_gradient(self, noisy, perturbed_loss, eps, 1.0, shared=False)  # Eq. (6)
         return normalize_weights((-d).clamp_min(0)), judged  # Eqs. (7), (8)
 

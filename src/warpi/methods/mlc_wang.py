@@ -51,12 +51,8 @@ class MLCWang(Method):
 
     def matrix(self, noisy: Forward, y: Tensor) -> tuple[Tensor, Tensor]:
         """Compute T for a batch [K, K], and the loss on a trusted batch."""
-        K = noisy.z.shape[1]
-        T = torch.eye(K, dtype=noisy.z.dtype, device=noisy.z.device).requires_grad_()
-
-        def loss(z: Tensor) -> Tensor:
-            return cross_entropy(z @ T, y).mean()
-
+        T = torch.eye(self.task.n_classes, dtype=noisy.z.dtype, device=noisy.z.device, requires_grad=True)
+        loss = lambda z: cross_entropy(z @ T, y).mean()
         alpha = self.virtual_lr * self.loader.batch_size  # for the mean loss instead of the sum
         d, judged = batch_gradient(self, noisy, loss, T, alpha, shared=True)
         return normalize_columns((T.detach() - self.matrix_lr * d).clamp_min(0)), judged

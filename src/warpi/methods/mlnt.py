@@ -92,9 +92,9 @@ class MLNT(Method):
         noisy = forward(self.net, batch.x)
         loss = cross_entropy(noisy.z, batch.y).mean()
         if self.warm:
-            descend(loss, self.optimizer)
+            log = {"loss": descend(loss, self.optimizer)}
             self.follow()
-            return {"loss": loss.detach()}
+            return log
         self.follow()
         with torch.no_grad():
             z_teacher = self.teacher(batch.x)  # [B, K]

@@ -14,7 +14,6 @@ from warpi.methods.decoupling import Decoupling
 from warpi.methods.dividemix import DivideMix
 from warpi.methods.dmi import DMI, DMINS
 from warpi.methods.elr import ELR, ELRPlus
-from warpi.methods.emlc import EMLC
 from warpi.methods.gdw import GDW
 from warpi.methods.glc import GLC
 from warpi.methods.jocor import JoCoR
@@ -26,7 +25,7 @@ from warpi.methods.m_correction import MCorrection
 from warpi.methods.masking import Masking
 from warpi.methods.mentornet import MentorNetDD, MentorNetPD
 from warpi.methods.mixup import Mixup
-from warpi.methods.mlc import MLC
+from warpi.methods.mlc import EMLC, MLC
 from warpi.methods.mlc_wang import MLCWang
 from warpi.methods.mlnt import MLNT
 from warpi.methods.mslc import MSLC

@@ -61,7 +61,6 @@ class SELFIE(Method):
         in_r = better >= 0
         w = small_loss(cross_entropy(z, batch.y).detach(), self.rate).maximum(in_r)  # R u C
         loss = selected_mean(cross_entropy(z, torch.where(in_r, better, batch.y)), w)
-        descend(loss, self.optimizer)
         self.refurbished[batch.rows] = better
         self.predictions[batch.rows, self.place] = z.argmax(dim=1)
-        return {"loss": loss.detach(), "refurbished": in_r.float().mean()}
+        return {"loss": descend(loss, self.optimizer), "refurbished": in_r.float().mean()}

@@ -80,9 +80,6 @@ class VRI(Method):
             v = OUTPUTS[self.output](self.V(h, batch.y).rsample(self.samples, self.generator))  # [L, B, K]
             return cross_entropy(v * z, batch.y).mean()
 
-        def kl_loss() -> Tensor:
-            q: DiagGaussian = self.V(h, batch.y)
-            return self.kl * q.kl(self.V(h)).mean()
-
+        kl_loss = lambda: self.kl * self.V(h, batch.y).kl(self.V(h)).mean()
         phi = self.V.parameters()
         return bilevel_step(self, batch, rectified_loss, mean_cross_entropy, phi, self.meta_optimizer, own_loss=kl_loss)
