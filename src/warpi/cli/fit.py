@@ -13,6 +13,7 @@ from warpi.utils.flags import Parser, add_fields
 
 if TYPE_CHECKING:
     from warpi.runs.run import Run
+    from warpi.training.method import Method
 
 _SHOWN = 8  # candidates in the table at the end
 WITHOUT_TRUSTED = (
@@ -112,8 +113,20 @@ def _print_result(run: "Run") -> None:
         print(trusted)
         if "test_acc" in last:
             print(score)
+        if choice:
+            print(_describe_noise(run.method))
     elif choice:
         print(f"warpi: {WITHOUT_TRUSTED}", file=sys.stderr)
+
+
+def _describe_noise(method: "Method") -> str:
+    from warpi.audit.result import MODEL_BASED
+
+    measured: list[float] | None = getattr(method, "noise_rate", None)
+    if measured is None:
+        return f"about {100 * getattr(method, 'noise_rate_point', 0):.1f} % of the labels are wrong ({MODEL_BASED})"
+    rate, low, high = (100 * value for value in measured)
+    return f"about {rate:.1f} % of the labels are wrong (90 % interval {low:.1f} to {high:.1f})"
 
 
 def _print_candidates(choice: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
 from warpi.datasets.load import is_resizable, read_dataset
 from warpi.datasets.registry import DATASETS
-from warpi.errors import unknown
+from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.noise.parse import Noise
 from warpi.runs.defaults import (
@@ -158,6 +158,12 @@ class RunSpec:
                 raise error or unknown("setting", key, set().union(*names))
         data = DataSpec(**{key: value for key, value in settings.items() if key in names[0]})
         given = {key: value for key, value in settings.items() if key not in names[0]}
+        model = given.get("model")
+        if not isinstance(model, str | None):
+            raise UserError(
+                f"a run folder cannot store the model {type(model).__name__}; use NoisyLabelClassifier(model=...), or "
+                "the name of a model: forest, boosting, logistic, knn"
+            )
         names_method = method is not None or bool(given.keys() & names[2])
         data = replace(data, noise=str(Noise.parse(data.noise)))
         return cls(data, name, base, given, Recipe(), {}, {}, names_method).with_defaults({})
