@@ -35,7 +35,7 @@ from warpi.sweep.display import Board, format_duration
 from warpi.sweep.plan import Job, Plan, read_plan
 from warpi.sweep.queue import ClaimedRun, Queue, RunEvent
 from warpi.sweep.run_states import KEPT, State
-from warpi.sweep.runner import _end, _listen, _run_workers, parse_resources
+from warpi.sweep.runner import _listen, _run_workers, parse_resources
 from warpi.sweep.worker import work
 from warpi.training import checkpoint
 from warpi.utils.devices import Stopped
@@ -1008,10 +1008,10 @@ def test_killed_sweep_ends_with_the_same_runs(tmp_path: Path, undisturbed: Path)
 
 def test_output_of_libraries_in_a_worker_is_not_an_event(capsys: pytest.CaptureFixture[str]) -> None:
     output = "hello", '{"kind": "alive"}', "7", '{"other": 1}', '{"kind": "done", "run": "a"}'
-    worker = subprocess.Popen([sys.executable, "-c", f"print({chr(10).join(output)!r})"], stdout=subprocess.PIPE)
     events: queue.Queue[RunEvent] = queue.Queue()
-    _listen(worker, events)
-    _end(worker)
+    code = f"print({chr(10).join(output)!r})"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
+        _listen(worker, events)
     assert [event.kind for event in events.queue] == ["alive", "done"]
     assert capsys.readouterr().err == 'hello\n7\n{"other": 1}\n'
 

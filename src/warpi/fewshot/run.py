@@ -105,15 +105,11 @@ def fit(
                 folder.save({**state, "rng": RngState.capture().to_dict()})
                 saved_at = time.monotonic()
             if caught:
-                raise Stopped(caught[0], f"resume with: {_how_to_resume(spec, folder.path)}")
+                command = shlex.join(["warpi", "fewshot", "fit", "--out", str(folder.path), "--resume"])
+                how = f"fit({str(folder.path)!r}, resume=True, data=...)" if spec.own else command
+                raise Stopped(caught[0], f"resume with: {how}")
         folder.finish()
         return Run(folder.path, spec, learner, data, history, digest)
-
-
-def _how_to_resume(spec: Spec, path: Path) -> str:
-    if spec.own:
-        return f"fit({str(path)!r}, resume=True, data=...)"
-    return shlex.join(["warpi", "fewshot", "fit", "--out", str(path), "--resume"])
 
 
 def load(

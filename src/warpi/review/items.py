@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from warpi.training.task import Task
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-EmbedFn = Callable[[Examples, Tensor], Tensor]
-"""Function from rows [n] of some examples to features [n, D]; fewer if some cannot be read."""
+EmbedFn = Callable[[Tensor], Tensor]
+"""Function from inputs as a network sees them, without augmentation, to features [n, D]."""
 
 _MAX_CELLS = 200  # features shown per example
 _MAX_CANDIDATES = {True: 1000, False: 200}  # trusted examples to compare with: in memory, in files
@@ -180,22 +181,17 @@ class Items:
             new = [place for place in places if place[0] == kind and place not in self.vectors]
             for start in range(0, len(new), 256):
                 chunk = new[start : start + 256]
-                examples, rows = self._examples_at(chunk)
-                values = self.embed(examples, rows)
-                if len(values) == len(chunk):
-                    self.vectors.update(zip(chunk, values, strict=True))
-                else:  # some files cannot be read; find out which
-                    for place in chunk:
-                        examples, rows = self._examples_at([place])
-                        self.vectors.update((place, v) for v in self.embed(examples, rows))
+                rows = torch.tensor([k for _, k in chunk])
+                examples = self.examples
+                if kind == "trusted":
+                    assert self.trusted is not None
+                    examples, rows = self.trusted.examples, self.trusted.rows[rows]
+                if isinstance(examples, FileExamples) and len(chunk) < 16:
+                    examples = replace(examples, workers=0)  # starting worker processes takes longer than reading
+                (batch,) = examples.stream([(rows, 0)], augment=False)
+                readable = chunk if batch.kept is None else list(compress(chunk, batch.kept.tolist()))
+                self.vectors.update(zip(readable, self.embed(batch.views[0]), strict=True))
         return {place: self.vectors[place] for place in places if place in self.vectors}
-
-    def _examples_at(self, places: Sequence[tuple[str, int]]) -> tuple[Examples, Tensor]:
-        index = torch.tensor([k for _, k in places])
-        if places[0][0] == "row":
-            return self.examples, index
-        assert self.trusted is not None
-        return self.trusted.examples, self.trusted.rows[index]
 
 
 @lru_cache(maxsize=512)
@@ -299,30 +295,20 @@ def _check_listed(rows: Ints, n: int) -> Ints:
     return rows
 
 
-def _read_inputs(examples: Examples, rows: Tensor) -> Tensor:
-    """Read a few inputs as a network sees them, without augmentation."""
-    if isinstance(examples, FileExamples) and len(rows) < 16:
-        examples = replace(examples, workers=0)  # starting worker processes takes longer than reading
-    (batch,) = examples.stream([(rows, 0)], augment=False)
-    return batch.views[0]
-
-
 def _embed_by_net(net: nn.Module) -> EmbedFn:
     """Normalized penultimate features, or normalized logits if the network does not expose its features."""
     inner = getattr(net, "features", None)
     net.eval()
 
     @torch.no_grad()
-    def embed(examples: Examples, rows: Tensor) -> Tensor:
-        x = _read_inputs(examples, rows)
+    def embed(x: Tensor) -> Tensor:
         h = inner(x) if callable(inner) and not isinstance(inner, nn.Module) else net(x)
         return F.normalize(h.flatten(1).float(), dim=1)
 
     return embed
 
 
-def _embed_by_input(examples: Examples, rows: Tensor) -> Tensor:
+def _embed_by_input(x: Tensor) -> Tensor:
     """The inputs themselves; images reduced to 16 x 16 pixels."""
-    x = _read_inputs(examples, rows).float()
-    x = F.adaptive_avg_pool2d(x, (16, 16)) if x.ndim == 4 else x
+    x = F.adaptive_avg_pool2d(x.float(), (16, 16)) if x.ndim == 4 else x.float()
     return x.flatten(1)

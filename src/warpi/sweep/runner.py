@@ -47,10 +47,6 @@ class Resources:
     jobs: int
 
     @property
-    def cpu(self) -> bool:
-        return self.devices[0].type == "cpu"
-
-    @property
     def processes(self) -> tuple[torch.device, ...]:
         """The device of each process."""
         return self.devices * self.jobs
@@ -58,7 +54,7 @@ class Resources:
     @property
     def threads(self) -> int | None:
         """CPU threads for new runs that do not set them; resumed runs keep their own number."""
-        return max(1, count_cores() // self.jobs) if self.cpu else None
+        return max(1, count_cores() // self.jobs) if self.devices[0].type == "cpu" else None
 
 
 def count_cores() -> int:
@@ -233,7 +229,8 @@ def _run_workers(
             argv = [*base, "--device", str(device), "--worker", session]
             # A new session: Ctrl-C reaches this process only, which passes it on once.
             worker = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True)
-            stack.callback(_end, worker)
+            stack.enter_context(worker)  # waits for its end
+            stack.callback(worker.terminate)  # if it is still alive because this process ends unexpectedly
             workers.append(worker)
             listeners.append(threading.Thread(target=_listen, args=(worker, events), daemon=True))
             listeners[-1].start()
@@ -262,15 +259,6 @@ def _listen(worker: "subprocess.Popen[bytes]", events: "queue.Queue[RunEvent]") 
                 events.put(RunEvent(**json.loads(line)))
             except (ValueError, TypeError):  # printed by a network or a library
                 print(line.decode(errors="replace"), end="", file=sys.stderr)
-
-
-def _end(worker: "subprocess.Popen[bytes]") -> None:
-    """Stop a worker that is still alive because this process ends unexpectedly, and close its pipe."""
-    if worker.poll() is None:
-        worker.terminate()
-        worker.wait()
-    if worker.stdout is not None:
-        worker.stdout.close()
 
 
 def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Path | None) -> int:

@@ -102,7 +102,6 @@ class Networks(nn.Module):
 class Inferred(NamedTuple):
     """Everything inferred from the support sets of T tasks."""
 
-    features: Tensor  # [T, S, d]
     stats: Stats
     keys: Tensor  # [T, W, d] class means; regression: the features themselves
     q: DiagGaussian  # [T, M, d]
@@ -183,7 +182,7 @@ class MetaVRF(Learner):
             else:
                 evidence = fit._replace(quad=fit.quad / size).log_evidence(S, K, 0.1).to(f.dtype)
                 weight = (net.log_weight + net.sharpness * evidence).softmax(-1)
-        return Inferred(f, stats, keys, q, noise, points, fit, weight, torch.stack([signal, signal * lam]))
+        return Inferred(stats, keys, q, noise, points, fit, weight, torch.stack([signal, signal * lam]))
 
     def respond(self, task: Inferred, f: Tensor) -> Output:
         """Logits, or means with their standard deviation, for query features [T, Q, d]."""
