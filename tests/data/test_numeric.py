@@ -148,7 +148,7 @@ def test_second_file_and_new_rows_are_read_like_the_first(tmp_path: Path, write:
     runs = [fit(tmp_path / path.stem, data=path, method="ce", epochs=2) for path in (near, far)]
     write(tmp_path / f"near.{end}", X)
     expected, actual = (warpi.predict(run, run.path.with_name(f"{run.path.name}.{end}")) for run in runs)
-    np.testing.assert_allclose(actual.probabilities, expected.probabilities, atol=1e-5)
+    np.testing.assert_allclose(actual.probabilities, expected.probabilities, atol=1e-4)
     reopened = warpi.predict(tmp_path / "far", few)
     np.testing.assert_allclose(reopened.probabilities, actual.probabilities[:9], atol=1e-6)
 

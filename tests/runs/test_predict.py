@@ -110,7 +110,17 @@ def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFi
 )
 def test_invalid_tables(table: Run, tmp_path: Path, rows: list[tuple[Any, ...]], what: str) -> None:
     with pytest.raises(UserError, match=what):
-        warpi.predict(table, write(tmp_path / "new.csv", *rows))
+        warpi.predict(table, write(tmp_path / "new.csv", *rows), missing="error", unknown="error")
+
+
+def test_gaps_and_unknown_values(table: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They get the medians of the training table, and no category; a warning lists the columns."""
+    rows = [("a", "colour", "b"), ("", "red", 1), (2, "pink", 1), (3, "", 1)]
+    predictions = warpi.predict(table, write(tmp_path / "new.csv", *rows))
+    assert np.isfinite(predictions.probabilities).all()
+    gaps, unknown = caplog.messages
+    assert "cells are missing in 'a' (1 of 3), 'colour' (1 of 3), but not in the training table" in gaps
+    assert "count as unknown: 'colour' (1 rows: 'pink'); to refuse them: --unknown error" in unknown
 
 
 def test_runs_that_cannot_predict(table: Run, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

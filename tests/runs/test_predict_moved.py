@@ -430,8 +430,10 @@ def at(state: Any, *keys: Any) -> Callable[[Any], None]:
         ("table", ("data", "form", "columns"), {"label": "animal"}),
         ("table", ("data", "form", "columns", "label"), 7),
         ("table", ("data", "form", "columns", "categories"), {"a": None}),
-        ("table", ("data", "form", "columns", "categories", "a"), ("x", 7)),
-        ("table", ("data", "form", "columns", "categories", "colour"), ("red", "green", 7)),
+        ("table", ("data", "form", "columns", "features"), {"a": {"kind": "number"}}),
+        ("table", ("data", "form", "columns", "features", "a"), {"kind": "word"}),
+        ("table", ("data", "form", "columns", "features", "a", "fill"), "7"),
+        ("table", ("data", "form", "columns", "features", "colour", "categories"), ("red", "green", 7)),
     ],
 )
 def test_invalid_values_in_a_checkpoint(

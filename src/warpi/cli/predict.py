@@ -11,10 +11,16 @@ def predict(argv: list[str]) -> None:
     parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder")
     parser.add("--data PATH", "new rows, of the same kind as the run's data; labels are optional", required=True)
     parser.add_output("--csv", "write row, predicted, probability, p_CLASS ...", required=True)
+    parser.add("--missing fill|error", "fill missing cells of a table, or refuse them (default: as in training)")
+    parser.add(
+        "--unknown ignore|error", "ignore values that training rows lack, or refuse them (default: as in training)"
+    )
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print nothing but errors")
     given = parser.read(argv)
-    predictions = predict_data(given["run"], given["data"], device=given["device"])
+    predictions = predict_data(
+        given["run"], given["data"], device=given["device"], missing=given["missing"], unknown=given["unknown"]
+    )
     predictions.to_csv(given["csv"])
     if given["quiet"]:
         return

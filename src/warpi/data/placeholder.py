@@ -9,6 +9,7 @@ import torch
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Embedded, Features
+from warpi.data.sparse import SparseExamples
 from warpi.errors import UserError
 
 
@@ -53,9 +54,11 @@ def examples_from_form(form: Mapping[str, Any]) -> Examples:
 
     Raises ValueError, TypeError, KeyError or RuntimeError if the form is invalid.
     """
-    kind: type[FileExamples | TensorExamples] = TensorExamples
+    kind: type[FileExamples | TensorExamples | SparseExamples] = TensorExamples
     if "size" in form:
         kind = FileExamples
+    elif "sparse" in form:
+        kind = SparseExamples
     elif form["features"]:
         kind = Embedded if "embedder" in form else Features
     return kind.from_form(form)

@@ -14,10 +14,9 @@ from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.numeric import ROUNDING, make_features, needs_float64
-from warpi.datasets.column_checks import check_label
 from warpi.datasets.label_columns import OLD_NAMES, find_trusted_column, warn_old_name
-from warpi.datasets.labels import encode_labels, parse_marks, parse_numbers, sort_classes, to_texts
-from warpi.datasets.text_files import check_suffix, reading, shorten_list
+from warpi.datasets.labels import check_label, encode_labels, parse_marks, sort_classes, to_texts
+from warpi.datasets.text_files import check_suffix, parse_numbers, reading, shorten_list
 from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError
 
 _KEYS = {"x", "clean", "verified", "trusted", "classes"}  # and the labels

@@ -15,10 +15,9 @@ from warpi.data.dataset import Dataset, Files, NewInputs
 from warpi.data.decode import SUFFIXES
 from warpi.data.examples import Examples
 from warpi.data.image_files import PHOTO, FileExamples, default_size, load_images, stored_size
-from warpi.datasets.column_checks import warn_once, warn_similar_classes
 from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES, read_label_columns, warn_old_name
-from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
-from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list
+from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, warn_similar_classes
+from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list, warn_once
 from warpi.errors import UserError, unknown
 
 logger = logging.getLogger("warpi.datasets")

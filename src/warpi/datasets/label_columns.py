@@ -7,8 +7,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from warpi.datasets.column_checks import MARK_NAMES, check_label, warn_once
-from warpi.datasets.labels import blank_missing, check_allowed, encode_labels, parse_marks, sort_classes
+from warpi.datasets.labels import (
+    MARK_NAMES,
+    blank_missing,
+    check_allowed,
+    check_label,
+    encode_labels,
+    parse_marks,
+    sort_classes,
+)
+from warpi.datasets.text_files import warn_once
 from warpi.errors import UserError
 
 LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # besides the label itself

@@ -1,7 +1,9 @@
-"""Parse labels as users write them: names and numbers of classes, missing labels, yes/no marks."""
+"""Parse and check labels as users write them: names and numbers of classes, missing labels, yes/no marks."""
 
 import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -10,9 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from warpi.datasets.text_files import MISSING, is_number, parse_numbers, warn_once
 from warpi.errors import UserError, unknown
 
-MISSING = {"", "nan", "na", "n/a", "null", "none"}  # in a numeric column; in other columns only the first
+MARK_NAMES = {"is_trusted", "clean", "is_clean", "checked", "is_checked", "is_verified", "gold", "is_gold"}
+"""Names of columns that may be meant to mark trusted rows, but do not."""
+_MISSING_LABELS = MISSING - {"", "none"}  # 'none' may be the name of a class
+_ENOUGH_ROWS = 20  # with fewer rows, the frequency of labels is not checked
 _TRUE = {"1", "true", "t", "yes", "y", "x"}
 _FALSE = {"0", "false", "f", "no", "n", ""}
 
@@ -75,14 +81,48 @@ def check_allowed(
             raise UserError(f"{unknown(f'{what} in {at(row)}:', text, (name for name in allowed if name))}{advice}")
 
 
-def parse_numbers(cells: Iterable[str]) -> NDArray[np.float64] | None:
-    """Cells as numbers, NaN if missing; None if any cell is neither."""
-    cells = list(cells)
-    try:
-        numbers = np.array(cells, dtype=object).astype(np.float64)
-    except ValueError:  # a word, possibly one for a missing number
-        try:
-            numbers = np.array([math.nan if cell.lower() in MISSING else float(cell) for cell in cells])
-        except ValueError:
-            return None
-    return None if any("_" in cell for cell in cells) else numbers  # python reads 1_0 as 10
+def check_label(texts: Sequence[str], name: str, where: object, *, named: bool = False) -> None:
+    """Reject labels that mean a missing value, and quantities.
+
+    Quantities are allowed if the classes are `named` elsewhere: a trusted set may have one example per class.
+    """
+    count = Counter(texts)
+    for text, n in count.items():
+        if text.lower() in _MISSING_LABELS:
+            raise UserError(
+                f"{where}: {n} rows have the label {text!r} in {name!r}, which looks like a missing label; label these "
+                "rows or drop them, or give the class another name"
+            )
+    if not named:
+        warn_similar_classes(count, name, where)
+    if named or len(texts) < _ENOUGH_ROWS or (numbers := parse_numbers(count)) is None:
+        return
+    half = len(texts) // 2
+    are_integers = bool((numbers == np.floor(numbers)).all())
+    if len(count) > (half if are_integers else min(_ENOUGH_ROWS, half)):
+        some = ", ".join(list(count)[:3])
+        raise UserError(
+            f"{where}: {name!r} holds {len(count)} different numbers in {len(texts)} rows ({some}, ...): it looks like "
+            "a quantity, but labels are classes; choose another column with --label, or cut it into classes"
+        )
+
+
+def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:
+    """Warn about classes with almost the same name. Single letters may differ in case."""
+    by_name: dict[str, list[str]] = {}
+    for text in sorted(count):
+        by_name.setdefault(_bare_name(text), []).append(text)
+    groups = [texts for bare, texts in by_name.items() if bare and len(texts) > 1 and not {*map(len, texts)} <= {1}]
+    if groups:
+        first = " and ".join(f"{text!r} ({count[text]} rows)" for text in groups[0])
+        more = f", and so do {len(groups) - 1} more" if len(groups) > 1 else ""
+        warn_once(
+            f"{where}: the classes {first} in {name!r} differ only in case, spaces, dashes or notation{more}; if "
+            "they are one class, write them in the same way"
+        )
+
+
+def _bare_name(text: str) -> str:
+    """A name without case, spaces, dashes and invisible characters; a number as its value."""
+    text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
+    return str(float(text) + 0.0) if is_number(text) else "".join(re.split(r"[\s_]+|(?<=\w)-+(?=\w)", text.casefold()))

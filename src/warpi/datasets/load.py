@@ -10,7 +10,10 @@ from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import Decoded, FileExamples
 from warpi.data.numeric import Embedded, Features
 from warpi.data.placeholder import PlaceholderExamples
+from warpi.data.sparse import SparseExamples
 from warpi.datasets.arrays import read_arrays, read_new_arrays
+from warpi.datasets.columns.encode import TableOptions
+from warpi.datasets.columns.raw import is_text_folder
 from warpi.datasets.embedding.dataset import embed_second, read_features, read_new_vectors
 from warpi.datasets.embedding.folder import is_features
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
@@ -32,6 +35,7 @@ def read_dataset(
     drop: Sequence[str] = (),
     image_size: int | None = None,
     like: Dataset | None = None,
+    options: TableOptions | None = None,
 ) -> Dataset:
     """Read a data set.
 
@@ -42,6 +46,7 @@ def read_dataset(
         drop: columns of a table to ignore.
         image_size: side length at which image files are read.
         like: another data set; the new one gets the same classes and is read in the same way.
+        options: kinds of the columns of a table, and what to do with missing and unknown values.
     """
     if data in DATASETS:
         entry = DATASETS[data]
@@ -51,6 +56,7 @@ def read_dataset(
             raise UserError(f"{data} has fixed labels; --label is for tables, arrays and manifests")
         if drop:
             raise _drop_error(data)
+        _check_no_types(data, options)
         return entry.load(root, image_size)
     path = Path(data)
     with reading(data):
@@ -59,7 +65,7 @@ def read_dataset(
         if path.suffix or "/" in data or os.sep in data:
             raise UserError(f"there is no file or folder {data!r}")
         raise UserError(f"{unknown('data set', data, DATASETS)}; there is no file or folder with that name either")
-    dataset = _read(path, root, label, drop, image_size, like)
+    dataset = _read(path, root, label, drop, image_size, like, options)
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
     return dataset
@@ -68,15 +74,15 @@ def read_dataset(
 def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> NewInputs:
     """Read new inputs for prediction, in the same way as the inputs of a run were read.
 
-    `settings` are those of the run's data (data, root, label, drop). Only the type, shape and scale of the run's
-    `examples` are used.
+    `settings` are those of the run's data (data, root, label, drop, missing, unknown). Only the type, shape and scale of
+    the run's `examples` are used.
     """
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
     if isinstance(like, Embedded):
         return read_new_vectors(data, settings, like, classes)
     path = Path(data)
     label = settings["label"]
-    columns = like.columns if isinstance(like, Features) else None
+    columns = like.columns if isinstance(like, Features | SparseExamples) else None
     expected = _TABLE if columns else _ARRAYS
     if isinstance(like, FileExamples | Decoded):
         expected = _IMAGES
@@ -86,10 +92,12 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
     if kind == _IMAGES:
         root = Path(settings["root"]) if settings["root"] and settings["data"] not in DATASETS else None
         return read_new_images(path, like.shape[-1], classes, root=root, label=label)
-    assert isinstance(like, TensorExamples)
     if columns:
-        new = read_new_table(path, columns, classes)
+        assert isinstance(like, Features | SparseExamples)
+        options = TableOptions(missing=settings.get("missing", "fill"), unknown=settings.get("unknown", "ignore"))
+        new = read_new_table(path, columns, classes, options)
         return new._replace(examples=new.examples.with_scale(like.scale))
+    assert isinstance(like, TensorExamples)
     return read_new_arrays(path, None if str(label).endswith(".npy") else label, like, classes)
 
 
@@ -97,7 +105,7 @@ def has_images(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether a path (which may not exist) holds images: a folder, or a manifest whose column `path` is not dropped."""
     path = Path(data)
     is_image_list = path.suffix.lower() in (".csv", ".tsv") and "path" not in map(str.lower, drop) and is_manifest(path)
-    return (path.is_dir() and not is_features(path)) or is_image_list
+    return (path.is_dir() and not is_features(path) and not is_text_folder(path)) or is_image_list
 
 
 def is_resizable(data: str, drop: Sequence[str] = ()) -> bool:
@@ -113,19 +121,25 @@ def _kind_of_files(data: str, drop: Sequence[str]) -> str:
     suffix = Path(data).suffix.lower()
     if suffix in (".npz", ".npy"):
         return _ARRAYS
-    if suffix in (".csv", ".tsv", ".parquet"):
+    if suffix in (".csv", ".tsv", ".parquet") or is_text_folder(Path(data)):
         return _TABLE
     raise _unreadable(Path(data))
 
 
 def _unreadable(path: Path) -> UserError:
     return UserError(
-        f"cannot read {path}; give a .npz, .npy, .csv, .tsv or .parquet file, or a folder of images or features"
+        f"cannot read {path}; give a .npz, .npy, .csv, .tsv or .parquet file, or a folder of images, texts or features"
     )
 
 
 def _read(
-    path: Path, root: Path | None, label: str | None, drop: Sequence[str], size: int | None, like: Dataset | None
+    path: Path,
+    root: Path | None,
+    label: str | None,
+    drop: Sequence[str],
+    size: int | None,
+    like: Dataset | None,
+    options: TableOptions | None,
 ) -> Dataset:
     suffix = path.suffix.lower()
     if is_features(path):
@@ -137,6 +151,9 @@ def _read(
     images = has_images(str(path), drop)
     if drop and like is None and (images or suffix in (".npz", ".npy")):  # checked for `like` already
         raise _drop_error(path)
+    is_table = suffix in (".csv", ".tsv", ".parquet") or (path.is_dir() and not images)
+    if images or not is_table:
+        _check_no_types(path, options if like is None else None)
     if images:
         classes = like.classes if like else None
         # If the images of `like` are not in memory, neither are these: crops and `data/overlap.py` need the same type.
@@ -153,9 +170,14 @@ def _read(
             return read_arrays(path, label, like=like)
         case ".npy":  # with `like`, `label` is the label file of that data set
             return read_arrays(path, None if like else label, like=like)
-        case ".csv" | ".tsv" | ".parquet":
-            return read_table(path, label, drop=drop, like=like)
+    if is_table:
+        return read_table(path, label, drop=drop, like=like, options=options)
     raise _unreadable(path)
+
+
+def _check_no_types(data: object, options: TableOptions | None) -> None:
+    if options is not None and options.kinds():
+        raise UserError(f"{data} is not a table; leave out --types and --text, which are for tables")
 
 
 def _size_error(data: object) -> UserError:

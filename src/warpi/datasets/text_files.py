@@ -1,16 +1,34 @@
 """Reading text files that a user names, with errors that say what to fix."""
 
 import csv
-import io
+import logging
+import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from warpi.errors import UserError
 from warpi.utils.settings import join_names
+
+logger = logging.getLogger("warpi.datasets")
+
+MISSING = frozenset({"", "nan", "na", "n/a", "null", "none"})
+"""Words that mean a missing number. In other columns only the first does."""
+GAPS = MISSING | {"?", "-", "--", ".", "nil", "nat", "<na>", "#n/a", "#na", "n.a.", "missing", "unknown"}
+"""Words that mean a missing cell in a feature column of numbers or dates."""
+NEEDS_ROWS = "{}: needs a first line with the names of the columns, and at least one row"
+
+
+@cache  # a file may be read more than once
+def warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 @contextmanager
@@ -56,42 +74,82 @@ def read_cells(path: Path, delimiter: str | None = None) -> Cells:
     Without a delimiter, the more frequent of comma and tab in the first line is used, and rows of blank cells are
     skipped like blank lines.
     """
-    with reading(path):
-        data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        line = data[: e.start].count(b"\n") + 1
-        raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
+    rows = list(iterate_rows(path, delimiter))
+    if len(rows) < 2:
+        raise UserError(NEEDS_ROWS.format(path))
+    return Cells(rows[0][1], [row for _, row in rows[1:]], [line for line, _ in rows[1:]])
+
+
+def iterate_rows(path: Path, delimiter: str | None = None) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .csv or .tsv file, the first of which names the columns: each with the line on which it ends."""
+    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            yield from _parse_rows(path, file, delimiter)
+        except UnicodeDecodeError as e:
+            line = _first_broken_line(path)
+            raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
+
+
+def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
     skip_blank = delimiter is None
     if delimiter is None:
-        delimiter = detect_separator(text.lstrip("\r\n").partition("\n")[0])
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
-    rows: list[list[str]] = []
-    lines: list[int] = []
+        first_line = next((line for line in file if line.strip("\r\n")), "")
+        delimiter = detect_separator(first_line)
+        file.seek(0)
+    reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+    width = 0
     try:
         for row in reader:
             if not row or (skip_blank and not any(map(str.strip, row))):
                 continue
-            rows.append([cell.strip() for cell in row])
-            lines.append(reader.line_num)
-            check_separator(path, rows[0], delimiter)
-            if len(row) != len(rows[0]):
+            cells = [cell.strip() for cell in row]
+            if not width:
+                check_separator(path, cells, delimiter)
+                width = len(row)
+            if len(row) != width:
                 raise UserError(
-                    f"{path}: line {reader.line_num} has {len(row)} cells, the first has {len(rows[0])}; the first "
+                    f"{path}: line {reader.line_num} has {len(row)} cells, the first has {width}; the first "
                     "must name the columns, and cells that contain the separator need quotes"
                 )
+            yield reader.line_num, cells
     except csv.Error as e:
         raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
-    if len(rows) < 2:
-        raise UserError(f"{path}: needs a first line with the names of the columns, and at least one row")
-    return Cells(rows[0], rows[1:], lines[1:])
+
+
+def _first_broken_line(path: Path) -> int:
+    data = path.read_bytes()
+    try:
+        data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        return data[: e.start].count(b"\n") + 1
+    return 1
 
 
 def read_records(path: Path) -> list[dict[str, str]]:
     """The rows of a .csv file, each as a dict from column name to cell."""
     names, rows, _ = read_cells(path, ",")
     return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number. Python reads 1_0 as 10."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell
+
+
+def parse_numbers(cells: Collection[str], gaps: Collection[str] = MISSING) -> NDArray[np.float64] | None:
+    """Cells as numbers, NaN if missing; None if any cell is neither."""
+    try:
+        numbers = np.array([float(cell) if cell else math.nan for cell in cells])
+    except ValueError:  # a word, possibly one for a missing number
+        try:
+            numbers = np.array([math.nan if cell.lower() in gaps else float(cell) for cell in cells])
+        except ValueError:
+            return None
+    return None if any("_" in cell for cell in cells) else numbers  # python reads 1_0 as 10
 
 
 def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:

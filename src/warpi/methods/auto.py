@@ -152,7 +152,7 @@ def read_rows(split: Split) -> tuple[NDArray[np.float32] | csr_array, NDArray[np
     examples = split.examples
     y = split.y.cpu().numpy()
     if isinstance(examples, SparseExamples):
-        return csr_array(examples.x[split.rows.numpy()] / float(examples.scale.std)), y
+        return examples.normalized(split.rows.numpy()), y
     batches = list(split.batches(1000))
     if sum(map(len, (batch.rows for batch in batches))) < len(split):
         raise UserError("some images cannot be read; remove them, or choose a method that trains a network")

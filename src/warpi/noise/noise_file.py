@@ -11,7 +11,7 @@ from torch import Tensor
 
 from warpi.data.dataset import Dataset, check_labels
 from warpi.data.examples import TensorExamples
-from warpi.data.numeric import Columns
+from warpi.data.numeric import CategoryColumn, Columns
 from warpi.datasets.text_files import reading, shorten_list
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
@@ -41,15 +41,13 @@ def hash_inputs(dataset: Dataset) -> dict[str, str]:
     if not isinstance(columns, Columns) or not isinstance(examples, TensorExamples):
         return {"x": examples.digest()}
     x = examples.x.cpu().numpy()
-    start = 0
     hashes: dict[str, str] = {}
-    for name, words in columns.categories.items():
-        if words is None:
-            hashes[name] = sha256(x[:, start].astype("<f4").tobytes())
-            start += 1
+    for name, column, place in columns.blocks():
+        if isinstance(column, CategoryColumn):
+            words = (*column.categories, "\1other")
+            hashes[name] = sha256("\0".join(words[k] for k in x[:, place].argmax(1)))
         else:
-            hashes[name] = sha256("\0".join(words[k] for k in x[:, start : start + len(words)].argmax(1)))
-            start += len(words)
+            hashes[name] = sha256(x[:, place].astype("<f4").tobytes())
     return hashes
 
 

@@ -28,6 +28,10 @@ _DATA = {
     "root": "in",
     "label": "label column",
     "drop": "without the columns",
+    "types": "kinds of columns",
+    "text": "columns of texts",
+    "missing": "missing cells",
+    "unknown": "unknown values",
     "image_size": "image size",
     "limit": "limited to",
 }

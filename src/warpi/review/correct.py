@@ -13,8 +13,8 @@ import torch
 
 from warpi.audit.result import Audit
 from warpi.data.numeric import Columns
+from warpi.datasets.columns.raw import read_parquet
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
-from warpi.datasets.tables import read_parquet
 from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file

@@ -26,8 +26,8 @@ from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.decisions import Decision
 from warpi.review.items import Items
 from warpi.review.open import open_data
-from warpi.review.show_input import path_inside, pixels, png
-from warpi.review.trusted_set import TrustedSetSummary, balance_classes, decode_cells, original_rows
+from warpi.review.show_input import feature_cells, path_inside, pixels, png
+from warpi.review.trusted_set import TrustedSetSummary, balance_classes, original_rows
 from warpi.runs.rerun_command import command
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import format_csv, write_atomically
@@ -289,12 +289,12 @@ def _format_table(items: Items, places: Sequence[Place], names: Sequence[str], g
         trusted_originals = original_rows(items.trusted_source, columns.label)
     else:
         trusted_originals = original_rows(items.source, columns.label, "trusted") if items.source else []
-    header = list(originals[0]) if originals else [*columns.categories, columns.label]
+    header = list(originals[0]) if originals else [*columns.features, columns.label]
     header += [] if GIVEN[0] in header else [GIVEN[0]]
     lines = []
     for (examples, row), name, before in zip(places, names, given, strict=True):
         rows = originals if items.shares(examples) else trusted_originals
-        cells = rows[row] if rows else decode_cells(_input(examples, row), columns)
+        cells = rows[row] if rows else dict(feature_cells(examples, row, columns))
         cells = {**cells, columns.label: name, GIVEN[0]: before or cells.get(GIVEN[0], "")}
         lines.append([cells.get(column, "") for column in header])  # a trusted file may lack columns that are dropped
     return format_csv(header, lines).encode()

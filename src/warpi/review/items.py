@@ -144,8 +144,7 @@ class Items:
         columns = self.dataset.encoding if isinstance(self.dataset.encoding, Columns) else None
         if isinstance(examples, Embedded) and examples.originals is not None:
             return [("text", examples.originals.values[row])]
-        assert isinstance(examples, TensorExamples)  # image files have images
-        return feature_cells(examples.x[row], columns)[:_MAX_CELLS]
+        return feature_cells(examples, row, columns)[:_MAX_CELLS]
 
     def nearest_trusted(self, row: int, decided: Mapping[int, str], n: int = 5) -> list[dict[str, Any]]:
         """The n examples nearest to a row among the trusted ones and those decided so far, nearest first."""

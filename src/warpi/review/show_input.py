@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.data import decode as decoder
-from warpi.data.examples import TensorExamples
-from warpi.data.numeric import Columns
-from warpi.review.trusted_set import decode_cells, format_number
+from warpi.data.examples import Examples, TensorExamples
+from warpi.data.numeric import Columns, format_number
+from warpi.data.sparse import SparseExamples
 
 SIDE = 448  # shorter side of a displayed photo, in pixels
 
@@ -78,8 +78,15 @@ def _is_below(path: str, folder: str) -> bool:
     return path.startswith(os.path.join(folder, ""))
 
 
-def feature_cells(x: Tensor, columns: Columns | None) -> list[tuple[str, str]]:
-    """The features [D] of one example as (name, value); for a table, the cells of its columns."""
+def feature_cells(examples: Examples, row: int, columns: Columns | None) -> list[tuple[str, str]]:
+    """The features of one example as (name, value); for a table, the cells of its columns, and texts as they were."""
+    if isinstance(examples, SparseExamples):
+        texts = {name: cells[row] for name, cells in examples.texts.items()}
+        x = examples.flat(torch.tensor([row]))[0].numpy()
+    else:
+        assert isinstance(examples, TensorExamples)  # image files have images
+        texts = {}
+        x = examples.x[row].flatten().cpu().numpy()
     if columns is not None:
-        return list(decode_cells(x, columns).items())
-    return [(f"x{j}", format_number(value)) for j, value in enumerate(x.flatten().cpu().numpy())]
+        return list((columns.decode(x) | texts).items())
+    return [(f"x{j}", format_number(value)) for j, value in enumerate(x)]

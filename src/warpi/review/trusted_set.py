@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from warpi.data.numeric import Columns
+from warpi.datasets.columns.raw import read_parquet
 from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES
-from warpi.datasets.tables import read_parquet
 from warpi.datasets.text_files import read_cells
 from warpi.utils.seeding import generator
 
@@ -101,21 +99,3 @@ def _read_parquet(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
         cells = column.to_numpy() if is_float else column.to_pylist()
         columns.append(["" if cell is None or cell != cell else str(cell) for cell in cells])
     return frame.column_names, list(zip(*columns, strict=True))
-
-
-def decode_cells(x: Tensor, columns: Columns) -> dict[str, str]:
-    """The features [D] of one row as cells of the columns they were made from."""
-    values = x.flatten().cpu().numpy()
-    cells: dict[str, str] = {}
-    start = 0
-    for name, categories in columns.categories.items():
-        width = 1 if categories is None else len(categories)
-        block = values[start : start + width]
-        cells[name] = format_number(block[0]) if categories is None else categories[int(block.argmax())]
-        start += width
-    return cells
-
-
-def format_number(value: np.floating) -> str:
-    """The shortest text that is read as the same float32, without a decimal point for integers."""
-    return str(value).removesuffix(".0")

@@ -65,13 +65,23 @@ class Predictions:
         write_csv(Path(path), header, rows, errors="strict")
 
 
-def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", **custom: Any) -> Predictions:
+def predict(
+    run: "Path | str | Run",
+    data: Path | str,
+    *,
+    device: str = "auto",
+    missing: str | None = None,
+    unknown: str | None = None,
+    **custom: Any,
+) -> Predictions:
     """Class probabilities of new data by the trained method of a run, as it was after its last epoch.
 
     `run` is a finished run folder, or the result of `fit`. `data` must be of the same kind as the data of the run: a
     table with the same feature columns, an array of inputs, or images in a folder or a list. It is encoded and
     standardized like the training rows, as the checkpoint describes; the data of the run is not needed. Labels may be
     missing. `custom` are the custom method or network that the run was made with, as for `fit(resume=True)`.
+    `missing` ("fill", "error") and `unknown` ("ignore", "error") say what to do with missing cells and unknown values
+    of a table; by default as the run was trained.
 
     If the checkpoint does not describe the data (older versions), or a custom method uses its training inputs, the
     data of the run is read again. It must be in its place, unchanged. The predictions are the same.
@@ -82,20 +92,21 @@ def predict(run: "Path | str | Run", data: Path | str, *, device: str = "auto", 
 
     if not Path(data).exists():
         raise UserError(f"no file or folder {str(data)!r}; give the new rows")
+    options = {name: value for name, value in (("missing", missing), ("unknown", unknown)) if value is not None}
     if isinstance(run, Run):
-        return _predict(run.method, data, run.path)
+        return _predict(run.method, data, run.path, options)
     try:
-        return _predict(reopen_without_data(run, device, custom), data, Path(run))
+        return _predict(reopen_without_data(run, device, custom), data, Path(run), options)
     except InputsNotAvailable as reason:
         log.info("the data of the run is read again: %s", reason)
         try:
             method = reopen(run, device, custom).method
         except UserError as e:
             raise UserError(f"{e}; {reason}") from e
-    return _predict(method, data, Path(run))
+    return _predict(method, data, Path(run), options)
 
 
-def _predict(method: "Method", data: Path | str, folder: Path) -> Predictions:
+def _predict(method: "Method", data: Path | str, folder: Path, options: Mapping[str, str]) -> Predictions:
     """Read new data like that of the run in a folder, and predict it."""
     import torch
 
@@ -105,7 +116,7 @@ def _predict(method: "Method", data: Path | str, folder: Path) -> Predictions:
 
     task = method.task
     stored = read_run_spec(folder)
-    spec = dict(stored["spec"])
+    spec = {**stored["spec"], **options}
     started_in = stored["environment"].get("folder")
     if spec["root"] and started_in and not Path(spec["root"]).exists():
         spec["root"] = str(Path(started_in, spec["root"]))

@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
+from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.load import is_resizable, read_dataset
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown
@@ -51,6 +52,12 @@ class DataSpec:
     root: str | None = setting(None, "folder with the files of a named data set (default: $WARPI_DATA)")
     label: str | None = setting(None, "column (or .npy file) with the labels (default: label)")
     drop: tuple[str, ...] = setting((), "columns of a table that are not features, such as an id (default: none)")
+    types: tuple[str, ...] = setting(
+        (), "COLUMN=KIND of columns of a table: number, category, date or text (default: by their content)"
+    )
+    text: tuple[str, ...] = setting((), "columns of a table that hold texts (default: `text`, and long texts)")
+    missing: Literal["fill", "error"] = setting("fill", "fill missing cells of a table, or refuse them")
+    unknown: Literal["ignore", "error"] = setting("ignore", "ignore values that training rows lack, or refuse them")
     image_size: int | None = setting(None, "side of image files in pixels (default: their own up to 64, else 224)")
     noise: str = setting("given", "label noise to add, see `warpi list noises` (default: given, those of the data)")
     meta: int | None = setting(None, "number of trusted examples to hold out, or to take from rows marked as trusted")
@@ -65,6 +72,11 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         check_types(self)
+        self.table_options.kinds()
+
+    @property
+    def table_options(self) -> TableOptions:
+        return TableOptions(self.types, self.text, self.missing, self.unknown)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -83,10 +95,19 @@ class DataSpec:
         """The data set alone, without trusted examples from a second file."""
         read = cache.read if cache else read_dataset
         root = Path(self.root) if self.root else None
-        return read(self.data, root=root, image_size=self.image_size, label=self.label, drop=self.drop)
+        return read(
+            self.data,
+            root=root,
+            image_size=self.image_size,
+            label=self.label,
+            drop=self.drop,
+            options=self.table_options,
+        )
 
 
-READ = ("data", "root", "label", "drop", "image_size", "noise")
+ADDED = ("drop", "types", "text", "missing", "unknown")
+"""Fields that older versions did not have. `spec.json` has them only if they are not the default."""
+READ = ("data", "root", "label", *ADDED, "image_size", "noise")
 """Fields that decide which rows there are, and with which labels. Commands that do not train have only these."""
 NOT_READ = tuple(f.name for f in fields(DataSpec) if f.name not in READ)
 
@@ -116,7 +137,9 @@ def load(data: DataSpec, cache: DataCache | None = None) -> LoadedData:
 
     trusted = open_set = None
     if data.meta_data:
-        trusted = read_second(data.meta_data, label=data.label, drop=data.drop, like=dataset)
+        trusted = read_second(
+            data.meta_data, label=data.label, drop=data.drop, like=dataset, options=data.table_options
+        )
     if other_name := Noise.parse(data.noise).other_name:
         open_set = read_second(other_name)
     return LoadedData(dataset, trusted, open_set, fingerprint_data(dataset, trusted, open_set), stamps)
@@ -190,8 +213,9 @@ class RunSpec:
             recipe["net"] = f"{kind.__module__}.{kind.__qualname__}"
         seed = recipe.pop("seed")
         data = asdict(self.data)
-        if not self.data.drop:  # older versions did not have this field
-            del data["drop"]
+        for f in fields(DataSpec):
+            if f.name in ADDED and data[f.name] == f.default:
+                del data[f.name]
         return {
             **data,
             "method": self.method,

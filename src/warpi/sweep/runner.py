@@ -165,7 +165,7 @@ def _check_data(plan: Plan, jobs: Sequence[Job], cache: DataCache) -> None:
     for settings in (job.settings for job in jobs):
         data = DataSpec(**{f.name: settings[f.name] for f in fields(DataSpec) if f.name in settings})
         noise = Noise.parse(data.noise)
-        sources = (data.data, data.root, data.label, data.drop, data.image_size, data.meta_data)
+        sources = (data.data, data.root, data.label, data.drop, data.table_options, data.image_size, data.meta_data)
         key = (*sources, noise.source and str(noise), dict(noise.options).get("from"))
         if key in seen:
             continue

@@ -1,0 +1,1 @@
+"""Columns of tables: read from files, given a kind by their content, turned into features."""
