@@ -66,7 +66,6 @@ def test_numbers_and_categories(table: Callable[..., Path]) -> None:
     np.testing.assert_array_equal(x_of(data), [[1.5, 0, 1, 0, 1], [-20, 1, 0, 1, 0], [3, 0, 1, 0, 1]])
     assert x_of(data).dtype == np.float32
     assert isinstance(data.examples, TensorExamples)
-    assert data.examples.standardize
     words = {"colour": CategoryColumn(("blue", "red")), "ok": CategoryColumn(("False", "True"))}
     assert data.encoding == Columns("label", {"age": NumberColumn(1.5), **words})
     assert data.clean is data.trusted is data.test is data.meta is None
@@ -204,7 +203,7 @@ def test_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None
         ("a,label\n1,p\nNA,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\)"),
         (
             "a,b,c,label\n1,,u,p\n,x,u,p\n,,u,q\n",
-            r"missing in 'a' \(2 of 3, first row 1 \(line 3\)\), 'b' \(2 of 3, first row 0 .*; fill .* --drop a,b, or use --missing fill$",
+            r"missing in 'a' \(2 of 3, first row 1 \(line 3\)\), 'b' \(2 of 3, first row 0 .*; fill .* --drop a,b",
         ),
         ("a;label\n1;p\n2;q\n", "seems to be separated by ';'; save it with ','"),
         ("a;label\n1,5;p\n2,5;q\n", "seems to be separated by ';'"),

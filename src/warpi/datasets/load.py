@@ -74,8 +74,8 @@ def read_dataset(
 def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, classes: tuple[str, ...]) -> NewInputs:
     """Read new inputs for prediction, in the same way as the inputs of a run were read.
 
-    `settings` are those of the run's data (data, root, label, drop, missing, unknown). Only the type, shape and scale of
-    the run's `examples` are used.
+    `settings` are those of the run's data (data, root, label, drop, missing, unknown). Only the type, shape and scale
+    of the run's `examples` are used.
     """
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
     if isinstance(like, Embedded):
