@@ -12,7 +12,7 @@ from warpi.errors import UserError, unknown
 from warpi.fewshot.data import FEWSHOT, Classes, FewShotData
 from warpi.fewshot.episodes import Kind
 from warpi.fewshot.learner import Learner, Problem
-from warpi.fewshot.learners.registry import LEARNERS, make_learner
+from warpi.fewshot.learners.registry import make_learner
 from warpi.fewshot.train import Training
 from warpi.runs.defaults import to_plain_types
 from warpi.runs.run_folder import ADVICE, RunFolder, describe_run
@@ -54,7 +54,6 @@ class Spec:
 
     @property
     def train_ways(self) -> int:
-        """Classes of a training task."""
         return self.training.train_ways or self.ways
 
     @property
@@ -109,9 +108,7 @@ def specify(
     else:
         raise unknown("few-shot data set", name, FEWSHOT)
     learner = learner or defaults["learner"]
-    if learner not in LEARNERS:
-        raise unknown("learner", learner, LEARNERS)
-    base = LEARNERS[learner]
+    base = make_learner(learner)
     settings = to_plain_types(settings)
     of_learner = {f.name for f in fields(base)}
     of_training = {f.name for f in fields(Training)}

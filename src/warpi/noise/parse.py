@@ -1,6 +1,6 @@
 """Parse descriptions of label noise, written as `KIND[:ARG][,option=value...]`, and apply them to a data set."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -37,10 +37,6 @@ NOISES: dict[str, NoiseEntry] = {
     "open_set": NoiseEntry("inputs of another data set with labels of this one", {"from": None}),
     "matrix": NoiseEntry("drawn from a transition matrix: matrix:FILE (.npy, .csv or .json, one row per true class)"),
     "given": NoiseEntry("the labels as they are; or of a label set: given:NAME; or of a noise file: given:FILE.json"),
-}
-# Kinds that use only the labels, not the inputs or class names.
-_LABEL_ONLY: dict[str, Callable[..., NoisyLabels]] = {
-    kind.__name__: kind for kind in (kinds.uniform, kinds.symmetric, kinds.flip, kinds.flip2, kinds.pair)
 }
 
 
@@ -113,7 +109,8 @@ class Noise:
                 return kinds.instance(*arguments, dataset.examples.flat, max_value=largest, **settings)
             case "open_set":
                 return kinds.open_set(*arguments, _count_other_inputs(dataset, other))
-        return _LABEL_ONLY[self.kind](*arguments, **settings)
+        labels: NoisyLabels = getattr(kinds, self.kind)(*arguments, **settings)  # the others use only the labels
+        return labels
 
     def check(self, dataset: Dataset, other: Dataset | None = None) -> None:
         """Raise an error if a file or label set is missing or does not match the data set, without drawing noise."""

@@ -58,7 +58,6 @@ def _check(arrays: Arrays) -> None:
 
 
 def write_arrays(folder: Path, arrays: Arrays) -> None:
-    """Store the arrays in a run folder."""
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **dict(sorted(arrays.items())))
     write_atomically(folder / FILE, content.getvalue())

@@ -344,7 +344,6 @@ def _log_axis(axes: "Axes") -> None:
 
 
 def _length(e: Experiment) -> int:
-    """Number of epochs."""
     return int(e.first.spec["recipe"].get("epochs") or 0)
 
 

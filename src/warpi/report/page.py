@@ -249,7 +249,6 @@ def _losses(arrays: Arrays) -> dict[str, Any] | None:
 
 
 def _confusions(arrays: Arrays, truth: str) -> list[tuple[str, str]]:
-    """Titles and confusion matrices."""
     shown: list[tuple[str, str]] = []
     for part, name, rows in (("test", "Test", truth), ("train", "Training", "given label")):
         if (counts := arrays.get(f"confusion_{part}")) is not None:
@@ -319,7 +318,6 @@ def _rerun(run: RunRecord) -> tuple[str, str]:
 
 
 def _interval(percent: float, run: RunRecord) -> str:
-    """The 95 % interval of an accuracy."""
     low, high = wilson_interval(percent / 100, int(run.facts.get("n_test") or 0))
     return f"{100 * low:.1f} to {100 * high:.1f}"
 

@@ -84,7 +84,6 @@ def file_stem(kind: str, *words: str) -> str:
 
 
 def line_style(i: int) -> LineStyle:
-    """Color and marker of line i."""
     return LineStyle(COLORS[i % len(COLORS)], _MARKERS[i // len(COLORS) % len(_MARKERS)])
 
 

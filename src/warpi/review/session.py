@@ -109,7 +109,6 @@ class ReviewSession:
         }
 
     def suggested(self, i: int) -> str | None:
-        """The suggested class of an item."""
         k = int(self.items.suggested[i])
         return self.items.classes[k] if k >= 0 else None
 

@@ -101,13 +101,11 @@ class Queue:
         return False
 
     def mark_done(self, claim: ClaimedRun) -> None:
-        """Record that a run is complete."""
         self.ended.add(claim.job.name)
         if not (claim.path / SWEEP).exists():  # begun by `warpi fit`, with the same settings
             write_json(claim.path / SWEEP, claim.job.settings)
 
     def mark_failed(self, job: Job, reason: str, details: str = "") -> None:
-        """Record that a run cannot be finished."""
         self.ended.add(job.name)
         note = {"session": self.session, "reason": reason, "details": details}
         write_json(self._notes(job) / "failed.json", note)

@@ -91,7 +91,6 @@ def parse_resources(device: str, per_gpu: str, jobs: int | None) -> Resources:
 
 
 def read_states(plan: Plan) -> dict[str, State]:
-    """The state of each run."""
     states: dict[str, State] = {}
     cache = DataCache()
     for job in plan.jobs:

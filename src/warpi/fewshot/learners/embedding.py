@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
-from warpi.fewshot.learners.ridge import Fit
+from warpi.fewshot.learner import Learner, Problem
 from warpi.nets.conv4 import convolution, n_blocks, pooling, positions
 from warpi.utils.settings import setting
 
@@ -286,17 +285,6 @@ def make_calibration(problem: Problem) -> tuple[nn.Parameter, nn.Parameter]:
     probabilities, and training would be slow until gamma has grown, so gamma starts at 10 in classification.
     """
     return nn.Parameter(torch.tensor(1.0 if problem.regression else 10.0)), nn.Parameter(torch.zeros(()))
-
-
-def ridge_predictor(net: Any, fit: Fit, stats: Stats, inputs: Callable[[Tensor], Tensor]) -> Conditioned:
-    """Predict queries as scale * fit.mean(inputs(psi(x))) + shift, normalized by `stats` of the support set."""
-
-    def predict(query_x: Tensor) -> Output:
-        g = net.psi(query_x, stats)[0]
-        with torch.autocast(g.device.type, enabled=False):
-            return Output(net.scale * fit.mean(inputs(g)) + net.shift)
-
-    return predict
 
 
 def make_targets(y: Tensor, ways: int, like: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ from typing import Any
 
 from warpi.errors import unknown
 from warpi.fewshot.learner import Learner
-from warpi.fewshot.learners.kernel_ridge import KernelRidge
+from warpi.fewshot.learners.kernel_ridge import R2D2, KernelRidge
 from warpi.fewshot.learners.maml import MAML
 from warpi.fewshot.learners.metavrf import MetaVRF
 from warpi.fewshot.learners.protonet import Nearest, ProtoNet
-from warpi.fewshot.learners.r2d2 import R2D2
 
 LEARNERS: dict[str, Learner] = {
     "metavrf": MetaVRF(),
