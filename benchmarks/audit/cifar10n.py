@@ -172,7 +172,7 @@ def table(record: dict[str, Any]) -> str:
         rate = run["out_of_sample"]["noise_rate"]
         lines += [
             "",
-            f"Estimated noise rate {100 * rate['rate']:.1f} % ({100 * rate['low']:.1f} to {100 * rate['high']:.1f}). "
+            f"Estimated noise rate {100 * rate['rate']:.1f} %. "
             f"{run['machine']}, torch {run['torch']}, seed {s['seed']}, "
             f"{run['seconds']['run']:.0f} s for the run and {run['seconds']['folds']:.0f} s for the folds; "
             f"cleanlab {record['cleanlab']}.",

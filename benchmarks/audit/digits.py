@@ -68,13 +68,10 @@ def calibration(bad: np.ndarray, wrong: np.ndarray, bins: int = 10) -> float:
 
 def ours(a: Audit, clean: np.ndarray, T: np.ndarray) -> dict[str, float]:
     bad = clean != a.given
-    share = np.array([bad[a.given == k].mean() for k in range(len(a.classes))])
-    inside = [r["low"] <= s <= r["high"] for r, s in zip(a.error_rates, share, strict=True)]
     return {
         **detection(bad, a.wrong_probability, a.is_label_issue),
         "ece": calibration(bad, a.wrong_probability),
         "right_after_fix": float((np.where(a.is_label_issue, a.suggested, a.given) == clean).mean()),
-        "intervals_that_hold": float(np.mean(inside)),
         "noise_rate_error": a.facts["noise_rate"]["rate"] - float(bad.mean()),
         "T_error": float(np.abs(a.T - T).sum(1).mean() / 2),
         "uncertainty_finds_mistakes": float(roc_auc_score(bad != a.is_label_issue, a.uncertainty)),
@@ -192,7 +189,6 @@ def tables(record: dict[str, Any]) -> str:
             get = lambda key, name=name, runs=runs: mean(r["found"][name][key] for r in runs)
             lines.append(
                 f"`{name}`: {100 * get('right_after_fix'):.1f} % of labels are right after its issues are corrected; "
-                f"{100 * get('intervals_that_hold'):.0f} % of the classes have their true error rate in the interval; "
                 f"AUROC of `uncertainty` for mistakes of `is_label_issue` {get('uncertainty_finds_mistakes'):.2f}; "
                 f"mean error of T {get('T_error'):.3f} (half the sum of |difference| per row); {get('seconds'):.1f} s."
             )

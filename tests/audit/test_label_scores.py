@@ -78,29 +78,7 @@ def test_memorization_is_removed() -> None:
     assert scores.remove_memorization(p, y, odds + 5)[1] == 0  # never raises the log-odds
 
 
-def test_rates_and_intervals() -> None:
+def test_wilson_interval() -> None:
     assert scores.wilson_interval(0.0, 10) == pytest.approx((0, 0.2775), abs=1e-3)
     assert scores.wilson_interval(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-3)
     assert scores.wilson_interval(0.5, 0) == (0, 1)
-    p, true, y, T = simulate(4000)
-    assert scores.rate_margin(p[:500], true[:500], T) < 0.03  # p is calibrated
-    assert scores.rate_margin(np.full((500, 4), 0.25), true[:500], np.eye(4)) < 1e-9  # no noise
-    assert scores.rate_margin(scores.apply_temperature(p, 4.0)[:500], true[:500], T) > 0.03  # p is not calibrated
-    rates = scores.errors_by_class(1 - scores.label_quality(p, y, T), y, "abcd", 0.0)
-    for k, rate in enumerate(rates):
-        assert rate["low"] <= (true != y)[y == k].mean() <= rate["high"]
-    wide = scores.error_rate(np.full(1000, 0.3), 0.05)
-    assert wide["high"] - wide["low"] > 4 * 0.95 * 0.05
-
-
-def test_rate_by_confusion_does_not_need_calibration() -> None:
-    p, true, y, _ = simulate(10_000)
-    q, trusted, _, _ = simulate(4000, seed=1)
-    for temperature in (0.3, 1.0, 3.0):  # overconfident, calibrated, underconfident
-        rate = scores.rate_by_confusion(
-            scores.apply_temperature(p, temperature), y, scores.apply_temperature(q, temperature), trusted
-        )
-        assert abs(rate - (true != y).mean()) < 0.02
-    overconfident = scores.apply_temperature(p, 0.3)
-    bayes = 1 - scores.label_quality(overconfident, y, scores.estimate_transition(overconfident, y))
-    assert bayes.mean() - (true != y).mean() > 0.03  # unlike Bayes' rule

@@ -50,7 +50,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
             red = i % 2
             label = ("apple", "<pear>")[red if rng.random() < 0.8 or i % 4 < 2 else 1 - red]
             rows.writerow([round(red + rng.normal() / 4, 3), ("green", "red")[red], label, int(i % 4 < 2)])
-    fit(out=folder / "run", data=str(folder / "mine.csv"), epochs=3, seed=0, quiet=True, device="cpu")
+    data = str(folder / "mine.csv")
+    fit(out=folder / "run", data=data, test=0.25, epochs=3, seed=0, quiet=True, device="cpu")
     return folder
 
 
@@ -304,7 +305,7 @@ def test_rows_of_a_table_are_shown_as_text(table: Path, tmp_path: Path) -> None:
     assert main(["report", str(table / "run"), "--out", str(tmp_path)]) == 0
     words = Page((tmp_path / "report.html").read_text()).words
     assert "<pear>" in words
-    assert "against given labels" in words
+    assert "against noisy labels" in words
 
 
 def test_missing_parts_are_named_and_are_an_error_if_requested(

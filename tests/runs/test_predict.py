@@ -64,7 +64,7 @@ def test_the_training_file_gives_the_predictions_of_the_method(
     out = here / "out.csv"
     assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out)]) == 0
     rows, p = read(out), predict_all(table)
-    assert list(rows[0]) == ["row", "predicted_label", "probability", "p_cat", "p_dog"]
+    assert list(rows[0]) == ["row", "predicted", "predicted_label", "probability", "p_cat", "p_dog"]
     assert [int(row["row"]) for row in rows] == list(range(N))
     np.testing.assert_allclose([[float(row["p_cat"]), float(row["p_dog"])] for row in rows], p, atol=1e-6)
     np.testing.assert_allclose([float(row["probability"]) for row in rows], p.max(1), atol=1e-6)

@@ -810,9 +810,8 @@ class TestProgress:
         lines = dict[str, str]()
         np.savez(tmp_path / "own.npz", x=np.random.default_rng(0).normal(size=(80, 3)), y=np.arange(80) % 2)
         for data, noise in (("digits", "pair:0.4"), ("digits", "given"), (str(tmp_path / "own.npz"), "given")):
-            fit(
-                tmp_path / f"{len(lines)}", data=data, noise=noise, method="ce", epochs=1, limit=80, meta=0, quiet=False
-            )
+            settings = {"data": data, "noise": noise, "limit": 80, "meta": 0, "val": 0.1, "test": 0.25}
+            fit(tmp_path / f"{len(lines)}", method="ce", epochs=1, quiet=False, **settings)
             lines[f"{Path(data).stem} {noise}"] = capsys.readouterr().out.splitlines()[-1]
         marks = {name: ("val % (noisy) " in line, "test % (noisy) " in line) for name, line in lines.items()}
         assert marks == {"digits pair:0.4": (True, False), "digits given": (False, False), "own given": (True, True)}

@@ -1,12 +1,11 @@
-"""Probability that each given label is wrong, by Bayes' rule, and noise rates with confidence intervals.
+"""Probability that each given label is wrong, by Bayes' rule.
 
 Pure numpy functions. p [N, K] are a classifier's probabilities of the true class, computed from x alone; y [N] are the
 given labels; T [K, K] is the transition matrix, with one row per true class.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,57 +132,3 @@ def wilson_interval(rate: float, n: float, z: float = _Z) -> tuple[float, float]
     half_width = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
     return max(0.0, (center - half_width) / scale), min(1.0, (center + half_width) / scale)
-
-
-def rate_margin(p: Floats, y: Ints, T: Floats) -> float:
-    """Standard error of the mean of wrong_probability, measured on M trusted rows (p [M, K], true labels y).
-
-    Trusted row m would be given label g with probability T[y_m, g]; d_m is the average excess of wrong_probability
-    over those labels. The result is sqrt(mean(d)^2 + var(d) / M): the observed bias and its sampling error. It is 0
-    with fewer than two rows.
-    """
-    if len(y) < 2:
-        return 0.0
-    given = np.maximum(p @ T, _TINY)  # [M, K] P(given = g | x)
-    wrong = 1 - p * np.diag(T) / given  # [M, K] wrong_probability of every label
-    truth = np.arange(p.shape[1])[None] != y[:, None]
-    d = (T[y] * (wrong - truth)).sum(1)  # [M]
-    return float(np.sqrt(d.mean() ** 2 + d.var(ddof=1) / len(d)))
-
-
-def rate_by_confusion(p: Floats, y: Ints, trusted: Floats, true: Ints) -> float:
-    """Proportion of wrong labels among the given labels y, without assuming that p is calibrated.
-
-    Solves the following equations for J[i, g] = P(true = i, given = g):
-
-        C[i, a]  = mean of p_a over the trusted rows of class i               [K, K]
-        N[a, g]  = mean over the rows of p_a [y = g] = sum_i J[i, g] C[i, a]  [K, K]
-
-    `trusted` [M, K] is p on the trusted rows, and `true` [M] their classes; every class must occur. The result is
-    valid for any p that was trained neither on the labels y nor on the trusted rows, if labels depend on x only
-    through the true class. With few trusted rows it is rough, so it only serves as a check of the rate from Bayes'
-    rule.
-    """
-    K = p.shape[1]
-    C = np.stack([trusted[true == i].mean(0) for i in range(K)])
-    J = np.maximum(np.linalg.lstsq(C.T, p.T @ np.eye(K)[y] / len(y), rcond=None)[0], 0)
-    return float(1 - np.trace(J) / J.sum())
-
-
-def error_rate(wrong: Floats, margin: float = 0.0) -> dict[str, float]:
-    """Proportion of wrong labels, from the probabilities `wrong` [N], and its 95 % interval.
-
-    The Wilson interval covers the sampling error; `margin`, the standard error of the probabilities themselves, is
-    added to it in squares.
-    """
-    n = len(wrong)
-    rate = float(wrong.mean()) if n else 0.0
-    low, high = wilson_interval(rate, n)
-    low = rate - math.hypot(rate - low, _Z * margin)
-    high = rate + math.hypot(high - rate, _Z * margin)
-    return {"n": n, "rate": rate, "low": max(0.0, low), "high": min(1.0, high)}
-
-
-def errors_by_class(wrong: Floats, y: Ints, classes: Sequence[str], margin: float) -> tuple[dict[str, Any], ...]:
-    """`error_rate` of the rows with each given label, one dict per class."""
-    return tuple({"class": name, **error_rate(wrong[y == k], margin)} for k, name in enumerate(classes))

@@ -127,10 +127,10 @@ def _check_arguments(folds: int, rows: str | None, threshold: float) -> None:
 def _held_out_splits(run: Run | Method, method: Method) -> list[Split]:
     """Splits that were not used for training and whose labels are as noisy as those of the training rows."""
     splits = [] if method.task.val is None else [method.task.val]
-    test = None if isinstance(run, Method) or run.truth.test_is_clean else run.truth.test
-    if test is not None and test.examples is method.task.train.examples:
-        splits.append(test)
-    return splits
+    if isinstance(run, Method) or run.truth.test is None or run.truth.test_is_clean:
+        return splits
+    are_rows_of_data = run.data.dataset.test is None
+    return [*splits, run.truth.test] if are_rows_of_data else splits
 
 
 @dataclass(frozen=True, eq=False)
