@@ -20,7 +20,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
-from benchmarks.never_loses.models import fit_auto_model, fit_baseline
+from benchmarks.never_loses.models import fit_auto, fit_baseline
 from benchmarks.never_loses.noise import Sizes, make_problem
 from benchmarks.never_loses.plan import BASELINES, DEVELOPMENT, TARGET_SIZES, TARGETS, cells_of_pass
 from benchmarks.never_loses.rows import Job, append_row, job_of, read_rows
@@ -52,7 +52,7 @@ def run(job: Job, earlier: dict[Job, dict[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"study": study, **vars(cell), "seed": seed}
     row |= {"n_noisy": len(problem.given), "n_trusted": len(problem.y_trusted), "n_test": len(problem.y_test)}
     row["true_rate"] = float(np.mean(problem.given != problem.clean))
-    row["auto"] = fit_auto_model(problem, seed)
+    row["auto"] = fit_auto(problem, seed)
     if job in earlier:
         return row | {name: earlier[job][name] for name in ("accuracy", "seconds")}
     fits = {name: fit_baseline(name, problem, seed) for name in BASELINES if study == "grid"}

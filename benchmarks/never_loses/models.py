@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from cleanlab.classification import CleanLearning
 from scipy.sparse import csr_array, issparse, vstack
 from sklearn.base import BaseEstimator
@@ -18,8 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.never_loses.noise import Problem
 from benchmarks.never_loses.tables import Features
-from warpi.auto.fit import AutoSettings, fit_auto
-from warpi.auto.rows import Rows
+from warpi import NoisyLabelClassifier
 
 
 @dataclass(frozen=True)
@@ -67,22 +65,19 @@ def fit_baseline(name: str, problem: Problem, seed: int) -> Fit:
     return Fit(accuracy, time.process_time() - began)
 
 
-def fit_auto_model(problem: Problem, seed: int) -> dict[str, Any]:
-    """Accuracy of `auto`, and the two figures with an interval that it reports."""
+def fit_auto(problem: Problem, seed: int) -> dict[str, Any]:
+    """Accuracy of `auto`, and the two figures that it reports with an interval: the accuracy and the noise rate."""
     began = time.process_time()
-    settings = AutoSettings(seed=seed)
-    rows = Rows(
-        problem.x, problem.given, problem.x_trusted, problem.y_trusted, problem.given_trusted, problem.n_classes
-    )
-    result = fit_auto(rows, settings)
-    with torch.no_grad():
-        x_test = problem.x_test.toarray() if issparse(problem.x_test) else problem.x_test
-        predicted = result.model(torch.as_tensor(x_test)).argmax(1).numpy()
-    score, rate = result.trusted_score, result.noise_rate
+    model = NoisyLabelClassifier(random_state=seed)
+    trusted = (problem.x_trusted, problem.y_trusted)
+    model.fit(problem.x, problem.given, *trusted, given_trusted=problem.given_trusted)
+    accuracy = 100 * float(np.mean(model.predict(problem.x_test) == problem.y_test))
+    seconds = time.process_time() - began
+    score, record = model.trusted_score_, model.history_[-1]
     return {
-        "accuracy": 100 * float(np.mean(predicted == problem.y_test)),
-        "seconds": time.process_time() - began,
-        "score": score and [100 * value for value in (score.estimate, score.low, score.high)],
-        "noise_rate": rate and [rate.estimate, rate.low, rate.high],
-        "reason": result.reason,
+        "accuracy": accuracy,
+        "seconds": seconds,
+        "score": [100 * float(value) for value in (score, score.low, score.high)],
+        "noise_rate": [record[name] / 100 for name in ("noise_estimate", "noise_low", "noise_high")],
+        "used": {line["candidate"]: round(line["weight"], 2) for line in model.choice_ if line["weight"]},
     }

@@ -90,6 +90,8 @@ class Auto(Method):
         if not self.candidates:
             self._fit()
         log = {"noise_estimate": 100 * (self.noise_rate[0] if self.noise_rate else self.noise_rate_point)}
+        if self.noise_rate is not None:
+            log |= {"noise_low": 100 * self.noise_rate[1], "noise_high": 100 * self.noise_rate[2]}
         if self.trusted_score is not None:
             names = ("trusted_acc", "trusted_low", "trusted_high")
             log |= {name: 100 * value for name, value in zip(names, self.trusted_score, strict=True)}
