@@ -7,7 +7,6 @@ import torch
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.training.method import Log, Method
-from warpi.training.task import Task
 from warpi.utils import distributed
 from warpi.utils.settings import setting
 
@@ -30,16 +29,13 @@ class CDR(Method):
     family = "refinement"
     year = 2021
     needs_noise_rate = True
+    noise_rate_field = "tau"
 
     tau: float | None = setting(None, "fraction of wrong labels (default: the task's noise rate)", low=0, high=1)
 
-    def check(self, task: Task) -> None:
-        if self.tau is None:
-            super().check(task)
-
     def step(self, batch: Batch) -> Log:
-        tau = self.task.noise_rate if self.tau is None else self.tau
-        assert tau is not None  # see `check`
+        tau = self.task.noise_rate
+        assert tau is not None  # see `needs_noise_rate`
         loss = cross_entropy(self.net(batch.x), batch.y).mean()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

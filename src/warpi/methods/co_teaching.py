@@ -1,7 +1,7 @@
 """Co-teaching: two networks choose examples for each other; Co-teaching+: among those about which they disagree."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,8 +10,6 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import disagreement, forget_rate, selected_mean, small_loss
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
 from warpi.utils.settings import setting
 
@@ -34,15 +32,15 @@ class CoTeaching(Method):
     n_nets = 2
     needs_different_nets = True
     needs_noise_rate = True
+    noise_rate_field = "forget_rate"
     for_tables = {"gradual": 1.5}  # an MLP learns a table in one of 30 epochs
 
     forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     gradual: float = setting(10.0, "epochs T_k in which the fraction dropped rises to tau, at most half of all", low=0)
     exponent: float = setting(1.0, "exponent c of that rise; 1 is linear", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(set_noise_rate(task, self.forget_rate), recipe)
-        self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
+    def create_state(self) -> None:
+        self.rate = torch.zeros((), device=self.task.device)  # R(t)
 
     def before_epoch(self, t: int) -> None:
         ramp = capped_warmup(self.gradual, self.recipe.epochs)
@@ -73,15 +71,15 @@ class CoTeachingPlus(Method):
     n_nets = 2
     needs_different_nets = True
     needs_noise_rate = True
+    noise_rate_field = "forget_rate"
     for_tables = {"gradual": 1.5, "warm_up": 3.0}
 
     forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     gradual: float = setting(10.0, "epochs T_k in which the fraction dropped rises to tau, at most half of all", low=0)
     warm_up: float = setting(20.0, "epochs of plain Co-teaching, at most half of all epochs", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(set_noise_rate(task, self.forget_rate), recipe)
-        self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
+    def create_state(self) -> None:
+        self.rate = torch.zeros((), device=self.task.device)  # R(t)
         self.warming = torch.zeros_like(self.rate)  # 1 in the warm-up
 
     def before_epoch(self, t: int) -> None:
@@ -95,11 +93,6 @@ class CoTeachingPlus(Method):
         among = disagreement(*z).maximum(self.warming)  # D'
         chosen = [small_loss(loss.detach(), self.rate, among) for loss in losses]
         return update_crosswise(self, losses, chosen) | {"disagreement": among.mean()}
-
-
-def set_noise_rate(task: Task, rate: float | None) -> Task:
-    """Return the task with the noise rate set by the user, if any."""
-    return task if rate is None else replace(task, noise_rate=rate)
 
 
 def update_crosswise(method: Method, losses: Sequence[Tensor], chosen: Sequence[Tensor]) -> dict[str, Tensor]:

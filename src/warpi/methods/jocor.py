@@ -8,10 +8,7 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import forget_rate, selected_mean, small_loss
-from warpi.methods.co_teaching import set_noise_rate
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import capped_warmup
 from warpi.utils.settings import setting
 
@@ -34,15 +31,15 @@ class JoCoR(Method):
     n_nets = 2
     needs_different_nets = True
     needs_noise_rate = True
+    noise_rate_field = "forget_rate"
     for_tables = {"gradual": 10.0}
 
     forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     gradual: float = setting(10.0, "epochs T_k in which drop rate and lambda rise, at most half of all", low=0)
     agreement: float = setting(0.9, "weight lambda of the agreement; the labels get 1 - lambda", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(set_noise_rate(task, self.forget_rate), recipe)
-        self.rate = torch.zeros((), device=task.train.y.device)  # R(t)
+    def create_state(self) -> None:
+        self.rate = torch.zeros((), device=self.task.device)  # R(t)
         self.weight = torch.zeros_like(self.rate)  # lambda in epoch t
 
     def before_epoch(self, t: int) -> None:

@@ -7,10 +7,7 @@ import torch
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import selected_mean, small_loss, steady_label
-from warpi.methods.co_teaching import set_noise_rate
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.settings import setting
 
 
@@ -33,16 +30,16 @@ class SELFIE(Method):
     family = "selection"
     year = 2019
     needs_noise_rate = True
+    noise_rate_field = "forget_rate"
 
     forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     unsure: float = setting(0.05, "largest normalized entropy of consistent past predictions", low=0, high=1)
     history: float = setting(0.15, "number q of past predictions kept, as a fraction of the epochs", low=0, high=1)
     warm_up: float = setting(0.25, "fraction of the epochs with cross-entropy on all examples", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(set_noise_rate(task, self.forget_rate), recipe)
-        y = task.train.y
-        self.predictions = y.new_full((len(y), max(2, round(self.history * recipe.epochs))), -1)  # [N, q]
+    def create_state(self) -> None:
+        y = self.task.train.y
+        self.predictions = y.new_full((len(y), max(2, round(self.history * self.recipe.epochs))), -1)  # [N, q]
         self.refurbished = torch.full_like(y, -1)  # [N] y~, or -1 if not in R
         self.place = y.new_zeros(1)  # column of this epoch in `predictions`
         self.rate = torch.zeros((), device=y.device)  # tau; 0 in the warm-up

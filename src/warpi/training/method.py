@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -55,6 +55,7 @@ class Method(ABC):
     least_batch: ClassVar[int] = 1  # smallest noisy batch that a step can use
     least_meta_batch: ClassVar[int] = 1  # smallest trusted batch that a step can use
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; reports mark it
+    noise_rate_field: ClassVar[str] = ""  # the field in which a user may set the noise rate
     trusts_given_labels: ClassVar[bool] = False  # learns every given label as if it were right; `audit` warns
     resumes_mid_epoch: ClassVar[bool] = True  # False if `epoch` keeps state between steps besides that of its loaders
     trains_network: ClassVar[bool] = True  # False if `epoch` fits models without steps of gradient descent
@@ -71,6 +72,8 @@ class Method(ABC):
 
     def start(self, task: Task, recipe: Recipe) -> None:
         """Create all state: the networks, optimizers and loaders of every method, then its own."""
+        noise_rate = getattr(self, self.noise_rate_field, None)
+        task = task if noise_rate is None else replace(task, noise_rate=noise_rate)
         self.check(task)
         self.task = task
         self.recipe = recipe
