@@ -23,6 +23,7 @@ from warpi.errors import UserError
 from warpi.methods.auto import Auto, parse_seconds, read_rows
 from warpi.methods.registry import METHODS
 from warpi.runs.defaults import ENOUGH_ROWS, default_method
+from warpi.runs.predictions import predict
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
 from warpi.training.task import Task, make_task
@@ -251,3 +252,20 @@ def test_budget(text: Any, seconds: float | None) -> None:
 def test_wrong_budget(text: str) -> None:
     with pytest.raises(UserError, match="budget must be a time such as 60s"):
         Auto(budget=text)
+
+
+def test_images_become_patch_features(tmp_path: Path) -> None:
+    """Horizontal and vertical lines at random places, which no model tells apart by single pixels."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 30, (160, 1, 16, 16), dtype=np.uint8)
+    y = np.arange(160) % 2
+    for i, at in enumerate(rng.integers(16, size=160)):
+        x[i, 0, at if y[i] else slice(None), slice(None) if y[i] else at] += 150
+    np.savez(tmp_path / "x.npz", x=x[:120], y=np.where(np.arange(120) % 5 == 0, 1 - y[:120], y[:120]))
+    np.savez(tmp_path / "trusted.npz", x=x[100:120], y=y[100:120])
+    np.savez(tmp_path / "new.npz", x=x[120:], y=y[120:])
+    run = warpi.fit(tmp_path / "run", data=str(tmp_path / "x.npz"), trusted=str(tmp_path / "trusted.npz"), device="cpu")
+    assert type(run.method) is Auto
+    predictions = predict(tmp_path / "run", tmp_path / "new.npz")  # from the stored patches and models
+    assert (predictions.predicted == y[120:]).mean() > 0.9
+    np.testing.assert_array_equal(predictions.probabilities, predict(run, tmp_path / "new.npz").probabilities)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warpi.errors import UserError
+from warpi.nets.patches import PatchFeatures
 
 TINY = 1e-12
 
@@ -225,15 +226,23 @@ def _smooth(p: Tensor, amount: float) -> Tensor:
 
 
 class Mixture(nn.Module):
-    """The final model: parts, and nodes that combine them. The last node is the prediction."""
+    """The final model: parts, and nodes that combine them. The last node is the prediction.
 
-    def __init__(self, parts: Sequence[nn.Module] = (), nodes: Sequence[Node] = ()) -> None:
+    Images are first turned into features by `images`.
+    """
+
+    def __init__(
+        self, parts: Sequence[nn.Module] = (), nodes: Sequence[Node] = (), images: PatchFeatures | None = None
+    ) -> None:
         super().__init__()
+        self.images = images
         self.parts = nn.ModuleList(parts)
         self.nodes = list(nodes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Log-probabilities [B, K] of rows x [B, D]."""
+        """Log-probabilities [B, K] of rows x [B, D] or images x [B, C, H, W]."""
+        if self.images is not None:
+            x = self.images(x)
         values: list[Tensor] = [part(x).exp() for part in self.parts]
         for node in self.nodes:
             values.append(self._evaluate(node, values))
@@ -255,9 +264,12 @@ class Mixture(nn.Module):
         return {
             "parts": [store_part(part) for part in self.parts],
             "nodes": [node.state() for node in self.nodes],
+            "images": None if self.images is None else self.images.arrays(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *_: Any, **__: Any) -> None:  # type: ignore[override]
         """Rebuild all parts from `state`, also in a `Mixture()` that has none."""
         self.parts = nn.ModuleList(build_part(stored) for stored in state["parts"])
         self.nodes = [Node(**stored) for stored in state["nodes"]]
+        images = state.get("images")
+        self.images = None if images is None else PatchFeatures.from_arrays(**images)

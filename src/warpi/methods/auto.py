@@ -17,6 +17,7 @@ from warpi.data.loader import Loader
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
+from warpi.nets.patches import PatchFeatures
 from warpi.training.method import Log, Method, OutOfSample
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -24,6 +25,7 @@ from warpi.utils.seeding import derive, generator
 from warpi.utils.settings import setting
 
 MODELS = ("forest", "boosting", "logistic", "knn")
+MOST_IMAGES = 2000  # from which patches are drawn
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
@@ -45,8 +47,8 @@ class Auto(Method):
     predict rows that they were not trained on (out of bag or cross-validated). Weights on the simplex maximize the
     likelihood of the trusted labels under a prior; the trusted rows alone decide if they are clearly better.
 
-    It fits once, in the first epoch; further epochs of a recipe repeat its results. `docs/methods/auto.md` has the
-    algorithm.
+    Images become `PatchFeatures` first. It fits once, in the first epoch; further epochs of a recipe repeat its
+    results. `docs/methods/auto.md` has the algorithm.
     Reference: Wolpert, Stacked Generalization, Neural Networks, 1992.
     """
 
@@ -106,10 +108,11 @@ class Auto(Method):
         from warpi.auto.score import Interval
 
         task = self.task
-        x, given = read_rows(task.train)
+        images = fit_patches(task.train, self.recipe.seed) if len(task.shape) == 3 else None
+        x, given = read_rows(task.train, images)
         x_trusted, y_trusted = x[:0], given[:0]
         if task.meta is not None:
-            x_trusted, y_trusted = read_rows(task.meta)
+            x_trusted, y_trusted = read_rows(task.meta, images)
         meta_given = None if task.meta_given is None else task.meta_given.cpu().numpy()
         rows = Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes)
         options: dict[str, Any] = {} if self.model is None else {"models": (self.model,)}
@@ -120,6 +123,7 @@ class Auto(Method):
         def ends(interval: Interval | None) -> list[float] | None:
             return None if interval is None else [interval.estimate, interval.low, interval.high]
 
+        result.model.images = images
         self.nets = [result.model.to(task.train.examples.device).eval()]
         self.candidates = [_to_plain(asdict(candidate)) for candidate in result.candidates]
         self.p = torch.from_numpy(np.asarray(result.p, np.float64))
@@ -149,16 +153,34 @@ class Auto(Method):
         return 0.0
 
 
-def read_rows(split: Split) -> tuple[NDArray[np.float32] | csr_array, NDArray[np.int64]]:
-    """The inputs of a split as a network sees them, [N, D], and their labels [N]. Sparse inputs stay sparse."""
+def fit_patches(split: Split, seed: int) -> PatchFeatures:
+    """Features for the images of a split: fewer for few images."""
+    rng = generator(seed, "patches")
+    few = split.subset(torch.randperm(len(split), generator=rng)[:MOST_IMAGES])
+    x = torch.cat([batch.x.float().cpu() for batch in few.batches(100)])
+    size = 6 if min(x.shape[-2:]) >= 12 else 3
+    filters = min(256, max(16, len(split) // 8))
+    return PatchFeatures(x.shape[1], filters, size).fit(x, rng)
+
+
+def read_rows(
+    split: Split, images: PatchFeatures | None = None
+) -> tuple[NDArray[np.float32] | csr_array, NDArray[np.int64]]:
+    """The inputs of a split as a network sees them, [N, D], and their labels [N]. Sparse inputs stay sparse.
+
+    Images are turned into features.
+    """
     examples = split.examples
     y = split.y.cpu().numpy()
     if isinstance(examples, SparseExamples):
         return examples.normalized(split.rows.numpy()), y
-    batches = list(split.batches(1000))
-    if sum(map(len, (batch.rows for batch in batches))) < len(split):
+    parts = []
+    for batch in split.batches(1000 if images is None else 50):
+        x = batch.x.float().cpu()
+        parts.append(x.flatten(1) if images is None else images(x))
+    if sum(map(len, parts)) < len(split):
         raise UserError("some images cannot be read; remove them, or choose a method that trains a network")
-    return torch.cat([batch.x.flatten(1).float().cpu() for batch in batches]).numpy(), y
+    return torch.cat(parts).numpy(), y
 
 
 def parse_seconds(budget: float | str | None) -> float | None:

@@ -31,6 +31,17 @@ class PatchFeatures(nn.Module):
         self.register_buffer("bias", torch.zeros(filters))  # - D W m
         self.register_buffer("floor", torch.zeros(()))  # added to the variance of a patch
 
+    def arrays(self) -> dict[str, Tensor | float]:
+        """Everything that `from_arrays` needs to build the same features again."""
+        return {**self.state_dict(), "grid": self.grid, "threshold": self.threshold}
+
+    @classmethod
+    def from_arrays(cls, weight: Tensor, bias: Tensor, floor: Tensor, grid: int, threshold: float) -> "PatchFeatures":
+        filters, channels, size, _ = weight.shape
+        net = cls(channels, filters, size, grid, threshold)
+        net.load_state_dict({"weight": weight, "bias": bias, "floor": floor})
+        return net
+
     @property
     def n_features(self) -> int:
         return 2 * len(self.weight) * self.grid**2

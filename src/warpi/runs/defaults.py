@@ -47,13 +47,15 @@ class ChosenMethod(NamedTuple):
 def default_method(task: Task, settings: Mapping[str, Any], data: str = "") -> ChosenMethod:
     """Choose the method for a task if the user names none. `settings` are those of the recipe and of the method.
 
-    Settings of a network's training, such as `epochs`, ask for a network. So do images, for now. `data` is where the
-    data was read from: built-in data sets are benchmarks, on which few rows are a choice.
+    Settings of a network's training, such as `epochs`, ask for a network. So do images on a GPU; on a CPU, training a
+    network takes hours, and models on features of the images are better with the same time. `data` is where the data
+    was read from: built-in data sets are benchmarks, on which few rows are a choice.
     """
     asked = sorted(_NETWORK_SETTINGS & {name for name, value in settings.items() if value is not None})
     is_table = len(task.shape) == 1
-    if is_table and not asked:
-        return ChosenMethod("auto", "it compares models for feature vectors")
+    if not asked and (is_table or task.train.examples.device.type == "cpu"):
+        kind = "feature vectors" if is_table else "features of images, since there is no GPU to train a network"
+        return ChosenMethod("auto", f"it compares models for {kind}")
     reason = f"it trains a network, for which {asked[0]} is set" if asked else "it trains a network, for images"
     if task.meta is None:
         return ChosenMethod("elr", f"{reason}, and needs no trusted examples")
