@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import TensorExamples
 from warpi.data.numeric import CategoryColumn, Columns, DateColumn, NumberColumn
+from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
+from warpi.datasets import tables as tables_module
 from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.digits import digits
 from warpi.datasets.tables import read_new_table, read_table
@@ -454,6 +456,20 @@ def test_many_categories(table: Callable[..., Path]) -> None:
     assert isinstance(column, CategoryColumn)
     assert column.other
     assert "id7" in column.categories
+
+
+def test_a_large_table_keeps_fewer_categories(table: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the features of all categories fit into memory. What does not is stored sparse."""
+    rows = [f"w{k % 100},{'uv'[k % 3 % 2]},{'pq'[k % 2]}" for k in range(3000)]
+    file = table("\n".join(["a,b,label", *rows]))
+    assert read_table(file).examples.shape == (100 + 2,)
+    monkeypatch.setattr(tables_module, "_CATEGORY_CELLS", 3000 * 42)
+    few = read_table(file)
+    assert few.examples.shape == (40 + 1 + 2,)
+    monkeypatch.setattr(tables_module, "_MAX_DENSE", 3000 * 40)
+    sparse = read_table(file)
+    assert isinstance(sparse.examples, SparseExamples)
+    np.testing.assert_array_equal(sparse.examples.x.toarray(), x_of(few))
 
 
 def test_words_that_python_parses_as_numbers(table: Callable[..., Path]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from warpi.data.dataset import Dataset, NewInputs
-from warpi.data.numeric import Column, Columns, TextColumn
+from warpi.data.numeric import CategoryColumn, Column, Columns, TextColumn
 from warpi.datasets.columns.choose import Chooser, Notes, is_id, warn_trusted_name
 from warpi.datasets.columns.encode import TableOptions, encode_table
 from warpi.datasets.columns.raw import Raw, Table, Words, read_columns
@@ -17,7 +17,10 @@ from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.text_files import drop_flag, shorten_list
 from warpi.errors import UserError, nearest
 
-_MAX_DENSE = 150_000_000  # features of a table that are stored dense (600 MB); more are stored sparse
+_MAX_CATEGORIES = 1000  # of a column
+_MIN_CATEGORIES = 30  # of a column of a large table
+_CATEGORY_CELLS = 100_000_000  # values of the features of all categories (400 MB); a large table keeps fewer categories
+_MAX_DENSE = 5 * _CATEGORY_CELLS  # more of them are stored sparse
 _UNUSED = "columns that the {} does not have are not used"
 
 
@@ -141,11 +144,12 @@ def _choose_columns(
     """Decide for every feature column of a training table how it becomes features."""
     fit = np.zeros(len(_labels(table.columns[label])), dtype=bool)
     fit[list(train)] = True
-    chooser = Chooser(notes, fit, table.lines is None)
+    names = _feature_names(table, label)
+    chooser = Chooser(notes, fit, _limit_categories(table, names, len(fit)), table.lines is None)
     features: dict[str, Column] = {}
     unused: list[str] = []
     for j, name in enumerate(table.names):
-        if name not in _feature_names(table, label):
+        if name not in names:
             continue
         raw = table.columns[name]
         if re.fullmatch(r"Unnamed: \d+", name) and name not in kinds and not is_id(name, raw):
@@ -162,7 +166,16 @@ def _choose_columns(
         raise UserError(f"{table.path}: no feature column is left; columns: {shorten_list(table.names)}{dropped}{why}")
     columns = Columns(label, features, (*drop, *unused))
     has_texts = any(isinstance(column, TextColumn) for column in features.values())
-    return replace(columns, sparse=has_texts or columns.width * len(fit) > _MAX_DENSE)
+    n_categories = sum(column.width for column in features.values() if isinstance(column, CategoryColumn))
+    return replace(columns, sparse=has_texts or n_categories * len(fit) > _MAX_DENSE)
+
+
+def _limit_categories(table: Table, names: Sequence[str], n: int) -> int:
+    """The largest number of categories per column with which the features of all categories fit into memory."""
+    columns = [raw for name in names if isinstance(raw := table.columns[name], Words)]
+    distinct = np.array([len(raw.words) for raw in columns if 2 * len(raw.words) <= n])
+    limits = range(_MIN_CATEGORIES, _MAX_CATEGORIES + 1)
+    return max((c for c in limits if np.minimum(distinct, c).sum() * n <= _CATEGORY_CELLS), default=_MIN_CATEGORIES)
 
 
 def _check_same_columns(table: Table, columns: Columns, notes: Notes) -> None:

@@ -102,7 +102,7 @@ def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tup
         for row in reader:
             if not row or (skip_blank and not any(map(str.strip, row))):
                 continue
-            cells = [cell.strip() for cell in row]
+            cells = list(map(str.strip, row))
             if not width:
                 check_separator(path, cells, delimiter)
                 width = len(row)
@@ -149,7 +149,7 @@ def parse_numbers(cells: Collection[str], gaps: Collection[str] = MISSING) -> ND
             numbers = np.array([math.nan if cell.lower() in gaps else float(cell) for cell in cells])
         except ValueError:
             return None
-    return None if any("_" in cell for cell in cells) else numbers  # python reads 1_0 as 10
+    return None if "_" in "".join(cells) else numbers  # python reads 1_0 as 10
 
 
 def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:

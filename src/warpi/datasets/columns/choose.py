@@ -28,7 +28,6 @@ from warpi.errors import UserError
 
 _ENOUGH_ROWS = 20  # with fewer rows, the frequency of values is not checked
 _MANY_CATEGORIES = 50  # with more categories, rare ones are pooled
-_MAX_CATEGORIES = 1000
 _RARE = 3  # rows of a category that is not pooled
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _MONTH = rf"(?P<name>{'|'.join(_MONTHS)})[a-z]*\.?"
@@ -98,6 +97,7 @@ class Chooser(NamedTuple):
 
     notes: Notes
     fit: NDArray[np.bool_]  # [N] training rows, which decide medians, means and vocabularies
+    max_categories: int  # of a column; the most frequent ones are kept
     declared: bool  # whether the file declares types: then a few numbers that are stored as text are categories
 
     def choose(self, name: str, raw: Raw, kind: str | None) -> Column | None:
@@ -172,7 +172,7 @@ class Chooser(NamedTuple):
         kept = order
         if len(order) > max(_MANY_CATEGORIES, n // 20):
             kept = [k for k in order if counts[k] >= _RARE]
-        kept = kept[:_MAX_CATEGORIES]
+        kept = kept[: self.max_categories]
         has_gaps = "" in raw.words
         is_pooled = len(kept) < len(order)
         if is_pooled and not kept and not has_gaps:

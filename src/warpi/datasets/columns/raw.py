@@ -35,9 +35,7 @@ class Words(NamedTuple):
 
     @classmethod
     def of(cls, cells: Iterable[str]) -> "Words":
-        index: dict[str, int] = {}
-        codes = np.array([index.setdefault(cell, len(index)) for cell in cells], dtype=np.int32)
-        return cls(codes, list(index))
+        return _TextBuilder().add(cells).finish()
 
     def cells(self) -> list[str]:
         """[N] the text of each row."""
@@ -317,16 +315,23 @@ class _NumberBuilder:
 
 class _TextBuilder:
     def __init__(self) -> None:
-        self.index: dict[str, int] = {}
+        self.index = _Positions()
         self.parts: list[NDArray[np.int32]] = []
 
-    def add(self, cells: Sequence[str]) -> "_TextBuilder":
-        index = self.index
-        self.parts.append(np.array([index.setdefault(cell, len(index)) for cell in cells], dtype=np.int32))
+    def add(self, cells: Iterable[str]) -> "_TextBuilder":
+        self.parts.append(np.fromiter(map(self.index.__getitem__, cells), dtype=np.int32))
         return self
 
     def finish(self) -> Words:
         return Words(np.concatenate(self.parts), list(self.index))
+
+
+class _Positions(dict[str, int]):
+    """The position of each text, in the order in which they were asked for."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = position = len(self)
+        return position
 
 
 class _Restart:
