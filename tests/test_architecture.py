@@ -60,7 +60,7 @@ TORCH_FREE = [
     "warpi.audit",
     "warpi.audit.result",
     "warpi.audit.label_scores",
-    "warpi.review.decisions",
+    "warpi.audit.decisions",
 ]
 
 

@@ -21,7 +21,7 @@ from sklearn.datasets import load_wine
 
 from warpi import fit, load_dataset
 from warpi.audit import audit
-from warpi.review.decisions import Store
+from warpi.audit.decisions import Store
 from warpi.review.items import Items, items_from_run
 from warpi.review.server import Server
 from warpi.review.session import ReviewSession

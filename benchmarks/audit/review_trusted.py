@@ -24,7 +24,7 @@ from warpi import __version__, fit
 from warpi.audit import audit
 from warpi.data.dataset import Dataset
 from warpi.noise.parse import Noise
-from warpi.review.decisions import Decision
+from warpi.audit.decisions import Decision
 from warpi.review.export import write_corrected, write_trusted
 from warpi.review.items import items_from_data, items_from_run
 from warpi.runs.defaults import load_dataset

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from review_helpers import Client, make_images, serve
 
-from warpi.review.decisions import Store
+from warpi.audit.decisions import Store
 from warpi.review.items import Items, items_from_data
 
 

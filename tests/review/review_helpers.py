@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from warpi.audit.decisions import Choice, Decision, Store
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
-from warpi.review.decisions import Choice, Decision, Store
 from warpi.review.items import Items
 from warpi.review.server import Server
 from warpi.review.session import ReviewSession

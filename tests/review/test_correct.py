@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from warpi import load_dataset
+from warpi.audit.decisions import Choice, Decision, Store
 from warpi.audit.result import Audit
 from warpi.cli import main
 from warpi.data.dataset import Dataset
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
 from warpi.review.correct import apply_corrections, write_corrections
-from warpi.review.decisions import Choice, Decision, Store
 from warpi.review.items import Items, items_from_data
 
 CLASSES = ("a", "b", "c")

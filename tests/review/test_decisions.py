@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from review_helpers import make_choice, read_log
 
+from warpi.audit.decisions import Store, read_decisions
 from warpi.errors import UserError
-from warpi.review.decisions import Store
 
 
 def test_decisions_are_stored(store: Store) -> None:
@@ -122,7 +122,7 @@ def test_random_steps_match_a_model_in_memory(store: Store) -> None:
 
 def test_decisions_survive_a_kill(tmp_path: Path) -> None:
     program = (
-        "import itertools, sys\nfrom pathlib import Path\nfrom warpi.review.decisions import Choice, Store\n"
+        "import itertools, sys\nfrom pathlib import Path\nfrom warpi.audit.decisions import Choice, Store\n"
         "store = Store(Path(sys.argv[1]), {})\n"
         "for n in itertools.count():\n"
         "    store.decide([Choice(n, 0, 'keep', 'a', 'a', None)], 'tab', str(n))\n    print(n, flush=True)\n"
@@ -136,3 +136,17 @@ def test_decisions_survive_a_kill(tmp_path: Path) -> None:
         last = 39 + len([line for line in process.stdout if line.endswith("\n")])
     with closing(Store(tmp_path / "d.sqlite", {})) as store:
         assert set(range(last + 1)) <= set(store.current_decisions())
+
+
+def test_random_rows_are_remembered_in_order(store: Store) -> None:
+    store.decide([make_choice(7), make_choice(3, None, action="unsure")], "tab", "1")
+    store.remember_random({7: 2.0, 3: 2.5, 9: 1.0})
+    store.remember_random({4: 1.0, 7: 2.0})
+    assert list(store.random_rows().items()) == [(7, 2.0), (3, 2.5), (9, 1.0), (4, 1.0)]
+    assert read_decisions(store.path) == ({7: "b", 3: None}, store.random_rows())
+
+
+def test_reading_a_damaged_file_of_decisions(tmp_path: Path) -> None:
+    (tmp_path / "d.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(UserError, match="is not a file of decisions"):
+        read_decisions(tmp_path / "d.sqlite")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from review_helpers import NAMES, make_decisions
 
+from warpi.audit.decisions import Choice, Decision, Store
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.numeric import make_features
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
-from warpi.review.decisions import Choice, Decision, Store
 from warpi.review.export import corrected_csv, fit_command, write_all, write_corrected, write_trusted
 from warpi.review.items import Items, items_from_data
 from warpi.runs.defaults import load_dataset

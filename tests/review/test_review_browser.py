@@ -19,8 +19,8 @@ if os.environ.get("WARPI_BROWSER") != "required":
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 from review_helpers import make_images, serve
 
+from warpi.audit.decisions import Store
 from warpi.data.dataset import Dataset, Files
-from warpi.review.decisions import Store
 from warpi.review.items import items_from_data
 from warpi.runs.run import fit
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from warpi.audit.decisions import Choice, Store
 from warpi.cli.app import main
 from warpi.noise.noise_file import read_noise_file
-from warpi.review.decisions import Choice, Store
 from warpi.review.items import items_from_data
 from warpi.review.server import Server
 from warpi.runs.defaults import load_dataset
@@ -62,12 +62,12 @@ def test_next_command_repeats_the_settings_of_the_run(
     data, ok, run = (str(tmp_path / name) for name in ("x.npz", "ok.npz", "run"))
     flags = ["--val", "0.0", "--epochs", "1", "--milestones", "0.5,0.9", "--lr", "0.01", "--samples", "2"]
     given = ["--trusted", ok, "--seed", "3", "--no-compile", "--net", "mlp", "--out", run, "--quiet"]
-    assert main(["fit", "--data", data, *flags, *given]) == 0
+    assert main(["fit", "--data", data, "--method", "warpi", *flags, *given]) == 0
     trusted = str(tmp_path / "more.npz")
     assert main(["review", run, "--export-trusted", trusted]) == 0
     output = capsys.readouterr().out.splitlines()[-1]
     assert output == (
-        f"next: warpi fit --data {data} --val 0.0 --epochs 1 --lr 0.01 --milestones 0.5,0.9 --no-compile "
+        f"next: warpi fit --data {data} --method warpi --epochs 1 --lr 0.01 --milestones 0.5,0.9 --no-compile "
         f"--samples 2 --trusted {trusted} --seed 3 --out runs/next"
     )
     (tmp_path / "runs" / "next").mkdir(parents=True)  # such a run exists in the second round

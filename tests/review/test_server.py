@@ -10,9 +10,9 @@ import pytest
 import torch
 from review_helpers import NAMES, Client, make_images, read_log, serve
 
+from warpi.audit.decisions import Choice
 from warpi.errors import UserError
 from warpi.review import show_input as render
-from warpi.review.decisions import Choice
 from warpi.review.items import Items, items_from_data
 from warpi.review.server import Server
 

@@ -1,13 +1,15 @@
 """Labels that a person has checked, and the noise rate they imply."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.audit.label_scores import Floats, wilson_interval
+from warpi.audit.decisions import read_decisions
+from warpi.audit.label_scores import Floats, Ints, wilson_interval
 from warpi.datasets.text_files import read_records
 from warpi.errors import UserError
 
@@ -120,14 +122,60 @@ def _random_rows(rows: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, s
     if any("part" not in cells for cells in rows):
         raise UserError("the file does not say how its rows were drawn (column 'part'); add --picked PICK.csv")
     drawn = [cells for cells in rows if cells["part"] == "random"]
+    return drawn, np.array([row_weight(cells) for cells in drawn])
+
+
+def row_weight(cells: Mapping[str, str]) -> float:
+    """How many rows of the data a row of a pick list stands for, if it was drawn at random."""
     changed = "stratum_size and stratum_picked are not as `warpi pick` wrote them"
     try:
-        weight = np.array([int(cells["stratum_size"]) / int(cells["stratum_picked"]) for cells in drawn])
+        weight = int(cells["stratum_size"]) / int(cells["stratum_picked"])
     except (KeyError, ValueError, ZeroDivisionError) as e:
         raise UserError(f"{changed} ({e})") from e
-    if (weight < 1).any():
+    if weight < 1:
         raise UserError(f"{changed} (more picked than there are)")
-    return drawn, weight
+    return weight
+
+
+class RowChecks(NamedTuple):
+    """The m rows of a data set whose labels a person has checked."""
+
+    row: Ints  # [m]
+    label: Ints  # [m] the right class
+    random: NDArray[np.bool_]  # [m] drawn at random, so that they represent the data
+    weight: Floats  # [m] how many rows each random one stands for
+
+
+def collect_row_checks(folder: Path | None, lists: Sequence[Path], classes: Sequence[str]) -> RowChecks:
+    """The decisions of `warpi review` in a run folder, and the filled lists of `warpi pick`.
+
+    Of the random rows of a review, only those before the first one that was not reviewed count as random: others may
+    have been decided because they looked suspicious.
+    """
+    checked: dict[int, tuple[int, bool, float]] = {}
+    number = {name: k for k, name in enumerate(classes)}
+    file = None if folder is None else folder / "review" / "decisions.sqlite"
+    if file is not None and file.exists():
+        decisions, random = read_decisions(file)
+        in_order = list(itertools.takewhile(lambda row: row in decisions, random))
+        for row, label in decisions.items():
+            if label in number:
+                checked[row] = number[label], row in in_order, random.get(row, 1.0)
+    for path in lists:
+        for cells in read_checked(path):
+            if cells[CHECKED] and cells[CHECKED] not in number:
+                raise UserError(f"{path}: row {cells['row']} is checked as {cells[CHECKED]!r}, which is not a class")
+            if cells[CHECKED]:
+                is_random = cells.get("part") == "random"
+                checked[int(cells["row"])] = (
+                    number[cells[CHECKED]],
+                    is_random,
+                    row_weight(cells) if is_random else 1.0,
+                )
+    rows = np.array(sorted(checked), dtype=np.int64)
+    values = [checked[row] for row in rows.tolist()]
+    label, is_random, weight = ([value[j] for value in values] for j in range(3))
+    return RowChecks(rows, np.array(label, np.int64), np.array(is_random, bool), np.array(weight, float))
 
 
 def _require_checked(checked: NDArray[np.bool_], out_of_order: int) -> None:

@@ -1,7 +1,7 @@
 """Audit the labels of a run: predict rows, estimate the transition matrix T, apply Bayes' rule, estimate errors."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 
 import warpi
 import warpi.audit.label_scores as scores
+from warpi.audit.checked_labels import RowChecks, collect_row_checks
 from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.out_of_sample import (
     SAMPLES,
@@ -19,8 +20,9 @@ from warpi.audit.out_of_sample import (
     predict_out_of_sample,
     predict_split,
 )
-from warpi.audit.rates import Checks, estimate_class_rates, estimate_rate
+from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
+from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks, neighbor_votes
 from warpi.auto.rows import trusted_importance
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -41,9 +43,14 @@ def audit(
     threshold: float = 0.5,
     device: str = "auto",
     save: bool = True,
+    checked: Sequence[Path | str] = (),
     **custom: Any,
 ) -> Audit:
     """Audit the labels a run was trained on.
+
+    Rows that a person has checked make it better: decisions of `warpi review` in the run folder, the lists `checked`,
+    and trusted rows whose label before the check is known. With 20 such rows or more, the probabilities are learned
+    from them (`pair_model`), and the noise rate has an interval if enough of them were drawn at random.
 
     Parameters:
         run: a run folder, the result of `fit`, or a trained method.
@@ -54,6 +61,7 @@ def audit(
         threshold: labels with a higher `wrong_probability` are reported as issues.
         device: "auto", "cpu" or "cuda".
         save: whether to store the result in the run folder.
+        checked: lists of `warpi pick`, in which a person has filled the column `checked_label`.
         custom: the custom `method` or `net` that the run was trained with, as in `fit(resume=True)`.
     """
     _check_arguments(folds, rows, threshold)
@@ -70,10 +78,17 @@ def audit(
     T = predicted.T
     row, predictions = _collect_audited_rows(method, predicted, held_out if rows == "all" else [])
     y = predictions.y
-    judged = scores.judge_labels(scores.posterior(predictions.p, y, T), y, threshold)
+    K = method.task.n_classes
+    row_checks = collect_row_checks(path, [Path(file) for file in checked], method.task.classes)
+    at, checked_pairs = _checked_pairs(row, predictions, row_checks)
+    pairs = _trusted_pairs(method, predicted)
+    votes = None
+    if len(at) + len(pairs.true) >= MIN_PAIRS:
+        votes = _count_votes(method, predicted, row, y, len(pairs.true))
+    posterior = combine_with_checks(predictions.p, y, T, at, checked_pairs, pairs, votes)
+    judged = scores.judge_labels(posterior.q, y, threshold)
     uncertainty, uncertainty_description = estimate_uncertainty(predictions, T, bool(folds))
     trusted = predicted.trusted
-    checks = _collect_checks(method, predicted, y, judged.wrong_probability)
     facts: dict[str, Any] = {
         "run": None if path is None else str(path),
         "method": type(method).__name__,
@@ -88,12 +103,15 @@ def audit(
         "threshold": threshold,
         "n_trusted": len(trusted.y),
         "trusted_accuracy": float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None,
-        "noise_rate": {**asdict(estimate_rate(checks, _LEVEL)), "level": _LEVEL},
+        "n_checked": len(at) + len(pairs.true),
+        "learned": posterior.learned,
+        "noise_rate": {**asdict(estimate_rate(posterior.checks, _LEVEL)), "level": _LEVEL},
     }
     classes = method.task.classes
-    class_rates = estimate_class_rates(checks, len(classes), _LEVEL)
+    class_rates = estimate_class_rates(posterior.checks, K, _LEVEL)
     rates = tuple({"class": name, **asdict(rate)} for name, rate in zip(classes, class_rates, strict=True))
-    result = Audit(row, y, *judged, uncertainty, predictions.p, T, classes, rates, facts)
+    learned = posterior.q if posterior.learned or len(at) else None
+    result = Audit(row, y, *judged, uncertainty, predictions.p, T, classes, rates, facts, learned)
     _warn(method, facts, predicted.trusted_left_out)
     if save and path is not None:
         try:
@@ -254,30 +272,34 @@ def estimate_uncertainty(predictions: RowPredictions, T: Floats, folds: bool = F
     return entropy, "entropy of P(true class | x, given label) / log K, as there is one network and nothing to sample"
 
 
-def _collect_checks(method: Method, predicted: _Predictions, y: Ints, wrong: Floats) -> Checks:
-    """The trusted rows whose label before the check is known, as random checks of the labels y.
-
-    There are none if the trusted rows were used for training the models that predict them.
-    """
-    K = method.task.n_classes
+def _trusted_pairs(method: Method, predicted: _Predictions) -> Pairs:
+    """The trusted rows whose label before the check is known, if they were not used to predict themselves."""
     trusted = predicted.trusted
     meta_given = method.task.meta_given
     given = np.full(len(trusted.y), -1) if meta_given is None else meta_given.cpu().numpy()[trusted.positions]
     usable = (given >= 0) & predicted.trusted_left_out
     true = trusted.y[usable]
-    given = given[usable]
-    no = np.zeros(len(given), dtype=np.bool_)
-    return Checks(
-        given=y,
-        wrong=wrong,
-        certain=np.zeros(len(y), dtype=np.bool_),
-        checked_given=given,
-        is_wrong=given != true,
-        wrong_left_out=1 - scores.label_quality(trusted.p[usable], given, predicted.T),
-        random=~no,
-        checked_certain=no,
-        weight=trusted_importance(predicted.train.y, true, K),
-    )
+    weight = trusted_importance(predicted.train.y, true, method.task.n_classes)
+    return Pairs(trusted.p[usable], given[usable], true, np.ones(len(true), dtype=np.bool_), weight)
+
+
+def _checked_pairs(row: Ints, predictions: RowPredictions, checks: RowChecks) -> tuple[Ints, Pairs]:
+    """The audited rows that a person has checked: their positions and pairs."""
+    position = {number: i for i, number in enumerate(row.tolist())}
+    audited = np.array([number in position for number in checks.row.tolist()], dtype=np.bool_)
+    at = np.array([position[number] for number in checks.row[audited].tolist()], dtype=np.int64)
+    labels = checks.label[audited]
+    return at, Pairs(predictions.p[at], predictions.y[at], labels, checks.random[audited], checks.weight[audited])
+
+
+def _count_votes(method: Method, predicted: _Predictions, row: Ints, y: Ints, n_trusted: int) -> Floats | None:
+    """Labels of the rows that are most similar to each audited row and to each trusted pair."""
+    task = method.task
+    if not n_trusted or task.meta is None or task.meta_given is None:
+        return neighbor_votes(task.train, row, y, None, row[:0], task.n_classes)
+    positions = predicted.trusted.positions
+    known = positions[task.meta_given.cpu().numpy()[positions] >= 0]
+    return neighbor_votes(task.train, row, y, task.meta, known, task.n_classes)
 
 
 def _warn(method: Method, facts: Mapping[str, Any], trusted_left_out: bool) -> None:

@@ -30,31 +30,42 @@ def soft_transition(p: Floats, y: Ints) -> Floats:
     return np.asarray(counts / counts.sum(1, keepdims=True))
 
 
-def count_votes(x: NDArray[np.floating], y: Ints, n_classes: int, k: int = NEIGHBORS, chunk: int = 1024) -> Floats:
-    """How many of the k rows nearest to each row (by the cosine, without the row itself) have each label.  [N, K]"""
+def count_votes(
+    x: NDArray[np.floating], y: Ints, n_classes: int, others: int = 0, k: int = NEIGHBORS, chunk: int = 1024
+) -> Floats:
+    """How many of the k rows nearest to each row (by the cosine, without the row itself) have each label y.  [N, K]
+
+    The last `others` rows of x have no label: they get votes but do not vote.
+    """
     h = np.asarray(x, np.float32).reshape(len(x), -1)
     h = h / np.maximum(np.linalg.norm(h, axis=1, keepdims=True), 1e-12)
-    k = min(k, len(h) - 1)
+    voters = h[: len(h) - others]
+    k = min(k, len(voters) - 1)
     votes = np.zeros((len(x), n_classes))
     for start in range(0, len(x), chunk):
         rows = np.arange(start, min(start + chunk, len(x)))
-        similarity = h[rows] @ h.T
-        similarity[np.arange(len(rows)), rows] = -np.inf
+        similarity = h[rows] @ voters.T
+        own = rows < len(voters)
+        similarity[np.flatnonzero(own), rows[own]] = -np.inf
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k] if k else np.zeros((len(rows), 0), np.int64)
         np.add.at(votes, (rows[:, None], y[nearest]), 1)
     return votes
 
 
-def pair_features(p: Floats, y: Ints, votes: Floats | None = None) -> tuple[Floats, list[str]]:
-    """The features F [N, K, D] of every row and class, and their names. Without `votes` [N, K], they are left out."""
+def pair_features(p: Floats, y: Ints, votes: Floats | None = None, others: int = 0) -> tuple[Floats, list[str]]:
+    """The features F [N, K, D] of every row and class, and their names. Without `votes` [N, K], they are left out.
+
+    The transition matrices are estimated without the last `others` rows.
+    """
     K = p.shape[1]
     p = np.maximum(np.asarray(p, np.float64), _LEAST)
     p /= p.sum(1, keepdims=True)
+    n = len(p) - others
     columns = {
         "p": np.log(p),
-        "T": np.log(np.maximum(soft_transition(p, y), _FLOOR))[:, y].T,
+        "T": np.log(np.maximum(soft_transition(p[:n], y[:n]), _FLOOR))[:, y].T,
         "keep": np.eye(K)[y],
-        "T_em": np.log(np.maximum(estimate_transition(p, y), _FLOOR))[:, y].T,
+        "T_em": np.log(np.maximum(estimate_transition(p[:n], y[:n]), _FLOOR))[:, y].T,
     }
     if votes is not None:
         total = votes.sum(1, keepdims=True)

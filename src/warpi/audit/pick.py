@@ -2,8 +2,7 @@
 
 Half of the rows are `random`: drawn at random within strata (the given classes, the same number of each). Whether a row
 is drawn does not depend on anything else, so these rows represent the data and give an estimate of the noise rate. The
-other half is `informative`: rows whose class is in doubt, the same number of each suggested class. Nothing prefers
-examples about which a network is confident.
+other half is `informative`: the rows whose class is most uncertain.
 """
 
 from collections.abc import Sequence
@@ -28,8 +27,6 @@ from warpi.runs.reopen import reopen
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import write_csv
 from warpi.utils.seeding import generator
-
-_CONFIDENT = 0.9  # a class with at least this probability is not in doubt
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +122,7 @@ def pick_rows(
     random = np.concatenate([_draw(np.flatnonzero(strata == h), count[h], rng) for h in range(len(size))])
     informative = np.zeros(0, np.int64)
     if audit is not None and n > n_random:
-        informative = _draw_informative(audit, np.setdiff1d(np.arange(len(row)), random), n - n_random, K, rng)
+        informative = _most_uncertain(audit, np.setdiff1d(np.arange(len(row)), random), n - n_random)
     none = np.zeros(len(informative), np.int64)
     stratum = strata[random]
     picked = np.concatenate([count[stratum], none])
@@ -179,19 +176,10 @@ def _cluster(features: Tensor, given: Ints, quota: Ints, rng: torch.Generator) -
     return strata
 
 
-def _draw_informative(audit: Audit, pool: Ints, n: int, K: int, rng: torch.Generator) -> Ints:
-    """Choose n positions of the audit from `pool`, the same number of every suggested class.
+def _most_uncertain(audit: Audit, pool: Ints, n: int) -> Ints:
+    """The n positions of the audit from `pool` whose most probable class is least probable.
 
-    They are drawn at random from the rows whose class is in doubt or differs from the given label. If there are too
-    few of these, the rows with the least confident predictions follow.
+    Labels that are most probably wrong teach less: the audit corrects them by itself.
     """
-    top = audit.posterior[pool].max(1)
-    doubtful = (top < _CONFIDENT) | (audit.suggested[pool] != audit.given[pool])
-    chosen = []
-    for k, m in enumerate(_distribute(np.bincount(audit.suggested[pool], minlength=K), n)):
-        members = audit.suggested[pool] == k
-        first = _draw(pool[members & doubtful], m, rng)
-        rest = pool[members & ~doubtful]
-        rest = rest[top[members & ~doubtful].argsort(kind="stable")][: m - len(first)]
-        chosen += [first, rest]
-    return np.concatenate(chosen)
+    chosen: Ints = pool[audit.posterior[pool].max(1).argsort(kind="stable")][:n]
+    return chosen

@@ -46,6 +46,7 @@ class Audit:
     classes: tuple[str, ...]  # K names
     error_rates: tuple[Mapping[str, Any], ...]  # one dict per class: class, n, rate, low, high, checked
     facts: Mapping[str, Any]  # run, method, folds, threshold, noise_rate {n, rate, low, high, checked, level}, ...
+    learned_posterior: Floats | None = None  # [N, K] P(true class | x, given label), learned from checked rows
 
     def __len__(self) -> int:
         return len(self.row)
@@ -53,6 +54,8 @@ class Audit:
     @property
     def posterior(self) -> Floats:
         """P(true class | x, given label).  [N, K]"""
+        if self.learned_posterior is not None:
+            return self.learned_posterior
         return posterior(self.probabilities, self.given, self.T)
 
     @property
@@ -146,6 +149,7 @@ class Audit:
     def save(self, folder: Path | str) -> Path:
         """Store the audit in a run folder as one file and return its path."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_ARRAYS}
+        arrays = {name: values for name, values in arrays.items() if values is not None}
         about = {"format": FORMAT, **{name: getattr(self, name) for name in _NOT_ARRAYS}}
         content = io.BytesIO()
         np.savez_compressed(content, about=np.array(json.dumps(about)), **arrays)
@@ -194,7 +198,7 @@ def read_audit(folder: Path | str) -> Audit:
 def _check(audit: Audit) -> None:
     """Raise ValueError if the arrays do not fit together."""
     N, K = len(audit.row), len(audit.classes)
-    shapes = {"probabilities": (N, K), "T": (K, K)}
+    shapes = {"probabilities": (N, K), "T": (K, K), "learned_posterior": (N, K)}
     for f in fields(audit):
         values = getattr(audit, f.name)
         if not isinstance(values, np.ndarray):

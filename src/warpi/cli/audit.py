@@ -30,6 +30,9 @@ def audit(argv: list[str]) -> None:
         "--rows train|all", "all: also audit held-out rows (default: all, or train if the test labels are right)"
     )
     parser.add("--threshold X", "wrong_probability above which a label is an issue (default: 0.5)", float, 0.5)
+    parser.add(
+        "--checked FILE.csv,...", "lists of `warpi pick` in which checked_label is filled; they improve the audit"
+    )
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print only errors")
     given = parser.read(argv)
@@ -39,7 +42,9 @@ def audit(argv: list[str]) -> None:
     if not given["quiet"]:
         _log_to_stderr()
     run = reopen(given["run"], given["device"])
-    result = audit_run(run, folds=given["folds"], rows=given["rows"], threshold=given["threshold"])
+    checked = given["checked"].split(",") if given["checked"] else []
+    options = {name: given[name] for name in ("folds", "rows", "threshold")}
+    result = audit_run(run, checked=checked, **options)
     files = run.data.dataset.files
     paths = files.paths if files else None
     if given["csv"]:

@@ -7,6 +7,7 @@ import webbrowser
 from argparse import SUPPRESS
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def review(argv: list[str]) -> None:
         raise UserError(f"warpi review: the run defines its data; leave out --{next(iter(settings)).replace('_', '-')}")
     if run is None and given["out"] is None:
         raise UserError("warpi review: required: --out, the folder for the decisions")
-    from warpi.review.decisions import Store
+    from warpi.audit.decisions import Store
     from warpi.review.open import open_data, open_run, read_row_list
     from warpi.review.session import ReviewSession
 
@@ -61,6 +62,9 @@ def review(argv: list[str]) -> None:
         items, settings = opened.items, opened.settings
     folder = given["out"] or run / "review"
     with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
+        if rows is not None:
+            store.remember_random(rows.random)
+        items = replace(items, random_rows=frozenset(store.random_rows()))
         session = ReviewSession(items, store, folder, settings)
         if given["export"] or given["export_trusted"]:
             _export(session, given)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from warpi.audit.decisions import Decision, Store
 from warpi.audit.result import Audit
 from warpi.data.numeric import Columns
 from warpi.datasets.columns.raw import read_parquet
@@ -18,7 +19,6 @@ from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
-from warpi.review.decisions import Decision, Store
 from warpi.review.export import final_labels, next_folder
 from warpi.review.items import Floats, Ints, Items
 from warpi.review.open import open_run

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from warpi.audit.checked_labels import CHECKED
+from warpi.audit.decisions import Decision
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns
@@ -23,7 +24,6 @@ from warpi.datasets.label_columns import GIVEN
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import read_noise_file, write_noise_file
-from warpi.review.decisions import Decision
 from warpi.review.items import Items
 from warpi.review.open import open_data
 from warpi.review.show_input import feature_cells, path_inside, pixels, png

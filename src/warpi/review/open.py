@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from warpi.audit.checked_labels import row_weight
 from warpi.audit.make_audit import load_or_make_audit
 from warpi.audit.pick import labels_with_noise
 from warpi.audit.result import Audit
@@ -28,7 +29,7 @@ class RowList(NamedTuple):
     """The rows of a list that `warpi pick --csv` or `warpi audit --csv` wrote."""
 
     row: NDArray[np.int64]  # [n] in the order of the list
-    random: frozenset[int]  # those that were drawn at random
+    random: dict[int, float]  # those that were drawn at random, and how many rows of the data each represents
     given: dict[int, str]  # their given labels, if the list has them
     path: Path
 
@@ -92,7 +93,7 @@ def _with_row_list(items: Items, rows: RowList | None) -> Items:
                 f"row {row} is {label!r} in {rows.path}, but {' or '.join(map(repr, sorted(known)))} in "
                 f"{items.dataset.name}; the list was made for other data or labels: make a new one with `warpi pick`"
             )
-    return replace(items, random_rows=rows.random)
+    return replace(items, random_rows=frozenset(rows.random))
 
 
 def read_row_list(path: Path | None) -> RowList | None:
@@ -107,7 +108,7 @@ def read_row_list(path: Path | None) -> RowList | None:
     except (ValueError, OverflowError) as e:
         raise UserError(f"{path}: the column 'row' must contain integers ({e})") from e
     lines = dict(zip(row.tolist(), records, strict=True))
-    random = frozenset(r for r, cells in lines.items() if cells.get("part") == "random")
+    random = {r: row_weight(cells) for r, cells in lines.items() if cells.get("part") == "random"}
     given = {r: cells["given_label"] for r, cells in lines.items() if cells.get("given_label")}
     return RowList(row, random, given, path)
 

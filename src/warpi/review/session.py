@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from warpi.review.decisions import ACTIONS, Choice, Decision, Store
+from warpi.audit.decisions import ACTIONS, Choice, Decision, Store
 from warpi.review.export import STATES, fit_command, state_of, write_all
 from warpi.review.items import Items
 

@@ -4,10 +4,11 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from warpi.errors import UserError
 
@@ -117,6 +118,19 @@ class Store:
                     self._db.execute("ROLLBACK")
                 raise
 
+    def remember_random(self, weights: Mapping[int, float]) -> None:
+        """Add rows that were drawn at random, in the order of their list, and how many rows each stands for."""
+        with self._writing() as db:
+            known = self.random_rows() | dict(weights)
+            value = json.dumps([[row, weight] for row, weight in known.items()])
+            db.execute("INSERT OR REPLACE INTO about VALUES ('random_rows', ?)", (value,))
+
+    def random_rows(self) -> dict[int, float]:
+        """The rows of all lists that were reviewed and were drawn at random, with their weights."""
+        with self._lock:
+            stored = self._db.execute("SELECT value FROM about WHERE key = 'random_rows'").fetchone()
+        return _parse_random(stored)
+
     def current_decisions(self) -> dict[int, Decision]:
         """The decisions in force, by row."""
         with self._lock:
@@ -179,6 +193,24 @@ class Store:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def read_decisions(path: Path) -> tuple[dict[int, str | None], dict[int, float]]:
+    """The label in force of every decided row (None: unsure or skipped), and `Store.random_rows`.
+
+    The file is only read, whatever data set it is about.
+    """
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)) as db:
+            labels = dict(db.execute("SELECT row, label FROM standing").fetchall())
+            stored = db.execute("SELECT value FROM about WHERE key = 'random_rows'").fetchone()
+    except sqlite3.Error as e:
+        raise UserError(f"{path} is not a file of decisions ({e}); move it away, or restore it") from e
+    return labels, _parse_random(stored)
+
+
+def _parse_random(stored: tuple[str] | None) -> dict[int, float]:
+    return {int(row): float(weight) for row, weight in json.loads(stored[0])} if stored else {}
 
 
 def _now() -> str:

@@ -1,0 +1,107 @@
+"""Combine the predictions for all rows with the rows that a person has checked."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import warpi.audit.label_scores as scores
+from warpi.audit.label_scores import Floats, Ints
+from warpi.audit.pair_model import count_votes, cross_fit_pairs, pair_features
+from warpi.audit.rates import Checks
+from warpi.data.examples import TensorExamples
+from warpi.data.split import Split
+
+MIN_PAIRS = 20  # with fewer, Bayes' rule with the transition matrix is as good
+_MOST_ROWS = 50_000  # for which nearest neighbors are searched
+_MOST_FEATURES = 5_000
+
+
+class Pairs(NamedTuple):
+    """m rows whose given and true label are known, with predictions by models that were not trained on them."""
+
+    p: Floats  # [m, K]
+    given: Ints  # [m]
+    true: Ints  # [m]
+    random: NDArray[np.bool_]  # [m] drawn at random
+    weight: Floats  # [m] rows that a random one stands for, relative to the others
+
+    @classmethod
+    def join(cls, first: "Pairs", second: "Pairs") -> "Pairs":
+        """All pairs. The weights of each part are divided by their mean, since they were drawn separately."""
+        scaled = [
+            part._replace(weight=part.weight / max(_mean(part.weight[part.random]), 1e-12)) for part in (first, second)
+        ]
+        return cls(*(np.concatenate(values) for values in zip(*scaled, strict=True)))
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else 1.0
+
+
+class Posterior(NamedTuple):
+    """What is known about the true classes of n rows."""
+
+    q: Floats  # [n, K] P(true class | x, given label); certain for checked rows
+    checks: Checks  # for the noise rate
+    learned: bool  # from pairs, and not only by Bayes' rule
+
+
+def combine_with_checks(
+    p: Floats, y: Ints, T: Floats, at: Ints, checked: Pairs, trusted: Pairs, votes: Floats | None
+) -> Posterior:
+    """The posterior of rows with predictions p [n, K] and given labels y [n].
+
+    `checked` are the rows at the positions `at` [m], and `trusted` are other rows. `votes` [n + trusted, K] are the
+    labels of similar rows, if they are known.
+    """
+    n = len(y)
+    pairs = Pairs.join(checked, trusted)
+    learned = len(pairs.true) >= MIN_PAIRS
+    if learned:
+        every_p = np.concatenate([p, trusted.p])
+        every_y = np.concatenate([y, trusted.given])
+        features, names = pair_features(every_p, every_y, votes, others=len(trusted.true))
+        places = np.concatenate([at, n + np.arange(len(trusted.true))])
+        q, left_out = cross_fit_pairs(features, names, places, pairs.true)
+        q = q[:n]
+    else:
+        q = scores.posterior(p, y, T)
+        left_out = scores.posterior(pairs.p, pairs.given, T)
+    no = np.zeros(len(pairs.true), dtype=np.bool_)
+    checks = Checks(
+        given=y,
+        wrong=1 - q[np.arange(n), y],
+        certain=np.zeros(n, dtype=np.bool_),
+        checked_given=pairs.given,
+        is_wrong=pairs.given != pairs.true,
+        wrong_left_out=1 - left_out[np.arange(len(pairs.true)), pairs.given],
+        random=pairs.random,
+        checked_certain=no,
+        weight=pairs.weight,
+    )
+    known = q.copy()
+    known[at] = np.eye(p.shape[1])[checked.true]
+    return Posterior(known, checks, learned)
+
+
+def neighbor_votes(train: Split, row: Ints, y: Ints, trusted: Split | None, positions: Ints, K: int) -> Floats | None:
+    """Votes of similar rows for the rows `row` of the data and for trusted rows; None if there is nothing to compare.
+
+    Inputs are standardized features in memory. Images are not compared: their pixels say little about similarity.
+    """
+    examples = train.examples
+    parts = [examples, *([] if trusted is None else [trusted.examples])]
+    size = int(np.prod(examples.shape))
+    if len(row) > _MOST_ROWS or size > _MOST_FEATURES or len(examples.shape) != 1:
+        return None
+    if not all(isinstance(part, TensorExamples) for part in parts):
+        return None
+    x = [examples.flat(torch.from_numpy(row))]
+    if trusted is not None:
+        x.append(trusted.examples.flat(trusted.rows[torch.from_numpy(positions)]))
+    values = torch.cat([part.cpu().double() for part in x])
+    mean, std = values[: len(row)].mean(0), values[: len(row)].std(0)
+    standardized = (values - mean) / torch.where(std > 1e-12, std, torch.inf)
+    return count_votes(standardized.numpy(), y, K, others=len(values) - len(row))

@@ -1,0 +1,98 @@
+"""Checked rows in an audit: decisions of a review, filled lists, and trusted rows with their earlier label."""
+
+import csv
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warpi
+from warpi.audit.checked_labels import collect_row_checks
+from warpi.audit.decisions import Choice, Store
+from warpi.audit.label_scores import posterior
+from warpi.audit.make_audit import audit
+from warpi.audit.result import read_audit
+from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks
+from warpi.errors import UserError
+
+RNG = np.random.default_rng(0)
+N, K = 400, 3
+P = RNG.dirichlet(np.full(K, 0.3), N)
+TRUE = np.array([RNG.choice(K, p=p) for p in P])
+GIVEN = np.where(RNG.random(N) < 0.3, (TRUE + 1) % K, TRUE)
+T = 0.7 * np.eye(K) + 0.3 * np.roll(np.eye(K), 1, axis=1)
+
+
+def pairs(rows: np.ndarray, random: bool = True) -> Pairs:
+    return Pairs(P[rows], GIVEN[rows], TRUE[rows], np.full(len(rows), random), np.ones(len(rows)))
+
+
+def test_few_pairs_leave_bayes_rule() -> None:
+    at = np.arange(MIN_PAIRS - 1)
+    result = combine_with_checks(P, GIVEN, T, at, pairs(at), pairs(at[:0]), None)
+    assert not result.learned
+    np.testing.assert_allclose(result.q[50:], posterior(P, GIVEN, T)[50:])
+    np.testing.assert_array_equal(result.q[at].argmax(1), TRUE[at])  # what was checked is certain
+    np.testing.assert_array_equal(result.checks.is_wrong, GIVEN[at] != TRUE[at])
+
+
+@pytest.mark.parametrize("as_trusted", [False, True])
+def test_pairs_improve_the_posterior(as_trusted: bool) -> None:
+    at = np.arange(100)
+    rest = np.arange(100, N)
+    if as_trusted:
+        result = combine_with_checks(P[100:], GIVEN[100:], T, at[:0], pairs(at[:0]), pairs(at), None)
+        q = result.q
+    else:
+        result = combine_with_checks(P, GIVEN, T, at, pairs(at), pairs(at[:0]), None)
+        q = result.q[rest]
+    assert result.learned
+    wrong_T = posterior(P[rest], GIVEN[rest], np.eye(K) * 0.9 + 0.1 / K)
+    likelihoods = [np.log(p[np.arange(len(rest)), TRUE[rest]].clip(1e-9)).mean() for p in (q, wrong_T)]
+    assert likelihoods[0] > likelihoods[1]
+
+
+def test_lists_and_decisions(tmp_path: Path) -> None:
+    header = ["row", "given_label", "checked_label", "part", "stratum_size", "stratum_picked"]
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([header, [4, "a", "b", "random", 20, 2], [9, "a", "a", "informative", 0, 0]])
+        writer.writerow([2, "b", "", "random", 20, 2])
+    run = tmp_path / "run"
+    with closing(Store(run / "review/decisions.sqlite", {})) as store:
+        store.remember_random({1: 3.0, 5: 3.0, 6: 3.0})
+        chosen = [(1, "keep", "a"), (6, "change", "b"), (7, "change", "b"), (8, "unsure", None)]
+        store.decide([Choice(row, 0, action, label, "a", None) for row, action, label in chosen], "t", "1")
+    checks = collect_row_checks(run, [tmp_path / "list.csv"], ("a", "b"))
+    assert checks.row.tolist() == [1, 4, 6, 7, 9]
+    assert checks.label.tolist() == [0, 1, 1, 1, 0]
+    assert checks.random.tolist() == [True, True, False, False, False]  # row 5 was not reviewed, so row 6 may be chosen
+    assert checks.weight.tolist()[:2] == [3, 10]
+    with pytest.raises(UserError, match="'b', which is not a class"):
+        collect_row_checks(None, [tmp_path / "list.csv"], ("a", "c"))
+    assert len(collect_row_checks(tmp_path, [], ("a", "b")).row) == 0
+
+
+def test_audit_with_a_filled_list(tmp_path: Path) -> None:
+    """From the list to an interval of the noise rate, and to suggestions that agree with the checks."""
+    rng = np.random.default_rng(1)
+    y = np.arange(300) % 3
+    x = rng.normal(size=(300, 2)) + 4 * np.eye(3, 2)[y]
+    given = np.where(rng.random(300) < 0.3, (y + 1) % 3, y)
+    np.savez(tmp_path / "x.npz", x=x, y=given)
+    run = warpi.fit(tmp_path / "run", data=str(tmp_path / "x.npz"), method="ce", epochs=3, device="cpu")
+    before = audit(run)
+    assert before.facts["noise_rate"]["low"] is None
+    checked = rng.choice(300, 60, replace=False)
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", "given_label", "checked_label", "part", "stratum_size", "stratum_picked"])
+        writer.writerows([row, given[row], y[row], "random", 300, 60] for row in checked)
+    after = audit(run, checked=[tmp_path / "list.csv"])
+    rate = after.facts["noise_rate"]
+    assert rate["low"] <= (given != y).mean() <= rate["high"]
+    assert after.suggested[checked].tolist() == y[checked].tolist()
+    stored = read_audit(run.path)
+    np.testing.assert_array_equal(stored.posterior, after.posterior)
+    assert (after.suggested == y).mean() >= (before.suggested == y).mean()
