@@ -31,9 +31,8 @@ class _Layout:
 
     archive: str  # the file to download
     folder: str  # the folder that it contains
-    train: tuple[str, ...]
-    test: str
-    names: str
+    names: str  # the file of class names
+    suffix: str = ""  # of the files of images
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ class _Kind:
     """The differences between CIFAR-10 and CIFAR-100."""
 
     name: str
+    train: tuple[str, ...]  # files of images, without suffix
+    test: str
     python: _Layout
     binary: _Layout
     labels: tuple[str, ...]  # keys of a python file, in the order of the label bytes of a binary record; classes last
@@ -51,17 +52,12 @@ class _Kind:
     label_sets: dict[str, str]  # key in such a file -> name of the label set
 
 
-_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 _CIFAR10 = _Kind(
     name="cifar10",
-    python=_Layout("cifar-10-python.tar.gz", "cifar-10-batches-py", _BATCHES, "test_batch", "batches.meta"),
-    binary=_Layout(
-        "cifar-10-binary.tar.gz",
-        "cifar-10-batches-bin",
-        tuple(f"{batch}.bin" for batch in _BATCHES),
-        "test_batch.bin",
-        "batches.meta.txt",
-    ),
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    test="test_batch",
+    python=_Layout("cifar-10-python.tar.gz", "cifar-10-batches-py", "batches.meta"),
+    binary=_Layout("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "batches.meta.txt", ".bin"),
     labels=("labels",),
     names="label_names",
     mean=(125.307, 122.950, 113.865),
@@ -73,8 +69,10 @@ _CIFAR10 = _Kind(
 )
 _CIFAR100 = _Kind(
     name="cifar100",
-    python=_Layout("cifar-100-python.tar.gz", "cifar-100-python", ("train",), "test", "meta"),
-    binary=_Layout("cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt"),
+    train=("train",),
+    test="test",
+    python=_Layout("cifar-100-python.tar.gz", "cifar-100-python", "meta"),
+    binary=_Layout("cifar-100-binary.tar.gz", "cifar-100-binary", "fine_label_names.txt", ".bin"),
     labels=("coarse_labels", "fine_labels"),
     names="fine_label_names",
     mean=(129.304, 124.070, 112.434),
@@ -104,17 +102,19 @@ def cifar100(root: Path | None = None) -> Dataset:
 def _read(kind: _Kind, root: Path | None) -> Dataset:
     root = data_root(root, kind.name, _how_to_get(kind))
     folder, layout = _folder(kind, root)
-    if missing := [name for name in (*layout.train, layout.test, layout.names) if not (folder / name).is_file()]:
+    files = [name + layout.suffix for name in (*kind.train, kind.test)]
+    if missing := [name for name in (*files, layout.names) if not (folder / name).is_file()]:
         raise UserError(f"{folder} has no file {missing[0]!r}; unpack {layout.archive} again, in full")
     read = _read_python if layout is kind.python else _read_binary
-    train = [read(folder / name, kind) for name in layout.train]
+    *train, (x_test, labels_test) = (read(folder / name, kind) for name in files)
     x, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
-    x_test, labels_test = read(folder / layout.test, kind)
     classes = _class_names(folder / layout.names, kind)
 
     y = torch.tensor(labels[:, -1])
     y_test = torch.tensor(labels_test[:, -1])
-    has_superclasses = kind.labels[0] == "coarse_labels"
+    superclass = None
+    if kind.labels[0] == "coarse_labels":
+        superclass = _superclass(np.concatenate([labels, labels_test]), len(classes), folder)
     return Dataset(
         name=kind.name,
         examples=_examples(x, kind),
@@ -123,9 +123,7 @@ def _read(kind: _Kind, root: Path | None) -> Dataset:
         clean=y,
         test=Split(_examples(x_test, kind), torch.arange(len(x_test)), y_test),
         test_is_clean=True,
-        superclass=_superclass(np.concatenate([labels, labels_test]), len(classes), folder)
-        if has_superclasses
-        else None,
+        superclass=superclass,
         label_sets=_human_labels(kind, root, y),
     )
 
@@ -142,7 +140,7 @@ def _folder(kind: _Kind, root: Path) -> tuple[Path, _Layout]:
     with reading(root):
         for layout in (kind.python, kind.binary):
             for folder in (root / layout.folder, root):
-                if any((folder / name).is_file() for name in layout.train):
+                if any((folder / (name + layout.suffix)).is_file() for name in kind.train):
                     return folder, layout
     raise UserError(f"{kind.name} is not in {root}: {_how_to_get(kind)}")
 
@@ -203,7 +201,9 @@ def _human_labels(kind: _Kind, root: Path, y: Tensor) -> dict[str, Tensor]:
     label_sets: dict[str, Tensor] = {}
     names = kind.label_sets | {"clean": "clean", "clean_label": "clean"}
     for path in _human_files(kind, root):
-        arrays = _read_npz(path) if path.suffix == ".npz" else _read_torch_file(path)
+        arrays = load_arrays(path) if path.suffix == ".npz" else _read_torch_file(path)
+        if not isinstance(arrays, dict):
+            raise UserError(f"{path}: contains a {type(arrays).__name__}, not a dict of label arrays; fetch it again")
         keys = [key for key in arrays if key in names]  # the others are e.g. superclass labels
         if not keys:
             raise UserError(f"{path} has no {kind.name} labels: got {sorted(map(str, arrays))}, not {sorted(names)}")
@@ -230,24 +230,13 @@ def _human_files(kind: _Kind, root: Path) -> Iterator[Path]:
         yield from [folder / name for folder in folders if (folder / name).is_file()][:1]
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
-    arrays = load_arrays(path)
-    if isinstance(arrays, np.ndarray):
-        raise UserError(f"{path}: a single array, not a .npz of label sets; fetch it again")
-    return arrays
-
-
-def _read_torch_file(path: Path) -> dict[str, Any]:
-    """A dict of numpy arrays written by torch.save: a pickle in a zip file, or (before torch 1.6) the fourth pickle."""
+def _read_torch_file(path: Path) -> Any:
+    """An object written by torch.save: a pickle in a zip file, or (before torch 1.6) the fourth pickle."""
     with reading(path), path.open("rb") as file:
         if zipfile.is_zipfile(file):
-            saved = safe_load(_unzip(file, path), str(path))
-        else:
-            file.seek(0)
-            saved = [safe_load(file) for _ in range(4)][-1]
-    if not isinstance(saved, dict):
-        raise UserError(f"{path}: contains a {type(saved).__name__}, not a dict of label arrays; fetch it again")
-    return saved
+            return safe_load(_unzip(file, path), str(path))
+        file.seek(0)
+        return [safe_load(file) for _ in range(4)][-1]
 
 
 def _unzip(file: IO[bytes], path: Path) -> IO[bytes]:

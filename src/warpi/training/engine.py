@@ -45,11 +45,7 @@ class TrainingState:
         self.step += 1
 
     def start_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.step = 0
-        self.seconds = 0.0
-        self.sums = {}
-        self.counts = {}
+        vars(self).update(vars(TrainingState(epoch)))
 
 
 def train(

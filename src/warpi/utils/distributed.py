@@ -90,18 +90,17 @@ def process_group(device: torch.device) -> Iterator[None]:
             )
         except (RuntimeError, ValueError) as e:
             raise UserError(f"the processes of this run cannot reach one another: {_short(e)}") from e
+    all_alive = True
     try:
         with _detect_lost_rank():
             _control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         yield
     except RankLostError:
-        raise  # destroying the group could wait for the lost rank
-    except BaseException:
-        dist.destroy_process_group(None if creates else _control)
+        all_alive = False
         raise
-    else:
-        dist.destroy_process_group(None if creates else _control)
     finally:
+        if all_alive:  # otherwise destroying the group could wait for the lost rank
+            dist.destroy_process_group(None if creates else _control)
         _control = None
 
 
