@@ -79,7 +79,7 @@ def hash_weights(net: nn.Module) -> str:
 def _load(package: str, pip_name: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(package)
-    except ImportError as e:
+    except (ImportError, RuntimeError) as e:  # RuntimeError: compiled for another version of torch
         raise UserError(
             f"{purpose} needs the package {pip_name!r} ({first_line(e)}); install it with: pip install {pip_name}"
         ) from e
