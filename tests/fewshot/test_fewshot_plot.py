@@ -68,7 +68,7 @@ def two_bases(**other: Any) -> list[dict[str, Any]]:
 
 
 def curve(label: str, shots: int) -> Curve:
-    return Curve(label, shots, ([0.0], [1.0]), [0, 1], [0, 1], [0, 0.5], None, 0.1)
+    return Curve(label, shots, [0.0], [1.0], [0, 1], [0, 1], [0, 0.5], None, 0.1)
 
 
 def test_curves_have_one_column_per_learner_for_all_shots(figures: list[Figure]) -> None:

@@ -119,6 +119,6 @@ def examples(runs: Sequence[Run], n: int, seed: int = 0) -> list[list[Curve]]:
                 std = out.std[..., 0].tolist() if out.std is not None else [None] * n
                 mse = score_tasks(out, episode).tolist()
                 for i, line in enumerate(lines):
-                    line.append(Curve(names[run.path], shots, (xs[i], ys[i]), x[i], y[i], mean[i], std[i], mse[i]))
+                    line.append(Curve(names[run.path], shots, xs[i], ys[i], x[i], y[i], mean[i], std[i], mse[i]))
         all_lines += lines
     return all_lines

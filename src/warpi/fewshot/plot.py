@@ -22,7 +22,8 @@ class Curve(NamedTuple):
 
     label: str
     shots: int
-    support: tuple[Sequence[float], Sequence[float]]
+    support_x: Sequence[float]
+    support_y: Sequence[float]
     x: Sequence[float]
     truth: Sequence[float]
     mean: Sequence[float]
@@ -31,10 +32,7 @@ class Curve(NamedTuple):
 
     def row(self, task: int) -> dict[str, Any]:
         """The drawn values as JSON types; the band is mean ± 2 std."""
-        x, y = self.support
-        rest = self._asdict()
-        del rest["support"]
-        return {"task": task, "support_x": x, "support_y": y, **rest}
+        return {"task": task, **self._asdict()}
 
 
 def plot_curves(curves: Sequence[Sequence[Curve]], kind: str) -> bytes:
@@ -54,7 +52,7 @@ def plot_curves(curves: Sequence[Sequence[Curve]], kind: str) -> bytes:
         panels = figure.subplots(n, m, squeeze=False, sharex=True, sharey="row")
         used = [{labels.index(curve.label) for curve in line} for line in curves]
         for row, (line, axes) in enumerate(zip(curves, panels, strict=True)):
-            reach = 1.15 * max(abs(v) for c in line for v in (*c.truth, *c.support[1])) + 0.2
+            reach = 1.15 * max(abs(v) for c in line for v in (*c.truth, *c.support_y)) + 0.2
             first = row == 0 or curves[row - 1][0].shots != line[0].shots
             for curve in line:
                 i = labels.index(curve.label)
@@ -78,7 +76,7 @@ def _curve(ax: "Axes", curve: Curve, color: str) -> None:
         low, high = ([m + s * d for m, d in zip(curve.mean, curve.std, strict=True)] for s in (-2, 2))
         ax.fill_between(curve.x, low, high, color=color, alpha=0.18, linewidth=0, label="± 2 standard deviations")
     ax.plot(curve.x, curve.mean, color=color, linewidth=1.6, label="prediction")
-    ax.plot(*curve.support, "o", color="black", markersize=4, label="support")
+    ax.plot(curve.support_x, curve.support_y, "o", color="black", markersize=4, label="support")
 
 
 def plot_bases(rows: Sequence[Row], kind: str) -> bytes:

@@ -70,21 +70,17 @@ def read_details(runs: Sequence[RunRecord], audit: bool = False, device: str = "
 
 def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
     missing: list[str] = []
-    arrays: Arrays | None = None
+    arrays: Arrays = {}
     try:
-        arrays = read_arrays(path)
+        arrays = read_arrays(path) or {}
+        if _NEW not in arrays and not (path / CHECKPOINT).exists():
+            missing.append(f"losses and confusion: there is no {CHECKPOINT} in {path}")
+        elif _NEW not in arrays and not compute:
+            missing.append(f"losses and confusion: compute them with: warpi report {path} --out DIR")
+        elif _NEW not in arrays:
+            arrays = _measure(path, device)
     except UserError as error:
         missing.append(_left_out(path, "losses and confusion", error, audit))
-    if not missing and (arrays is None or _NEW not in arrays):
-        if not (path / CHECKPOINT).exists():
-            missing.append(f"losses and confusion: there is no {CHECKPOINT} in {path}")
-        elif not compute:
-            missing.append(f"losses and confusion: compute them with: warpi report {path} --out DIR")
-        else:
-            try:
-                arrays = _measure(path, device)
-            except UserError as error:
-                missing.append(_left_out(path, "losses and confusion", error, audit))
     audited: Audit | None = None
     suspects: tuple[Suspect, ...] = ()
     if audit or (path / AUDIT_FILE).exists():
@@ -94,7 +90,7 @@ def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
             missing.append(_left_out(path, "suspicious labels", error, audit))
     elif (path / CHECKPOINT).exists():
         missing.append("suspicious labels: the run has no audit; add --audit to the command that made this page")
-    return Detail(path, arrays or {}, audited, suspects, tuple(missing))
+    return Detail(path, arrays, audited, suspects, tuple(missing))
 
 
 def _left_out(path: Path, what: str, error: UserError, required: bool) -> str:
