@@ -1,6 +1,5 @@
 """Read run folders and group the runs that differ only in the seed."""
 
-import hashlib
 import json
 import math
 import re
@@ -15,7 +14,7 @@ from warpi.errors import UserError
 from warpi.runs.rerun_command import format_value
 from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_record
 from warpi.runs.stored_facts import base_key, describe_differences, later_keys
-from warpi.utils.files import read_json
+from warpi.utils.files import read_json, sha256
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -302,7 +301,7 @@ def _short(value: object) -> str:
         return text
     if len(value) <= 9:
         return format_value([f"{each:.6g}" if isinstance(each, float) else each for each in value])
-    return f"{format_value(value[:3])},… {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{format_value(value[:3])},… {sha256(text)[:8]}"
 
 
 def _drop_copies(runs: Iterable[RunRecord]) -> tuple[RunRecord, ...]:

@@ -1,6 +1,5 @@
 """Write the decisions of a review: corrected labels of all rows, and a trusted set for `warpi fit --trusted`."""
 
-import hashlib
 import io
 import itertools
 import os
@@ -30,7 +29,7 @@ from warpi.review.show_input import feature_cells, path_inside, pixels, png
 from warpi.review.trusted_set import TrustedSetSummary, balance_classes, original_rows
 from warpi.runs.rerun_command import command
 from warpi.runs.spec import DataSpec
-from warpi.utils.files import format_csv, write_atomically
+from warpi.utils.files import format_csv, sha256, write_atomically
 
 STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
 
@@ -341,11 +340,11 @@ def _links(
         target = path_inside(*file) if file else None
         if target is not None:
             # Names determine the order of training, so they must not depend on the location of the data.
-            digest = hashlib.sha256(os.fsencode(os.path.relpath(target, root))).hexdigest()[:8]
+            digest = sha256(os.path.relpath(target, root))[:8]
             links[name, f"{digest}-{os.path.basename(target)}"] = target
         else:
             content = png(pixels(_input(*place)))
-            links[name, f"{hashlib.sha256(content).hexdigest()[:16]}.png"] = content
+            links[name, f"{sha256(content)[:16]}.png"] = content
     return links
 
 

@@ -1,6 +1,5 @@
 """The items of a review: rows with the results about their labels, and how to show them."""
 
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.review.show_input import feature_cells, is_picture, photo, pixels, png
 from warpi.training.task import Task
+from warpi.utils.files import sha256
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -87,11 +87,7 @@ class Items:
     def identity(self) -> dict[str, Any]:
         """Values that identify the data set. Image files count by name, since they may be read at another size."""
         files = self.dataset.files
-        inputs = (
-            hashlib.sha256("\0".join(files.paths).encode(errors="surrogateescape")).hexdigest()
-            if files
-            else self.dataset.examples.digest()
-        )
+        inputs = sha256("\0".join(files.paths)) if files else self.dataset.examples.digest()
         return {"inputs_sha256": inputs, "classes": list(self.classes), "rows": len(self.given)}
 
     @cached_property
@@ -283,10 +279,9 @@ def items_from_data(
 
 def _check_listed(rows: Ints, n: int) -> Ints:
     """Raise if a row is listed twice or does not exist."""
-    values, first = np.unique(rows, return_index=True)
-    if len(values) < len(rows):
-        twice = next(row for i, row in enumerate(rows.tolist()) if i not in set(first.tolist()))
-        raise UserError(f"--rows lists row {twice} twice; list each row once")
+    values, counts = np.unique(rows, return_counts=True)
+    if (counts > 1).any():
+        raise UserError(f"--rows lists row {values[counts > 1][0]} twice; list each row once")
     outside = rows[(rows < 0) | (rows >= n)]
     if not len(rows) or len(outside):
         listed = outside[0] if len(outside) else "no row"

@@ -1,6 +1,5 @@
 """Read the TOML file of a sweep: the runs it describes, each with a unique folder name."""
 
-import hashlib
 import json
 import logging
 import re
@@ -20,6 +19,7 @@ from warpi.runs.defaults import to_plain_types
 from warpi.runs.schema import STORED, to_stored_names
 from warpi.runs.spec import DataSpec
 from warpi.training.recipe import Recipe
+from warpi.utils.files import sha256
 
 Settings = dict[str, Any]
 log = logging.getLogger("warpi.sweep")
@@ -305,7 +305,7 @@ def folder_name(settings: Settings) -> str:
     name = "_".join(words)
     if all(exact for *_, exact in written) and len(name) <= 120:
         return name
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    digest = sha256(json.dumps(settings, sort_keys=True))[:8]
     if len(name) > 120:
         name = f"{'_'.join(words[:-1])[:100]}_{words[-1]}"
     return f"{name}_{digest}"
