@@ -3,8 +3,8 @@
 python examples/table_csv.py
 
 The same from a shell:
-    warpi fit --data noisy.csv --label digit --trusted checked.csv --test 0 --out run
-    warpi audit run --rows all --csv audit.csv
+    warpi fit --data noisy.csv --label digit --trusted checked.csv --out run
+    warpi audit run --csv audit.csv
 """
 
 import csv
@@ -35,7 +35,7 @@ def correct(noisy: Path, corrected: Path, result: "warpi.audit.Audit") -> None:
         csv.writer(file).writerows([head, *rows])
 
 
-def main(folder: Path, epochs: int = 30) -> tuple[float, float]:
+def main(folder: Path, **settings: str) -> tuple[float, float]:
     """Write the tables, find and correct the wrong labels; return the percentage of right labels before and after."""
     x, truth = load_digits(return_X_y=True)
     rng = np.random.default_rng(0)
@@ -46,15 +46,13 @@ def main(folder: Path, epochs: int = 30) -> tuple[float, float]:
     write_table(folder / "noisy.csv", x[rest], given[rest])
 
     data, trusted = str(folder / "noisy.csv"), str(folder / "checked.csv")
-    run = warpi.fit(
-        out=folder / "run", data=data, label="digit", trusted=trusted, test=0.0, epochs=epochs, seed=0, quiet=True
-    )
-    result = audit(run, rows="all")  # including the rows held out for validation
+    run = warpi.fit(out=folder / "run", data=data, label="digit", trusted=trusted, seed=0, quiet=True, **settings)
+    result = audit(run)
     correct(folder / "noisy.csv", folder / "corrected.csv", result)
 
-    rate = result.facts["noise_rate"]
+    accuracy, low, high = (run.history[-1][name] for name in ("trusted_acc", "trusted_low", "trusted_high"))
+    print(f"accuracy {accuracy:.1f} % on trusted rows not used for training, 90 % interval {low:.1f} to {high:.1f}")
     print(f"{result.is_label_issue.sum()} of {len(result)} labels are probably wrong")
-    print(f"noise rate {100 * rate['rate']:.1f} %, 95 % interval {100 * rate['low']:.1f} to {100 * rate['high']:.1f}")
     with (folder / "corrected.csv").open(newline="") as file:
         after = np.array([int(row[-1]) for row in list(csv.reader(file))[1:]])
     return 100 * float(np.mean(given[rest] == truth[rest])), 100 * float(np.mean(after == truth[rest]))

@@ -43,10 +43,15 @@ class Task:
         return self.train.y.device
 
     def to(self, device: torch.device | str) -> "Task":
-        """Move to a device. The inputs of splits that share their examples are moved only once."""
-        meta = self.meta and self.meta.to(device)
-        val = self.val and self.val.to(device)
-        return replace(self, train=self.train.to(device), meta=meta, val=val)
+        """Move to a device. Splits that share the examples of the training rows still share them."""
+        train = self.train.to(device)
+
+        def move(split: Split | None) -> Split | None:
+            moved = split and split.to(device)
+            shares = split is not None and split.examples is self.train.examples
+            return replace(moved, examples=train.examples) if moved and shares else moved
+
+        return replace(self, train=train, meta=move(self.meta), val=move(self.val))
 
 
 @dataclass(frozen=True, eq=False)
