@@ -15,10 +15,12 @@ import sklearn
 import torch
 from scipy.sparse import csr_array, csr_matrix
 from sklearn.base import clone
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import FitFailedWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_validate
+from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -28,6 +30,7 @@ from warpi import METHODS, Batch, Dataset, Log, Method, NoisyLabelClassifier, Re
 from warpi.data.numeric import make_features
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
+from warpi.estimator.inputs import UnknownCategories
 from warpi.estimator.pseudo_trusted import MAX_PER_CLASS, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.methods.plain import CE
 from warpi.methods.registry import CORE
@@ -66,9 +69,10 @@ def fast(method: Any = "ce", **params: Any) -> NoisyLabelClassifier:
 
 
 @pytest.mark.filterwarnings("ignore::warpi.estimator.pseudo_trusted.NoTrustedExamples")
-def test_check_estimator() -> None:
+@pytest.mark.parametrize("params", [{"epochs": 3, "batch_size": 16}, {"model": "logistic"}], ids=["network", "auto"])
+def test_check_estimator(params: dict[str, Any]) -> None:
     """All checks pass; the one of array-API inputs needs an environment variable before scipy is imported."""
-    results = check_estimator(NoisyLabelClassifier(epochs=3, batch_size=16), on_skip=None)
+    results = check_estimator(NoisyLabelClassifier(**params), on_skip=None)
     skipped = {result["check_name"] for result in results if result["status"] != "passed"}
     assert len(results) > 40
     assert skipped <= (set() if os.environ.get("SCIPY_ARRAY_API") else {"check_array_api_input"})
@@ -176,9 +180,10 @@ def test_old_names_of_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) -> 
 )
 def test_every_method(name: str, small: tuple[Arrays, Arrays, Arrays]) -> None:
     (x, y), (x_trusted, y_trusted), _ = small
-    model = fast(name, noise_rate=0.3).fit(x[:60], y[:60], x_trusted, y_trusted)
+    settings = {"epochs": None, "model": "logistic"} if name == "auto" else {}
+    model = fast(name, noise_rate=0.3, **settings).fit(x[:60], y[:60], x_trusted, y_trusted)
     assert model.method_ == name
-    assert len(model.history_) == 2
+    assert len(model.history_) == (1 if name == "auto" else 2)
     np.testing.assert_allclose(model.predict_proba(x).sum(1), 1, atol=1e-6)
 
 
@@ -258,8 +263,8 @@ def test_object_columns_of_numbers_are_numeric(table: tuple[pd.DataFrame, np.nda
     numbers = frame[["size"]]
     only = fast(epochs=2).fit(numbers.astype(object), y).predict_proba(numbers)
     np.testing.assert_array_equal(only, fast(epochs=2).fit(numbers, y).predict_proba(numbers))
-    with pytest.raises(ValueError, match=r"NaN: column 'size', row 3"):
-        fast().fit(loose.assign(size=loose["size"].where(loose.index != 3, None)), y)
+    with pytest.raises(ValueError, match=r"infinity or a value too large for float32: column 'size', row 3"):
+        fast().fit(loose.assign(size=loose["size"].where(loose.index != 3, np.inf)), y)
 
 
 def test_frames_with_categories_in_memory_and_in_files(
@@ -276,10 +281,9 @@ def test_frames_with_categories_in_memory_and_in_files(
     )
     np.testing.assert_allclose(fast(epochs=10, batch_size=16).fit(wide, y).predict_proba(wide), p, atol=1e-6)
 
-    with pytest.raises(UserError, match=r"column 'place' of X, row 0: 'east' did not occur"):
-        model.predict(frame.assign(place="east"))
-    with pytest.raises(ValueError, match=r"NaN: column 'place', row 3"):
-        model.predict(frame.assign(place=frame["place"].mask(frame.index == 3)))
+    with pytest.warns(UnknownCategories, match=r"treated as unknown: 'place' \(240 rows, such as 'east'\)"):
+        unknown = model.predict_proba(frame.assign(place="east"))
+    assert (unknown.argmax(1) == p.argmax(1)).mean() > 0.9, "the other columns still predict"
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(frame[["colour", "size", "place", "old"]])
     with pytest.raises(UserError, match="must be a data frame with the columns"):
@@ -315,6 +319,125 @@ def test_frames_with_categories_in_memory_and_in_files(
     with pytest.raises(UserError, match=r"probabilities of onnxruntime differ .* by up to .* more than 1e-05"):
         loaded.to_onnx(tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_bytes() == before
+
+
+# --- auto -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def messy() -> tuple[pd.DataFrame, np.ndarray]:
+    """A table whose cells are partly missing: the class depends on a number and on a category."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=200)
+    number = np.where(rng.random(200) < 0.2, np.nan, 3 * y + rng.normal(size=200))
+    colour = np.where(y == 0, "red", "blue").astype(object)
+    colour[rng.random(200) < 0.2] = None
+    kind = pd.Categorical.from_codes(np.where(rng.random(200) < 0.3, -1, y), ["x", "y"])
+    frame = pd.DataFrame({"number": number, "whole": pd.array(y * 2, dtype="Int64"), "colour": colour, "kind": kind})
+    return frame.assign(whole=frame["whole"].mask(frame.index < 9)), y
+
+
+def test_auto_keeps_its_choice_in_a_file(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
+    (x, y), trusted, (x_test, y_test) = small
+    model = NoisyLabelClassifier(model="logistic", random_state=0).fit(x, y, *trusted)
+    assert model.method_ == "auto"
+    assert {"candidate", "score", "error", "seconds", "weight", "note"} == {*model.choice_[0]}
+    score = model.trusted_score_
+    assert 0 <= score.low <= score <= score.high <= 1
+    assert model.score(x_test, y_test) > 0.7
+    assert model.label_quality_.shape == y.shape
+    np.testing.assert_allclose(model.transition_.sum(1), 1)
+    model.save(tmp_path / "model.warpi")
+    loaded = NoisyLabelClassifier.load(tmp_path / "model.warpi")
+    np.testing.assert_allclose(loaded.predict_proba(x_test), model.predict_proba(x_test), atol=1e-6)
+    assert loaded.choice_ == model.choice_
+    assert (loaded.trusted_score_, loaded.trusted_score_.low) == (score, score.low)
+    assert loaded.get_params() == model.get_params()
+    again = pickle.loads(pickle.dumps(model))
+    assert again.trusted_score_.high == score.high
+    assert repr(score).endswith(f"to {score.high:.3f})")
+
+
+def test_auto_with_a_model_of_scikit_learn(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
+    (x, y), trusted, (x_test, _) = small
+    x, y = x[:120], y[:120]
+    forest = RandomForestClassifier(8, random_state=0)
+    model = NoisyLabelClassifier(model=forest, random_state=0)
+    assert clone(model).get_params()["model__n_estimators"] == 8
+    model.fit(x, y, *trusted).save(tmp_path / "forest.warpi")
+    loaded = NoisyLabelClassifier.load(tmp_path / "forest.warpi", model=forest)
+    np.testing.assert_allclose(loaded.predict_proba(x_test), model.predict_proba(x_test), atol=1e-6)
+    model = NoisyLabelClassifier(model=GaussianNB(), random_state=0).fit(x, y, *trusted)
+    assert model.predict(x_test).shape == (len(x_test),)
+    with pytest.raises(UserError, match="GaussianNB cannot be saved"):
+        model.save(tmp_path / "bayes.warpi")
+    for method, given, message in (
+        ("ce", "forest", "model is only for method='auto'"),
+        ("auto", "tree", "unknown model 'tree'|model must be"),
+    ):
+        with pytest.raises(UserError, match=message):
+            NoisyLabelClassifier(method, model=given).fit(x, y, *trusted)
+
+
+def test_labels_before_the_check(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), (x_trusted, y_trusted), _ = small
+    x, y = x[:120], y[:120]
+    given = y_trusted.astype(object)
+    given[::3] = (y_trusted[::3] + 1) % 10
+    given[1] = None
+    model = NoisyLabelClassifier(model="logistic", random_state=0)
+    with_given = model.fit(x, y, x_trusted, y_trusted, given_trusted=given).transition_
+    assert np.abs(with_given - model.fit(x, y, x_trusted, y_trusted).transition_).max() > 1e-4
+    with pytest.raises(UserError, match="one label per row of X_trusted, got 3"):
+        model.fit(x, y, x_trusted, y_trusted, given_trusted=[1, 2, 3])
+    with pytest.raises(UserError, match="given_trusted are labels of the rows of X_trusted"):
+        model.fit(x, y, given_trusted=given)
+
+
+@pytest.mark.parametrize("params", [{"model": "logistic"}, {"method": "ce", "epochs": 5}], ids=["auto", "network"])
+@pytest.mark.filterwarnings("ignore::warpi.estimator.pseudo_trusted.NoTrustedExamples")
+def test_missing_numbers_and_categories(
+    params: dict[str, Any], messy: tuple[pd.DataFrame, np.ndarray], tmp_path: Path
+) -> None:
+    frame, y = messy
+    model = NoisyLabelClassifier(random_state=0, **params).fit(frame, y)
+    assert model.score(frame, y) > 0.9
+    p = model.predict_proba(frame)
+    assert np.isfinite(p).all()
+    model.save(tmp_path / "model.warpi")
+    np.testing.assert_allclose(NoisyLabelClassifier.load(tmp_path / "model.warpi").predict_proba(frame), p, atol=1e-6)
+    prepared = model.net_.prepare(torch.tensor(model.encode(frame)))
+    names = ["number", "whole", "red", "blue", "no colour", "x", "y", "no kind", "missing number", "missing whole"]
+    assert prepared.shape == (200, len(names))
+    missing = frame["number"].isna().to_numpy(copy=True)
+    assert len(set(prepared[missing, 0].tolist())) == 1
+    median = frame["number"].median()
+    at_median = (median - float(model.net_.prepare.mean[0])) / float(model.net_.prepare.std[0])
+    assert float(prepared[missing, 0][0]) == pytest.approx(at_median, abs=1e-5)
+    assert ((prepared[:, 8] > 0).numpy() == missing).all()
+
+
+@pytest.mark.filterwarnings("ignore::warpi.estimator.pseudo_trusted.NoTrustedExamples")
+def test_missing_numbers_in_arrays(small: tuple[Arrays, Arrays, Arrays]) -> None:
+    (x, y), _, _ = small
+    complete = fast("ce").fit(x, y)
+    assert np.isfinite(complete.predict_proba(np.full_like(x[:2], np.nan))).all(), "new rows may miss any number"
+    gaps = x.copy()
+    gaps[::7, 3] = np.nan
+    model = NoisyLabelClassifier(model="logistic", random_state=0).fit(gaps, y, gaps[:100], y[:100])
+    assert model.net_.prepare.layout.indicated == (3,)
+    with pytest.raises(ValueError, match="infinity"):
+        fast().fit(np.where(np.isnan(gaps), np.inf, gaps), y)
+
+
+@pytest.mark.parametrize("model", ["logistic", pytest.param("forest", marks=pytest.mark.slow)])
+def test_auto_as_onnx(model: str, small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    (x, y), trusted, _ = small
+    fitted = NoisyLabelClassifier(model=model, random_state=0).fit(x[:100], y[:100], *trusted)
+    difference = fitted.to_onnx(tmp_path / "model.onnx")
+    assert difference is not None
+    assert difference < 1e-5
 
 
 TEXTS = {
@@ -393,8 +516,7 @@ def test_settings_of_sparse_inputs(monkeypatch: Any) -> None:
         start(self, task, recipe)
 
     monkeypatch.setattr(Method, "start", record_start)
-    for module in ("warpi.runs.defaults", "warpi.estimator.classifier"):
-        monkeypatch.setattr(f"{module}.ENOUGH_ROWS", 1)  # so that no defaults for few rows apply
+    monkeypatch.setattr("warpi.runs.defaults.ENOUGH_ROWS", 1)  # so that no defaults for few rows apply
     rng = np.random.default_rng(1)
     x, y = rng.random((60, 40)), np.arange(60) % 2
     auto = [
@@ -547,8 +669,12 @@ def test_custom_method(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> 
 
 def test_warns_without_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) -> None:
     (x, y), _, _ = small
-    with pytest.warns(NoTrustedExamples, match="dmi_ns is trained, which does not need any"):
-        assert fast("auto").fit(x, y).method_ == "dmi_ns"
+    with pytest.warns(NoTrustedExamples, match="so auto is trained without any.*Five checked rows per class"):
+        plain = NoisyLabelClassifier(model="logistic", random_state=0).fit(x, y)
+    assert plain.method_ == "auto"
+    assert plain.trusted_score_ is None
+    with pytest.warns(NoTrustedExamples, match="so elr is trained without any"):
+        assert fast("auto").fit(x, y).method_ == "elr"
     with pytest.warns(NoTrustedExamples, match="glc needs trusted examples, but there are none"):
         assert fast("glc", epochs=1).fit(x, y).method_ == "glc"
     fast("elr").fit(x, y)  # chosen explicitly and needs none, so there is no warning
@@ -559,11 +685,10 @@ def test_warns_without_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) ->
 def test_few_rows(small: tuple[Arrays, Arrays, Arrays], monkeypatch: pytest.MonkeyPatch) -> None:
     (x, y), trusted, _ = small
     assert fast("auto").fit(x, y, *trusted).method_ == "glc"
-    for module in ("warpi.runs.defaults", "warpi.estimator.classifier"):
-        monkeypatch.setattr(f"{module}.ENOUGH_ROWS", 2 * len(x))
+    monkeypatch.setattr("warpi.runs.defaults.ENOUGH_ROWS", 2 * len(x))
     history = fast("ce", epochs=None).fit(x, y).history_
     assert (len(history), history[0]["lr"]) == (60, pytest.approx(0.05 / 2))
-    monkeypatch.setattr("warpi.estimator.classifier.ENOUGH_ROWS", len(x))
+    monkeypatch.setattr("warpi.runs.defaults.ENOUGH_ROWS", len(x))
     assert fast("auto").fit(x, y, *trusted).method_ == "warpi"
 
 
