@@ -174,8 +174,9 @@ def collect_row_checks(folder: Path | None, lists: Sequence[Path], classes: Sequ
                 )
     rows = np.array(sorted(checked), dtype=np.int64)
     values = [checked[row] for row in rows.tolist()]
-    label, is_random, weight = ([value[j] for value in values] for j in range(3))
-    return RowChecks(rows, np.array(label, np.int64), np.array(is_random, bool), np.array(weight, float))
+    labels = np.array([label for label, _, _ in values], dtype=np.int64)
+    random_rows = np.array([is_random for _, is_random, _ in values], dtype=np.bool_)
+    return RowChecks(rows, labels, random_rows, np.array([weight for _, _, weight in values], dtype=np.float64))
 
 
 def _require_checked(checked: NDArray[np.bool_], out_of_order: int) -> None:

@@ -1,6 +1,7 @@
 """`warpi audit` and `warpi pick`. Heavy imports wait until the flags are parsed."""
 
 import logging
+import shlex
 import sys
 from argparse import SUPPRESS
 from collections.abc import Mapping
@@ -83,6 +84,12 @@ def _print_audit(audit: "Audit") -> None:
     Console(highlight=False).print(table)
     print(f"probabilities: {audit.facts['probabilities']}")
     print(f"uncertainty: {audit.facts['uncertainty']}")
+    if audit.facts["run"] is not None:
+        run = shlex.quote(audit.facts["run"])
+        if audit.facts["noise_rate"]["low"] is None:
+            print(f"next: warpi pick 40 {run} --csv check.csv, then warpi review {run} --rows check.csv")
+        else:
+            print(f"next: warpi review {run}, or warpi correct {run} --out corrected.csv")
 
 
 def pick(argv: list[str]) -> None:
@@ -134,6 +141,9 @@ def pick(argv: list[str]) -> None:
     picked.to_csv(given["csv"])
     n, random = len(picked.row), int(picked.random.sum())
     print(f"{given['csv']}: {n} rows to check: {random} random and {n - random} informative")
+    if given["run"] is not None:
+        run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))
+        print(f"next: warpi review {run} --rows {listed}, or fill it and run warpi audit {run} --checked {listed}")
 
 
 def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

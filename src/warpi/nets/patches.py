@@ -21,6 +21,10 @@ class PatchFeatures(nn.Module):
     hours on a CPU.
     """
 
+    weight: Tensor
+    bias: Tensor
+    floor: Tensor
+
     def __init__(
         self, channels: int, filters: int = 256, size: int = 6, grid: int = 2, threshold: float = 0.25
     ) -> None:
