@@ -70,9 +70,8 @@ class FineTune(Method):
 
     def create_state(self) -> None:
         self.meta_loader.steps = self.loader.steps
-        self.switch = self.recipe.epochs - warmup_epochs(
-            self.share, self.recipe.epochs
-        )  # where the second phase begins
+        epochs = self.recipe.epochs
+        self.switch = epochs - warmup_epochs(self.share, epochs)  # the first epoch of the second phase
 
     def epoch(self, t: int) -> Iterator[Log]:
         loader = self.loader if t < self.switch else self.meta_loader
