@@ -189,13 +189,19 @@ def make_small_task(n: int = 60, trusted: int = 9, shape: tuple[int, ...] = (4,)
         (make_small_task(), {"epochs": 3}, "glc"),
         (make_small_task(ENOUGH_ROWS + 30), {"lr": 0.1}, "warpi"),
         (make_small_task(trusted=0), {"net": "mlp"}, "elr"),
-        (make_small_task(shape=(1, 8, 8)), {}, "warpi"),
-        (make_small_task(trusted=0, shape=(1, 8, 8)), {}, "elr"),
+        (make_small_task(shape=(1, 8, 8)), {}, "auto"),
     ],
 )
 def test_default_method(task: Task, settings: dict[str, Any], name: str) -> None:
     assert default_method(task, settings).name == name
     assert default_method(task, settings).reason
+
+
+def test_images_on_a_gpu_train_a_network() -> None:
+    gpu = torch.device("cuda")
+    assert default_method(make_small_task(shape=(1, 8, 8)), {}, device=gpu).name == "warpi"
+    assert default_method(make_small_task(trusted=0, shape=(1, 8, 8)), {}, device=gpu).name == "elr"
+    assert default_method(make_small_task(), {}, device=gpu).name == "auto"
 
 
 def test_settings_of_a_network_choose_a_network(folder: Path, tmp_path: Path) -> None:

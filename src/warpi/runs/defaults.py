@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
@@ -44,16 +45,20 @@ class ChosenMethod(NamedTuple):
     reason: str
 
 
-def default_method(task: Task, settings: Mapping[str, Any], data: str = "") -> ChosenMethod:
+def default_method(
+    task: Task, settings: Mapping[str, Any], data: str = "", device: torch.device | None = None
+) -> ChosenMethod:
     """Choose the method for a task if the user names none. `settings` are those of the recipe and of the method.
 
     Settings of a network's training, such as `epochs`, ask for a network. So do images on a GPU; on a CPU, training a
     network takes hours, and models on features of the images are better with the same time. `data` is where the data
-    was read from: built-in data sets are benchmarks, on which few rows are a choice.
+    was read from: built-in data sets are benchmarks, on which few rows are a choice. `device` is where the method will
+    be trained (default: where the task is).
     """
     asked = sorted(_NETWORK_SETTINGS & {name for name, value in settings.items() if value is not None})
     is_table = len(task.shape) == 1
-    if not asked and (is_table or task.train.examples.device.type == "cpu"):
+    trains_on_cpu = (device or task.train.examples.device).type == "cpu"
+    if not asked and (is_table or trains_on_cpu):
         kind = "feature vectors" if is_table else "features of images, since there is no GPU to train a network"
         return ChosenMethod("auto", f"it compares models for {kind}")
     reason = f"it trains a network, for which {asked[0]} is set" if asked else "it trains a network, for images"

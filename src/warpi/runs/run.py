@@ -217,7 +217,7 @@ def _start(
             threads = resolve_threads(stored, threads, folder.path)
             spec = restore_spec(stored, settings, method, folder.path)
         stack.enter_context(cpu_threads(threads))
-        prepared = prepare(spec, cache).to(where)
+        prepared = prepare(spec, cache, where).to(where)
         if is_first:
             stack.enter_context(folder.lock())
             if folder.read_spec() != state.spec:  # changed while this process was reading the data

@@ -281,8 +281,8 @@ def files_to_hash(spec: RunSpec) -> dict[str, str | None]:
     }
 
 
-def prepare(spec: RunSpec, cache: DataCache | None = None) -> PreparedRun:
-    """Read the data of a run, make its task, and set the defaults that suit the data."""
+def prepare(spec: RunSpec, cache: DataCache | None = None, device: torch.device | None = None) -> PreparedRun:
+    """Read the data of a run, make its task, and set the defaults that suit the data and the device."""
     loaded = load(spec.data, cache)
     data = spec.data
     split = default_split(data.data)
@@ -306,7 +306,7 @@ def prepare(spec: RunSpec, cache: DataCache | None = None) -> PreparedRun:
     )
     reason = ""
     if not spec.names_method:
-        name, reason = default_method(task, spec.given, data.data)
+        name, reason = default_method(task, spec.given, data.data, device)
         spec = replace(spec, method=name, base=METHODS[name], names_method=True)
     defaults = defaults_of_task(task, spec.given, data.data)
     return PreparedRun(replace(spec.with_defaults(defaults), data=data), loaded, task, truth, reason)
