@@ -4,6 +4,7 @@ from warpi.data.batch import Batch as Batch
 from warpi.data.dataset import Dataset as Dataset
 from warpi.data.examples import TensorExamples as TensorExamples
 from warpi.data.split import Split as Split
+from warpi.datasets.embedding.embed import embed as embed
 from warpi.datasets.registry import DATASETS as DATASETS
 from warpi.errors import UserError as UserError
 from warpi.estimator.classifier import NoisyLabelClassifier as NoisyLabelClassifier
