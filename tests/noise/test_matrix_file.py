@@ -376,9 +376,9 @@ def test_method_reads_a_matrix_file(
     assert stored["spec"]["changed"] == {"matrix": "T.npy"}
     assert stored["facts"]["matrix_file_sha256"] == hashlib.sha256(Path("T.npy").read_bytes()).hexdigest()
     settings = {"method": "forward", "matrix": "T.npy", "seed": 0}
-    assert _other_content(Path("file"), settings) is None
+    assert _other_content(stored, settings) is None
     np.save("T.npy", some_matrix(10, 4).numpy())
-    assert str(_other_content(Path("file"), settings)).startswith("T.npy: its sha256 was ")
+    assert str(_other_content(stored, settings)).startswith("T.npy: its sha256 was ")
     for argv in (["audit", "file"], ["fit", "--out", "file", "--resume"]):
         assert main(argv) == 2
         assert "has changed: matrix_file_sha256 was" in capsys.readouterr().err

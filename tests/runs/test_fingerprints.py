@@ -39,6 +39,11 @@ def make_files(where: Path, **change: Any) -> dict[str, Any]:
     return {"method": "ce", "net": "mlp", "epochs": 1, **{name: str(file) for name, file in files.items()}}
 
 
+def read_spec(run: Path) -> dict[str, Any]:
+    spec: dict[str, Any] = json.loads((run / "spec.json").read_text())
+    return spec
+
+
 CHANGES: list[tuple[dict[str, Any], str, str]] = [
     ({"x_meta": X[:20] + 6}, "the set of trusted examples", "meta"),
     ({"y_meta": Y[1:21]}, "the set of trusted examples", "meta"),
@@ -58,11 +63,13 @@ def test_changed_files_are_refused_and_make_another_experiment(
     fit(run, **settings)
     fit(run, resume=True)
     stored = to_stored_names(settings)
-    assert _other_content(run, stored) is None
+    assert _other_content(read_spec(run), stored) is None
     fit(tmp_path / "other", seed=1, **make_files(tmp_path / "files", **change))
     with pytest.raises(UserError, match=rf"^{what} of the run in {run} has changed: {fact}_sha256 was"):
         fit(run, resume=True)
-    assert re.search(rf": ({fact}_sha256|its sha256) was ", _other_content(run, stored) or ""), "a sweep detects it"
+    assert re.search(rf": ({fact}_sha256|its sha256) was ", _other_content(read_spec(run), stored) or ""), (
+        "a sweep detects it"
+    )
     assert len(group(find_runs([run, tmp_path / "other"]))) == 2
     old = json.loads((run / "spec.json").read_text())
     del old["facts"][f"{fact}_sha256"]
@@ -100,12 +107,12 @@ def test_a_changed_image_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shutil.copytree(tmp_path / "copy", root, copy_function=shutil.copyfile)  # the same files with other times
     fit(tmp_path / "run", resume=True)
     settings = {"method": "ce", "epochs": 1, "data": str(root), "seed": 0}
-    assert _other_content(tmp_path / "run", settings) is None
+    assert _other_content(read_spec(tmp_path / "run"), settings) is None
     noise = np.random.default_rng(0).integers(0, 255, (8, 8, 3), np.uint8)
     Image.fromarray(noise).save(root / "a" / "deep" / "0.png")
     with pytest.raises(UserError, match=rf"has changed: {fact}_sha256 was"):
         fit(tmp_path / "run", resume=True)
-    assert f"{root}: {fact}_sha256 was" in (_other_content(tmp_path / "run", settings) or "")
+    assert f"{root}: {fact}_sha256 was" in (_other_content(read_spec(tmp_path / "run"), settings) or "")
 
 
 def test_every_change_changes_the_stamp(tmp_path: Path) -> None:
