@@ -150,9 +150,13 @@ class _CellReader:
                 )
                 return self._fill(name, column, *read_numbers(raw, notation))
             case DateColumn(order=order):
+                if not isinstance(raw, Words) and raw.dtype.kind == "f" and np.isnan(raw).all():
+                    raw = np.full(len(raw), np.datetime64("NaT", "us"))
                 self._check_kind(name, not isinstance(raw, Words) and raw.dtype.kind != "M", "a date")
                 return self._fill(name, column, *read_days(raw, order))
             case VectorColumn(fill=fill):
+                if isinstance(raw, Words) and raw.words == [""]:
+                    raw = np.full((len(raw.codes), len(fill)), np.nan)
                 is_other = isinstance(raw, Words) or raw.ndim != 2 or raw.shape[1] != len(fill)
                 self._check_kind(name, is_other, f"a vector of {len(fill)} numbers")
                 assert not isinstance(raw, Words)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.data.decode import SUFFIXES
-from warpi.data.numeric import CategoryColumn, Columns, NumberColumn, TextColumn
+from warpi.data.numeric import Columns, NumberColumn
 from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS
 from warpi.datasets.text_files import (
     GAPS,
@@ -95,7 +95,7 @@ def read_columns(
     if path.is_dir():
         return _read_text_folder(path, label, new)
     features = first.features if first else {}
-    known_texts = {name for name, column in features.items() if isinstance(column, CategoryColumn | TextColumn)}
+    known_texts = {name for name, column in features.items() if not isinstance(column, NumberColumn)}
     as_text = {label, *LABEL_COLUMNS, *GIVEN, *known_texts, *(name for name in kinds if kinds[name] != "number")}
     as_text -= {name for name in GIVEN if isinstance(features.get(name), NumberColumn)}
     table = Table(path, label, [], {}, None, new)
