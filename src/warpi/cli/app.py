@@ -10,6 +10,7 @@ from warpi.errors import UserError, unknown
 
 COMMANDS = {
     "fit": ("warpi.cli.fit:fit", "train a classifier that is robust to wrong labels, and write a run folder"),
+    "compare": ("warpi.cli.fit:compare", "compare models and methods on trusted rows that they have not seen"),
     "predict": ("warpi.cli.predict:predict", "predict the classes of new rows with a trained run"),
     "embed": ("warpi.cli.embed:embed", "compute the vectors of images or texts once, by a pretrained model"),
     "audit": ("warpi.cli.audit:audit", "find the labels of a run's data that are probably wrong"),

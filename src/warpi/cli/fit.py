@@ -119,6 +119,47 @@ def _print_result(run: "Run") -> None:
         print(f"warpi: {WITHOUT_TRUSTED}", file=sys.stderr)
 
 
+def compare(argv: list[str]) -> None:
+    parser = Parser(
+        "warpi compare",
+        "Compare the candidates of `auto`, and other methods, on trusted rows that they have not seen. The table is "
+        "stored as choice.json in a run folder, whose model is the mixture that auto chose.",
+    )
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a finished run of auto; or give --data")
+    parser.add("--methods A,B,...", "also train these methods (`warpi list methods`)")
+    parser.add("--folds K", "trainings of each method, each without some trusted rows (default: 3)", int, 3)
+    parser.add("--budget TIME", "time for auto, and again for the methods, such as 60s or 5m (default: no limit)")
+    parser.add("--out DIR", "run folder to write, with --data", Path)
+    parser.add("--seed N", "random seed of a new run", int, 0)
+    parser.add("--device auto|cpu|cuda", "device to train on", default="auto")
+    add_data_flags(parser, "data without a run")
+    given = parser.read(argv)
+    from warpi.audit.compare import compare as compare_methods
+    from warpi.methods.auto import parse_seconds
+    from warpi.runs.reopen import reopen
+    from warpi.runs.run import fit as run_fit
+
+    own = ("run", "methods", "folds", "budget", "out", "seed", "device")
+    data = {name: value for name, value in given.items() if name not in own}
+    if "meta_data" in data:
+        data["trusted"] = data.pop("meta_data")
+    if (given["run"] is None) == ("data" not in data) or (given["run"] is None) != (given["out"] is not None):
+        raise UserError("warpi compare: give a run folder, or --data and --out for a new run (and not both)")
+    budget = parse_seconds(given["budget"])
+    if given["run"] is not None:
+        run = reopen(given["run"], given["device"])
+    else:
+        options = {name: given[name] for name in ("seed", "device")}
+        run = run_fit(given["out"], method="auto", budget=budget, quiet=False, **options, **data)
+    methods = [name.strip() for name in given["methods"].split(",")] if given["methods"] else []
+    entries = compare_methods(
+        run, methods, folds=given["folds"], budget=budget, say=lambda text: print(f"warpi: {text}", file=sys.stderr)
+    )
+    _print_candidates(entries, len(entries))
+    print(f"auto: {getattr(run.method, 'reason', '')}")
+    print(f"{run.path}/choice.json: {len(entries)} candidates")
+
+
 def _describe_noise(method: "Method") -> str:
     from warpi.audit.result import MODEL_BASED
 
@@ -129,7 +170,7 @@ def _describe_noise(method: "Method") -> str:
     return f"about {rate:.1f} % of the labels are wrong (90 % interval {low:.1f} to {high:.1f})"
 
 
-def _print_candidates(choice: Sequence[Mapping[str, Any]]) -> None:
+def _print_candidates(choice: Sequence[Mapping[str, Any]], most: int = _SHOWN) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -137,12 +178,12 @@ def _print_candidates(choice: Sequence[Mapping[str, Any]]) -> None:
     table = Table(box=None)
     for name in ("candidate", "accuracy on trusted rows", "seconds", "weight", "note"):
         table.add_column(name, justify="left" if name in ("candidate", "note") else "right")
-    for c in shown[:_SHOWN]:
+    for c in shown[:most]:
         score = "" if c["score"] is None else f"{100 * c['score']:.1f} ± {100 * (c['error'] or 0):.1f} %"
         weight = f"{c['weight']:.2f}" if c["weight"] else "–"
         table.add_row(c["candidate"], score, f"{c['seconds']:.1f}", weight, c.get("note", ""))
     Console(highlight=False).print(table)
-    if len(shown) > _SHOWN:
+    if len(shown) > most:
         print(f"choice.json lists all {len(shown)} candidates")
 
 
