@@ -1064,8 +1064,14 @@ def test_two_sweeps_share_the_work(tmp_path: Path, capsys: pytest.CaptureFixture
     queue = Queue(read_plan(file, out), "another", lambda _: None)
     claim = queue.take()
     assert claim is not None
-    timer = threading.Timer(1.5, claim.lock.close)
-    timer.start()
+
+    def release_when_others_are_done() -> None:
+        while len(list(out.glob("*/done"))) < 3:
+            time.sleep(0.05)
+        claim.lock.close()
+
+    thread = threading.Thread(target=release_when_others_are_done, daemon=True)
+    thread.start()
     assert sweep(file, out, "--jobs", "1") == 0
-    timer.join()
+    thread.join()
     assert "[4/4] ce_pair-0.4_seed0" in capsys.readouterr().out, "not the last run, after its lock was released"
