@@ -1,5 +1,7 @@
 """The torch modules predict what scikit-learn predicts, and can be stored without pickle."""
 
+import warnings
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -129,7 +131,11 @@ def test_an_estimator_without_a_conversion_cannot_be_saved() -> None:
 def test_a_mixture_is_exported_to_onnx(tmp_path) -> None:
     mixture, x = make_mixture()
     path = tmp_path / "model.onnx"
-    batch = {"x": {0: "rows"}}
-    torch.onnx.export(mixture.eval(), (x[:4],), str(path), input_names=["x"], dynamic_axes=batch, dynamo=False)
+    shapes = {"x": {0: torch.export.Dim("batch")}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            mixture.eval(), (x[:4],), path, dynamo=True, verbose=False, input_names=["x"], dynamic_shapes=shapes
+        )
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert np.allclose(session.run(None, {"x": x.numpy()})[0], mixture(x), atol=1e-4)

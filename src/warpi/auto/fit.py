@@ -17,16 +17,16 @@ from warpi.auto.models import Plan, check_model, find_projection
 from warpi.auto.modules import Mixture
 from warpi.auto.problem import Clock, Column, Problem, build_mixture, pose_problem
 from warpi.auto.procedure import Outcome, run_procedure, run_without_trusted
-from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, trusted_importance
+from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, trusted_importance
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
 from warpi.auto.transition import bayes, estimate_transition
 
 Progress = Callable[[str, float], None]
 N_TREES = 100
-N_FOLDS = 5
 DEFAULT_MODELS = ("forest", "logistic")
-LARGE = 20_000  # rows from which boosting joins
-MOST_CELLS = 2_000_000  # rows times classes that are fitted; more rows are predicted only
+LARGE = 10_000  # rows from which boosting joins, with fewer trees, folds and candidates
+MOST_ROWS = 150_000  # noisy rows that are fitted; more are only predicted
+MOST_CELLS = 2_000_000  # the same as rows times classes
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,10 @@ def fit_auto(
 
 def choose_rows(rows: Rows, seed: int) -> Any:
     """The noisy rows to fit on, or None for all of them. The work is bounded; the other rows are only predicted."""
-    most = MOST_CELLS // rows.n_classes
+    most = min(MOST_ROWS, MOST_CELLS // rows.n_classes)
     if rows.n_noisy <= most:
         return None
     return np.sort(np.random.default_rng([seed, 3]).choice(rows.n_noisy, most, replace=False))
-
-
-def take_noisy(rows: Rows, chosen: Any) -> Rows:
-    return Rows(rows.x[chosen], rows.given[chosen], rows.x_trusted, rows.y_trusted, rows.given_trusted, rows.n_classes)
 
 
 def choose_models(rows: Rows, settings: AutoSettings) -> tuple[Any, ...]:
@@ -121,10 +117,11 @@ def choose_models(rows: Rows, settings: AutoSettings) -> tuple[Any, ...]:
 def make_plan(problem: Problem, seed: int) -> Plan:
     rng = np.random.default_rng([seed, 5])
     labels = np.concatenate([problem.given, problem.n_classes + problem.truth])
-    folds = assign_folds(labels, N_FOLDS, rng)
+    large = problem.n_noisy >= LARGE
+    folds = assign_folds(labels, 3 if large else 5, rng)
+    trees = int(N_TREES * np.clip(2000 / max(problem.n_noisy, 1), 0.5, 1))
     jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    large = problem.x.shape[0] >= LARGE
-    return Plan(folds, N_TREES, seed, jobs if large else 1, find_projection(problem.x, seed))
+    return Plan(folds, trees, seed, jobs if problem.n_noisy >= 2000 else 1, large, find_projection(problem.x, seed))
 
 
 def extra_column(candidate: ExtraCandidate, chosen: Any) -> Column:
@@ -144,7 +141,7 @@ def summarize(
     if chosen is not None:
         p = predict_rest(model, rows, chosen, p)
         posterior = bayes(p, transition, rows.given)
-    importance = trusted_importance(rows.given, rows.y_trusted, rows.n_classes)
+    importance = trusted_importance(estimate_class_sizes(p, posterior), rows.y_trusted)
     hits = (p_trusted.argmax(1) == rows.y_trusted).astype(np.float64)
     wrong = 1 - pick(posterior, rows.given)
     return AutoResult(
@@ -159,6 +156,15 @@ def summarize(
         noise_rate_point=float(wrong.mean()) if len(wrong) else 0.0,
         reason=outcome.reason,
     )
+
+
+def estimate_class_sizes(p: Floats, posterior: Floats) -> Floats:
+    """About how many noisy rows belong to each class: the mean of a soft and a hard count.
+
+    The given labels would be a bad count if a large class is often mistaken for a small one.
+    """
+    hard = np.bincount(p.argmax(1), minlength=p.shape[1])
+    return np.asarray((posterior.sum(0) + hard) / 2)
 
 
 def predict_rest(model: Mixture, rows: Rows, chosen: Any, p: Floats, batch: int = 20_000) -> Floats:

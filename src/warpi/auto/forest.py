@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn import config_context
 from sklearn.tree import DecisionTreeRegressor
 
 from warpi.auto.modules import TreeSum, round_down
-from warpi.auto.rows import Floats, Matrix
+from warpi.auto.rows import Floats, Ints, Matrix
 
-ROWS_PER_TREE = 20_000  # larger training sets: each tree sees a subsample, so that its cost is bounded
+ROWS_PER_TREE = 5_000  # larger training sets: each tree sees a subsample, so that its cost is bounded
 
 
 @dataclass(eq=False)
@@ -41,35 +42,31 @@ def fit_forest(
     total = np.zeros_like(q)
     votes = np.zeros(len(q))
 
-    def grow(number: int) -> tuple[Any, Any, Any]:
+    def grow(number: int) -> tuple[Any, Ints, Ints]:
         rng = np.random.default_rng([seed, number])
-        counts, out_of_bag = draw_rows(weight[used], rng, weighted_draw)
-        in_bag = np.flatnonzero(counts)
+        tree_weight, out_of_bag = draw_rows(weight[used], rng, weighted_draw)
+        in_bag = np.flatnonzero(tree_weight)
         rows = used[in_bag]
-        tree = DecisionTreeRegressor(max_features="sqrt", random_state=int(rng.integers(2**31)))
+        model = DecisionTreeRegressor(max_features="sqrt", random_state=int(rng.integers(2**31)))
         with config_context(skip_parameter_validation=True, assume_finite=True):
-            tree.fit(x[rows], q[rows], sample_weight=counts[in_bag], check_input=False)
+            model.fit(x[rows], q[rows], sample_weight=tree_weight[in_bag], check_input=False)
         predicted = np.ones(len(q), dtype=bool)
         predicted[used[~out_of_bag]] = False
-        return tree.tree_, np.flatnonzero(predicted), None
+        tested = np.flatnonzero(predicted)
+        return model.tree_, tested, model.tree_.apply(x[tested])
 
-    def add(tree: Any, rows: Any) -> None:
-        value = tree.value[:, :, 0]
-        total[rows] += value[tree.apply(x[rows])]
-        votes[rows] += 1
-
+    trees = []
     with ThreadPoolExecutor(n_jobs) as pool:
-        grown = pool.map(grow, range(n_trees)) if n_jobs > 1 else map(grow, range(n_trees))
-        trees = []
-        for tree, rows, _ in grown:
+        for tree, tested, leaf in pool.map(grow, range(n_trees)) if n_jobs > 1 else map(grow, range(n_trees)):
             trees.append(tree)
-            add(tree, rows)
+            total[tested] += tree.value[leaf, :, 0]
+            votes[tested] += 1
     prior = np.average(q[used], axis=0, weights=weight[used])
     p = (total + 1e-3 * prior) / (votes + 1e-3)[:, None]
     return FittedForest(trees, p / p.sum(1, keepdims=True))
 
 
-def draw_rows(weight: Floats, rng: np.random.Generator, weighted_draw: bool) -> tuple[Floats, Any]:
+def draw_rows(weight: Floats, rng: np.random.Generator, weighted_draw: bool) -> tuple[Floats, NDArray[np.bool_]]:
     """Weights of the rows in one tree, and which rows it may be tested on."""
     n = len(weight)
     size = min(n, ROWS_PER_TREE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def fit_gold(
         labels = problem.labels
         labels[: problem.n_noisy] = posterior
         weight = problem.weights(1.0, TRUSTED_WEIGHT * problem.importance)
-        step = Plan(plan.folds, trees, plan.seed + 100 + number, plan.n_jobs, plan.projection)
+        step = replace(plan, n_trees=trees, seed=plan.seed + 100 + number)
         parts = []
         for model in models:
             fitted = fit_model(model, problem.x, labels, weight, step, c=C)

@@ -24,6 +24,7 @@ from warpi.errors import UserError, unknown
 
 KINDS = ("forest", "logistic", "boosting", "knn")
 MOST_POINTS = 20_000  # of the nearest-neighbor model
+ESTIMATOR_FOLDS = 3  # of boosting and of classifiers of the user, which are slower than the others
 SMALLEST_SHARE = 0.05  # a soft label below this share is left out when a row is repeated once per class
 
 
@@ -35,6 +36,7 @@ class Plan:
     n_trees: int
     seed: int
     n_jobs: int = 1
+    large: bool = False  # many rows: fewer candidates
     projection: Floats | None = None  # [D, d] directions that the forest uses instead of sparse columns
 
 
@@ -92,9 +94,13 @@ def _project(projection: Floats | None, make: Callable[[], Any]) -> nn.Module:
 
 def make_boosting(n_rows: int, n_classes: int) -> Any:
     """Histogram boosting with a bounded number of trees."""
-    iterations = int(np.clip(400 // n_classes, 20, 100))
+    iterations = int(np.clip(200 // n_classes, 20, 60))
     return HistGradientBoostingClassifier(
-        max_iter=iterations, early_stopping=False, min_samples_leaf=int(np.clip(n_rows // 40, 2, 20)), random_state=0
+        learning_rate=0.15,
+        max_iter=iterations,
+        min_samples_leaf=int(np.clip(n_rows // 40, 2, 20)),
+        early_stopping=False,
+        random_state=0,
     )
 
 
@@ -106,8 +112,9 @@ def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Pl
     draws = 1 if hard or has_fit_parameter(estimator, "sample_weight") else 3
     whole = [_fit_once(estimator, x, q, weight, used, rng) for _ in range(draws)]
     p = _mean_prediction(whole, x, q.shape[1])
-    for fold in np.unique(plan.folds[used]):
-        inside = plan.folds == fold
+    folds = plan.folds % ESTIMATOR_FOLDS
+    for fold in np.unique(folds[used]):
+        inside = folds == fold
         train = used[~inside[used]]
         tested = used[inside[used]]
         if len(train):

@@ -69,7 +69,7 @@ def pose_problem(rows: Rows, held_out: Ints | None = None) -> Problem:
         given=rows.given,
         truth=truth,
         given_trusted=None if rows.given_trusted is None else rows.given_trusted[~out],
-        importance=trusted_importance(rows.given, truth, rows.n_classes),
+        importance=trusted_importance(np.bincount(rows.given, minlength=rows.n_classes), truth),
         n_classes=rows.n_classes,
     )
 

@@ -14,12 +14,16 @@ from warpi.auto.models import Plan, fit_model, model_name
 from warpi.auto.problem import Clock, Column, Problem
 from warpi.auto.rows import Floats
 from warpi.auto.transition import diagonal_prior, transition_prior
+from warpi.errors import first_line
 
 HEAVY = 10.0  # weight of a trusted row in the candidate "trusted x10"
 FIRST_PRIOR = 5.0
 FINAL_PRIOR = 10.0
 GOLD_SHARE = 0.5
 SWITCH_AT = 0.5  # standard errors
+TRUSTED_SHARE = 0.2  # of the models of trusted rows alone in the final mixture
+SWITCHED_SHARE = 0.5  # the same after the switch
+ALONE_AT = 2.0  # standard errors from which only models of trusted rows are used
 
 Report = Callable[[str], None]
 
@@ -52,20 +56,22 @@ def run_procedure(
     gold, transition = fit_gold(problem, models, first.p, prior, plan)
     gold.seconds = clock.lap()
     columns = [*base, first.calibrate(problem), gold.calibrate(problem)]
-    final = stack_final(problem, columns, transition)
-    better = find_better_trusted(problem, base, gold)
-    if better is None:
-        reason = explain_mixture(final)
-    else:
-        final = better
-        reason = f'"{better.name}" alone, because it beats the models of the noisy rows on trusted rows'
-    return Outcome(final, columns, transition, prior, reason, left_out)
+    weights = weigh_candidates(problem, columns, transition)
+    lead = lead_of_trusted(problem, base, gold)
+    if lead > SWITCH_AT:
+        weights = np.array([float(column is gold) for column in columns])
+    share = 1.0 if lead > ALONE_AT else SWITCHED_SHARE if lead > SWITCH_AT else TRUSTED_SHARE
+    final = combine("auto", columns, drop_small(give_share_to_trusted(weights, columns, share)))
+    return Outcome(final, columns, transition, prior, explain(final, lead), left_out)
 
 
 def fit_base(
     problem: Problem, models: Sequence[Any], plan: Plan, clock: Clock, report: Report
 ) -> tuple[list[Column], dict[str, str]]:
-    """The candidates that are fitted once. What does not fit into the budget is left out."""
+    """The candidates that are fitted once. What does not fit into the budget is left out.
+
+    With many rows only the last model has a pruned candidate, and no candidate repeats trusted rows.
+    """
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     labels = problem.labels
@@ -77,7 +83,13 @@ def fit_base(
             return None
         report(name)
         clock.lap()
-        fitted = fit_model(model, problem.x, labels, weight, plan, **how)
+        try:
+            fitted = fit_model(model, problem.x, labels, weight, plan, **how)
+        except ValueError as e:  # for example more neighbors than trusted rows
+            if weight is everything:
+                raise
+            left_out[name] = f"left out: {first_line(e)}"
+            return None
         column = Column(name, fitted.p, clock.lap(), name.endswith("trusted only"), fitted.module)
         columns.append(column)
         return column
@@ -86,10 +98,10 @@ def fit_base(
         name = model_name(model)
         plain = add(name, model, everything)
         add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
-        if plain is not None:
+        if plain is not None and (not plan.large or model == models[-1]):
             kept = keep_confident(problem.noisy(plain.p), problem)
             add(f"{name}, pruned", model, problem.weights(kept, 1.0))
-        if model == "forest":
+        if model == "forest" and not plan.large:
             add(f"{name}, trusted x10", model, problem.weights(1.0, HEAVY), weighted_draw=True)
     return columns, left_out
 
@@ -116,8 +128,8 @@ def stack_first(problem: Problem, base: list[Column]) -> Column:
     return combine("first stack", base, weights)
 
 
-def stack_final(problem: Problem, columns: list[Column], transition: Floats) -> Column:
-    """The stack of all candidates, with half of the prior on gold."""
+def weigh_candidates(problem: Problem, columns: list[Column], transition: Floats) -> Floats:
+    """The weights of the final stack, with half of the prior on gold."""
     calibrated = [column.calibrated() for column in columns]
     truth = np.stack([pick(problem.trusted(p), problem.truth) for p in calibrated], axis=1)
     by_given = transition[:, problem.given].T
@@ -126,8 +138,19 @@ def stack_final(problem: Problem, columns: list[Column], transition: Floats) -> 
     prior = np.array([GOLD_SHARE if column.name == "gold" else 0.0 for column in columns])
     prior[prior == 0] = (1 - GOLD_SHARE) / max(len(columns) - 1, 1)
     pairs = [(problem.importance, truth), (np.full(problem.n_noisy, share), given)]
-    weights = drop_small(stack_weights(pairs, FINAL_PRIOR * prior))
-    return combine("auto", columns, weights)
+    return stack_weights(pairs, FINAL_PRIOR * prior)
+
+
+def give_share_to_trusted(weights: Floats, columns: list[Column], share: float) -> Floats:
+    """Give a share of the weights to the models of trusted rows alone.
+
+    Mistakes that depend on the row, not only on its class, mislead every model of the noisy rows in the same way, and a
+    few trusted rows cannot show it. A fixed share limits the loss.
+    """
+    alone = np.array([float(column.trusted_only) for column in columns])
+    if not alone.any():
+        return weights
+    return np.asarray((1 - share) * weights + share * alone / alone.sum())
 
 
 def combine(name: str, columns: list[Column], weights: Floats) -> Column:
@@ -141,15 +164,15 @@ def combine(name: str, columns: list[Column], weights: Floats) -> Column:
     )
 
 
-def find_better_trusted(problem: Problem, base: list[Column], gold: Column) -> Column | None:
-    """The best model of trusted rows alone, if it beats gold by more than half a standard error; else None.
+def lead_of_trusted(problem: Problem, base: list[Column], gold: Column) -> float:
+    """By how many standard errors the best model of trusted rows alone beats gold on trusted rows; 0 if it does not.
 
     Gold's predictions of trusted rows are optimistic, because the posterior of other rows was formed with their help.
-    So a switch away from gold is careful, and a switch towards it is not made by this score.
+    So a switch away from gold is careful, and no switch towards it is made by this score.
     """
     alone = [column for column in base if column.trusted_only]
-    if not alone:
-        return None
+    if not alone or problem.n_trusted < 2:
+        return 0.0
 
     def log_likelihood(column: Column) -> float:
         return float(problem.importance @ np.log(pick(problem.trusted(column.calibrated()), problem.truth)))
@@ -157,16 +180,19 @@ def find_better_trusted(problem: Problem, base: list[Column], gold: Column) -> C
     def hits(column: Column) -> Floats:
         return np.asarray(problem.trusted(column.p).argmax(1) == problem.truth, dtype=np.float64)
 
-    best = max(alone, key=log_likelihood)
-    gain = problem.importance * (hits(best) - hits(gold))
-    error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else np.inf
-    return best if gain.mean() > SWITCH_AT * error and gain.mean() > 0 else None
+    gain = problem.importance * (hits(max(alone, key=log_likelihood)) - hits(gold))
+    if gain.mean() <= 0:
+        return 0.0
+    return float(gain.mean() / (gain.std(ddof=1) / np.sqrt(len(gain)) + 1e-12))
 
 
-def explain_mixture(final: Column) -> str:
+def explain(final: Column, lead: float) -> str:
+    """One sentence on what is used and why."""
     order = np.argsort(final.weights)[::-1][:3]
-    shares = [f"{final.inputs[i].name} {100 * final.weights[i]:.0f} %" for i in order]
-    return f"a mixture, weighted by how well candidates predict trusted rows: {', '.join(shares)}"
+    shares = ", ".join(f"{final.inputs[i].name} {100 * final.weights[i]:.0f} %" for i in order)
+    if lead > SWITCH_AT:
+        return f"mostly models of the trusted rows, which beat those of the noisy rows on trusted rows: {shares}"
+    return f"a mixture, weighted by how well candidates predict trusted rows: {shares}"
 
 
 def run_without_trusted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,11 @@ def check_rows(rows: Rows) -> None:
         )
 
 
+def take_noisy(rows: Rows, chosen: Ints) -> Rows:
+    """The same rows with only some of the noisy ones."""
+    return replace(rows, x=rows.x[chosen], given=rows.given[chosen])
+
+
 def one_hot(labels: Ints, n_classes: int) -> Floats:
     encoded = np.zeros((len(labels), n_classes))
     encoded[np.arange(len(labels)), labels] = 1
@@ -69,25 +74,29 @@ def join_rows(*blocks: Matrix) -> Matrix:
     return np.ascontiguousarray(np.concatenate(blocks), dtype=np.float32)
 
 
-def trusted_importance(given: Ints, truth: Ints, n_classes: int) -> Floats:
-    """The weight of each trusted row, with mean 1.
+def trusted_importance(class_sizes: Floats | Ints, truth: Ints) -> Floats:
+    """The weight of each trusted row, with mean 1, from about how many noisy rows each class has.
 
-    Trusted rows are often drawn class by class. The weight is the share of a class among the given labels, divided by
+    Trusted rows are often drawn class by class. The weight is the share of a class among all rows, divided by
     its share among the trusted rows, so that weighted means over trusted rows stand for all rows.
     """
     if not len(truth):
         return np.zeros(0)
-    share = np.bincount(given, minlength=n_classes) + 1.0
-    weight = share[truth] / np.bincount(truth, minlength=n_classes)[truth]
+    weight = (class_sizes[truth] + 1) / np.bincount(truth)[truth]
     return np.asarray(weight / weight.mean(), dtype=np.float64)
 
 
-def assign_folds(labels: Ints, n_folds: int, rng: np.random.Generator) -> Ints:
-    """Give each row a fold, so that each class is spread evenly. Rare classes start at different folds."""
+def assign_folds(labels: Ints, n_folds: int, rng: np.random.Generator, aligned: bool = False) -> Ints:
+    """Give each row a fold, so that each class is spread evenly.
+
+    A class starts where the one before it ended. With `aligned` classes with at least `n_folds` rows start at fold 0,
+    so that a fold removes as many rows of one class as of another of the same size.
+    """
     folds = np.empty(len(labels), dtype=np.int64)
     start = 0
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        folds[members] = (start + np.arange(len(members))) % n_folds
+        first = 0 if aligned and len(members) >= n_folds else start
+        folds[members] = (first + np.arange(len(members))) % n_folds
         start += len(members)
     return folds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,12 @@ from scipy import stats
 from warpi.auto.models import Plan
 from warpi.auto.problem import Clock, Column, pose_problem
 from warpi.auto.procedure import run_procedure
-from warpi.auto.rows import Floats, Ints, Rows, assign_folds
+from warpi.auto.rows import Floats, Rows, assign_folds, take_noisy
 
-N_TREES = 30
-
-
-def count_folds(n_trusted: int) -> int:
-    """More folds for few rows, because each fold removes more of what little there is."""
-    return 10 if n_trusted <= 30 else 5
+N_FOLDS = 5
+SPREAD = 1.6  # variance of an error, relative to independent rows; chosen on development tables so that intervals cover
+SHARE_OF_TREES = 0.8  # of the trees of the shipped forests; with fewer the accuracy would be too low
+MOST_NOISY_ROWS = 5_000  # in one of the repeated procedures
 
 
 def predict_nested(
@@ -32,42 +30,30 @@ def predict_nested(
 ) -> dict[str, Floats]:
     """Probabilities [n, K] of trusted rows by candidate name ("auto" is the procedure itself), or {} if time runs out.
 
-    Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and
-    the switch. Candidates that were trained elsewhere keep their own cross-fitted predictions.
+    Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and the
+    switch. Candidates that were trained elsewhere keep their own cross-fitted predictions.
     """
     rng = np.random.default_rng([plan.seed, 11])
-    folds = assign_folds(rows.y_trusted, min(count_folds(rows.n_trusted), rows.n_trusted), rng)
+    folds = assign_folds(rows.y_trusted, N_FOLDS, rng, aligned=True)
     numbers = np.unique(folds)
     predicted: dict[str, Floats] = {}
     for done, fold in enumerate(numbers):
         started = clock.left()
-        out = np.flatnonzero(folds == fold)
-        if len(out) == rows.n_trusted:
-            return {}
         report(f"accuracy on trusted rows, {done + 1} of {len(numbers)}", done / len(numbers))
-        problem = pose_problem(rows, out)
-        order = np.concatenate(
-            [np.arange(rows.n_noisy), rows.n_noisy + np.flatnonzero(folds != fold), rows.n_noisy + out]
-        )
-        inner = Plan(
-            plan.folds[order], min(N_TREES, plan.n_trees), plan.seed + 1000 + done, plan.n_jobs, plan.projection
-        )
-        outcome = run_procedure(problem, models, inner, Clock(), [_reorder(c, order) for c in extra], lambda _: None)
-        for column in [*outcome.columns, _named(outcome.final)]:
-            predicted.setdefault(column.name, np.zeros((rows.n_trusted, rows.n_classes)))
-            predicted[column.name][out] = problem.held_out(column.p)
-        spent = started - clock.left()
-        if clock.left() < spent and done + 1 < len(numbers):
+        out = np.flatnonzero(folds == fold)
+        noisy = np.sort(rng.permutation(rows.n_noisy)[:MOST_NOISY_ROWS])
+        order = np.concatenate([noisy, rows.n_noisy + np.flatnonzero(folds != fold), rows.n_noisy + out])
+        problem = pose_problem(take_noisy(rows, noisy), out)
+        trees = max(1, int(SHARE_OF_TREES * plan.n_trees))
+        inner = replace(plan, folds=plan.folds[order], n_trees=trees, seed=plan.seed + 1000 + done)
+        outside = [replace(column, p=column.p[order]) for column in extra]
+        outcome = run_procedure(problem, models, inner, Clock(), outside, lambda _: None)
+        for name, column in [*((column.name, column) for column in outcome.columns), ("auto", outcome.final)]:
+            predicted.setdefault(name, np.zeros((rows.n_trusted, rows.n_classes)))
+            predicted[name][out] = problem.held_out(column.p)
+        if clock.left() < started - clock.left() and done + 1 < len(numbers):
             return {}
     return predicted
-
-
-def _named(final: Column) -> Column:
-    return Column("auto", final.p)
-
-
-def _reorder(column: Column, order: Ints) -> Column:
-    return Column(column.name, column.p[order], column.seconds, column.trusted_only, column.module)
 
 
 @dataclass(frozen=True)
@@ -81,10 +67,13 @@ class Interval:
 
 
 def accuracy_interval(hits: Floats, importance: Floats, level: float = 0.9) -> Interval:
-    """The weighted share of hits with a Wilson interval at the effective number of rows, with a t quantile."""
+    """The weighted share of hits with a Wilson interval at the effective number of rows, with a t quantile.
+
+    The number is divided by `SPREAD`, because repeated fits on other rows differ by more than the draw of trusted rows.
+    """
     n = len(hits)
     estimate = float(importance @ hits / importance.sum())
-    effective = float(importance.sum() ** 2 / np.square(importance).sum())
+    effective = float(importance.sum() ** 2 / np.square(importance).sum()) / SPREAD
     quantile = t_quantile(n, level)
     low, high = wilson(estimate, effective, quantile)
     return Interval(estimate, low, high, level)
@@ -114,8 +103,8 @@ def weighted_error(values: Floats, importance: Floats) -> float:
 def rows_needed(score: Interval, half_width: float = 0.05) -> int:
     """About how many trusted rows an interval of +- half_width needs, drawn as the present ones."""
     quantile = float(stats.norm.ppf((1 + score.level) / 2))
-    share = min(max(score.estimate, score.low, 0.5), score.high)  # the widest share that the interval allows is at 0.5
-    return int(np.ceil(quantile**2 * share * (1 - share) / half_width**2 - quantile**2))
+    share = min(max(score.estimate, 0.05), 0.95)  # no share of a few rows is known to be 0 or 1
+    return int(np.ceil(SPREAD * quantile**2 * share * (1 - share) / half_width**2))
 
 
 def noise_rate_interval(
@@ -135,6 +124,6 @@ def noise_rate_interval(
     plain = weight @ differs
     effective = 1 / np.square(weight).sum()
     spread = (n * (weight @ np.square(residual - center)) + 2 * max(plain * (1 - plain), 0.25 / (n + 1))) / (n + 2)
-    half = t_quantile(n, level) * np.sqrt(spread / effective)
+    half = t_quantile(n, level) * np.sqrt(SPREAD * spread / effective)
     middle, low, high = np.clip([estimate, estimate - half, estimate + half], 0, 1)
     return Interval(float(middle), float(low), float(high), level)

@@ -1,0 +1,282 @@
+"""`fit_auto` on small tables: it learns through noise, its parts agree with each other, and odd inputs work."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+from warpi.auto import fit as fit_module
+from warpi.auto.fit import AutoResult, AutoSettings, ExtraCandidate, fit_auto
+from warpi.auto.modules import Linear, Mixture
+from warpi.auto.rows import Rows
+from warpi.errors import UserError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_trees() -> Iterator[None]:
+    """Small forests, because these tests make many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit_module, "N_TREES", 10)
+        yield
+
+
+QUICK = AutoSettings(models=("logistic",))
+
+
+def make_rows(n: int = 150, per_class: int = 6, k: int = 3, rate: float = 0.3, seed: int = 0, d: int = 4) -> Rows:
+    """Gaussian classes; noisy labels move to the next class."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % k
+    trusted = np.repeat(np.arange(k), per_class)
+    truth = np.concatenate([y, trusted])
+    centers = 3 * rng.normal(size=(k, d))
+    x = (centers[truth] + rng.normal(size=(len(truth), d))).astype(np.float32)
+    given = np.where(rng.random(len(truth)) < rate, (truth + 1) % k, truth)
+    return Rows(x[:n], given[:n], x[n:], trusted, given[n:], k)
+
+
+def true_labels(rows: Rows) -> np.ndarray:
+    return np.arange(rows.n_noisy) % rows.n_classes
+
+
+def check(result: AutoResult, rows: Rows) -> None:
+    """Shapes, sums and finite values of everything in a result."""
+    k = rows.n_classes
+    assert result.p.shape == result.posterior.shape == (rows.n_noisy, k)
+    assert result.p_trusted.shape == (rows.n_trusted, k)
+    for p in (result.p, result.posterior, result.p_trusted, result.transition):
+        assert np.isfinite(p).all()
+        assert np.allclose(p.sum(1), 1, atol=1e-6)
+    assert 0 <= result.noise_rate_point <= 1
+    assert result.reason
+    x = rows.x.toarray() if sparse.issparse(rows.x) else rows.x
+    with torch.no_grad():
+        log_p = result.model(torch.as_tensor(x))
+    assert log_p.shape == (rows.n_noisy, k)
+    assert torch.isfinite(log_p).all()
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Rows, AutoResult]:
+    rows = make_rows()
+    return rows, fit_auto(rows, AutoSettings())
+
+
+def test_it_learns_through_wrong_labels(fitted: tuple[Rows, AutoResult]) -> None:
+    rows, result = fitted
+    check(result, rows)
+    truth = true_labels(rows)
+    assert (rows.given == truth).mean() < 0.8
+    assert (result.p.argmax(1) == truth).mean() > 0.93
+    assert (result.posterior.argmax(1) == truth).mean() > 0.93
+    assert result.transition[0, 1] == pytest.approx(0.3, abs=0.12)
+
+
+def test_candidates_are_listed_with_scores_and_weights(fitted: tuple[Rows, AutoResult]) -> None:
+    _, result = fitted
+    names = [candidate.name for candidate in result.candidates]
+    assert {"forest", "logistic", "forest, trusted x10", "forest, pruned", "forest, trusted only", "gold"} <= {*names}
+    assert sum(candidate.weight for candidate in result.candidates) == pytest.approx(1)
+    for candidate in result.candidates:
+        assert 0 <= candidate.score <= 1
+        assert candidate.error >= 0
+        assert candidate.seconds >= 0
+
+
+def test_accuracy_and_noise_rate_have_intervals(fitted: tuple[Rows, AutoResult]) -> None:
+    rows, result = fitted
+    score = result.trusted_score
+    assert score is not None
+    assert score.low <= score.estimate <= score.high
+    assert score.estimate == pytest.approx((result.p_trusted.argmax(1) == rows.y_trusted).mean(), abs=0.02)
+    rate = result.noise_rate
+    assert rate is not None
+    assert rate.low <= (rows.given != true_labels(rows)).mean() <= rate.high
+
+
+def test_the_same_seed_gives_the_same_model(fitted: tuple[Rows, AutoResult]) -> None:
+    rows, result = fitted
+    again = fit_auto(rows, AutoSettings())
+    assert np.array_equal(again.p, result.p)
+    assert np.array_equal(again.p_trusted, result.p_trusted)
+
+
+def test_the_model_is_restored_from_its_state(fitted: tuple[Rows, AutoResult]) -> None:
+    rows, result = fitted
+    restored = Mixture()
+    restored.load_state_dict(result.model.state_dict())
+    x = torch.as_tensor(rows.x)
+    assert torch.equal(restored(x), result.model(x))
+
+
+def test_without_trusted_rows_it_still_beats_the_given_labels() -> None:
+    rows = make_rows(per_class=0, rate=0.25)
+    result = fit_auto(rows, AutoSettings())
+    check(result, rows)
+    truth = true_labels(rows)
+    assert (result.p.argmax(1) == truth).mean() > (rows.given == truth).mean() + 0.1
+    assert result.trusted_score is None
+    assert result.noise_rate is None
+    assert all(candidate.score is None for candidate in result.candidates)
+    assert "no trusted row" in result.reason
+
+
+def test_it_switches_to_trusted_rows_if_noisy_labels_are_random() -> None:
+    rows = make_rows(per_class=30, k=2)
+    random_labels = np.random.default_rng(0).integers(0, 2, rows.n_noisy)
+    rows = Rows(rows.x, random_labels, rows.x_trusted, rows.y_trusted, None, 2)
+    result = fit_auto(rows, AutoSettings())
+    assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        make_rows(per_class=1, k=2),
+        make_rows(n=10, per_class=1, k=2),
+        make_rows(n=3, per_class=2, k=5),
+        make_rows(n=60, per_class=2, k=12),
+        make_rows(n=0, per_class=5),
+    ],
+    ids=["one per class", "ten rows", "fewer rows than classes", "many classes", "no noisy row"],
+)
+@pytest.mark.parametrize("models", [("forest",), ("logistic",)], ids=str)
+def test_few_rows(rows: Rows, models: tuple[str, ...]) -> None:
+    check(fit_auto(rows, AutoSettings(models=models)), rows)
+
+
+def test_one_trusted_row_gives_no_accuracy() -> None:
+    rows = make_rows(per_class=1)
+    rows = Rows(rows.x, rows.given, rows.x_trusted[:1], rows.y_trusted[:1], None, 3)
+    result = fit_auto(rows, QUICK)
+    check(result, rows)
+    assert result.trusted_score is None
+
+
+def test_a_class_without_trusted_rows_is_still_predicted() -> None:
+    rows = make_rows(per_class=8, rate=0.2)
+    keep = rows.y_trusted < 2
+    part = Rows(rows.x, rows.given, rows.x_trusted[keep], rows.y_trusted[keep], rows.given_trusted[keep], 3)
+    result = fit_auto(part, AutoSettings())
+    check(result, part)
+    members = true_labels(rows) == 2
+    assert (result.p.argmax(1)[members] == 2).mean() > 0.8
+
+
+def test_constant_columns_and_repeated_rows() -> None:
+    rows = make_rows(n=60)
+    x = np.concatenate([rows.x, np.ones((60, 2), np.float32)], axis=1)
+    trusted = np.concatenate([rows.x_trusted, np.ones((rows.n_trusted, 2), np.float32)], axis=1)
+    twice = Rows(np.tile(x, (2, 1)), np.tile(rows.given, 2), trusted, rows.y_trusted, None, 3)
+    check(fit_auto(twice, AutoSettings()), twice)
+    constant = Rows(np.ones((30, 2), np.float32), rows.given[:30], trusted[:, -2:], rows.y_trusted, None, 3)
+    check(fit_auto(constant, AutoSettings()), constant)
+
+
+def test_sparse_rows() -> None:
+    rows = make_rows(d=30)
+    positive = [sparse.csr_array(np.maximum(x, 0)) for x in (rows.x, rows.x_trusted)]
+    wide = Rows(positive[0], rows.given, positive[1], rows.y_trusted, rows.given_trusted, 3)
+    result = fit_auto(wide, AutoSettings())
+    check(result, wide)
+    assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.9
+    restored = Mixture()
+    restored.load_state_dict(result.model.state_dict())
+
+
+@pytest.mark.parametrize("models", [("boosting",), ("knn",), ("forest", "boosting", "knn")], ids=str)
+def test_other_models(models: tuple[str, ...]) -> None:
+    rows = make_rows(n=90)
+    result = fit_auto(rows, AutoSettings(models=models))
+    check(result, rows)
+    assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.85
+
+
+@pytest.mark.parametrize(
+    ("estimator", "savable"),
+    [
+        (LogisticRegression(), True),
+        (HistGradientBoostingClassifier(max_iter=5), True),
+        (KNeighborsClassifier(7), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_classifier(estimator: object, savable: bool) -> None:
+    """KNeighborsClassifier takes no sample_weight, so it is fitted on drawn labels."""
+    rows = make_rows(n=90)
+    result = fit_auto(rows, AutoSettings(models=(estimator,)))
+    check(result, rows)
+    assert type(estimator).__name__ in {candidate.name for candidate in result.candidates}
+    assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.85
+    if savable:
+        result.model.state_dict()
+    else:
+        with pytest.raises(UserError, match="cannot be saved"):
+            result.model.state_dict()
+
+
+def test_an_extra_candidate_that_is_right_gets_a_large_weight() -> None:
+    rows = make_rows(per_class=10, rate=0.4)
+    rng = np.random.default_rng(0)
+    weak = Rows(rng.normal(size=rows.x.shape).astype(np.float32), rows.given, rows.x_trusted, rows.y_trusted, None, 3)
+    perfect = ExtraCandidate(
+        "network",
+        0.97 * np.eye(3)[true_labels(rows)] + 0.01,
+        0.97 * np.eye(3)[rows.y_trusted] + 0.01,
+        Linear(np.zeros(4), np.ones(4), np.zeros((4, 3)), np.zeros(3), 6.0),
+        seconds=1.0,
+    )
+    result = fit_auto(weak, QUICK, [perfect])
+    weights = {candidate.name: candidate.weight for candidate in result.candidates}
+    assert weights["network"] > 0.5
+    assert result.trusted_score is not None
+    assert result.trusted_score.estimate > 0.9
+
+
+def test_a_budget_leaves_candidates_out_and_says_so() -> None:
+    rows = make_rows()
+    result = fit_auto(rows, AutoSettings(budget=1e-6))
+    check(result, rows)
+    notes = {candidate.name: candidate.note for candidate in result.candidates if candidate.note}
+    assert "logistic" in notes
+    assert "budget" in notes["logistic"]
+    assert result.trusted_score is None
+
+
+def test_progress_is_reported() -> None:
+    seen: list[tuple[str, float]] = []
+    fit_auto(make_rows(n=60), QUICK, progress=lambda name, share: seen.append((name, share)))
+    assert any(name == "gold" for name, _ in seen)
+    assert [share for _, share in seen] == sorted(share for _, share in seen)
+
+
+def test_large_tables_are_fitted_on_a_part_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "MOST_CELLS", 180)
+    rows = make_rows(n=200)
+    result = fit_auto(rows, QUICK)
+    check(result, rows)
+    assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"given": np.zeros(3, np.int64)}, "150 noisy rows but 3 labels"),
+        ({"given": np.full(150, 7)}, "must be 0 to 2"),
+        ({"x": np.full((150, 4), np.nan, np.float32)}, "NaN"),
+        ({"x_trusted": np.zeros((18, 9), np.float32)}, "4 columns, trusted rows 9"),
+    ],
+)
+def test_wrong_input_is_refused(change: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fit_auto(Rows(**{**vars(make_rows()), **change}), QUICK)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(UserError, match="did you mean 'forest'"):
+        fit_auto(make_rows(), AutoSettings(models=("forrest",)))

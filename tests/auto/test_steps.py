@@ -1,0 +1,208 @@
+"""The steps of `auto` against naive loops and closed forms."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+
+from warpi.auto.combine import calibrate, drop_small, pool, sharpen, stack_weights
+from warpi.auto.fit import make_plan
+from warpi.auto.forest import fit_forest
+from warpi.auto.problem import Clock, pose_problem
+from warpi.auto.procedure import give_share_to_trusted, keep_confident
+from warpi.auto.rows import Rows, assign_folds, trusted_importance
+from warpi.auto.score import (
+    Interval,
+    accuracy_interval,
+    noise_rate_interval,
+    predict_nested,
+    rows_needed,
+    weighted_error,
+    wilson,
+)
+from warpi.auto.softmax import fit_softmax, predict, standardize
+from warpi.auto.transition import bayes, estimate_transition, transition_prior
+
+
+def test_importance_restores_the_shares_of_the_classes() -> None:
+    truth = np.array([0] * 5 + [1] * 5)
+    weight = trusted_importance(np.array([89, 9]), truth)
+    assert weight.mean() == pytest.approx(1)
+    assert weight[:5].sum() / weight.sum() == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_folds_spread_every_class(aligned: bool) -> None:
+    labels = np.array([0] * 11 + [1] * 10 + [2] * 2)
+    folds = assign_folds(labels, 5, np.random.default_rng(0), aligned)
+    for label in (0, 1):
+        counts = np.bincount(folds[labels == label], minlength=5)
+        assert counts.max() - counts.min() <= 1
+    assert len(np.unique(folds[labels == 2])) == 2
+
+
+def test_one_row_of_each_class_is_never_held_out_at_once() -> None:
+    folds = assign_folds(np.arange(4), 5, np.random.default_rng(0), aligned=True)
+    assert len(np.unique(folds)) == 4
+
+
+def test_out_of_bag_predictions_of_heavy_rows_are_honest() -> None:
+    """Labels are random, so a row that was not in its trees is predicted at chance, however large its weight."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    y = rng.integers(0, 2, 200)
+    weight = np.where(np.arange(200) < 60, 10.0, 1.0)
+    for weighted_draw in (False, True):
+        forest = fit_forest(x, np.eye(2)[y], weight, 60, seed=1, weighted_draw=weighted_draw)
+        assert abs((forest.p.argmax(1) == y)[:60].mean() - 0.5) < 0.2
+
+
+def test_rows_of_weight_zero_are_predicted_by_all_trees_and_never_learned() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    q = np.eye(2)[(x[:, 0] > 0).astype(int)]
+    weight = np.r_[np.ones(50), np.zeros(10)]
+    first = fit_forest(x, q, weight, 10, seed=1)
+    q[50:] = 1 - q[50:]
+    assert np.array_equal(fit_forest(x, q, weight, 10, seed=1).p, first.p)
+    import torch
+
+    module = first.module()(torch.as_tensor(x[50:])).exp().numpy()
+    assert np.allclose(first.p[50:], module, atol=1e-3)
+
+
+def test_softmax_regression_equals_scikit_learn_with_three_classes() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 4)).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=90) > 0).astype(int) + (x[:, 1] > 1)
+    weight = rng.uniform(0.5, 2, 90)
+    fitted = fit_softmax(x, np.eye(3)[y], weight, np.arange(90) % 5)
+    z = standardize(x, np.arange(90))[0]
+    expected = LogisticRegression(tol=1e-9, max_iter=5000).fit(z, y, sample_weight=weight)
+    assert np.allclose(predict(z, fitted.coefficients), expected.predict_proba(z), atol=5e-3)
+    fold = np.arange(90) % 5 == 2
+    without = LogisticRegression(tol=1e-9, max_iter=5000).fit(z[~fold], y[~fold], sample_weight=weight[~fold])
+    assert np.allclose(fitted.p[fold], without.predict_proba(z[fold]), atol=5e-3)
+
+
+def test_stack_weights_maximize_the_penalized_likelihood() -> None:
+    rng = np.random.default_rng(0)
+    likelihood, row_weight, prior = rng.uniform(0.05, 1, (40, 3)), rng.uniform(0.5, 2, 40), np.array([1.0, 2.0, 0.5])
+
+    def loss(logits: np.ndarray) -> float:
+        a = np.exp(logits) / np.exp(logits).sum()
+        return -(row_weight @ np.log(likelihood @ a) + prior @ np.log(a))
+
+    best = minimize(loss, np.zeros(3)).x
+    expected = np.exp(best) / np.exp(best).sum()
+    assert np.allclose(stack_weights([(row_weight, likelihood)], prior, 3000), expected, atol=1e-4)
+
+
+def test_small_weights_are_dropped() -> None:
+    assert np.allclose(drop_small(np.array([0.005, 0.495, 0.5])), [0, 0.495 / 0.995, 0.5 / 0.995])
+
+
+def test_calibration_sharpens_shy_predictions_and_softens_bold_ones() -> None:
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet([1, 1, 1], 2000)
+    truth = (rng.random((2000, 1)) > p.cumsum(1)).sum(1)
+    shy, bold = np.sqrt(p) / np.sqrt(p).sum(1, keepdims=True), p**2 / (p**2).sum(1, keepdims=True)
+    ones = np.ones(2000)
+    assert calibrate(p, truth, ones) == 1
+    assert calibrate(shy, truth, ones) == 2
+    assert calibrate(bold, truth, ones) == 0.5
+    assert np.allclose(sharpen(p, 1.4).sum(1), 1)
+    assert np.allclose(pool([p, p], np.array([0.3, 0.7])), p)
+
+
+def test_the_transition_matrix_is_recovered() -> None:
+    rng = np.random.default_rng(0)
+    true = np.array([[0.7, 0.3, 0.0], [0.1, 0.8, 0.1], [0.0, 0.4, 0.6]])
+    y = rng.integers(0, 3, 6000)
+    given = (rng.random((6000, 1)) > true[y].cumsum(1)).sum(1)
+    p = 0.96 * np.eye(3)[y] + 0.04 / 3
+    transition, posterior = estimate_transition(p, given, np.full((3, 3), 1 / 3))
+    assert np.allclose(transition, true, atol=0.03)
+    assert np.allclose(posterior, bayes(p, transition, given))
+    i = 17
+    joint = [p[i, k] * transition[k, given[i]] for k in range(3)]
+    assert np.allclose(posterior[i], np.array(joint) / sum(joint))
+
+
+def test_known_given_labels_are_counted_in_the_prior_of_the_transition_matrix() -> None:
+    truth, given = np.array([0, 0, 1, 1]), np.array([0, 1, 1, -1])
+    p = np.full((4, 2), 0.5)
+    prior = transition_prior(p, truth, given, 2)
+    assert np.allclose(prior[0], [0.5 + 1 + 1, 0.5 + 1])
+    row = np.array([0.51, 1.01])
+    assert np.allclose(prior[1], [0.5, 1.5 + 1] + 0.5 * row / row.sum())
+
+
+def test_confident_learning_drops_rows_that_are_clearly_of_another_class() -> None:
+    rows = Rows(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 1]), np.zeros((0, 1)), np.zeros(0, int), None, 2)
+    p = np.array([[0.9, 0.1], [0.05, 0.95], [0.2, 0.8], [0.45, 0.55]])
+    assert keep_confident(p, pose_problem(rows)).tolist() == [1, 0, 1, 1]
+
+
+def test_trusted_models_get_their_share() -> None:
+    from warpi.auto.problem import Column
+
+    columns = [Column("gold", np.zeros((1, 2))), Column("a", np.zeros((1, 2)), trusted_only=True)]
+    assert np.allclose(give_share_to_trusted(np.array([0.9, 0.1]), columns, 0.2), [0.72, 0.28])
+    assert np.allclose(give_share_to_trusted(np.array([1.0]), columns[:1], 0.2), [1.0])
+
+
+def test_held_out_rows_do_not_influence_their_own_prediction() -> None:
+    """Changing the labels of one fold of trusted rows changes nothing in the predictions of that fold."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    trusted = np.concatenate([np.flatnonzero(y == k)[:10] for k in (0, 1)])
+    noisy = np.setdiff1d(np.arange(80), trusted)
+    rows = Rows(x[noisy], y[noisy], x[trusted], y[trusted], None, 2)
+    plan = make_plan(pose_problem(rows), 0)
+    folds = assign_folds(rows.y_trusted, 5, np.random.default_rng([0, 11]), aligned=True)
+    out = folds == 3
+    swapped = rows.y_trusted.copy()
+    first, second = np.flatnonzero(out & (swapped == 0))[0], np.flatnonzero(out & (swapped == 1))[0]
+    x_swapped = rows.x_trusted.copy()
+    x_swapped[[first, second]] = x_swapped[[second, first]]  # the same as wrong labels, with the same folds
+    other = Rows(rows.x, rows.given, x_swapped, rows.y_trusted, None, 2)
+    a, b = (predict_nested(r, ("logistic",), plan, [], Clock(), lambda _n, _s: None)["auto"] for r in (rows, other))
+    assert np.allclose(a[first], b[second])
+    assert not np.allclose(a[~out], b[~out])
+
+
+def test_wilson_interval_solves_its_equation() -> None:
+    low, high = wilson(0.8, 25, 1.7)
+    for p in (low, high):
+        assert abs(0.8 - p) == pytest.approx(1.7 * np.sqrt(p * (1 - p) / 25))
+
+
+def test_accuracy_interval_weights_rows_and_narrows_with_more_of_them() -> None:
+    hits, importance = np.array([1.0, 0, 1, 1] * 5), np.array([1.0, 3, 1, 1] * 5)
+    few, many = accuracy_interval(hits, importance), accuracy_interval(np.tile(hits, 10), np.tile(importance, 10))
+    assert few.estimate == many.estimate == pytest.approx(0.5)
+    assert few.low < many.low < 0.5 < many.high < few.high
+    assert weighted_error(hits, np.ones(20)) == pytest.approx(hits.std(ddof=1) / np.sqrt(20))
+
+
+def test_a_tighter_interval_needs_more_rows() -> None:
+    score = Interval(0.8, 0.6, 0.9)
+    assert rows_needed(score, 0.05) > 3.9 * rows_needed(score, 0.1) > 0
+    n = rows_needed(score, 0.05)
+    hits = np.r_[np.ones(int(0.8 * n)), np.zeros(n - int(0.8 * n))]
+    interval = accuracy_interval(hits, np.ones(n))
+    assert (interval.high - interval.low) / 2 == pytest.approx(0.05, abs=0.005)
+
+
+def test_the_noise_rate_is_right_although_the_model_is_not() -> None:
+    """The model says 10 % for every row; 30 % are wrong. The interval covers the truth in most repetitions."""
+    rng = np.random.default_rng(0)
+    covered = []
+    for _ in range(200):
+        differs = (rng.random(60) < 0.3).astype(float)
+        rate = noise_rate_interval(np.full(500, 0.1), np.full(60, 0.1), differs, np.ones(60))
+        covered.append(rate.low <= 0.3 <= rate.high)
+        assert rate.estimate == pytest.approx(differs.mean())
+    assert np.mean(covered) > 0.85
