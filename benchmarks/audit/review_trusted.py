@@ -22,9 +22,9 @@ import torch
 
 from warpi import __version__, fit
 from warpi.audit import audit
+from warpi.audit.decisions import Decision
 from warpi.data.dataset import Dataset
 from warpi.noise.parse import Noise
-from warpi.audit.decisions import Decision
 from warpi.review.export import write_corrected, write_trusted
 from warpi.review.items import items_from_data, items_from_run
 from warpi.runs.defaults import load_dataset
