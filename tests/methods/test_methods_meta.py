@@ -16,12 +16,13 @@ from warpi.data.batch import Batch
 from warpi.errors import UserError
 from warpi.functional.losses import one_hot
 from warpi.methods import mslc
+from warpi.methods.emlc import EMLC, swap_every_other_label
+from warpi.methods.gdw import GDW, balance_gradient
 from warpi.methods.l2rw import L2RW, normalize_weights
-from warpi.methods.mlc import EMLC, MLC, swap_every_other_label
+from warpi.methods.mlc import MLC
 from warpi.methods.mlc_wang import MLCWang, normalize_columns
 from warpi.methods.mlnt import MLNT, synthesize_labels
 from warpi.methods.mslc import MSLC
-from warpi.methods.mwnet import GDW, balance_gradient
 from warpi.methods.registry import make_method
 from warpi.methods.vri import VRI
 from warpi.nets.mlp import MLP
@@ -137,7 +138,7 @@ def test_mlc_wang_matrix_agrees_with_double_backward(tiny: TaskAndTruth) -> None
 
 
 def test_gdw_class_weights_agree_with_double_backward(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
-    from warpi.methods import mwnet
+    from warpi.methods import gdw
 
     method, noisy, trusted = prepare(GDW(), tiny[0])
     V, lr = copy.deepcopy(method.V), float(method.lr)
@@ -164,8 +165,8 @@ def test_gdw_class_weights_agree_with_double_backward(tiny: TaskAndTruth, monkey
         seen.append(original(*args, **options))
         return seen[-1]
 
-    original = mwnet.batch_gradient
-    monkeypatch.setattr(mwnet, "batch_gradient", spy)
+    original = gdw.batch_gradient
+    monkeypatch.setattr(gdw, "batch_gradient", spy)
     method.step(noisy)
     assert_all_close([seen[0][0]], [d])
     assert_all_close(gradients(method.V), expected_V)

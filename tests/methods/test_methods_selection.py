@@ -27,9 +27,11 @@ from warpi.functional.selection import (
     small_loss,
     steady_label,
 )
-from warpi.methods.co_teaching import CoTeaching, CoTeachingPlus, JoCoR, divergence
+from warpi.methods.co_teaching import CoTeaching
+from warpi.methods.co_teaching_plus import CoTeachingPlus
 from warpi.methods.decoupling import Decoupling
 from warpi.methods.elr import ELR, ELRPlus, memory_regularizer
+from warpi.methods.jocor import JoCoR, divergence
 from warpi.methods.mentornet import MentorNetDD, MentorNetPD
 from warpi.methods.registry import make_method
 from warpi.methods.selfie import SELFIE

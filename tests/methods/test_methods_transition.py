@@ -31,9 +31,10 @@ from warpi.methods.dmi import DMINS
 from warpi.methods.glc import GLC
 from warpi.methods.lccn import LCCN
 from warpi.methods.masking import Masking, soft_structure
+from warpi.methods.ptd import PTD
 from warpi.methods.registry import METHODS, make_method
 from warpi.methods.s_model import SModel
-from warpi.methods.t_revision import PTD, TRevision
+from warpi.methods.t_revision import TRevision
 from warpi.training.method import Method
 from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe

@@ -8,13 +8,17 @@ from warpi.methods.auto import Auto
 from warpi.methods.cal import CAL
 from warpi.methods.cdr import CDR
 from warpi.methods.cleannet import CleanNet
-from warpi.methods.co_teaching import CoTeaching, CoTeachingPlus, JoCoR
+from warpi.methods.co_teaching import CoTeaching
+from warpi.methods.co_teaching_plus import CoTeachingPlus
 from warpi.methods.d2l import D2L
 from warpi.methods.decoupling import Decoupling
 from warpi.methods.dividemix import DivideMix
 from warpi.methods.dmi import DMI, DMINS
 from warpi.methods.elr import ELR, ELRPlus
+from warpi.methods.emlc import EMLC
+from warpi.methods.gdw import GDW
 from warpi.methods.glc import GLC
+from warpi.methods.jocor import JoCoR
 from warpi.methods.l2rw import L2RW
 from warpi.methods.lccn import LCCN
 from warpi.methods.limit import LIMIT
@@ -23,20 +27,21 @@ from warpi.methods.m_correction import MCorrection
 from warpi.methods.masking import Masking
 from warpi.methods.mentornet import MentorNetDD, MentorNetPD
 from warpi.methods.mixup import Mixup
-from warpi.methods.mlc import EMLC, MLC
+from warpi.methods.mlc import MLC
 from warpi.methods.mlc_wang import MLCWang
 from warpi.methods.mlnt import MLNT
 from warpi.methods.mslc import MSLC
-from warpi.methods.mwnet import GDW, MWNet
+from warpi.methods.mwnet import MWNet
 from warpi.methods.noiserank import NoiseRank
 from warpi.methods.pencil import PENCIL
 from warpi.methods.plain import CE, CleanOnly, FineTune
 from warpi.methods.plc import PLC
+from warpi.methods.ptd import PTD
 from warpi.methods.robust_losses import GCE, MAE, SCE, Bootstrap, Focal, LabelSmoothing, TruncatedGCE
 from warpi.methods.s_model import SModel
 from warpi.methods.selfie import SELFIE
 from warpi.methods.smp import SMP
-from warpi.methods.t_revision import PTD, TRevision
+from warpi.methods.t_revision import TRevision
 from warpi.methods.vri import VRI
 from warpi.methods.warpi import WarPI
 from warpi.methods.warpi_plus import WarPIPlus
