@@ -352,7 +352,7 @@ def _make_progress(started: _StartedRun, quiet: bool) -> Progress:
 def _announce(started: _StartedRun, progress: Progress) -> None:
     """Print what the run learns from, and advice for a new or a slow run."""
     prepared = started.prepared
-    progress.print(_summarize(prepared))
+    progress.print(prepared.summarize())
     if started.is_new:
         rows = len(prepared.task.train)
         n = prepared.truth.n_repeated
@@ -366,24 +366,6 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
         minutes = left * _estimate_minutes(prepared.spec, started.method)
         if minutes > PATIENCE:
             progress.print(_advise_slow(prepared, minutes))
-
-
-def _summarize(prepared: PreparedRun) -> str:
-    """One line: the data, its rows and classes, the method and the network."""
-    spec, task = prepared.spec, prepared.task
-    splits = {"noisy": task.train, "trusted": task.meta, "validation": task.val, "test": prepared.truth.test}
-    rows = ", ".join(f"{len(split):,} {name}" for name, split in splits.items() if split)
-    wrong = "" if task.noise_rate is None else f" ({100 * task.noise_rate:.1f} % wrong)"
-    inputs = "inputs of " + " x ".join(map(str, task.shape))
-    if len(task.shape) == 3:
-        inputs = f"images of {task.shape[1]} x {task.shape[2]} pixels"
-    epochs = spec.recipe.epochs
-    work = f"{spec.method} trains {spec.to_json()['recipe']['net']} for {epochs} epoch{'s' * (epochs > 1)}"
-    if not spec.base.trains_network:
-        work = f"{spec.method} compares models"
-    if prepared.reason:
-        work += f" (chosen because {prepared.reason}; --method NAME sets another)"
-    return f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, {inputs}; {work}"
 
 
 def _estimate_minutes(spec: RunSpec, method: Method) -> float:

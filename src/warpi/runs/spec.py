@@ -269,6 +269,25 @@ class PreparedRun:
             "test_labels": "clean" if self.truth.test_is_clean else "given",
         }
 
+    def summarize(self) -> str:
+        """One line: the data, its rows and classes, the method and the network."""
+        spec, task = self.spec, self.task
+        splits = {"noisy": task.train, "trusted": task.meta, "validation": task.val, "test": self.truth.test}
+        rows = ", ".join(f"{len(split):,} {name}" for name, split in splits.items() if split)
+        wrong = "" if task.noise_rate is None else f" ({100 * task.noise_rate:.1f} % wrong)"
+        inputs = "inputs of " + " x ".join(map(str, task.shape))
+        if len(task.shape) == 3:
+            inputs = f"images of {task.shape[1]} x {task.shape[2]} pixels"
+        epochs = spec.recipe.epochs
+        work = f"{spec.method} trains {spec.to_json()['recipe']['net']} for {epochs} epoch{'s' * (epochs > 1)}"
+        if not spec.base.trains_network:
+            work = f"{spec.method} compares models"
+        if self.reason:
+            work += f" (chosen because {self.reason}; --method NAME sets another)"
+        return (
+            f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, {inputs}; {work}"
+        )
+
 
 def files_to_hash(spec: RunSpec) -> dict[str, str | None]:
     """The files of a run that are identified by their content, by the name of the fact that holds their hash."""
