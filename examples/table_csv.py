@@ -51,7 +51,7 @@ def main(folder: Path, **settings: str) -> tuple[float, float]:
     correct(folder / "noisy.csv", folder / "corrected.csv", result)
 
     accuracy, low, high = (run.history[-1][name] for name in ("trusted_acc", "trusted_low", "trusted_high"))
-    print(f"accuracy {accuracy:.1f} % on trusted rows not used for training, 90 % interval {low:.1f} to {high:.1f}")
+    print(f"accuracy {accuracy:.1f} % on trusted rows, 90 % interval {low:.1f} to {high:.1f}")
     print(f"{result.is_label_issue.sum()} of {len(result)} labels are probably wrong")
     with (folder / "corrected.csv").open(newline="") as file:
         after = np.array([int(row[-1]) for row in list(csv.reader(file))[1:]])

@@ -140,7 +140,7 @@ def test_labels_before_the_check_give_an_interval(folder: Path, capsys: pytest.C
     flags = ["--data", str(folder / "data.csv"), "--trusted", str(folder / "pairs.csv"), "--model", "logistic"]
     assert main(["fit", *flags, "--out", str(folder / "pairs"), "--device", "cpu"]) == 0
     output = capsys.readouterr().out
-    assert "on 30 trusted rows not used for training, 90 % interval" in output
+    assert "on 30 trusted rows, each predicted by models that were not trained on it" in output
     assert "about 120 trusted rows would halve the interval" in output
     assert "of the labels are wrong (90 % interval" in output
     method = reopen(folder / "pairs", "cpu").method
@@ -160,7 +160,7 @@ def test_report(run: Run, tmp_path: Path) -> None:
     assert main(["report", str(run.path), "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page" / "report.html").read_text()
     first = page.partition('class="tile"')[2][:300]
-    assert "accuracy on 30 trusted rows not used for training; 90 % interval" in first
+    assert "accuracy on 30 trusted rows, each left out of training; 90 % interval" in first
     assert "<h2>Candidates</h2>" in page
 
 
@@ -169,7 +169,7 @@ def test_without_trusted_rows(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert main(["fit", *flags, "--out", str(tmp_path / "run")]) == 0
     output = capsys.readouterr()
     assert "five checked rows per class" in output.err
-    assert "trusted rows not used for training" not in output.out
+    assert "trusted rows, each" not in output.out
     assert all(c["score"] is None for c in json.loads((tmp_path / "run" / "choice.json").read_text()))
 
 

@@ -130,12 +130,12 @@ def _trusted_tile(g: Experiment) -> list[tuple[str, str]]:
     n = g.first.facts.get("n_meta") or 0
     if len(known) == 1:
         accuracy, low, high = known[0]
-        text = f"accuracy on {n:,} trusted rows not used for training; 90 % interval {low:.1f} to {high:.1f}"
+        text = f"accuracy on {n:,} trusted rows, each left out of training; 90 % interval {low:.1f} to {high:.1f}"
         return [(f"{accuracy:.1f} %", f"{text}; about {4 * n:,} rows would halve it")]
     if known:
         values = [score[0] for score in known]
         mean = f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f} %"
-        return [(mean, f"accuracy on {n:,} trusted rows not used for training; {len(values)} seeds")]
+        return [(mean, f"accuracy on {n:,} trusted rows, each left out of training; {len(values)} seeds")]
     return []
 
 
