@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,10 @@ def fit_auto(
     plan = make_plan(problem, settings.seed)
     outside = [extra_column(candidate, chosen) for candidate in extra]
     run = run_procedure if part.n_trusted else run_without_trusted
-    outcome = run(problem, models, plan, clock, outside, lambda name: say(name, 0.0))
-    nested = predict_nested(part, models, plan, outside, clock, say) if part.n_trusted > 1 else {}
+    steps = count(1)
+    outcome = run(problem, models, plan, clock, outside, lambda name: say(name, 0.2 * (1 - 1 / next(steps))))
+    later: Progress = lambda name, share: say(name, 0.2 + 0.8 * share)  # the repetitions take most of the time
+    nested = predict_nested(part, models, plan, outside, clock, later) if part.n_trusted > 1 else {}
     return summarize(rows, part, chosen, problem, outcome, nested)
 
 
