@@ -1,13 +1,14 @@
-"""Time and memory to read a large table with missing cells and categories, and to train `auto` on it.
+"""Time and memory to read a large table with missing cells and categories, and optionally to train `auto` on it.
 
-    python benchmarks/tables/read_large.py [--rows 100000] [--fit]
+    python -m benchmarks.tables.read_large [--rows 100000] [--fit]
 
-Writes a table of 50 columns (30 numeric, 15 of words, 5 of dates, text numbers and ids), with 5 % of the cells missing
-and 25 % wrong labels, as .csv and .parquet, and reads each in a process of its own.
+Makes a table of 50 feature columns: 30 of numbers, 16 of words, and an id, a date and two of numbers with signs. Of the
+cells 5 % are missing, and 25 % of the labels are wrong. Each command runs in a process of its own. Writes the table of
+docs/data.md.
 """
 
 import argparse
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from benchmarks.common import ROOT, made_on, write_between
+
+PAGE = ROOT / "docs" / "data.md"
+MARKS = "<!-- by benchmarks/tables/read_large.py -->\n", "<!-- until here: large tables -->\n"
+READ = "from warpi.datasets.load import read_dataset; read_dataset({!r})"
 
 
 def make_table(n: int, seed: int = 0) -> pd.DataFrame:
@@ -40,36 +47,45 @@ def make_table(n: int, seed: int = 0) -> pd.DataFrame:
     return frame.assign(label=[f"class {k}" for k in given], truth=label)
 
 
-def measure(path: Path, command: str) -> None:
-    """Run a command in a process of its own, and print its time and its largest memory."""
+def measure(what: str, command: str) -> str:
+    """Run a command in a process of its own; return a line of the table."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", command], check=True)
+    process = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    size = path.stat().st_size / 2**20
-    print(f"{path.suffix}: {seconds:.1f} s with imports, largest memory so far {peak:.2f} GiB, file {size:.0f} MiB")
+    if status:
+        raise RuntimeError(f"{what} failed")
+    cpu = usage.ru_utime + usage.ru_stime
+    return f"| {what} | {seconds:.0f} | {cpu:.0f} | {usage.ru_maxrss / 2**20:.2f} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--fit", action="store_true", help="train `auto` with 300 trusted rows as well")
-    given = parser.parse_args()
+    parser.add_argument("--fit", action="store_true", help="train `auto` with 300 trusted rows as well (minutes)")
+    options = parser.parse_args()
+    n = options.rows
     with tempfile.TemporaryDirectory() as folder:
-        frame = make_table(given.rows)
+        frame = make_table(n)
         trusted = frame.iloc[:300].assign(label=lambda rows: [f"class {k}" for k in rows["truth"]])
-        for frames, name in ((frame, "large"), (trusted, "trusted")):
-            kept = frames.drop(columns="truth")
-            kept.to_csv(f"{folder}/{name}.csv", index=False)
-            kept.to_parquet(f"{folder}/{name}.parquet")
-        for suffix in (".parquet", ".csv"):
-            path = Path(folder, f"large{suffix}")
-            read = "from warpi.datasets.load import read_dataset; print(read_dataset({!r}).examples.shape)"
-            measure(path, read.format(str(path)))
-        if given.fit:
-            path = Path(folder, "large.csv")
-            options = f"data={str(path)!r}, trusted={folder + '/trusted.csv'!r}"
-            measure(path, f"import warpi; warpi.fit({folder + '/run'!r}, {options})")
+        for part, name in ((frame, "large"), (trusted, "trusted")):
+            part.drop(columns="truth").to_csv(f"{folder}/{name}.csv", index=False)
+        frame.drop(columns="truth").to_parquet(f"{folder}/large.parquet")
+        size = Path(folder, "large.csv").stat().st_size / 2**20
+        fit = f"import warpi; warpi.fit({folder + '/run'!r}, data={folder + '/large.csv'!r}, "
+        lines = [
+            measure("start Python, import warpi and torch", "import warpi.datasets.load"),
+            measure("the same, and read the `.parquet`", READ.format(f"{folder}/large.parquet")),
+            measure(f"the same, and read the `.csv` ({size:.0f} MiB)", READ.format(f"{folder}/large.csv")),
+        ]
+        if options.fit:
+            lines.append(
+                measure("`warpi.fit` of `auto`, 300 trusted rows", f"{fit}trusted={folder + '/trusted.csv'!r})")
+            )
+    head = f"| {n:,} rows, 50 columns | seconds | CPU seconds | largest memory, GiB |\n|:---|---:|---:|---:|\n"
+    made = ", ".join(f"{name} {value}" for name, value in made_on("torch", "scikit-learn", "pyarrow").items())
+    note = f"One thread (OMP_NUM_THREADS=1), machine shared with other jobs, seed 0 for the table; {made}."
+    write_between(PAGE, MARKS, head + "\n".join(lines) + f"\n\n{note}\n")
 
 
 if __name__ == "__main__":
