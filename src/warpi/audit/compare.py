@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from warpi.audit.out_of_sample import predict_split, split_into_folds
+from warpi.auto.fit import estimate_class_sizes
 from warpi.auto.rows import trusted_importance
 from warpi.auto.score import weighted_error
+from warpi.auto.transition import bayes
 from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.runs.run import Run
@@ -70,12 +72,23 @@ def _score(run: Run, name: str, folds: int, deadline: float | None) -> Entry:
         entry["note"] = f"left out: {e}"
     else:
         right = (predicted == y).astype(np.float64)
-        weight = trusted_importance(prepared.task.train.y.cpu().numpy(), y, prepared.task.n_classes)
+        weight = trusted_importance(_class_sizes(run), y)
         entry["score"] = float(weight @ right / weight.sum())
         entry["error"] = weighted_error(right, weight)
         entry["note"] = f"trained {min(folds, len(y))} times without some trusted rows"
     entry["seconds"] = round(time.monotonic() - began, 3)
     return entry
+
+
+def _class_sizes(run: Run) -> Any:
+    """About how many noisy rows belong to each class: as `auto` counts them, so that its scores are comparable."""
+    task = run.task
+    given = task.train.y.cpu().numpy()
+    own = run.method.out_of_sample()
+    if own is None:
+        return np.bincount(given, minlength=task.n_classes)
+    p = own.p.numpy()
+    return estimate_class_sizes(p, bayes(p, own.transition.numpy(), given))
 
 
 def _prepare_method(run: Run, name: str) -> PreparedRun:

@@ -77,7 +77,6 @@ def audit(
     T = predicted.T
     row, predictions = _collect_audited_rows(method, predicted, held_out if rows == "all" else [])
     y = predictions.y
-    K = method.task.n_classes
     row_checks = collect_row_checks(path, [Path(file) for file in checked], method.task.classes)
     at, checked_pairs = _checked_pairs(row, predictions, row_checks)
     pairs = _trusted_pairs(method, predicted)
@@ -107,17 +106,22 @@ def audit(
         "noise_rate": {**asdict(estimate_rate(posterior.checks, _LEVEL)), "level": _LEVEL},
     }
     classes = method.task.classes
-    class_rates = estimate_class_rates(posterior.checks, K, _LEVEL)
+    class_rates = estimate_class_rates(posterior.checks, len(classes), _LEVEL)
     rates = tuple({"class": name, **asdict(rate)} for name, rate in zip(classes, class_rates, strict=True))
     learned = posterior.q if posterior.learned or len(at) else None
     result = Audit(row, y, *judged, uncertainty, predictions.p, T, classes, rates, facts, learned)
     _warn(method, facts, predicted.trusted_left_out)
     if save and path is not None:
-        try:
-            result.save(path)
-        except UserError as e:  # a read-only run folder; the caller still gets the audit
-            log.warning("cannot store the audit in the run folder: %s", e)
+        _store(result, path)
     return result
+
+
+def _store(result: Audit, path: Path) -> None:
+    """Store an audit in its run folder. If the folder is read-only, the caller still gets the audit."""
+    try:
+        result.save(path)
+    except UserError as e:
+        log.warning("cannot store the audit in the run folder: %s", e)
 
 
 def load_or_make_audit(run: Run) -> Audit:
