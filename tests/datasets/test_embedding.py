@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from warpi.audit.decisions import Decision
 from warpi.cli.app import main
 from warpi.data import decode as decoder
 from warpi.data.numeric import Embedded
@@ -26,6 +27,7 @@ from warpi.datasets.embedding.folder import FeatureFolder
 from warpi.datasets.image_folders import read_folder
 from warpi.datasets.load import read_dataset
 from warpi.errors import UserError
+from warpi.review.export import trusted_name, write_trusted
 from warpi.review.items import items_from_data
 from warpi.runs.predictions import predict
 from warpi.runs.run import fit
@@ -421,6 +423,26 @@ def test_features_do_not_disturb_reading_the_images(photos, tmp_path):
     assert isinstance(read_dataset(str(tmp_path / "features")).examples, Embedded)
     assert not isinstance(read_dataset(str(photos)).examples, Embedded)
     assert torch.equal(read_dataset(str(tmp_path / "features")).y, read_folder(photos).y)
+
+
+def decide(items, rows):
+    """Decisions that keep the labels of some rows."""
+    names = items.classes
+    return {row: Decision(row, row, "keep", names[items.given[row]], "", "") for row in rows}
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_a_trusted_set_of_a_review_is_read_without_the_embedder(photos, tmp_path, monkeypatch, kind):
+    source = photos if kind == "images" else make_texts(tmp_path / "texts.csv")
+    embed(source, tmp_path / "features", "pixels:4" if kind == "images" else length_and_words)
+    dataset = read_dataset(str(tmp_path / "features"))
+    items = items_from_data(dataset, dataset.y)
+    out = tmp_path / trusted_name(items)
+    write_trusted(items, decide(items, [0, 1, 10, 11]), out, balanced=False)
+    monkeypatch.setattr(reading, "open_embedder", None)
+    trusted = read_dataset(str(out), like=dataset)
+    expected = {(tuple(dataset.examples.x[row].tolist()), int(dataset.y[row])) for row in (0, 1, 10, 11)}
+    assert {(tuple(x), y) for x, y in zip(trusted.examples.x.tolist(), trusted.y.tolist(), strict=True)} == expected
 
 
 class Tiny(nn.Module):

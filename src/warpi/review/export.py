@@ -16,7 +16,7 @@ from warpi.audit.checked_labels import CHECKED
 from warpi.audit.decisions import Decision
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
-from warpi.data.numeric import Columns
+from warpi.data.numeric import Columns, Embedded
 from warpi.data.overlap import mark_shared
 from warpi.data.split import Split
 from warpi.datasets.label_columns import GIVEN
@@ -26,7 +26,7 @@ from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.items import Items
 from warpi.review.open import open_data
 from warpi.review.show_input import feature_cells, path_inside, pixels, png
-from warpi.review.trusted_set import TrustedSetSummary, balance_classes, original_rows
+from warpi.review.trusted_set import TrustedSetSummary, balance_classes, format_texts, original_rows
 from warpi.runs.rerun_command import command
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import format_csv, sha256, write_atomically
@@ -116,7 +116,8 @@ def trusted_name(items: Items) -> str:
     """Default name of a trusted set: a folder for images, a file for everything else."""
     if items.dataset.files is not None:
         return "trusted"
-    return "trusted.csv" if isinstance(items.dataset.encoding, Columns) else "trusted.npz"
+    has_cells = isinstance(items.dataset.encoding, Columns) or isinstance(items.examples, Embedded)
+    return "trusted.csv" if has_cells else "trusted.npz"
 
 
 class NameTaken(UserError):
@@ -262,6 +263,8 @@ def _write(
         x = torch.stack([_input(*place) for place in places])
         np.savez_compressed(arrays, x=x.numpy(), y=np.array(names))
         content = arrays.getvalue()
+    elif isinstance(items.examples, Embedded) and items.dataset.files is None:
+        content = format_texts(places, names)
     elif items.dataset.files is None:
         content = _format_table(items, places, names, given)
     else:
@@ -303,6 +306,8 @@ def _image_file(items: Items, examples: Examples, row: int) -> tuple[str, str] |
     """Folder and path of an image; None if only its pixels are known."""
     if isinstance(examples, FileExamples):
         return examples.root, examples.paths[row]
+    if isinstance(examples, Embedded) and examples.originals and examples.originals.root is not None:
+        return examples.originals.root, examples.originals.values[row]
     files = items.dataset.files
     return (files.root, files.paths[row]) if files and examples is items.examples else None
 

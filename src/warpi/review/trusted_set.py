@@ -7,9 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from warpi.data.examples import Examples
+from warpi.data.numeric import Embedded
 from warpi.datasets.columns.raw import read_parquet
 from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES
 from warpi.datasets.text_files import read_cells
+from warpi.errors import UserError
+from warpi.utils.files import format_csv
 from warpi.utils.seeding import generator
 
 
@@ -99,3 +103,16 @@ def _read_parquet(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
         cells = column.to_numpy() if is_float else column.to_pylist()
         columns.append(["" if cell is None or cell != cell else str(cell) for cell in cells])
     return frame.column_names, list(zip(*columns, strict=True))
+
+
+def format_texts(places: Sequence[tuple[Examples, int]], names: Sequence[str]) -> bytes:
+    """A csv with the texts that vectors were computed from, and their classes."""
+    first = places[0][0]
+    assert isinstance(first, Embedded)
+    header = [first.embedder.get("text") or "text", first.embedder.get("label") or "label"]
+    lines = []
+    for (examples, row), name in zip(places, names, strict=True):
+        if not isinstance(examples, Embedded) or examples.originals is None:
+            raise UserError("features and other inputs cannot be mixed in one trusted set")
+        lines.append([examples.originals.values[row], name])
+    return format_csv(header, lines).encode(errors="surrogateescape")

@@ -62,7 +62,9 @@ def embed_second(data: str, like: Dataset, **options: Any) -> Dataset:
     """
     first = like.examples
     assert isinstance(first, Embedded)
-    listed = list_source(data, classes=like.classes, **options)
+    columns = {name: first.embedder.get(name) for name in ("label", "text")}
+    given = {name: value for name, value in options.items() if value is not None}
+    listed = list_source(data, classes=like.classes, **{**columns, **given})
     kind = first.embedder["kind"]
     if listed.kind != kind:
         raise UserError(f"{data} holds {listed.kind}, but the features were made from {kind}; give {kind}")
