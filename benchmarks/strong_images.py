@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from warpi.autodiff.inference import infer
-from warpi.autodiff.passes import PassConfig, configure_passes, to_channels_last
+from warpi.autodiff.memory_format import to_channels_last
+from warpi.autodiff.passes import PassConfig, configure_passes
 from warpi.data.augment import distort
 from warpi.functional.losses import cross_entropy
 from warpi.methods.warpi_plus import WarPIPlus

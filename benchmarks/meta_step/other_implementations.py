@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from warpi.autodiff.passes import configure_passes, to_channels_last
+from warpi.autodiff.memory_format import to_channels_last
+from warpi.autodiff.passes import configure_passes
 from warpi.data.batch import Batch
 from warpi.errors import UserError, missing_package, unknown
 from warpi.functional.losses import cross_entropy

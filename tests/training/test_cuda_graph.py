@@ -14,7 +14,8 @@ from test_contract import quick
 from torch import Tensor, nn
 
 from warpi import METHODS
-from warpi.autodiff.passes import PassConfig, _Traced, configure_passes, forward, to_channels_last
+from warpi.autodiff.memory_format import to_channels_last
+from warpi.autodiff.passes import PassConfig, _Traced, configure_passes, forward
 from warpi.data.batch import Batch
 from warpi.data.loader import Loader, Planned
 from warpi.data.split import Split

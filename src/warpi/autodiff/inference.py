@@ -10,7 +10,8 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from warpi.autodiff.functional_call import Tensors
-from warpi.autodiff.passes import images_to_channels_last, pass_config
+from warpi.autodiff.memory_format import images_to_channels_last
+from warpi.autodiff.passes import pass_config
 from warpi.autodiff.trace_parts import fuse_graph
 
 _graphs: WeakKeyDictionary[nn.Module, dict[Any, Callable[..., Sequence[Tensor]]]] = WeakKeyDictionary()

@@ -18,6 +18,25 @@ def mean_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(z, y).mean()
 
 
+def rectified_cross_entropy(v: Tensor, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of L rectified logits v_l z, and its gradient u at z.  v [L, B, K], z, y -> [], [B, K]
+
+        u = 1/(L B) sum_l v_l (softmax(v_l z) - y)
+
+    Only u is differentiable in v. Written out, this takes a fifth of the time of log_softmax and its gradient, which
+    are slow on a CPU if K is small.
+    """
+    vz = v * z
+    top = vz.detach().amax(-1, keepdim=True)
+    e = (vz - top).exp()
+    total = e.sum(-1, keepdim=True)
+    target = one_hot(y, z.shape[-1]).to(z)
+    u = (v * (e / total - target)).mean(0) / len(z)
+    with torch.no_grad():
+        loss = (total.log() + top).mean() - (vz * target).sum(-1).mean()
+    return loss, u
+
+
 def soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
     """-sum_k q_k log p_k: targets are distributions.  q [B, K]"""
     return -(q * F.log_softmax(z, dim=-1)).sum(-1)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from warpi.data.batch import Batch
 from warpi.functional.gaussian import DiagGaussian
-from warpi.functional.losses import cross_entropy
-from warpi.training.bilevel import bilevel_step
+from warpi.functional.losses import cross_entropy, rectified_cross_entropy
+from warpi.training.bilevel import WithGradient, bilevel_step
 from warpi.training.method import Log, Method, evaluating
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
@@ -75,26 +75,26 @@ class WarPI(Method):
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
 
     def step(self, batch: Batch) -> Log:
-        logits: list[Tensor] = []
+        proposals: list[DiagGaussian] = []
 
-        def rectified_loss(z: Tensor) -> Tensor:
-            logits[:] = [z.detach()]
-            v = self.rectify(z, batch.y)  # [L, B, K]
-            return cross_entropy(v * z, batch.y).mean()  # Eq. (9)
+        def rectified_loss(z: Tensor) -> tuple[Tensor, Tensor]:
+            q = self.V(z, batch.y)
+            proposals[:] = [q]
+            return rectified_cross_entropy(self.draw(q), z, batch.y)  # Eq. (9) and its gradient at z
 
         def meta_loss(z: Tensor, y: Tensor) -> Tensor:
             return cross_entropy(z, y).mean()  # Eq. (10)
 
         phi = self.V.parameters()
+        loss = WithGradient(rectified_loss)
         log = bilevel_step(  # Eqs. (11) to (13)
-            self, batch, rectified_loss, meta_loss, phi, self.meta_optimizer, self.virtual_lr
+            self, batch, loss, meta_loss, phi, self.meta_optimizer, self.virtual_lr
         )
         if self.samples == 0:
             return log
         # Both logs show whether the posterior collapses; the mean of sigma alone can hide it behind a few large values.
-        with torch.no_grad():
-            q = self.V(logits[0], batch.y)
-            return {**log, "sigma": q.std.mean(), "log_sigma": 0.5 * q.log_var.mean()}
+        q = proposals[0]
+        return {**log, "sigma": q.std.detach().mean(), "log_sigma": 0.5 * q.log_var.detach().mean()}
 
     def rectify(self, z: Tensor, y: Tensor) -> Tensor:
         """Sample v for logits z [B, K] and given labels y [B].  Returns [max(L, 1), B, K]."""

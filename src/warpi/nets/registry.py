@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from warpi.errors import UserError, first_line, unknown
 from warpi.nets.conv4 import Conv4
 from warpi.nets.fastnet import FastNet
+from warpi.nets.linear import LinearHead
 from warpi.nets.mlp import MLP
 from warpi.nets.preact_resnet import PreActResNet18
 from warpi.nets.resnet import resnet18, resnet20, resnet32, resnet50
@@ -29,6 +30,9 @@ class NetEntry(NamedTuple):
 
 NETS: dict[str, NetEntry] = {
     "mlp": NetEntry("one hidden layer of 128 units with BatchNorm; any input (it is flattened)", MLP),
+    "linear": NetEntry(
+        "one linear layer, for features of a pretrained network; any input (it is flattened)", LinearHead
+    ),
     "conv4": NetEntry("four 3x3 convolutions with pooling, 0.11 M parameters; small images", Conv4),
     "resnet20": NetEntry("CIFAR ResNet-20, 0.27 M parameters; small images", resnet20),
     "resnet32": NetEntry("CIFAR ResNet-32, 0.46 M parameters; small images", resnet32),

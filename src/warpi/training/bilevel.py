@@ -14,6 +14,7 @@ data-parallel ranks average. The real step reuses the same forward pass.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,10 +30,20 @@ LogitLoss = Callable[[Tensor], Tensor]
 """Maps logits [B, K] to a scalar loss. A meta-network inside must get detached logits as input."""
 
 
+@dataclass(frozen=True)
+class WithGradient:
+    """A loss whose gradient at the logits is written out. This is faster than differentiating the loss twice.
+
+    `compute` maps logits z [B, K], which need no gradient, to the loss and to its gradient u [B, K], a function of phi.
+    """
+
+    compute: Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
 def bilevel_step(
     method: Method,
     batch: Batch,
-    loss: LogitLoss,
+    loss: LogitLoss | WithGradient,
     meta_loss: Callable[[Tensor, Tensor], Tensor],
     phi: Iterable[Tensor],
     meta_optimizer: torch.optim.Optimizer,
@@ -40,43 +51,78 @@ def bilevel_step(
     *,
     trusted: Batch | None = None,
     own_loss: Callable[[], Tensor] | None = None,
+    trusted_weight: float = 0.0,
 ) -> Log:
     """One step of a meta method: update phi along its meta gradient, then theta along the gradient of the new loss.
 
     `loss` maps the logits of the noisy batch to a loss. `meta_loss` maps logits and labels of the trusted batch to a
     loss; this batch is `trusted` or the next one of the loader. `own_loss` is an additional loss of phi. `alpha` is the
-    learning rate of the virtual step, by default that of the classifier. Depending on the recipe, some steps have no
-    meta step, or the real step also serves as the virtual step.
+    learning rate of the virtual step, by default that of the classifier. The real step also descends `meta_loss` with
+    the factor `trusted_weight`. Depending on the recipe, some steps have no meta step, or the real step also serves as
+    the virtual step.
     """
     _check_trusted(method)
     phi = [p for p in phi if p.requires_grad]  # layers may be frozen
     real_first = method.recipe.meta_order == "real"
     alpha = method.lr if alpha is None or real_first else alpha
     noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step)
-    if not method.is_meta_step:
-        value = loss(noisy.z)
-        descend(value, method.optimizer)
-        return {"loss": value.detach()}
-    meta = method.meta_loader.draw() if trusted is None else trusted
+    meta = trusted
+    if meta is None and (method.is_meta_step or trusted_weight):
+        meta = method.meta_loader.draw()
     method.optimizer.zero_grad()  # free the gradients of the last step
     judge = lambda z: meta_loss(z, meta.y)
+
+    def take_real_step(value: Tensor, u: Tensor) -> Tensor:
+        grads = noisy.done.vjp(u.detach())
+        if trusted_weight:
+            assert meta is not None
+            torch._foreach_add_(grads, _trusted_gradient(noisy.done, meta.x, judge), alpha=trusted_weight)
+        step_along(method, grads)
+        return value.detach()
+
+    def descend_new_loss() -> Tensor:
+        if isinstance(loss, WithGradient):
+            with torch.no_grad():
+                return take_real_step(*_differentiate(loss, noisy.z))
+        return (
+            take_real_step(*_differentiate(loss, noisy.z))
+            if trusted_weight
+            else descend(loss(noisy.z), method.optimizer)
+        )
+
+    if not method.is_meta_step:
+        return {"loss": descend_new_loss()}
+    assert meta is not None
     meta_optimizer.zero_grad()
     if own_loss is not None:
         _add_gradient(phi, own_loss())
     if real_first:
-        z = noisy.z.detach().requires_grad_()
-        value = loss(z)
-        (u,) = torch.autograd.grad(value, z, create_graph=True)  # [B, K], a function of phi
-        step_along(method, noisy.done.vjp(u.detach()))
+        value, u = _differentiate(loss, noisy.z)
+        take_real_step(value, u)
         judged, g = _gradient_at(noisy.done, dict(method.net.named_parameters()), meta.x, judge)
         _add_gradient(phi, u, -alpha * noisy.done.jvp(g))
         meta_optimizer.step()
         return {"loss": value.detach(), "meta_loss": judged}
     judged = meta_gradient(noisy, loss, meta.x, judge, phi, alpha)
     meta_optimizer.step()
-    value = loss(noisy.z)
-    descend(value, method.optimizer)
-    return {"loss": value.detach(), "meta_loss": judged}
+    return {"loss": descend_new_loss(), "meta_loss": judged}
+
+
+def _trusted_gradient(done: Pass, x: Tensor, loss: LogitLoss) -> list[Tensor]:
+    """The gradient of the loss on trusted inputs at theta. Running statistics do not change."""
+    at_theta = forward_at(done.net, done.theta, x)
+    _, u = _differentiate(loss, at_theta.z)
+    return at_theta.vjp(u.detach())
+
+
+def _differentiate(loss: LogitLoss | WithGradient, z: Tensor) -> tuple[Tensor, Tensor]:
+    """A loss and its gradient u [B, K] at the logits, a function of phi."""
+    if isinstance(loss, WithGradient):
+        return loss.compute(z.detach())
+    z = z.detach().requires_grad_()
+    value = loss(z)
+    (u,) = torch.autograd.grad(value, z, create_graph=True)
+    return value, u
 
 
 def _check_trusted(method: Method) -> None:
@@ -107,7 +153,7 @@ def batch_gradient(
 
 def meta_gradient(
     noisy: Forward,
-    loss: LogitLoss,
+    loss: LogitLoss | WithGradient,
     x_meta: Tensor,
     meta_loss: LogitLoss,
     phi: Sequence[Tensor],
@@ -120,9 +166,7 @@ def meta_gradient(
     If phi is `shared`, its gradients are averaged over the ranks.
     """
     done = noisy.done
-    z = noisy.z.detach().requires_grad_()
-    (u,) = torch.autograd.grad(loss(z), z, create_graph=True)  # [B, K], a function of phi
-
+    _, u = _differentiate(loss, noisy.z)  # [B, K]
     step = done.vjp(u.detach(), moved_only=True)
     distributed.average(step)
     names = moved_names(done.net)

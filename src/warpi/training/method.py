@@ -10,7 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from warpi.autodiff.passes import configure_passes, to_channels_last
+from warpi.autodiff.memory_format import to_channels_last
+from warpi.autodiff.passes import configure_passes
 from warpi.data.batch import Batch
 from warpi.data.loader import Loader
 from warpi.errors import UserError, first_line

@@ -142,9 +142,10 @@ def adam(
 ) -> torch.optim.Optimizer:
     """Adam whose step can be part of a CUDA graph."""
     parameters = list(parameters)
-    rate, fused = _for_device(parameters, lr)
+    rate, on_gpu = _for_device(parameters, lr)
     groups = _groups(parameters, decay_norms)
-    return torch.optim.Adam(groups, rate, weight_decay=weight_decay, capturable=fused, fused=fused or None)
+    fused = on_gpu or all(p.device.type == "cpu" for p in parameters)
+    return torch.optim.Adam(groups, rate, weight_decay=weight_decay, capturable=on_gpu, fused=fused or None)
 
 
 def _groups(parameters: list[nn.Parameter], decay_norms: bool) -> list[Any]:
