@@ -210,7 +210,10 @@ class _Linear(Pass):
         self.theta = detach_trainable(net, copy=snapshot) if theta is None else theta
         self.z = self.jvp(self.theta)
 
-    def vjp(self, u: Tensor, moved_only: bool = False) -> list[Tensor]:  # noqa: ARG002 (all parameters move)
+    def names(self, moved_only: bool) -> list[str]:  # noqa: ARG002 (all parameters move)
+        return list(self.theta)
+
+    def vjp(self, u: Tensor, moved_only: bool = False) -> list[Tensor]:  # noqa: ARG002
         return [u.T @ self.x, u.sum(0)]
 
     def jvp(self, g: Mapping[str, Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """WarPI: a meta-network rescales the logits before the loss, so that wrong labels pull less on the classifier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -9,20 +9,24 @@ from torch import Tensor, nn
 
 from warpi.data.batch import Batch
 from warpi.functional.gaussian import DiagGaussian
-from warpi.functional.losses import cross_entropy, rectified_cross_entropy
+from warpi.functional.losses import cross_entropy, one_hot, rectified_cross_entropy
+from warpi.functional.transition import from_trusted
 from warpi.training.bilevel import WithGradient, bilevel_step
-from warpi.training.method import Log, Method, evaluating
+from warpi.training.method import Log, Method, descend, evaluating
+from warpi.training.outputs import predict_rows
 from warpi.training.recipe import Recipe, adam
 from warpi.training.task import Task
+from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import setting
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,  # v in (0, 1), as in the published code
-    "tanh": lambda s: 2 * torch.tanh((1 + s) / 2),  # v in (-2, 2), signed; close to 1 + s for small s
+    "tanh": lambda s: 4 * torch.sigmoid(1 + s) - 2,  # 2 tanh((1 + s) / 2), in (-2, 2); close to 1 + s for small s
     "unbounded": lambda s: 1 + s,  # the paper's Gaussian, shifted so that s = 0 leaves the logits unchanged
 }
 """Functions from a sample s = mu + sigma * eps to the rectifying vector v."""
+FIT_STEPS, FIT_BATCH, FIT_LR = 500, 256, 3e-3  # of V to the T-posterior
 
 
 @dataclass
@@ -62,6 +66,14 @@ class WarPI(Method):
     hidden: int = setting(100, "units in each hidden layer of the meta-network", low=1)
     mean_init: Literal["zero"] | None = setting(None, "initial weights of the layer of the mean of v (default: Xavier)")
     meta_lr: float = setting(3e-4, "learning rate beta of the meta-network (Adam)", low=0)
+    trusted_weight: float = setting(
+        0.0, "weight of the trusted examples in the real step, times M/N for M trusted and N noisy ones", low=0
+    )
+    v_start: Literal["transition"] | None = setting(
+        None, "start the meta-network from the posterior under an estimated transition matrix (default: Xavier)"
+    )
+    log_var_init: float | None = setting(None, "initial log-variance of v (default: PyTorch's random weights)")
+    warmup: float = setting(0.3, "with --v-start: fraction of the epochs before the matrix is estimated", 0, 1)
     virtual_lr: float | None = setting(None, "step size alpha of the virtual step (default: the classifier's)", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
@@ -71,10 +83,33 @@ class WarPI(Method):
             V = MetaNet(task.n_classes, self.hidden, self.label_input, activation)
         if self.mean_init == "zero":
             nn.init.zeros_(V.mean.weight)
+        if self.log_var_init is not None:
+            nn.init.zeros_(V.log_var.weight)
+            nn.init.constant_(V.log_var.bias, self.log_var_init)
         self.V = V.to(task.train.y.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
+        self.switch = warmup_epochs(self.warmup, recipe.epochs) if self.v_start else 0
+        self.is_warm = self.switch == 0
+        self.beginnings = [0, self.switch]
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if t >= self.switch and not self.is_warm:
+            self.start_from_transition()
+            restart(self)
+            self.is_warm = True
+        yield from super().epoch(t)
+
+    def start_from_transition(self) -> None:
+        """Fit V to the T-posterior, with T and logits from the network that was trained on the noisy labels."""
+        assert self.task.meta is not None  # see needs_meta
+        rows, z = predict_rows(self.net, self.task.meta)
+        T = from_trusted(z.softmax(1), self.task.meta.y[rows])
+        _, z = predict_rows(self.net, self.task.train)
+        fit_posterior(self.V, OUTPUTS[self.output], z, T, self.generator)
 
     def step(self, batch: Batch) -> Log:
+        if not self.is_warm:
+            return {"loss": descend(cross_entropy(self.net(batch.x), batch.y).mean(), self.optimizer)}
         proposals: list[DiagGaussian] = []
 
         def rectified_loss(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,8 +122,10 @@ class WarPI(Method):
 
         phi = self.V.parameters()
         loss = WithGradient(rectified_loss)
+        assert self.task.meta is not None
+        weight = self.trusted_weight * len(self.task.meta) / len(self.task.train)
         log = bilevel_step(  # Eqs. (11) to (13)
-            self, batch, loss, meta_loss, phi, self.meta_optimizer, self.virtual_lr
+            self, batch, loss, meta_loss, phi, self.meta_optimizer, self.virtual_lr, trusted_weight=weight
         )
         if self.samples == 0:
             return log
@@ -136,6 +173,33 @@ class MetaNet(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> DiagGaussian:
         h = self.trunk(torch.cat([z, self.label(y)], dim=1))  # [B, hidden]
         return DiagGaussian(self.mean(h), self.log_var(h))
+
+
+def fit_posterior(
+    V: MetaNet, output: Callable[[Tensor], Tensor], z: Tensor, T: Tensor, generator: torch.Generator
+) -> None:
+    """Fit the mean of V, so that the rectified loss has the gradient of forward correction with T at the logits.
+
+        u(v) = v (softmax(v z) - y)   close to   softmax(z) - q,   q_k proportional to softmax(z)_k T[k, y]
+
+    It is fitted for all labels y at logits like z [N, K], scaled by random factors because they grow during training.
+    """
+    K = z.shape[1]
+    mean = [p for name, p in V.named_parameters() if not name.startswith("log_var")]
+    optimizer = torch.optim.Adam(mean, FIT_LR)
+    for step in range(FIT_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = FIT_LR * (1 - step / FIT_STEPS)
+        rows = torch.randint(len(z), (FIT_BATCH,), generator=generator, device=z.device)
+        scale = 2 * torch.rand(FIT_BATCH, 1, generator=generator, device=z.device)
+        y = torch.randint(K, (FIT_BATCH,), generator=generator, device=z.device)
+        at = scale * z[rows]
+        p = at.softmax(1)
+        q = p * T.T[y]
+        target = p - q / q.sum(1, keepdim=True).clamp_min(1e-12)
+        v = output(V(at, y).mean)
+        u = v * ((v * at).softmax(1) - one_hot(y, K))
+        descend((u - target).square().sum(1).mean(), optimizer)
 
 
 class OneHot(nn.Module):

@@ -13,7 +13,7 @@ from warpi.errors import UserError, first_line, unknown
 from warpi.nets.conv4 import Conv4
 from warpi.nets.fastnet import FastNet
 from warpi.nets.linear import LinearHead
-from warpi.nets.mlp import MLP
+from warpi.nets.mlp import MLP, plain_mlp
 from warpi.nets.preact_resnet import PreActResNet18
 from warpi.nets.resnet import resnet18, resnet20, resnet32, resnet50
 from warpi.nets.weights import load_weights, read_torchvision, read_weights
@@ -30,6 +30,7 @@ class NetEntry(NamedTuple):
 
 NETS: dict[str, NetEntry] = {
     "mlp": NetEntry("one hidden layer of 128 units with BatchNorm; any input (it is flattened)", MLP),
+    "mlp_plain": NetEntry("one hidden layer of 128 units without BatchNorm; any input (it is flattened)", plain_mlp),
     "linear": NetEntry(
         "one linear layer, for features of a pretrained network; any input (it is flattened)", LinearHead
     ),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from warpi.autodiff.passes import Forward, Pass, forward, forward_at, moved_names
+from warpi.autodiff.passes import Forward, Pass, forward, forward_at
 from warpi.data.batch import Batch
 from warpi.errors import UserError
 from warpi.functional.losses import mean_cross_entropy
@@ -169,7 +169,7 @@ def meta_gradient(
     _, u = _differentiate(loss, noisy.z)  # [B, K]
     step = done.vjp(u.detach(), moved_only=True)
     distributed.average(step)
-    names = moved_names(done.net)
+    names = done.names(moved_only=True)
     moved = torch._foreach_sub([done.theta[name] for name in names], torch._foreach_mul(step, lr))
     theta_hat = {**done.theta, **dict(zip(names, moved, strict=True))}
     del step, moved  # memory peaks now: the activations of two batches are stored
@@ -187,7 +187,7 @@ def _gradient_at(done: Pass, theta: dict[str, Tensor], x: Tensor, loss: LogitLos
     (u,) = torch.autograd.grad(value, z)
     g = at_theta.vjp(u, moved_only=True)
     distributed.average(g)
-    return value.detach(), dict(zip(moved_names(done.net), g, strict=True))
+    return value.detach(), dict(zip(done.names(moved_only=True), g, strict=True))
 
 
 def _add_gradient(phi: Sequence[Tensor], u: Tensor, weight: Tensor | None = None, *, shared: bool = True) -> None:
@@ -203,7 +203,6 @@ def _add_gradient(phi: Sequence[Tensor], u: Tensor, weight: Tensor | None = None
 def step_along(method: Method, grads: Sequence[Tensor]) -> None:
     """Take the real step along a gradient that is already known."""
     distributed.average(grads)
-    method.optimizer.zero_grad()
     for p, d in zip((p for p in method.net.parameters() if p.requires_grad), grads, strict=True):
         p.grad = d
     method.optimizer.step()
