@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
 from warpi.functional.gaussian import DiagGaussian
-from warpi.functional.losses import cross_entropy
+from warpi.functional.losses import cross_entropy, rectified_cross_entropy
 
 SOME = settings(max_examples=15, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -90,3 +90,28 @@ def test_cross_entropy_of_huge_logits_is_finite() -> None:
     assert losses.tolist() == [0.0, 1e4]
     (grad,) = torch.autograd.grad(losses.sum(), z)
     assert bool(grad.isfinite().all())
+
+
+@SOME
+@given(seeds, st.integers(1, 6), st.integers(2, 5), st.integers(1, 3))
+def test_rectified_cross_entropy_and_its_gradients(seed: int, b: int, k: int, n_samples: int) -> None:
+    """The loss, its gradient u at the logits, and the gradient of <u, w> in v equal those of autograd."""
+    v = normal(n_samples, b, k, seed=seed).requires_grad_()
+    z = normal(b, k, seed=seed + 1).requires_grad_()
+    w = normal(b, k, seed=seed + 2)
+    y = torch.randint(k, (b,), generator=make_generator(seed))
+    wanted = sum(F.cross_entropy(v[j] * z, y) for j in range(n_samples)) / n_samples
+    assert isinstance(wanted, Tensor)
+    (wanted_u,) = torch.autograd.grad(wanted, z, create_graph=True)
+    (wanted_dv,) = torch.autograd.grad(wanted_u, v, w)
+    loss, u = rectified_cross_entropy(v, z.detach(), y)
+    (dv,) = torch.autograd.grad(u, v, w)
+    assert not loss.requires_grad
+    torch.testing.assert_close([loss, u, dv], [wanted.detach(), wanted_u, wanted_dv], rtol=1e-10, atol=1e-13)
+
+
+def test_rectified_cross_entropy_of_huge_logits_is_finite() -> None:
+    v = torch.ones(1, 2, 2)
+    loss, u = rectified_cross_entropy(v, torch.tensor([[1e4, -1e4], [1e4, -1e4]]), torch.tensor([0, 1]))
+    torch.testing.assert_close(loss, torch.tensor(1e4))
+    torch.testing.assert_close(u, torch.tensor([[0.0, 0.0], [0.5, -0.5]]))

@@ -17,9 +17,10 @@ from torch.func import functional_call, jvp, vjp
 from warpi.errors import UserError
 from warpi.nets.conv4 import Conv4
 from warpi.nets.fastnet import FastNet, whitening_filters
+from warpi.nets.linear import LinearHead
 from warpi.nets.mlp import MLP
 from warpi.nets.preact_resnet import PreActBlock, PreActResNet18
-from warpi.nets.registry import NETS, make_net
+from warpi.nets.registry import NETS, VECTOR_NETS, make_net
 from warpi.nets.resnet import _PadShortcut, resnet18, resnet20, resnet32, resnet50
 from warpi.nets.wide_resnet import WideResNet
 from warpi.utils.seeding import seeded
@@ -27,6 +28,8 @@ from warpi.utils.seeding import seeded
 # Narrow versions of the architectures. The image size gives every BatchNorm more than two values.
 NARROW: dict[str, tuple[Callable[[tuple[int, ...], int], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda s, k: MLP(s, k, hidden=(8, 6)), (2, 3)),
+    "mlp_plain": (lambda s, k: MLP(s, k, hidden=(8, 6), norm=False), (2, 3)),
+    "linear": (LinearHead, (2, 3)),
     "conv4": (lambda s, k: Conv4(s, k, channels=4), (2, 28, 28)),
     "resnet20": (lambda s, k: resnet20(s, k, width=4), (3, 8, 8)),
     "resnet32": (lambda s, k: resnet32(s, k, width=4), (3, 8, 8)),
@@ -91,6 +94,8 @@ def count_preact(channels: int, k: int, stem: int, widths: tuple[int, ...], dept
     [
         ("mlp", (64,), 10, None, 64 * 128 + 2 * 128 + 128 * 10 + 10),
         ("mlp", (1, 8, 8), 10, None, 64 * 128 + 2 * 128 + 128 * 10 + 10),
+        ("mlp_plain", (64,), 10, None, 65 * 128 + 128 * 10 + 10),
+        ("linear", (64,), 10, None, 64 * 10 + 10),
         ("conv4", (3, 32, 32), 5, None, 9 * 64 * (3 + 3 * 64) + 4 * 128 + 256 * 5 + 5),
         ("conv4", (3, 84, 84), 5, None, 9 * 64 * (3 + 4 * 64) + 5 * 128 + 256 * 5 + 5),
         ("resnet20", (3, 32, 32), 10, 269_722, count_basic(3, 10, (3, 3, 3), 16, False)),
@@ -122,6 +127,8 @@ def test_the_registry_and_this_file_have_the_same_nets() -> None:
     [
         ("mlp", (64,), 128),
         ("mlp", (1, 8, 8), 128),
+        ("mlp_plain", (64,), 128),
+        ("linear", (1, 8, 8), 64),
         ("conv4", (1, 28, 27), 256),
         ("resnet32", (3, 9, 7), 64),  # odd sides: the shortcut and the strided convolution must agree
         ("resnet18", (1, 8, 8), 512),
@@ -149,6 +156,11 @@ def test_initialization_depends_only_on_the_global_seed() -> None:
             nets.append(make_net("resnet32", (3, 8, 8), 4).state_dict())
     assert all(torch.equal(nets[0][k], nets[1][k]) for k in nets[0])
     assert not torch.equal(nets[0]["conv1.weight"], nets[2]["conv1.weight"])
+
+
+def test_linear_head_starts_with_equal_logits() -> None:
+    net = make_net("linear", (4,), 3)
+    assert not net(torch.randn(5, 4)).any()
 
 
 def test_he_initialization_has_the_right_variance() -> None:
@@ -410,7 +422,7 @@ def test_unsuitable_networks_are_refused(net: object, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name in NETS if name != "mlp"])
+@pytest.mark.parametrize("name", [name for name in NETS if name not in VECTOR_NETS])
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (0, 8, 8), (3, 0, 8), (2, 3, 8, 8)])
 def test_image_nets_refuse_other_inputs(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=rf"{name} needs images .* got inputs of shape \({shape[0]}, ?.*'mlp'"):

@@ -22,13 +22,16 @@ from warpi.autodiff.passes import forward
 from warpi.data.batch import Batch
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
+from warpi.data.numeric import make_features
 from warpi.errors import UserError
+from warpi.functional.losses import cross_entropy, mean_cross_entropy, one_hot, rectified_cross_entropy
 from warpi.methods.mwnet import MWNet
 from warpi.methods.plain import CE
 from warpi.methods.warpi import MetaNet, WarPI
+from warpi.nets.linear import LinearHead
 from warpi.nets.preact_resnet import PreActResNet18, stage
 from warpi.nets.resnet import conv, resnet32
-from warpi.training.bilevel import LogitLoss, meta_gradient
+from warpi.training.bilevel import LogitLoss, WithGradient, bilevel_step, meta_gradient
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, make_task
@@ -48,6 +51,14 @@ def perceptron(*sizes: int, dropout: float = 0.0) -> nn.Sequential:
         layers += [nn.Linear(d_in, d_out), nn.BatchNorm1d(d_out), nn.ReLU()]
         layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+
+def random_head(d: int, k: int) -> LinearHead:
+    """A linear head that does not start at zero."""
+    net = LinearHead((d,), k)
+    nn.init.normal_(net.fc.weight)
+    nn.init.normal_(net.fc.bias)
+    return net
 
 
 class Residual(nn.Module):
@@ -182,6 +193,7 @@ def preact() -> nn.Module:
 FLAT, IMAGE, SEQUENCE = (5,), (3, 8, 8), (3, 8)
 NETS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "mlp": (FLAT, lambda: perceptron(5, 8, 7, K)),
+    "linear": (FLAT, lambda: random_head(5, K)),
     "residual": (IMAGE, Residual),
     "resnet32": (IMAGE, lambda: resnet32(IMAGE, K, width=4)),
     "preact": (IMAGE, preact),
@@ -363,6 +375,86 @@ def test_holds_in_evaluation_mode() -> None:
     assert_same(grads, wanted)
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_written_products_of_a_linear_head_equal_the_generic_ones(snapshot: bool) -> None:
+    with seeded(0):
+        net = random_head(5, K).double()
+        x, u = torch.randn(6, 5).double(), torch.randn(6, K).double()
+        g = {name: torch.randn_like(p) for name, p in net.named_parameters()}
+    fast = forward(net, x, snapshot=snapshot)
+    assert isinstance(fast.done, passes._Linear)
+    generic = passes._Eager(net, x, None, snapshot)
+    assert_same([fast.z.detach(), fast.done.jvp(g)], [generic.z.detach(), generic.jvp(g)])
+    assert_same(fast.done.vjp(u), generic.vjp(u))
+    assert_same(torch.autograd.grad(fast.z, list(net.parameters()), u), generic.vjp(u))
+    at = {name: p.detach() + g[name] for name, p in net.named_parameters()}
+    assert_same([passes.forward_at(net, at, x).z], [passes._Eager(net, x, at, False).z.detach()])
+
+
+@pytest.mark.parametrize("net", ["mlp", "linear", "dropout"])
+def test_a_loss_with_its_gradient_gives_the_meta_gradient_of_the_loss(net: str) -> None:
+    s = Setting(net, "warpi")
+    with seeded(1):
+        y = torch.randint(K, (6,))
+
+    def rectified(z: Tensor) -> Tensor:
+        q = s.V(z.detach(), y)
+        return 2 * torch.tanh(q.rsample(L, make_generator(5)) / 2)
+
+    def as_loss(z: Tensor) -> Tensor:
+        return cross_entropy(rectified(z) * z, y).mean()
+
+    pair = WithGradient(lambda z: rectified_cross_entropy(rectified(z), z, y))
+    results = []
+    for loss in (as_loss, pair):
+        s.V.zero_grad()
+        with seeded(3):
+            value = meta_gradient(forward(s.net, s.x), loss, s.x_meta, s.meta_loss, s.phi, LR)
+        results.append([value, *(grad_of(p) for p in s.phi)])
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("recipe", [{}, {"meta_order": "real"}, {"meta_every": 2}])
+@pytest.mark.parametrize("written", [False, True])
+def test_the_trusted_batch_is_part_of_the_real_step(recipe: dict[str, Any], written: bool) -> None:
+    """theta moves along dL/dtheta + weight dL_meta/dtheta, at the same theta; phi moves as without it."""
+    moved: dict[float, list[Tensor]] = {}
+    for weight in (0.0, 0.7):
+        method = linear_method(recipe)
+        theta = [p.detach().clone() for p in method.net.parameters()]
+        batch, trusted = method.loader.draw(), method.meta_loader.draw()
+        w = torch.ones((), requires_grad=True)
+        loss: Any = lambda z, w=w, y=batch.y: w * cross_entropy(z, y).mean()
+        if written:
+            loss = WithGradient(
+                lambda z, w=w, y=batch.y: (cross_entropy(z, y).mean(), w * (z.softmax(1) - one_hot(y, 3)) / len(y))
+            )
+        optimizer = torch.optim.SGD([w], 0.0)
+        options = {"trusted": trusted, "trusted_weight": weight}
+        bilevel_step(method, batch, loss, mean_cross_entropy, [w], optimizer, **options)  # type: ignore[arg-type]
+        moved[weight] = [p.detach() - start for p, start in zip(method.net.parameters(), theta, strict=True)]
+    reference = linear_method(recipe)
+    batch, trusted = reference.loader.draw(), reference.meta_loader.draw()
+    value = mean_cross_entropy(reference.net(batch.x), batch.y) + 0.7 * mean_cross_entropy(
+        reference.net(trusted.x), trusted.y
+    )
+    grads = torch.autograd.grad(value, list(reference.net.parameters()))
+    torch.testing.assert_close(moved[0.7], [-0.1 * g for g in grads])
+    assert not torch.allclose(moved[0.0][0], moved[0.7][0])
+
+
+def linear_method(recipe: dict[str, Any]) -> Method:
+    rng = make_generator(0)
+    x, y = torch.randn(40, 5, generator=rng), torch.arange(40) % 3
+    data = Dataset("x", make_features(x), y, tuple("abc"), clean=y)
+    task, _ = make_task(data, "symmetric:0.4", meta=9, val=0.0, test=0.0)
+    method = WarPI()
+    method.start(
+        task, Recipe(net="linear", batch_size=8, meta_batch_size=9, lr=0.1, momentum=0, weight_decay=0, **recipe)
+    )
+    return method
+
+
 def test_adds_to_existing_gradients() -> None:
     s = Setting("mlp", "warpi")
     _, grads = s.gradient()
@@ -448,7 +540,7 @@ def test_only_networks_that_need_it_are_differentiated_twice(net: str, caplog: p
             s.gradient()
             s.gradient()
             s.gradient()
-        assert bool(passes._jvp_obstacles[s.net]) == (net in TWICE)
+        assert bool(passes._jvp_obstacles.get(s.net)) == (net in TWICE)
     assert [r.name for r in caplog.records] == ["warpi.autodiff"] * (net in TWICE)
     assert all("exact, but slower" in r.getMessage() and type(s.net).__name__ in r.getMessage() for r in caplog.records)
 

@@ -1,10 +1,12 @@
 """A network as a function of its parameters."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -47,3 +49,17 @@ def call_with(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
     buffers = {name: b.clone() for name, b in net.named_buffers()}
     z: Tensor = functional_call(net, (dict(theta), buffers), (x,))
     return z
+
+
+class Logits(torch.autograd.Function):
+    """Logits whose backward pass is the `vjp` of a Pass."""
+
+    @staticmethod
+    def forward(ctx: Any, vjp: Callable[[Tensor], list[Tensor]], z: Tensor, *theta: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.vjp = vjp
+        return z.view_as(z)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, u: Tensor) -> Any:
+        return None, None, *ctx.vjp(u)

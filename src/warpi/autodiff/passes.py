@@ -22,12 +22,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call, jvp
 
 from warpi.autodiff.batchnorm import forward_rules
 from warpi.autodiff.checked_trace import checked_trace
 from warpi.autodiff.functional_call import (
+    Logits,
     Tensors,
     call_with,
     detach_trainable,
@@ -163,7 +163,7 @@ def forward(net: nn.Module, x: Tensor, *, snapshot: bool = False) -> Forward:
     if done.z.requires_grad:
         return Forward(done.z, done)
     parameters = trainable_parameters(net).values()
-    return Forward(_Logits.apply(done.vjp, done.z, *parameters), done)  # type: ignore[no-untyped-call]
+    return Forward(Logits.apply(done.vjp, done.z, *parameters), done)  # type: ignore[no-untyped-call]
 
 
 def forward_at(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor) -> Pass:
@@ -185,20 +185,6 @@ def _run_whole(net: nn.Module, x: Tensor, theta: Tensors | None, snapshot: bool)
     if passes is not None:
         return _Traced(net, x, theta, snapshot, passes)
     return _Eager(net, x, theta, snapshot)
-
-
-class _Logits(torch.autograd.Function):
-    """Logits whose backward pass is the `vjp` of a Pass."""
-
-    @staticmethod
-    def forward(ctx: Any, vjp: Callable[[Tensor], list[Tensor]], z: Tensor, *theta: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.vjp = vjp
-        return z.view_as(z)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, u: Tensor) -> Any:
-        return None, None, *ctx.vjp(u)
 
 
 class _Linear(Pass):

@@ -26,7 +26,7 @@ OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "unbounded": lambda s: 1 + s,  # the paper's Gaussian, shifted so that s = 0 leaves the logits unchanged
 }
 """Functions from a sample s = mu + sigma * eps to the rectifying vector v."""
-FIT_STEPS, FIT_BATCH, FIT_LR = 500, 256, 3e-3  # of V to the T-posterior
+FIT_STEPS, FIT_BATCH, FIT_LR, FIT_NOISE = 500, 256, 1e-2, 0.5  # of V to the T-posterior
 
 
 @dataclass
@@ -104,8 +104,8 @@ class WarPI(Method):
         assert self.task.meta is not None  # see needs_meta
         rows, z = predict_rows(self.net, self.task.meta)
         T = from_trusted(z.softmax(1), self.task.meta.y[rows])
-        _, z = predict_rows(self.net, self.task.train)
-        fit_posterior(self.V, OUTPUTS[self.output], z, T, self.generator)
+        rows, z = predict_rows(self.net, self.task.train)
+        fit_posterior(self.V, OUTPUTS[self.output], z, self.task.train.y[rows], T, self.generator)
 
     def step(self, batch: Batch) -> Log:
         if not self.is_warm:
@@ -176,30 +176,30 @@ class MetaNet(nn.Module):
 
 
 def fit_posterior(
-    V: MetaNet, output: Callable[[Tensor], Tensor], z: Tensor, T: Tensor, generator: torch.Generator
+    V: MetaNet, output: Callable[[Tensor], Tensor], z: Tensor, y: Tensor, T: Tensor, generator: torch.Generator
 ) -> None:
     """Fit the mean of V, so that the rectified loss has the gradient of forward correction with T at the logits.
 
         u(v) = v (softmax(v z) - y)   close to   softmax(z) - q,   q_k proportional to softmax(z)_k T[k, y]
 
-    It is fitted for all labels y at logits like z [N, K], scaled by random factors because they grow during training.
+    It is fitted at logits z [N, K] with given labels y [N], plus noise, and scaled by random factors, because logits
+    grow during training.
     """
-    K = z.shape[1]
-    mean = [p for name, p in V.named_parameters() if not name.startswith("log_var")]
-    optimizer = torch.optim.Adam(mean, FIT_LR)
+    layers = [p for name, p in V.named_parameters() if not name.startswith("log_var")]
+    optimizer = torch.optim.Adam(layers, FIT_LR)
+    shape = FIT_BATCH, z.shape[1]
     for step in range(FIT_STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = FIT_LR * (1 - step / FIT_STEPS)
-        rows = torch.randint(len(z), (FIT_BATCH,), generator=generator, device=z.device)
-        scale = 2 * torch.rand(FIT_BATCH, 1, generator=generator, device=z.device)
-        y = torch.randint(K, (FIT_BATCH,), generator=generator, device=z.device)
-        at = scale * z[rows]
+        optimizer.param_groups[0]["lr"] = FIT_LR * (1 - step / FIT_STEPS)
+        rows = torch.randint(len(z), shape[:1], generator=generator, device=z.device)
+        scale = 4 * torch.rand(FIT_BATCH, 1, generator=generator, device=z.device)
+        noise = FIT_NOISE * z.std() * torch.randn(shape, generator=generator, device=z.device)
+        at = scale * (z[rows] + noise)
         p = at.softmax(1)
-        q = p * T.T[y]
-        target = p - q / q.sum(1, keepdim=True).clamp_min(1e-12)
-        v = output(V(at, y).mean)
-        u = v * ((v * at).softmax(1) - one_hot(y, K))
-        descend((u - target).square().sum(1).mean(), optimizer)
+        q = p * T.T[y[rows]]
+        q = q / q.sum(1, keepdim=True).clamp_min(1e-12)
+        v = output(V(at, y[rows]).mean)
+        u = v * ((v * at).softmax(1) - one_hot(y[rows], shape[1]))
+        descend((u - (p - q)).square().sum(1).mean(), optimizer)
 
 
 class OneHot(nn.Module):

@@ -44,6 +44,9 @@ NETS: dict[str, NetEntry] = {
     "resnet50": NetEntry("ResNet-50, 25.6 M parameters; photos of at least 32 pixels", resnet50),
 }
 
+VECTOR_NETS = ("mlp", "mlp_plain", "linear")
+"""Networks that flatten their input."""
+
 
 def make_net(
     net: str | nn.Module | NetBuilder, shape: tuple[int, ...], n_classes: int, weights: Path | str | None = None

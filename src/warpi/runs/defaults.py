@@ -19,6 +19,7 @@ from warpi.datasets.load import read_dataset
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
+from warpi.nets.registry import VECTOR_NETS
 from warpi.training.method import Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
@@ -124,7 +125,7 @@ def _defaults_of(
         return BY_DATASET.get(data, {})
     shape = examples.shape
     small_images = len(shape) == 3 and shape[-1] <= SMALL
-    if settings.get("net") == "mlp" or (small_images and n_rows < _CONVOLUTIONS_PAY):
+    if settings.get("net") in VECTOR_NETS or (small_images and n_rows < _CONVOLUTIONS_PAY):
         shape = (1,)
     return defaults_for(shape, n_classes, sparse=isinstance(examples, SparseExamples))
 
@@ -150,7 +151,8 @@ def adjust_for_few_rows(
     changes if `settings`, which the user gave, set one of these two or another network. Why: docs/data.md
     """
     given = settings or {}
-    if given.get("net", defaults["net"]) != "mlp" or rows >= ENOUGH_ROWS or "epochs" in given or "lr" in given:
+    is_mlp = given.get("net", defaults["net"]) in ("mlp", "mlp_plain")
+    if not is_mlp or rows >= ENOUGH_ROWS or "epochs" in given or "lr" in given:
         return defaults
     epochs = round(defaults["epochs"] * ENOUGH_ROWS / max(rows, defaults["batch_size"]))
     factor = epochs / defaults["epochs"]

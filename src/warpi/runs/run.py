@@ -19,6 +19,7 @@ import torch
 from warpi.data.image_files import SMALL
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file, missing_package
+from warpi.nets.registry import VECTOR_NETS
 from warpi.runs import plugins
 from warpi.runs.defaults import ENOUGH_ROWS, to_plain_types
 from warpi.runs.fingerprints import file_sha256
@@ -358,7 +359,7 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
         n = prepared.truth.n_repeated
         if n:
             progress.print(f"{n} rows also appear in the trusted set and are used only as trusted examples")
-        is_table = prepared.spec.data.data not in DATASETS and prepared.spec.recipe.net == "mlp"
+        is_table = prepared.spec.data.data not in DATASETS and prepared.spec.recipe.net in ("mlp", "mlp_plain")
         if prepared.spec.method == "warpi" and is_table and rows < ENOUGH_ROWS:
             progress.print(f"{rows} rows are few for warpi: on such tables --method auto was better (docs/data.md)")
     if not progress.quiet and started.device.type == "cpu" and started.method.trains_network:
@@ -388,7 +389,7 @@ def _advise_slow(prepared: PreparedRun, minutes: float) -> str:
     advice = ["use a GPU"]
     if is_image and shape[-1] > SMALL and not prepared.spec.data.data.lower().endswith((".npz", ".npy")):
         advice.append(f"--image-size {SMALL}")
-    if isinstance(net, str) and net not in ("mlp", "resnet20"):
+    if isinstance(net, str) and net not in (*VECTOR_NETS, "resnet20"):
         advice.append(f"--net {'resnet20' if is_image else 'mlp'}")
     advice += ["fewer --epochs", "--limit for a first try"]
     time_left = f"{minutes / 60:.0f} hours" if minutes >= 90 else f"{minutes:.0f} minutes"

@@ -66,11 +66,13 @@ def bilevel_step(
     real_first = method.recipe.meta_order == "real"
     alpha = method.lr if alpha is None or real_first else alpha
     noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step)
-    meta = trusted
-    if meta is None and (method.is_meta_step or trusted_weight):
-        meta = method.meta_loader.draw()
+    uses_trusted = method.is_meta_step or trusted_weight
+    meta = method.meta_loader.draw() if trusted is None and uses_trusted else trusted
     method.optimizer.zero_grad()  # free the gradients of the last step
-    judge = lambda z: meta_loss(z, meta.y)
+
+    def judge(z: Tensor) -> Tensor:
+        assert meta is not None
+        return meta_loss(z, meta.y)
 
     def take_real_step(value: Tensor, u: Tensor) -> Tensor:
         grads = noisy.done.vjp(u.detach())
@@ -81,14 +83,11 @@ def bilevel_step(
         return value.detach()
 
     def descend_new_loss() -> Tensor:
-        if isinstance(loss, WithGradient):
-            with torch.no_grad():
-                return take_real_step(*_differentiate(loss, noisy.z))
-        return (
-            take_real_step(*_differentiate(loss, noisy.z))
-            if trusted_weight
-            else descend(loss(noisy.z), method.optimizer)
-        )
+        if not (isinstance(loss, WithGradient) or trusted_weight):
+            return descend(loss(noisy.z), method.optimizer)
+        with torch.set_grad_enabled(not isinstance(loss, WithGradient)):
+            value_and_gradient = _differentiate(loss, noisy.z)
+        return take_real_step(*value_and_gradient)
 
     if not method.is_meta_step:
         return {"loss": descend_new_loss()}

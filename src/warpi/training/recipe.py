@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from warpi.autodiff.passes import PassConfig
 from warpi.errors import UserError
-from warpi.nets.registry import make_net
+from warpi.nets.registry import VECTOR_NETS, make_net
 from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import check_types, setting
 
@@ -109,7 +109,7 @@ class Recipe:
         """
         compiles = self.compile
         if compiles is None:
-            is_image_net = isinstance(self.net, str) and self.net != "mlp"
+            is_image_net = isinstance(self.net, str) and self.net not in VECTOR_NETS
             # The sums over ranks of synchronized BatchNorm cannot be traced.
             compiles = device.type == "cuda" and is_image_net and self.epochs >= 10 and not self.sync_batchnorm
         return PassConfig(
