@@ -42,7 +42,6 @@ def test_features(tmp_path: Path) -> None:
     assert data.y.tolist() == [1, 0, 1, 2]
     np.testing.assert_array_equal(x_of(data), x.astype(np.float32))
     assert isinstance(data.examples, TensorExamples)
-    assert data.examples.standardize
     assert data.examples.crop is None
     assert data.clean is data.trusted is data.test is data.meta is None
 
@@ -146,7 +145,6 @@ def test_images(tmp_path: Path, shape: tuple[int, ...], first: bool, crop: Crop 
     assert data.examples.x.dtype == torch.uint8
     np.testing.assert_array_equal(x_of(data), expected)
     assert data.examples.crop == crop
-    assert not data.examples.standardize
     assert data.examples.shape == expected.shape[1:]
     for actual, naive in zip(data.examples.scale, (np.mean, np.std), strict=True):
         assert actual.shape == (expected.shape[1], 1, 1)

@@ -193,7 +193,9 @@ def test_every_command_drops_the_columns(dropped: Run, here: Path, capsys: pytes
     write(here / "check.csv", tuple(checked[0]), *(tuple(row.values()) for row in checked))
     trusted = here / "trusted.csv"
     assert main(["pick", "--estimate", str(here / "check.csv"), *data, "--trusted", str(trusted)]) == 0
-    assert list(read(trusted)[0]) == list(read(here / "wide.csv")[0]), "all columns, so that rows can be predictions"
+    assert list(read(trusted)[0]) == [*read(here / "wide.csv")[0], "given"], (
+        "all columns, so that rows can be predicted"
+    )
     assert main(["corrupt", *data, "--noise", "instance:0.2", "--out", str(here / "noise.json")]) == 0
     argv = ["fit", *data, "--trusted", str(trusted), "--labels", str(here / "noise.json"), "--epochs", "1"]
     assert main([*argv, "--out", str(here / "meta"), "--quiet"]) == 0
