@@ -108,15 +108,19 @@ def _print_result(run: "Run") -> None:
         against = "" if run.truth.test_is_clean else " against the given labels, some of which may be wrong"
         score = f"test accuracy {last['test_acc']:.2f} %{against}"
     trusted = describe_trusted_accuracy(last, len(run.task.meta or ()))
-    print(f"{done}; run folder {run.path}" if trusted else f"{done}: {score}; run folder {run.path}")
+    if not choice:
+        print(f"{done}: {score}; run folder {run.path}")
+        return
+    print(f"{done}; run folder {run.path}")
     if trusted:
         print(trusted)
-        if "test_acc" in last:
-            print(score)
-        if choice:
-            print(_describe_noise(run.method))
-    elif choice:
+    if "test_acc" in last:
+        print(score)
+    print(_describe_noise(run.method))
+    if run.task.meta is None:
         print(f"warpi: {WITHOUT_TRUSTED}", file=sys.stderr)
+    elif not trusted:
+        print("warpi: the budget left no time to measure the accuracy on trusted rows", file=sys.stderr)
 
 
 def compare(argv: list[str]) -> None:
@@ -174,17 +178,20 @@ def _print_candidates(choice: Sequence[Mapping[str, Any]], most: int = _SHOWN) -
     from rich.console import Console
     from rich.table import Table
 
-    shown = sorted(choice, key=lambda c: (-c["weight"], -(c["score"] or 0)))
+    fitted = [c for c in choice if c["seconds"] or c["weight"] or c["score"] is not None]
+    shown = sorted(fitted, key=lambda c: (-c["weight"], -(c["score"] or 0)))
     table = Table(box=None)
-    for name in ("candidate", "accuracy on trusted rows", "seconds", "weight", "note"):
-        table.add_column(name, justify="left" if name in ("candidate", "note") else "right")
+    for name in ("candidate", "accuracy on trusted rows", "seconds", "weight"):
+        table.add_column(name, justify="left" if name == "candidate" else "right")
     for c in shown[:most]:
         score = "" if c["score"] is None else f"{100 * c['score']:.1f} ± {100 * (c['error'] or 0):.1f} %"
         weight = f"{c['weight']:.2f}" if c["weight"] else "–"
-        table.add_row(c["candidate"], score, f"{c['seconds']:.1f}", weight, c.get("note", ""))
+        table.add_row(c["candidate"], score, f"{c['seconds']:.1f}", weight)
     Console(highlight=False).print(table)
-    if len(shown) > most:
-        print(f"choice.json lists all {len(shown)} candidates")
+    if len(choice) > most:
+        print(f"choice.json lists all {len(choice)} candidates")
+    for note in dict.fromkeys(c.get("note") for c in choice if c.get("note")):
+        print(f"{note}: {'; '.join(c['candidate'] for c in choice if c.get('note') == note)}")
 
 
 def _first_flags(argv: list[str]) -> argparse.Namespace:
