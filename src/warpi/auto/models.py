@@ -25,7 +25,7 @@ from warpi.errors import UserError, unknown
 KINDS = ("forest", "logistic", "boosting", "knn")
 MOST_POINTS = 20_000  # of the nearest-neighbor model
 ESTIMATOR_FOLDS = 3  # of boosting and of classifiers of the user, which are slower than the others
-SMALLEST_SHARE = 0.05  # a soft label below this share is left out when a row is repeated once per class
+SMALLEST_SHARE = 0.1  # a soft label below this share is left out when a row is repeated once per class
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ def _project(projection: Floats | None, make: Callable[[], Any]) -> nn.Module:
 
 def make_boosting(n_rows: int, n_classes: int) -> Any:
     """Histogram boosting with a bounded number of trees."""
-    iterations = int(np.clip(200 // n_classes, 20, 60))
+    iterations = int(np.clip(150 // n_classes, 20, 60))
     return HistGradientBoostingClassifier(
         learning_rate=0.15,
         max_iter=iterations,
@@ -112,7 +112,7 @@ def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Pl
     draws = 1 if hard or has_fit_parameter(estimator, "sample_weight") else 3
     whole = [_fit_once(estimator, x, q, weight, used, rng) for _ in range(draws)]
     p = _mean_prediction(whole, x, q.shape[1])
-    folds = plan.folds % ESTIMATOR_FOLDS
+    folds = plan.folds % (2 if plan.large else ESTIMATOR_FOLDS)
     for fold in np.unique(folds[used]):
         inside = folds == fold
         train = used[~inside[used]]

@@ -70,7 +70,7 @@ def fit_base(
 ) -> tuple[list[Column], dict[str, str]]:
     """The candidates that are fitted once. What does not fit into the budget is left out.
 
-    With many rows only the last model has a pruned candidate, and no candidate repeats trusted rows.
+    With many rows no candidate is pruned, and none repeats trusted rows.
     """
     columns: list[Column] = []
     left_out: dict[str, str] = {}
@@ -98,7 +98,7 @@ def fit_base(
         name = model_name(model)
         plain = add(name, model, everything)
         add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
-        if plain is not None and (not plan.large or model == models[-1]):
+        if plain is not None and not plan.large:
             kept = keep_confident(problem.noisy(plain.p), problem)
             add(f"{name}, pruned", model, problem.weights(kept, 1.0))
         if model == "forest" and not plan.large:
