@@ -65,7 +65,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["fti"], "unknown command 'fti'; did you mean 'fit'?"),
     (
         ["--bogus"],
-        "unknown command '--bogus'; allowed: audit, bench, corrupt, fewshot, figures, fit, list, pick, predict, ",
+        "unknown command '--bogus'; allowed: audit, bench, compare, correct, corrupt, embed, fewshot, figures, fit, ",
     ),
     (["FIT", "--epohcs", "3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
     (["FIT", "--epohcs=3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),

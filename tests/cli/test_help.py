@@ -124,8 +124,14 @@ def test_fit_help_all_groups_all_flags(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_defaults_that_depend_on_the_data_are_marked(parser_of: Callable[..., Parser]) -> None:
-    texts = {action.dest: action.help or "" for action in parser_of("fit")._actions}
-    marked = {name for name, text in texts.items() if text.endswith("(default: depends on the data)")}
+    def read_help(*argv: str) -> tuple[dict[str, str], set[str]]:
+        texts = {action.dest: action.help or "" for action in parser_of(*argv)._actions}
+        return texts, {name for name, text in texts.items() if text.endswith("(default: depends on the data)")}
+
+    texts, marked = read_help("fit")
+    assert marked >= {"net", "epochs", "lr", "batch_size"}
+    assert texts["momentum"].endswith("(default: 0.9)")
+    texts, marked = read_help("fit", "--method", "warpi")
     assert marked >= {"net", "epochs", "lr", "batch_size", "output", "label_input"}
     assert texts["momentum"].endswith("(default: 0.9)")
 
