@@ -44,8 +44,8 @@ CIFAR-10 images as features of EfficientNet-Lite0.
   (the second most likely class, more often near class boundaries), each at 20 % and 40 %.
 - **Trusted rows**: 5, 20 or 50 of each class, at most half of a class. `auto` also gets the labels that they had before
   they were checked (`given_trusted`).
-- **Cells**: {cells} combinations of these. A balanced part of the grid, fixed beforehand, is run: every table meets every
-  kind of noise at both rates, and the numbers of trusted rows rotate (`benchmarks/never_loses/plan.py`).
+- **Cells**: {cells} combinations of these. A balanced part of the grid, fixed beforehand, is run: every table meets
+  every kind of noise at both rates, and the numbers of trusted rows rotate (`benchmarks/never_loses/plan.py`).
 - **Baselines**: logistic regression, random forest, histogram boosting and nearest neighbors, on all rows (trusted rows
   with their checked labels) and on the trusted rows alone; a forest in which trusted rows count ten times; cleanlab's
   `CleanLearning` with a forest and with logistic regression.
