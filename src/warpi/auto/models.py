@@ -94,9 +94,9 @@ def _project(projection: Floats | None, make: Callable[[], Any]) -> nn.Module:
 
 def make_boosting(n_rows: int, n_classes: int) -> Any:
     """Histogram boosting with a bounded number of trees."""
-    iterations = int(np.clip(150 // n_classes, 20, 60))
+    iterations = int(np.clip(100 // n_classes, 20, 40))
     return HistGradientBoostingClassifier(
-        learning_rate=0.15,
+        learning_rate=0.2,
         max_iter=iterations,
         min_samples_leaf=int(np.clip(n_rows // 40, 2, 20)),
         early_stopping=False,

@@ -17,7 +17,7 @@ from warpi.auto.rows import Floats, Rows, assign_folds, take_noisy
 N_FOLDS = 5
 SPREAD = 1.6  # variance of an error, relative to independent rows; chosen on development tables so that intervals cover
 SHARE_OF_TREES = 0.8  # of the trees of the shipped forests; with fewer the accuracy would be too low
-MOST_NOISY_ROWS = 5_000  # in one of the repeated procedures
+MOST_NOISY_ROWS = 3_000  # in one of the repeated procedures
 
 
 def predict_nested(
