@@ -14,6 +14,7 @@ from warpi.methods.d2l import D2L
 from warpi.methods.decoupling import Decoupling
 from warpi.methods.dividemix import DivideMix
 from warpi.methods.dmi import DMI, DMINS
+from warpi.methods.dmlp import DMLP
 from warpi.methods.elr import ELR, ELRPlus
 from warpi.methods.emlc import EMLC
 from warpi.methods.gdw import GDW
@@ -43,6 +44,7 @@ from warpi.methods.selfie import SELFIE
 from warpi.methods.smp import SMP
 from warpi.methods.t_revision import TRevision
 from warpi.methods.vri import VRI
+from warpi.methods.wann import WANN
 from warpi.methods.warpi import WarPI
 from warpi.methods.warpi_plus import WarPIPlus
 from warpi.training.method import Method
@@ -105,6 +107,8 @@ METHODS: dict[str, Method] = {
     "limit": LIMIT(),
     "smp": SMP(),
     "noiserank": NoiseRank(),
+    "wann": WANN(),
+    "dmlp": DMLP(),
     "elr": ELR(),
     "elr_plus": ELRPlus(),
     "cleannet": CleanNet(),
