@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -14,16 +14,19 @@ from scipy import sparse
 from torch import nn
 
 from warpi.auto.combine import pick
-from warpi.auto.models import Plan, check_model, find_projection
+from warpi.auto.models import Plan, check_model, find_directions, find_projection
 from warpi.auto.modules import Mixture
 from warpi.auto.problem import Clock, Column, Problem, build_mixture, pose_problem
 from warpi.auto.procedure import Outcome, run_procedure, run_without_trusted
 from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, trusted_importance
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
+from warpi.auto.softmax import fit_softmax
 from warpi.auto.transition import bayes, estimate_transition
 
 Progress = Callable[[str, float], None]
 N_TREES = 100
+FOREST_COLUMNS = 64  # directions that a forest uses
+STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1)  # C of softmax regression on many columns
 DEFAULT_MODELS = ("forest", "logistic")
 LARGE = 10_000  # rows from which boosting joins, with fewer trees, folds and candidates
 MOST_ROWS = 150_000  # noisy rows that are fitted; more are only predicted
@@ -90,9 +93,12 @@ def fit_auto(
     clock = Clock(settings.budget)
     chosen = choose_rows(rows, settings.seed)
     part = rows if chosen is None else take_noisy(rows, chosen)
+    wide = find_directions(part.x)
+    if wide is not None:
+        part = replace(part, x=part.x @ wide, x_trusted=part.x_trusted @ wide)
     models = choose_models(part, settings)
     problem = pose_problem(part)
-    plan = make_plan(problem, settings.seed)
+    plan = make_plan(problem, settings.seed, wide)
     outside = [extra_column(candidate, chosen) for candidate in extra]
     run = run_procedure if part.n_trusted else run_without_trusted
     steps = count(1)
@@ -100,6 +106,20 @@ def fit_auto(
     later: Progress = lambda name, share: say(name, 0.2 + 0.8 * share)  # the repetitions take most of the time
     nested = predict_nested(part, models, plan, outside, clock, later) if part.n_trusted > 1 else {}
     return summarize(rows, part, chosen, problem, outcome, nested)
+
+
+def choose_strength(problem: Problem, plan: Plan) -> float:
+    """The C of softmax regression with the highest likelihood of the given labels in one fold."""
+    known = problem.n_noisy + problem.n_trusted
+    held = plan.folds[:known] == 0
+    labels = problem.labels[:known]
+
+    def score(c: float) -> float:
+        weight = problem.weights(1.0, 1.0)[:known] * ~held
+        p = fit_softmax(problem.x[:known], labels, weight, np.zeros(known, np.int64), c, scaled=True).p
+        return float(np.log((p * labels).sum(1)[held] + 1e-12).sum())
+
+    return max(STRENGTHS, key=score)
 
 
 def choose_rows(rows: Rows, seed: int) -> Any:
@@ -117,14 +137,20 @@ def choose_models(rows: Rows, settings: AutoSettings) -> tuple[Any, ...]:
     return settings.models
 
 
-def make_plan(problem: Problem, seed: int) -> Plan:
+def make_plan(problem: Problem, seed: int, wide: Floats | None = None) -> Plan:
+    """How models are cross-fitted. `wide` are the directions if the columns are projections of many columns."""
     rng = np.random.default_rng([seed, 5])
     labels = np.concatenate([problem.given, problem.n_classes + problem.truth])
-    large = problem.n_noisy >= LARGE
+    large = problem.n_noisy >= LARGE or wide is not None
     folds = assign_folds(labels, 3 if large else 5, rng)
     trees = int(N_TREES * np.clip(2000 / max(problem.n_noisy, 1), 0.5, 1))
     jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Plan(folds, trees, seed, jobs if problem.n_noisy >= 2000 else 1, large, find_projection(problem.x, seed))
+    jobs = jobs if problem.n_noisy >= 2000 else 1
+    if wide is None:
+        return Plan(folds, trees, seed, jobs, large, find_projection(problem.x, seed))
+    first = np.eye(problem.x.shape[1], FOREST_COLUMNS)
+    plan = Plan(folds, trees, seed, jobs, large, first, wide)
+    return replace(plan, c=choose_strength(problem, plan))
 
 
 def extra_column(candidate: ExtraCandidate, chosen: Any) -> Column:

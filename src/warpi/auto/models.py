@@ -23,6 +23,7 @@ from warpi.auto.softmax import fit_softmax
 from warpi.errors import UserError, unknown
 
 KINDS = ("forest", "logistic", "boosting", "knn")
+WIDE = 256  # more dense columns are replaced by as many principal directions
 MOST_POINTS = 20_000  # of the nearest-neighbor model
 ESTIMATOR_FOLDS = 3  # of boosting and of classifiers of the user, which are slower than the others
 SMALLEST_SHARE = 0.1  # a soft label below this share is left out when a row is repeated once per class
@@ -38,6 +39,8 @@ class Plan:
     n_jobs: int = 1
     large: bool = False  # many rows: fewer candidates
     projection: Floats | None = None  # [D, d] directions that the forest uses instead of sparse columns
+    wide: Floats | None = None  # [D, d] if the columns of x are principal directions of D columns
+    c: float | None = None  # of the softmax regression on such columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,11 @@ def fit_model(
     model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: float = 1.0, weighted_draw: bool = False
 ) -> Fitted:
     """Fit a model on soft labels q [M, K] with row weights; rows of weight 0 are only predicted."""
+    fitted = _fit_model(model, x, q, weight, plan, c, weighted_draw)
+    return fitted if plan.wide is None else Fitted(fitted.p, partial(_project, plan.wide, fitted.module))
+
+
+def _fit_model(model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: float, weighted_draw: bool) -> Fitted:
     used = weight > 0
     if len(np.unique(q[used].argmax(1))) < 2:  # a single class: nothing to learn
         prior = np.average(q[used], axis=0, weights=weight[used])
@@ -74,7 +82,7 @@ def fit_model(
         forest = fit_forest(dense, q, weight, plan.n_trees, plan.seed, weighted_draw, plan.n_jobs)
         return Fitted(forest.p, partial(_project, plan.projection, forest.module))
     if model == "logistic":
-        softmax = fit_softmax(x, q, weight, plan.folds, c)
+        softmax = fit_softmax(x, q, weight, plan.folds, plan.c or c, scaled=plan.wide is not None)
         return Fitted(softmax.p, softmax.module)
     if model == "knn":
         p, neighbors = fit_neighbors(x, q, weight)
@@ -158,6 +166,17 @@ class ConstantClassifier:
 
     def predict_proba(self, x: Matrix) -> Floats:
         return np.ones((x.shape[0], 1))
+
+
+def find_directions(x: Matrix) -> Floats | None:
+    """The principal directions [D, WIDE] of standardized columns, for dense inputs with more columns than that."""
+    if sparse.issparse(x) or x.shape[1] <= WIDE:
+        return None
+    scale = x.std(axis=0, dtype=np.float64)
+    scale[scale < 1e-9 * (1 + np.abs(x.mean(axis=0)))] = 1
+    z = ((x - x.mean(axis=0)) / scale).astype(np.float32)
+    _, vectors = np.linalg.eigh(z.T @ z)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :WIDE] / scale[:, None], dtype=np.float32)
 
 
 def find_projection(x: Matrix, seed: int, size: int = 50) -> Floats | None:

@@ -53,7 +53,8 @@ def run_procedure(
     )
     clock.lap()
     report("gold")
-    gold, transition = fit_gold(problem, models, first.p, prior, plan)
+    best = models if plan.wide is None else [best_plain_model(problem, models, base)]
+    gold, transition = fit_gold(problem, best, first.p, prior, plan)
     gold.seconds = clock.lap()
     columns = [*base, first.calibrate(problem), gold.calibrate(problem)]
     weights = weigh_candidates(problem, columns, transition)
@@ -63,6 +64,19 @@ def run_procedure(
     share = 1.0 if lead > ALONE_AT else SWITCHED_SHARE if lead > SWITCH_AT else TRUSTED_SHARE
     final = combine("auto", columns, drop_small(give_share_to_trusted(weights, columns, share)))
     return Outcome(final, columns, transition, prior, explain(final, lead), left_out)
+
+
+def best_plain_model(problem: Problem, models: Sequence[Any], base: list[Column]) -> Any:
+    """The model whose cross-fitted predictions agree most often with the given labels."""
+    names = [column.name for column in base]
+
+    def agreement(model: Any) -> float:
+        if model_name(model) not in names:  # left out
+            return -1.0
+        column = base[names.index(model_name(model))]
+        return float((problem.noisy(column.p).argmax(1) == problem.given).mean())
+
+    return max(models, key=agreement)
 
 
 def fit_base(

@@ -25,18 +25,23 @@ class FittedSoftmax:
     scale: Floats
     coefficients: Floats  # [D + 1, K], the intercept last
     p: Floats  # [M, K] of all rows: by a model of the other folds for rows with a positive weight
+    limit: float = CLIP
 
     def module(self) -> Linear:
-        return Linear(self.mean, self.scale, self.coefficients[:-1], self.coefficients[-1], CLIP)
+        return Linear(self.mean, self.scale, self.coefficients[:-1], self.coefficients[-1], self.limit)
 
 
-def fit_softmax(x: Matrix, q: Floats, weight: Floats, folds: Ints, c: float = 1.0) -> FittedSoftmax:
+def fit_softmax(
+    x: Matrix, q: Floats, weight: Floats, folds: Ints, c: float = 1.0, scaled: bool = False
+) -> FittedSoftmax:
     """Minimize sum_i weight_i CE(q_i, p_i) + |W|^2 / (2 c) on all rows, then again without each fold.
 
     Rows of weight 0 are only predicted. The problem is convex, so a warm start does not let a fold see its own labels.
     """
     used = np.flatnonzero(weight > 0)
     z, mean, scale = standardize(x, used)
+    if scaled:  # principal directions: their scale says how much they matter
+        z, scale = z * scale, np.ones_like(scale)
     scaling = find_scaling(z[used], weight[used], c)
     start = np.zeros((z.shape[1] + 1, q.shape[1]))
     whole = minimize_loss(z[used], q[used], weight[used], c, start, scaling)
@@ -47,7 +52,7 @@ def fit_softmax(x: Matrix, q: Floats, weight: Floats, folds: Ints, c: float = 1.
         if len(train):
             tested = used[inside[used]]
             p[tested] = predict(z[tested], minimize_loss(z[train], q[train], weight[train], c, whole, scaling))
-    return FittedSoftmax(mean, scale, whole, p)
+    return FittedSoftmax(mean, scale, whole, p, 1e9 if scaled else CLIP)
 
 
 def standardize(x: Matrix, used: Ints) -> tuple[Matrix, Floats, Floats]:

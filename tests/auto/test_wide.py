@@ -1,0 +1,59 @@
+"""Dense inputs with many columns: `auto` works on their principal directions."""
+
+import numpy as np
+import torch
+
+from warpi.auto.fit import AutoSettings, fit_auto
+from warpi.auto.models import WIDE, find_directions
+from warpi.auto.modules import Mixture
+from warpi.auto.rows import Rows
+from warpi.auto.softmax import fit_softmax
+
+
+def make_wide(n, columns=400, seed=0):
+    """Three classes in five directions that many noisy columns share."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, n)
+    hidden = rng.normal(size=(n, 5)) + 2.5 * np.eye(3, 5)[y]
+    mix = np.random.default_rng(99).normal(size=(5, columns))
+    x = hidden @ mix + rng.normal(size=(n, columns))
+    return (x * np.linspace(0.1, 50, columns) + 7).astype(np.float32), y
+
+
+def test_directions_are_those_of_standardized_columns():
+    x, _ = make_wide(300)
+    wide = find_directions(x)
+    assert wide.shape == (400, WIDE)
+    z = (x - x.mean(0)) / x.std(0)
+    expected = np.linalg.svd(z - z.mean(0), full_matrices=False)[1][:5]  # singular values
+    projected = x @ wide
+    found = np.linalg.norm(projected - projected.mean(0), axis=0)[:5]
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    assert find_directions(x[:, :WIDE]) is None
+
+
+def test_softmax_on_directions_is_softmax_on_all_standardized_columns():
+    """If all directions are kept, the penalty is the same in both coordinates."""
+    x, y = make_wide(150, columns=6)
+    z = ((x - x.mean(0)) / x.std(0)).astype(np.float64)
+    rotation = np.linalg.eigh(z.T @ z)[1]
+    labels, weight, folds = np.eye(3)[y], np.ones(150), np.arange(150) % 3
+    plain = fit_softmax(z, labels, weight, folds, 0.1)
+    rotated = fit_softmax(z @ rotation, labels, weight, folds, 0.1, scaled=True)
+    np.testing.assert_allclose(rotated.p, plain.p, atol=5e-3)
+
+
+def test_auto_on_many_columns_corrects_labels_and_predicts_new_rows():
+    x, y = make_wide(400)
+    rng = np.random.default_rng(1)
+    given = np.where(rng.random(400) < 0.35, (y + 1) % 3, y)
+    rows = Rows(x[30:], given[30:], x[:30], y[:30], given[:30], 3)
+    found = fit_auto(rows, AutoSettings())
+    new, truth = make_wide(300, seed=5)
+    with torch.no_grad():
+        p = found.model(torch.from_numpy(new)).exp().numpy()
+    assert (p.argmax(1) == truth).mean() > 0.9
+    copy = Mixture()
+    copy.load_state_dict(found.model.state_dict())
+    with torch.no_grad():
+        np.testing.assert_allclose(copy(torch.from_numpy(new)).exp().numpy(), p, atol=1e-5)
