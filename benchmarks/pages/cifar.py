@@ -93,7 +93,8 @@ def main() -> None:
     machines = {f"{e.get('gpu', e['device'])}, torch {e['torch']}" for e in where}
     head = "| method | family | " + " | ".join(f"`{noise}` | seconds" for noise in NOISES) + " |"
     lines = [head, "|:---|:---|" + "---:|---:|" * len(NOISES)]
-    for name, method in ((n, m) for family in FAMILIES for n, m in METHODS.items() if m.family == family):
+    methods = [(n, m) for family in FAMILIES for n, m in METHODS.items() if m.family == family]
+    for name, method in methods:
         cells = []
         for noise in NOISES:
             if (name, noise) not in runs:
@@ -112,7 +113,7 @@ def main() -> None:
         for n in NOISES
         if ("d2l", n) in runs and all(r["alpha"] == 1 for r in runs["d2l", n][1])
     ]
-    tried, wanted = why(runs), len(METHODS) * len(NOISES)
+    tried, wanted = why(runs), len(methods) * len(NOISES)
     intro = INTRO.format(
         machine="; ".join(sorted(machines)),
         missing=f" –: not run yet ({len(runs)} of {wanted} runs are done)." if len(runs) < wanted else "",

@@ -22,6 +22,7 @@ from warpi.training.task import Task, Truth, make_task
 RECIPE = Recipe(epochs=12, batch_size=128, meta_batch_size=32, lr=0.1, seed=1)
 EPOCHS = {"mlc": 24, "warpi": 20}  # more than in RECIPE
 OPTIONS: dict[str, dict[str, Any]] = {  # cheaper than the defaults, or better for tables
+    "auto": {"model": "logistic"},
     "cleannet": {"embedding_steps": 8, "references": 8},
     "dmi": {"warmup": 0.2},
     "dmi_ns": {"warmup": 0.2},
@@ -72,7 +73,16 @@ GAINS = {  # points of test accuracy above cross-entropy, about half of the meas
         "cleannet": 4,
         "cal": 4,
     },
-    "pair:0.4": {"forward": 10, "glc": 20, "dmi_ns": 8, "l2rw": 18, "dividemix": 10, "clean_only": 15, "warpi": 20},
+    "pair:0.4": {
+        "auto": 20,
+        "forward": 10,
+        "glc": 20,
+        "dmi_ns": 8,
+        "l2rw": 18,
+        "dividemix": 10,
+        "clean_only": 15,
+        "warpi": 20,
+    },
     "instance:0.4": {"forward": 0, "t_revision": 3, "lccn": 3, "ptd": 2},
 }
 
