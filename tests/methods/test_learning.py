@@ -22,7 +22,7 @@ from warpi.training.task import Task, Truth, make_task
 RECIPE = Recipe(epochs=12, batch_size=128, meta_batch_size=32, lr=0.1, seed=1)
 EPOCHS = {"mlc": 24, "warpi": 20}  # more than in RECIPE
 OPTIONS: dict[str, dict[str, Any]] = {  # cheaper than the defaults, or better for tables
-    "auto": {"model": "logistic"},
+    "auto": {"model": "knn"},
     "cleannet": {"embedding_steps": 8, "references": 8},
     "dmi": {"warmup": 0.2},
     "dmi_ns": {"warmup": 0.2},
