@@ -57,7 +57,15 @@ class WarPI(Method):
     family = "meta"
     year = 2022
     needs_meta = True
-    for_tables: ClassVar[dict[str, Any]] = {"output": "tanh", "label_input": "one_hot"}  # why: docs/methods/warpi.md
+    for_tables: ClassVar[dict[str, Any]] = {  # why: docs/methods/warpi.md
+        "output": "tanh",
+        "label_input": "one_hot",
+        "v_start": "transition",
+        "log_var_init": -4.0,
+        "trusted_weight": 5.0,
+        "meta_lr": 3e-5,
+    }
+    table_net = "mlp_plain"
 
     samples: int = setting(10, "number L of samples of v per example; 0 uses the mean of v instead", low=0)
     output: Literal["sigmoid", "tanh", "unbounded"] = setting("sigmoid", "function h from a Gaussian sample to v")

@@ -165,7 +165,8 @@ def resolve_defaults(
 ) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
     """The recipe, all hyper-parameters of the method, and those the user changed from what suits the data."""
     recipe_fields = {f.name for f in fields(Recipe)}
-    values = {**defaults, **base.recipe_defaults, **settings}
+    net = {"net": base.table_net} if defaults.get("net") == _TABLE["net"] else {}
+    values = {**defaults, **net, **base.recipe_defaults, **settings}
     recipe = Recipe(**{name: value for name, value in values.items() if name in recipe_fields})
     options = asdict(base)
     if type(base) in _CLASSES:  # a custom class may have the name of a built-in one

@@ -61,6 +61,7 @@ class Method(ABC):
     resumes_mid_epoch: ClassVar[bool] = True  # False if `epoch` keeps state between steps besides that of its loaders
     trains_network: ClassVar[bool] = True  # False if `epoch` fits models without steps of gradient descent
     for_tables: ClassVar[dict[str, Any]] = {}  # hyper-parameters that suit tables better than the paper's
+    table_net: ClassVar[str] = "mlp"  # network for tables and other vectors
     recipe_defaults: ClassVar[dict[str, Any]] = {}  # settings of the recipe that suit this method, whatever the data
 
     def __post_init__(self) -> None:
