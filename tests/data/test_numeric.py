@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import warpi
 from warpi import NoisyLabelClassifier, make_task
+from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.numeric import Features, make_features, needs_float64
 from warpi.estimator.inputs import Layout
@@ -203,13 +204,21 @@ def test_too_large_numbers_are_errors() -> None:
                 model().fit(form(x), Y, X[:9], Y[:9])
 
 
-def test_repeated_rows_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Rows of few categories can equal trusted rows without being copies."""
+def test_copies_of_trusted_rows_are_logged_and_coincidences_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows of few categories can equal trusted rows without being copies; a row that occurs once is a copy."""
     x = RNG.integers(3, size=(200, 2)).astype(float)
     y, x_trusted, y_trusted = np.arange(200) % 2, np.repeat(np.arange(3.0), 2).repeat(2).reshape(6, 2), np.arange(6) % 2
+    x[:4] = x_trusted[:4] = RNG.normal(size=(4, 2))
+    task, truth = make_task(
+        Dataset("X", make_features(torch.tensor(x)), torch.tensor(y), ("a", "b")),
+        meta_data=Dataset("T", make_features(torch.tensor(x_trusted)), torch.tensor(y_trusted), ("a", "b")),
+        val=0.0,
+        test=0.0,
+    )
+    assert (len(task.train), truth.n_repeated) == (196, 4)
     model().fit(x, y, x_trusted, y_trusted)
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-        "6 of 200 rows of X are also in X_trusted and are used only as trusted examples"
+        "4 of 200 rows of X are also in X_trusted and are used only as trusted examples"
     ]
 
 

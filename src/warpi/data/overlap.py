@@ -32,6 +32,21 @@ def mark_shared(a: Split, b: Split) -> Tensor:
     return torch.tensor([label is not None for label in match_labels(a, b)], dtype=torch.bool)
 
 
+def mark_shared_once(a: Split, b: Split) -> Tensor:
+    """Which examples of `a` are also in `b` and have an input that occurs only once in `a`.  [len(a)] bool
+
+    If an input occurs more often, nothing tells which of the examples is meant, or whether any of them is.
+    """
+    kind, keys = _comparable_inputs(a)
+    other_kind, other_keys = _comparable_inputs(b)
+    if kind is None or kind != other_kind:
+        return torch.zeros(len(a), dtype=torch.bool)
+    keys = list(keys)
+    counts = Counter(keys)
+    others = set(other_keys)
+    return torch.tensor([counts[key] == 1 and key in others for key in keys], dtype=torch.bool)
+
+
 def match_labels(a: Split, b: Split) -> list[int | None]:
     """The label in `b` of each example of `a` that `mark_shared` marks; None for the others."""
     kind, keys = _comparable_inputs(a)

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from warpi.data.dataset import Dataset
 from warpi.data.numeric import Features
-from warpi.data.overlap import check_disjoint, labels_in, mark_shared
+from warpi.data.overlap import check_disjoint, labels_in, mark_shared_once
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import hash_labels
@@ -249,8 +249,12 @@ def _given_of_rows(dataset: Dataset, rows: Tensor) -> Tensor | None:
 
 
 def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:
-    """The rows without those that are also trusted examples. They are neither used as noisy rows nor for testing."""
-    repeated = mark_shared(Split(dataset.examples, rows, dataset.y[rows]), trusted)
+    """The rows without those that are also trusted examples. They are neither used as noisy rows nor for testing.
+
+    Rows with the same input as another row stay: if there are few possible inputs, they are probably other examples,
+    and dropping those whose label agrees with the trusted one would raise the noise rate.
+    """
+    repeated = mark_shared_once(Split(dataset.examples, rows, dataset.y[rows]), trusted)
     if repeated.all():
         raise UserError(
             f"all {len(rows)} rows of {dataset.name} are also among the trusted examples, so none is left to "
