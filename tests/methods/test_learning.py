@@ -68,6 +68,8 @@ GAINS = {  # points of test accuracy above cross-entropy, about half of the meas
         "limit": 4,
         "smp": 5,
         "noiserank": 7,
+        "wann": 8,
+        "dmlp": 5,
         "elr": 6,
         "elr_plus": 6,
         "cleannet": 4,
