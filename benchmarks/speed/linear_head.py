@@ -28,7 +28,7 @@ WARPI: dict[str, dict[str, Any]] = {
     "warpi, table defaults": {"output": "tanh", "label_input": "one_hot"},
     "warpi, paper's form": {},
 }
-BLOCK, BLOCKS, WARM_UP = 10, 60, 20
+BLOCK, BLOCKS, WARM_UP = 5, 40, 10
 SEED = 100
 OUT = RESULTS / "linear_head.json"
 

@@ -10,10 +10,14 @@ from warpi.data.dataset import Dataset
 from warpi.data.numeric import make_features
 from warpi.functional.losses import one_hot
 from warpi.methods.dmlp import DMLP, purify, to_simplex
+from warpi.methods.registry import METHODS
 from warpi.methods.wann import WANN, Neighbors, adaptive_sizes, class_shares
+from warpi.methods.warpi import OUTPUTS, MetaNet, fit_posterior
+from warpi.runs.defaults import defaults_for, defaults_of_task, resolve_defaults
 from warpi.training.engine import train
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth, make_task
+from warpi.utils.seeding import seeded
 
 K = 3
 
@@ -153,3 +157,45 @@ def test_dmlp_purifies_labels(blobs: tuple[Task, Truth]) -> None:
     before = float((task.train.y == truth.clean).double().mean())
     after = float((method.Y.argmax(1) == truth.clean).double().mean())
     assert after > before + 0.2
+
+
+# --- settings of a linear head ----------------------------------------------------------------------------------------
+
+
+def test_a_linear_head_takes_as_many_steps_on_few_rows_as_on_many(blobs: tuple[Task, Truth]) -> None:
+    task = blobs[0]
+    defaults = defaults_of_task(task, {"net": "linear"})
+    steps = defaults["epochs"] * max(1, len(task.train) // defaults["batch_size"])
+    assert defaults["weight_decay"] == 0.1
+    assert 400 <= steps <= 500
+    assert defaults_of_task(task, {"net": "linear", "epochs": 7})["epochs"] == 30  # the given number replaces it
+    assert defaults_of_task(task, {})["batch_size"] != defaults["batch_size"]
+
+
+def test_warpi_uses_its_parts_and_a_plain_network_on_tables_only(blobs: tuple[Task, Truth]) -> None:
+    for net, wanted in (({}, "mlp_plain"), ({"net": "mlp"}, "mlp")):
+        recipe, options, _ = resolve_defaults(METHODS["warpi"], defaults_of_task(blobs[0], net), net)
+        assert recipe.net == wanted
+        assert (options["v_start"], options["trusted_weight"]) == ("transition", 5.0)
+    recipe, options, _ = resolve_defaults(METHODS["warpi"], defaults_for((3, 32, 32), 10), {})
+    assert (recipe.net, options["v_start"], options["trusted_weight"]) == ("resnet18", None, 0.0)
+    assert resolve_defaults(METHODS["glc"], defaults_of_task(blobs[0], {}), {})[0].net == "mlp"
+
+
+def test_warpi_starts_its_rectifier_from_the_posterior() -> None:
+    """After the fit, the rectified loss has the gradient of forward correction."""
+    with seeded(0):
+        V = MetaNet(K, 50, "one_hot", torch.nn.Tanh)
+    y = torch.arange(300) % K
+    T = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.6, 0.4], [0.4, 0.0, 0.6]])
+    z = 2 * one_hot(y, K) + one_hot((y + 2) % K, K) + 0.5 * random(300, K).float()
+    fit_posterior(V, OUTPUTS["tanh"], z, y, T, torch.Generator().manual_seed(0))
+    p = z.softmax(1)
+    q = p * T.T[y]
+    target = p - q / q.sum(1, keepdim=True)
+    with torch.no_grad():
+        v = OUTPUTS["tanh"](V(z, y).mean)
+        u = v * ((v * z).softmax(1) - one_hot(y, K))
+    assert float((u - target).norm() / target.norm()) < 0.3
+    plain = p - one_hot(y, K)
+    assert float((plain - target).norm() / target.norm()) > 0.5  # cross-entropy on the given labels is far from it

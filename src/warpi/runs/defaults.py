@@ -26,6 +26,8 @@ from warpi.training.task import Task
 
 _TABLE = {"net": "mlp", "epochs": 30, "batch_size": 64, "meta_batch_size": 64, "lr": 0.05}
 _SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
+_LINEAR = {"epochs": 30, "batch_size": 256, "lr": 0.003, "weight_decay": 0.1}  # benchmarks/tables/linear_settings.py
+_LINEAR_ROWS = 4000
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
 _CONVOLUTIONS_PAY = 10_000  # with fewer small images an MLP is better: docs/data.md
@@ -93,7 +95,7 @@ BY_DATASET: dict[str, Mapping[str, Any]] = {
     "clothing1m": _PHOTOS,
     "food101n": _PHOTOS,
 }
-DATA_DEPENDENT = frozenset({*_TABLE, *_CIFAR, *_PHOTOS, *_method_defaults(True, 2)})
+DATA_DEPENDENT = frozenset({*_TABLE, *_LINEAR, *_CIFAR, *_PHOTOS, *_method_defaults(True, 2)})
 """Settings whose default depends on the data."""
 
 
@@ -121,6 +123,8 @@ def defaults_of_task(task: Task, settings: Mapping[str, Any], data: str = "") ->
 def _defaults_of(
     data: str, examples: Examples, n_rows: int, n_classes: int, settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
+    if settings.get("net") == "linear":
+        return {**_defaults_of(data, examples, n_rows, n_classes, {}), **_LINEAR}
     if data in DATASETS:
         return BY_DATASET.get(data, {})
     shape = examples.shape
@@ -151,7 +155,11 @@ def adjust_for_few_rows(
     changes if `settings`, which the user gave, set one of these two or another network. Why: docs/data.md
     """
     given = settings or {}
-    is_mlp = given.get("net", defaults["net"]) in ("mlp", "mlp_plain")
+    net = given.get("net", defaults["net"])
+    if net == "linear" and "epochs" not in given:  # as many steps as in the measurement of its settings
+        epochs = defaults["epochs"] * _LINEAR_ROWS / max(rows, defaults["batch_size"])
+        return {**defaults, "epochs": max(round(epochs), defaults["epochs"])}
+    is_mlp = net in ("mlp", "mlp_plain")
     if not is_mlp or rows >= ENOUGH_ROWS or "epochs" in given or "lr" in given:
         return defaults
     epochs = round(defaults["epochs"] * ENOUGH_ROWS / max(rows, defaults["batch_size"]))
