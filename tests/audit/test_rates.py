@@ -104,6 +104,29 @@ def test_checks_drawn_separately_from_each_class() -> None:
     assert np.mean([r.low <= truth <= r.high for r in estimates]) >= 0.85  # type: ignore[operator]
 
 
+def test_checks_of_other_rows_are_a_sample_too() -> None:
+    """Trusted rows from a second file: the truth is about the rows of the data, which differ from draw to draw."""
+    covered = []
+    for seed in range(300):
+        given, is_wrong, w = population(1000 + seed)
+        inside, other = np.arange(400), np.arange(400, 700)
+        checks = Checks(
+            given[inside],
+            w[inside],
+            np.zeros(400, bool),
+            given[other],
+            is_wrong[other],
+            w[other],
+            np.ones(300, bool),
+            np.zeros(300, bool),
+            np.ones(300),
+            np.ones(300, bool),
+        )
+        rate = estimate_rate(checks)
+        covered.append(rate.low <= is_wrong[inside].mean() <= rate.high)  # type: ignore[operator]
+    assert 0.85 <= np.mean(covered) <= 0.96
+
+
 def test_few_random_checks_give_no_interval() -> None:
     given, is_wrong, w = population(5)
     checks = draw(0, MIN_CHECKS - 1, given, is_wrong, w)

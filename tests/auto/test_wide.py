@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from warpi.auto.fit import AutoSettings, fit_auto
-from warpi.auto.models import WIDE, find_directions
+from warpi.auto.models import WIDE, find_columns, find_directions
 from warpi.auto.modules import Mixture
 from warpi.auto.rows import Rows
 from warpi.auto.softmax import fit_softmax
@@ -57,3 +57,25 @@ def test_auto_on_many_columns_corrects_labels_and_predicts_new_rows():
     copy.load_state_dict(found.model.state_dict())
     with torch.no_grad():
         np.testing.assert_allclose(copy(torch.from_numpy(new)).exp().numpy(), p, atol=1e-5)
+
+
+def test_tables_with_many_categories_keep_their_columns():
+    """Only the most frequent categories are used, and trees still see single columns."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 500)
+    numbers = rng.normal(size=(500, 3)) + 2 * y[:, None]
+    words = np.eye(400)[(rng.pareto(1.0, 500) * 10).astype(int) % 400]
+    x = np.concatenate([numbers, words], axis=1).astype(np.float32)
+    selected = find_columns(x)
+    assert selected.shape == (403, WIDE)
+    assert (selected.sum(0) == 1).all()
+    assert selected[:3].sum() == 3  # all numbers
+    frequency = words.mean(0)
+    kept = selected[3:].sum(1) > 0
+    assert frequency[kept].min() >= frequency[~kept].max()
+    assert find_columns(numbers) is None
+    assert find_columns(make_wide(100)[0]) is None
+    found = fit_auto(Rows(x[20:], y[20:], x[:20], y[:20], None, 2), AutoSettings())
+    with torch.no_grad():
+        p = found.model(torch.from_numpy(x)).exp().numpy()
+    assert (p.argmax(1) == y).mean() > 0.9

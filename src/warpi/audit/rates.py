@@ -48,6 +48,16 @@ class Checks:
     random: NDArray[np.bool_]  # [m] whether the row was drawn at random
     checked_certain: NDArray[np.bool_]  # [m] whether the row is one of the certain ones
     weight: Floats  # [m]
+    outside: NDArray[np.bool_] | None = None  # [m] whether a check is about another row than the N; None: none is
+
+    def unchecked(self, used: NDArray[np.bool_], n_rows: int) -> float:
+        """Factor of the variance of a mean over the checks `used`.
+
+        It is below 1 if these are part of the n rows whose rate is estimated, and above 1 if they are other rows, since
+        then both are samples.
+        """
+        n_outside = 0 if self.outside is None else int((used & self.outside).sum())
+        return max(0.0, 1 + (2 * n_outside - int(used.sum())) / n_rows) if n_rows else 0.0
 
     def random_rest(self) -> NDArray[np.bool_]:
         """[m] random checks among the rows that are not certain."""
@@ -68,7 +78,7 @@ def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
     d = checks.is_wrong[used] - checks.wrong_left_out[used]
     weight = checks.weight[used] / checks.weight[used].mean()
     estimate = (known + n_rest * (mean + float((weight * d).mean()))) / N
-    variance = _variance(checks.is_wrong[used], d, weight) / n * max(0.0, 1 - n / n_rest) * (n_rest / N) ** 2
+    variance = _variance(checks.is_wrong[used], d, weight) / n * checks.unchecked(used, n_rest) * (n_rest / N) ** 2
     low, high = _interval(estimate, variance, n, level)
     return Rate(N, _clip(estimate), low, high, n)
 
@@ -104,7 +114,7 @@ def estimate_class_rates(checks: Checks, n_classes: int, level: float = 0.9) -> 
             rates.append(Rate(0, 0.0, None, None, 0))
             continue
         estimate = (known[k] + n_rest[k] * (model[k] + mean[k])) / n_rows[k]
-        unchecked = max(0.0, 1 - count[k] / n_rest[k]) if n_rest[k] else 0.0
+        unchecked = checks.unchecked(used & (checks.checked_given == k), int(n_rest[k]))
         low, high = _interval(estimate, shrunk_variance[k] * (n_rest[k] / n_rows[k]) ** 2 * unchecked, n, level)
         rates.append(Rate(int(n_rows[k]), _clip(estimate), low, high, int(count[k])))
     return rates

@@ -80,6 +80,7 @@ def combine_with_checks(
         random=pairs.random,
         checked_certain=no,
         weight=pairs.weight,
+        outside=np.arange(len(pairs.true)) >= len(at),
     )
     known = q.copy()
     known[at] = np.eye(p.shape[1])[checked.true]

@@ -14,7 +14,7 @@ from scipy import sparse
 from torch import nn
 
 from warpi.auto.combine import pick
-from warpi.auto.models import Plan, check_model, find_directions, find_projection
+from warpi.auto.models import Plan, check_model, find_columns, find_directions, find_projection
 from warpi.auto.modules import Mixture
 from warpi.auto.problem import Clock, Column, Problem, build_mixture, pose_problem
 from warpi.auto.procedure import Outcome, run_procedure, run_without_trusted
@@ -93,12 +93,13 @@ def fit_auto(
     clock = Clock(settings.budget)
     chosen = choose_rows(rows, settings.seed)
     part = rows if chosen is None else take_noisy(rows, chosen)
-    wide = find_directions(part.x)
+    selected = find_columns(part.x)
+    wide = find_directions(part.x) if selected is None else selected
     if wide is not None:
         part = replace(part, x=part.x @ wide, x_trusted=part.x_trusted @ wide)
     models = choose_models(part, settings)
     problem = pose_problem(part)
-    plan = make_plan(problem, settings.seed, wide)
+    plan = make_plan(problem, settings.seed, wide, rotated=selected is None)
     outside = [extra_column(candidate, chosen) for candidate in extra]
     run = run_procedure if part.n_trusted else run_without_trusted
     steps = count(1)
@@ -137,17 +138,21 @@ def choose_models(rows: Rows, settings: AutoSettings) -> tuple[Any, ...]:
     return settings.models
 
 
-def make_plan(problem: Problem, seed: int, wide: Floats | None = None) -> Plan:
-    """How models are cross-fitted. `wide` are the directions if the columns are projections of many columns."""
+def make_plan(problem: Problem, seed: int, wide: Floats | None = None, rotated: bool = False) -> Plan:
+    """How models are cross-fitted.
+
+    `wide` selects or, if `rotated`, projects the columns of the user to those of the problem.
+    """
     rng = np.random.default_rng([seed, 5])
     labels = np.concatenate([problem.given, problem.n_classes + problem.truth])
-    large = problem.n_noisy >= LARGE or wide is not None
+    rotated = rotated and wide is not None
+    large = problem.n_noisy >= LARGE or rotated
     folds = assign_folds(labels, 3 if large else 5, rng)
     trees = int(N_TREES * np.clip(2000 / max(problem.n_noisy, 1), 0.5, 1))
     jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = jobs if problem.n_noisy >= 2000 else 1
-    if wide is None:
-        return Plan(folds, trees, seed, jobs, large, find_projection(problem.x, seed))
+    if not rotated:
+        return Plan(folds, trees, seed, jobs, large, find_projection(problem.x, seed), wide)
     first = np.eye(problem.x.shape[1], FOREST_COLUMNS)
     plan = Plan(folds, trees, seed, jobs, large, first, wide)
     return replace(plan, c=choose_strength(problem, plan))

@@ -23,6 +23,7 @@ from warpi.auto.softmax import fit_softmax
 from warpi.errors import UserError, unknown
 
 KINDS = ("forest", "logistic", "boosting", "knn")
+SAMPLE = 2000  # rows that show what kind of columns there are
 WIDE = 256  # more dense columns are replaced by as many principal directions
 MOST_POINTS = 20_000  # of the nearest-neighbor model
 ESTIMATOR_FOLDS = 3  # of boosting and of classifiers of the user, which are slower than the others
@@ -39,7 +40,7 @@ class Plan:
     n_jobs: int = 1
     large: bool = False  # many rows: fewer candidates
     projection: Floats | None = None  # [D, d] directions that the forest uses instead of sparse columns
-    wide: Floats | None = None  # [D, d] if the columns of x are principal directions of D columns
+    wide: Floats | None = None  # [D, d] if the columns of x are directions of D columns, or a selection of them
     c: float | None = None  # of the softmax regression on such columns
 
 
@@ -82,7 +83,7 @@ def _fit_model(model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: 
         forest = fit_forest(dense, q, weight, plan.n_trees, plan.seed, weighted_draw, plan.n_jobs)
         return Fitted(forest.p, partial(_project, plan.projection, forest.module))
     if model == "logistic":
-        softmax = fit_softmax(x, q, weight, plan.folds, plan.c or c, scaled=plan.wide is not None)
+        softmax = fit_softmax(x, q, weight, plan.folds, plan.c or c, scaled=plan.c is not None)
         return Fitted(softmax.p, softmax.module)
     if model == "knn":
         p, neighbors = fit_neighbors(x, q, weight)
@@ -166,6 +167,25 @@ class ConstantClassifier:
 
     def predict_proba(self, x: Matrix) -> Floats:
         return np.ones((x.shape[0], 1))
+
+
+def find_columns(x: Matrix) -> Floats | None:
+    """A selection [D, WIDE] of the columns of a table with many one-hot columns; None if there are fewer.
+
+    Rare categories are left out: they say little, and models of trees become slow. Their directions would say even
+    less, because a tree cannot find a category in them.
+    """
+    if sparse.issparse(x) or x.shape[1] <= WIDE:
+        return None
+    sample = x[:: max(1, len(x) // SAMPLE)][:SAMPLE]
+    ordered = np.sort(sample, axis=0)
+    is_binary = ((np.diff(ordered, axis=0) > 0).sum(0)) <= 1
+    if is_binary.mean() <= 0.5:
+        return None
+    frequency = (sample > (ordered[0] + ordered[-1]) / 2).mean(0)
+    varies = np.where(is_binary, frequency * (1 - frequency), 1.0)
+    kept = np.sort(np.argsort(-varies, kind="stable")[:WIDE])
+    return np.eye(x.shape[1], dtype=np.float32)[:, kept]
 
 
 def find_directions(x: Matrix) -> Floats | None:

@@ -53,7 +53,7 @@ def run_procedure(
     )
     clock.lap()
     report("gold")
-    best = models if plan.wide is None else [best_plain_model(problem, models, base)]
+    best = models if plan.c is None else [best_plain_model(problem, models, base)]
     gold, transition = fit_gold(problem, best, first.p, prior, plan)
     gold.seconds = clock.lap()
     columns = [*base, first.calibrate(problem), gold.calibrate(problem)]
