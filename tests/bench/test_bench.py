@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.meta_step import measure as measure_module, other_implementations, table
 from benchmarks.meta_step.measure import VARIANTS, Measurement, Skipped, first_step, measure, random_task
 from benchmarks.meta_step.other_implementations import IMPLEMENTATIONS, ReferenceWarPI
-from warpi.cli import bench
+from warpi.cli import benchmarks as bench_commands
 from warpi.cli.app import main
 from warpi.methods.warpi import WarPI
 from warpi.nets.resnet import resnet20
@@ -132,7 +132,7 @@ class TestSkipped:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
         real = other_implementations.importlib.import_module
-        monkeypatch.setattr(bench, "import_module", real)
+        monkeypatch.setattr(bench_commands, "import_module", real)
         monkeypatch.setattr(other_implementations.importlib, "import_module", import_nothing)
         rows, _, err = run(capsys, tmp_path, "--variants", "higher,betty")
         assert [r["variant"] for r in rows] == ["sgd"]
@@ -148,7 +148,7 @@ class TestSkipped:
             raise ImportError("No module named 'graphviz'", name="graphviz")
 
         real = other_implementations.importlib.import_module
-        monkeypatch.setattr(bench, "import_module", real)
+        monkeypatch.setattr(bench_commands, "import_module", real)
         monkeypatch.setattr(other_implementations.importlib, "import_module", fail)
         _, _, err = run(capsys, tmp_path, "--variants", "torchopt")
         assert "'torchopt' is installed but cannot be imported: No module named 'graphviz'" in err
@@ -183,7 +183,7 @@ def test_errors_name_the_mistake(argv: list[str], message: str, capsys: pytest.C
 def test_the_command_needs_a_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "__file__", str(tmp_path / "site-packages" / "warpi" / "cli" / "bench.py"))
+    monkeypatch.setattr(bench_commands, "__file__", str(tmp_path / "site-packages" / "warpi" / "cli" / "benchmarks.py"))
     assert main(["bench", "meta-step"]) == 2
     assert "needs a checkout of the repository" in capsys.readouterr().err
 

@@ -218,8 +218,8 @@ def test_new_rows_are_read_like_the_data_of_the_run(
             warpi.predict(tmp_path / "older", new)
 
 
-def test_a_moved_run_refuses_other_rows(tmp_path: Path) -> None:
-    """With the same errors as a run that has its data."""
+def test_a_moved_run_refuses_other_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the same errors as a run that has its data. Unknown values are refused only if the user asks for it."""
     (tmp_path / "here").mkdir()
     settings = KINDS["csv"](tmp_path / "here", 0)
     fit(tmp_path / "run", **settings, method="ce", epochs=1, meta=0)
@@ -231,7 +231,10 @@ def test_a_moved_run_refuses_other_rows(tmp_path: Path) -> None:
         ([("path",), ("x.png",)], "contains image files, but the run was trained on a table"),
     ):
         with pytest.raises(UserError, match=what):
-            warpi.predict(tmp_path / "run", write(tmp_path / "new.csv", *rows))
+            warpi.predict(tmp_path / "run", write(tmp_path / "new.csv", *rows), unknown="error")
+    pink = write(tmp_path / "new.csv", ("a", "colour", "b"), (1, "pink", 2))
+    assert len(warpi.predict(tmp_path / "run", pink)) == 1
+    assert "count as unknown: 'colour' (1 rows: 'pink')" in caplog.text
     np.save(tmp_path / "new.npy", np.ones((3, 5)))
     with pytest.raises(UserError, match=r"contains arrays .*, but the run was trained on a table"):
         warpi.predict(tmp_path / "run", tmp_path / "new.npy")
