@@ -24,6 +24,7 @@ from warpi.data.augment import Crop
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.split import Split
 from warpi.errors import UserError, unknown
+from warpi.functional.gaussian import DiagGaussian
 from warpi.methods.registry import make_method
 from warpi.methods.warpi import OUTPUTS, WarPI
 from warpi.nets.registry import NETS
@@ -384,8 +385,7 @@ def first_step(method: Method) -> Tensor | None:
     shape = max(method.samples, 1), 1, method.task.n_classes
     eps = torch.randn(shape, generator=generator(0, "noise"), dtype=torch.float64) * bool(method.samples)
 
-    def rectify(z: Tensor, y: Tensor) -> Tensor:
-        q = method.V(z.detach(), y)
+    def draw(q: DiagGaussian) -> Tensor:
         return OUTPUTS[method.output](q.mean + q.std * eps.to(q.mean))
 
     gradients: list[Tensor] = []
@@ -395,11 +395,11 @@ def first_step(method: Method) -> Tensor | None:
         gradients.append(torch.cat([d.detach().double().flatten() for d in grads]))
 
     hook = method.meta_optimizer.register_step_pre_hook(record)
-    method.rectify = rectify  # type: ignore[method-assign]
+    method.draw = draw  # type: ignore[method-assign]
     try:
         method.step(method.loader.draw())
     finally:
-        del method.rectify
+        del method.draw
         hook.remove()
     return gradients[0]
 
