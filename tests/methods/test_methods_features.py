@@ -183,12 +183,13 @@ def test_warpi_uses_its_parts_and_a_plain_network_on_tables_only(blobs: tuple[Ta
 
 
 def test_warpi_starts_its_rectifier_from_the_posterior() -> None:
-    """After the fit, the rectified loss has the gradient of forward correction."""
+    """After the fit, the rectified loss nearly has the gradient of forward correction."""
     with seeded(0):
         V = MetaNet(K, 50, "one_hot", torch.nn.Tanh)
-    y = torch.arange(300) % K
+    true = torch.arange(300) % K
+    y = torch.where(torch.arange(300) % 5 < 2, (true + 1) % K, true)  # 40 % carry the label of the next class
     T = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.6, 0.4], [0.4, 0.0, 0.6]])
-    z = 2 * one_hot(y, K) + one_hot((y + 2) % K, K) + 0.5 * random(300, K).float()
+    z = 2 * one_hot(true, K) + one_hot((true + 1) % K, K) + 0.5 * random(300, K).float()
     fit_posterior(V, OUTPUTS["tanh"], z, y, T, torch.Generator().manual_seed(0))
     p = z.softmax(1)
     q = p * T.T[y]
@@ -196,6 +197,6 @@ def test_warpi_starts_its_rectifier_from_the_posterior() -> None:
     with torch.no_grad():
         v = OUTPUTS["tanh"](V(z, y).mean)
         u = v * ((v * z).softmax(1) - one_hot(y, K))
-    assert float((u - target).norm() / target.norm()) < 0.3
-    plain = p - one_hot(y, K)
-    assert float((plain - target).norm() / target.norm()) > 0.5  # cross-entropy on the given labels is far from it
+    plain = p - one_hot(y, K)  # the gradient of cross-entropy on the given labels
+    assert float((u - target).norm()) < 0.25 * float((plain - target).norm())
+    assert float((u - target).norm()) < 0.35 * float(target.norm())
