@@ -185,7 +185,9 @@ def find_columns(x: Matrix) -> Floats | None:
     frequency = (sample > (ordered[0] + ordered[-1]) / 2).mean(0)
     varies = np.where(is_binary, frequency * (1 - frequency), 1.0)
     kept = np.sort(np.argsort(-varies, kind="stable")[:WIDE])
-    return np.eye(x.shape[1], dtype=np.float32)[:, kept]
+    selection: Any = np.zeros((x.shape[1], len(kept)), dtype=np.float32)
+    selection[kept, np.arange(len(kept))] = 1
+    return np.asarray(selection)
 
 
 def find_directions(x: Matrix) -> Floats | None:
