@@ -25,6 +25,7 @@ from warpi.errors import UserError, unknown
 KINDS = ("forest", "logistic", "boosting", "knn")
 SAMPLE = 2000  # rows that show what kind of columns there are
 WIDE = 256  # more dense columns are replaced by as many principal directions
+MOST_BOOSTED = 30_000  # rows of one fit of boosting
 MOST_POINTS = 20_000  # of the nearest-neighbor model
 ESTIMATOR_FOLDS = 3  # of boosting and of classifiers of the user, which are slower than the others
 SMALLEST_SHARE = 0.1  # a soft label below this share is left out when a row is repeated once per class
@@ -89,7 +90,7 @@ def _fit_model(model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: 
         p, neighbors = fit_neighbors(x, q, weight)
         return Fitted(p, partial(_same, neighbors))
     estimator = make_boosting(int(used.sum()), q.shape[1]) if model == "boosting" else model
-    return fit_estimator(estimator, x, q, weight, plan)
+    return fit_estimator(estimator, x, q, weight, plan, MOST_BOOSTED if model == "boosting" else None)
 
 
 def _same(module: Neighbors) -> Neighbors:
@@ -113,13 +114,13 @@ def make_boosting(n_rows: int, n_classes: int) -> Any:
     )
 
 
-def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan) -> Fitted:
-    """Cross-fit any scikit-learn classifier on soft labels."""
+def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, most: int | None = None) -> Fitted:
+    """Cross-fit any scikit-learn classifier on soft labels. `most` limits the training rows of one fit."""
     rng = np.random.default_rng([plan.seed, 7])
     used = np.flatnonzero(weight > 0)
     hard = bool((q[used].max(1) > 1 - 1e-9).all())
     draws = 1 if hard or has_fit_parameter(estimator, "sample_weight") else 3
-    whole = [_fit_once(estimator, x, q, weight, used, rng) for _ in range(draws)]
+    whole = [_fit_once(estimator, x, q, weight, used, rng, most) for _ in range(draws)]
     p = _mean_prediction(whole, x, q.shape[1])
     folds = plan.folds % (2 if plan.large else ESTIMATOR_FOLDS)
     for fold in np.unique(folds[used]):
@@ -127,7 +128,8 @@ def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Pl
         train = used[~inside[used]]
         tested = used[inside[used]]
         if len(train):
-            p[tested] = full_probabilities(_fit_once(estimator, x, q, weight, train, rng), x[tested], q.shape[1])
+            fitted = _fit_once(estimator, x, q, weight, train, rng, most)
+            p[tested] = full_probabilities(fitted, x[tested], q.shape[1])
     return Fitted(p, partial(estimators_to_module, whole, q.shape[1]))
 
 
@@ -135,8 +137,13 @@ def _mean_prediction(estimators: list[Any], x: Matrix, n_classes: int) -> Floats
     return np.asarray(np.mean([full_probabilities(estimator, x, n_classes) for estimator in estimators], axis=0))
 
 
-def _fit_once(estimator: Any, x: Matrix, q: Floats, weight: Floats, rows: Ints, rng: np.random.Generator) -> Any:
-    """Fit a copy: each row once per class with weight q, or with a label drawn from q if it takes no weights."""
+def _fit_once(
+    estimator: Any, x: Matrix, q: Floats, weight: Floats, rows: Ints, rng: np.random.Generator, most: int | None = None
+) -> Any:
+    """Fit a copy: each row once per class with weight q, or with a label drawn from q if it takes no weights.
+
+    If there are more than `most` rows, some of them are drawn at random.
+    """
     model = clone(estimator)
     if has_fit_parameter(estimator, "sample_weight"):
         row, label = np.nonzero(q[rows] >= np.minimum(SMALLEST_SHARE, q[rows].max(1, keepdims=True)))
@@ -147,6 +154,10 @@ def _fit_once(estimator: Any, x: Matrix, q: Floats, weight: Floats, rows: Ints, 
         cumulative = q[rows][row].cumsum(1)
         label = (rng.random((len(row), 1)) * cumulative[:, -1:] > cumulative).sum(1).clip(max=q.shape[1] - 1)
         row_weight = None
+    if most is not None and len(row) > most:
+        drawn = rng.choice(len(row), most, replace=False)
+        row, label = row[drawn], label[drawn]
+        row_weight = None if row_weight is None else row_weight[drawn]
     if len(np.unique(label)) < 2:
         return ConstantClassifier(int(label[0]))
     features = x[rows][row]
