@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from warpi.methods.plain import CE
 from warpi.methods.registry import METHODS
 from warpi.methods.warpi import WarPI
 from warpi.runs import run
+from warpi.runs.reopen import reopen
 from warpi.runs.run import fit
 from warpi.runs.spec import DataSpec, RunSpec, prepare
 from warpi.training import checkpoint, engine
@@ -300,6 +301,21 @@ class TestRefusals:
         np.savez(tmp_path / "d.npz", x=x, y=y[::-1])
         with pytest.raises(UserError, match=r"the data or the network of .* has changed: noise_sha256 was"):
             fit(tmp_path / "a", resume=True)
+
+    def test_a_new_default_does_not_change_older_runs(self, tmp_path: Path) -> None:
+        """A setting that a stored run does not have keeps the value of the paper, whatever suits its data today."""
+        np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(60, 3)), y=np.arange(60) % 2)
+        np.savez(tmp_path / "t.npz", x=np.random.default_rng(1).normal(size=(8, 3)), y=np.arange(8) % 2)
+        paper = {"v_start": None, "trusted_weight": 0.0, "log_var_init": None}
+        settings = {"data": tmp_path / "x.npz", "trusted": tmp_path / "t.npz", "method": "warpi", "epochs": 1}
+        trained = fit(tmp_path / "run", **settings, **paper)
+        file = tmp_path / "run" / "spec.json"
+        stored = json.loads(file.read_text())
+        for name in (*paper, "warmup"):
+            stored["spec"]["options"].pop(name)
+            stored["spec"]["changed"].pop(name, None)
+        file.write_text(json.dumps(stored))
+        assert asdict(reopen(tmp_path / "run").method) == asdict(trained.method)
 
     def test_a_folder_with_other_files(self, tmp_path: Path) -> None:
         """For example the folder of the data, where the run would look like a class."""

@@ -96,12 +96,17 @@ class WarPI(Method):
             nn.init.constant_(V.log_var.bias, self.log_var_init)
         self.V = V.to(task.train.y.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
-        self.switch = warmup_epochs(self.warmup, recipe.epochs) if self.v_start else 0
-        self.is_warm = self.switch == 0
-        self.beginnings = [0, self.switch]
+        if self.v_start:
+            self.is_warm = False
+            self.beginnings = [0, self.switch]
+
+    @property
+    def switch(self) -> int:
+        """The epoch in which V is fitted to the transition matrix and training starts again."""
+        return warmup_epochs(self.warmup, self.recipe.epochs)
 
     def epoch(self, t: int) -> Iterator[Log]:
-        if t >= self.switch and not self.is_warm:
+        if self.v_start and t >= self.switch and not self.is_warm:
             self.start_from_transition()
             restart(self)
             self.is_warm = True
@@ -116,7 +121,7 @@ class WarPI(Method):
         fit_posterior(self.V, OUTPUTS[self.output], z, self.task.train.y[rows], T, self.generator)
 
     def step(self, batch: Batch) -> Log:
-        if not self.is_warm:
+        if self.v_start and not self.is_warm:
             return {"loss": descend(cross_entropy(self.net(batch.x), batch.y).mean(), self.optimizer)}
         proposals: list[DiagGaussian] = []
 

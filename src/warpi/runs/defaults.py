@@ -29,6 +29,12 @@ _SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
 _LINEAR = {"epochs": 30, "batch_size": 256, "lr": 0.003, "weight_decay": 0.1}  # benchmarks/tables/linear_settings.py
 _LINEAR_ROWS = 4000
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
+_DIGITS = {  # a benchmark keeps the settings of its published results
+    "WarPI.v_start": None,
+    "WarPI.log_var_init": None,
+    "WarPI.trusted_weight": 0.0,
+    "WarPI.meta_lr": 3e-4,
+}
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
 _CONVOLUTIONS_PAY = 10_000  # with fewer small images an MLP is better: docs/data.md
 _IN_EPOCHS = (".gradual", ".warm_up", ".ramp_up")  # settings of methods that count epochs
@@ -89,7 +95,7 @@ def _method_defaults(table: bool, n_classes: int) -> dict[str, Any]:
 
 _CLASSES = tuple(dict.fromkeys(type(method) for method in METHODS.values()))  # those of warpi: no plugin is loaded yet
 BY_DATASET: dict[str, Mapping[str, Any]] = {
-    "digits": {**_TABLE, **_method_defaults(True, 10), "meta": 50},
+    "digits": {**_TABLE, **_method_defaults(True, 10), **_DIGITS, "meta": 50},
     "cifar10": _CIFAR,
     "cifar100": _CIFAR,
     "clothing1m": _PHOTOS,
@@ -173,7 +179,8 @@ def resolve_defaults(
 ) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
     """The recipe, all hyper-parameters of the method, and those the user changed from what suits the data."""
     recipe_fields = {f.name for f in fields(Recipe)}
-    net = {"net": base.table_net} if defaults.get("net") == _TABLE["net"] else {}
+    is_table = defaults.get("net") == _TABLE["net"] and defaults not in BY_DATASET.values()  # not a benchmark
+    net = {"net": base.table_net} if is_table else {}
     values = {**defaults, **net, **base.recipe_defaults, **settings}
     recipe = Recipe(**{name: value for name, value in values.items() if name in recipe_fields})
     options = asdict(base)

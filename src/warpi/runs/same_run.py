@@ -17,7 +17,7 @@ from warpi.noise.parse import Noise
 from warpi.runs import plugins
 from warpi.runs.defaults import resolve_method, to_plain_types
 from warpi.runs.rerun_command import explain_missing_plugin, short_name
-from warpi.runs.spec import RunSpec, flatten
+from warpi.runs.spec import RunSpec, flatten, later_options
 from warpi.runs.stored_facts import changed_facts, differences
 from warpi.training.method import Method
 from warpi.utils import distributed
@@ -133,9 +133,11 @@ def comparable_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a specification that two equal runs share, flat.
 
     Without `changed`, which depends on the defaults, and without the module of a custom network. Settings of the
-    method and the recipe that are null count as absent, since older versions did not have them.
+    method and the recipe that are null count as absent, since older versions did not have them; settings of the method
+    that are absent have the values of the paper.
     """
     own = {name: value for name, value in spec.items() if name not in ("options", "recipe", "changed")}
-    later = {name: value for name, value in {**spec["options"], **spec["recipe"]}.items() if value is not None}
+    options = {**later_options(spec), **spec["options"], **spec["recipe"]}
+    later = {name: value for name, value in options.items() if value is not None}
     later["net"] = str(later.get("net")).rpartition(".")[2]
     return {**own, **later, "image_size": spec.get("image_size") or PHOTO}

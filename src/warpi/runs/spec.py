@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -194,7 +194,8 @@ class RunSpec:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], method: Method | None = None, **settings: Any) -> Self:
         """The specification that `to_json` wrote, with some settings replaced: custom networks have no stored value."""
-        return cls.from_settings(method or stored["method"], **{**flatten(stored), **settings})
+        absent = later_options(stored) if method is None else {}
+        return cls.from_settings(method or stored["method"], **{**absent, **flatten(stored), **settings})
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
         """This specification with other defaults than the paper's for settings that were not given."""
@@ -224,6 +225,13 @@ class RunSpec:
             "recipe": recipe,
             "seed": seed,
         }
+
+
+def later_options(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the method that the version that stored a specification did not have, with the paper's values."""
+    method = METHODS.get(stored["method"])
+    known = {f.name: f.default for f in fields(method) if f.default is not MISSING} if method else {}
+    return {name: value for name, value in known.items() if name not in stored["options"]}
 
 
 def flatten(stored: Mapping[str, Any]) -> dict[str, Any]:
