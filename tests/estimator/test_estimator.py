@@ -139,9 +139,9 @@ def test_same_networks_as_the_library(
     noisy = Dataset("x", make_features(torch.tensor(x)), torch.tensor(y), classes)
     trusted = Dataset("m", make_features(torch.tensor(x_trusted)), torch.tensor(y_trusted), classes)
     task, _ = make_task(noisy, meta_data=trusted, val=0.0, test=0.0)
-    method = WarPI(output="tanh", label_input="one_hot")
+    method = WarPI(**WarPI.for_tables)
     with seeded(derive(3, "training")):
-        method.start(task, Recipe(epochs=2, seed=3))
+        method.start(task, Recipe(net=WarPI.table_net, epochs=2, seed=3))
         records = [record for record in train(method, task) if record]
     scale = task.train.examples.scale  # type: ignore[attr-defined]
     p = method.predict((torch.tensor(x_test) - scale.mean) / scale.std).numpy()
@@ -190,7 +190,7 @@ def test_every_method(name: str, small: tuple[Arrays, Arrays, Arrays]) -> None:
 def test_method_by_name_and_by_value_agree(small: tuple[Arrays, Arrays, Arrays]) -> None:
     (x, y), trusted, _ = small
     by_name = fast("warpi", settings={"samples": 2, "meta_lr": 1e-3, "momentum": 0.5}).fit(x, y, *trusted)
-    value = WarPI(samples=2, meta_lr=1e-3, output="tanh", label_input="one_hot")
+    value = WarPI(**(WarPI.for_tables | {"samples": 2, "meta_lr": 1e-3}))
     by_value = fast(value, settings={"momentum": 0.5}).fit(x, y, *trusted)
     np.testing.assert_array_equal(by_name.predict_proba(x), by_value.predict_proba(x))
     plain = fast("warpi").fit(x, y, *trusted)

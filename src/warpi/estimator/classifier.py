@@ -66,6 +66,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     model : None, "forest", "boosting", "logistic", "knn", or a scikit-learn classifier
         The model that "auto" uses; None compares forests and logistic regressions.
     net : "mlp", another name in `warpi.NETS`, an nn.Module (copied), or a function (shape, n_classes) -> nn.Module
+        "mlp" stands for the network that suits the method on tables: WarPI's has no BatchNorm.
     epochs, batch_size, lr : settings of training; None chooses them by the data
     noise_rate : fraction of wrong labels, for methods that need it
     settings : dict of other settings: fields of `warpi.Recipe` and hyperparameters of the method
@@ -303,7 +304,10 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             _, base = resolve_method(method)
             options = asdict(method) if isinstance(method, Method) else {}
             defaults = defaults_of_task(task, {**settings, "net": self.net})
-            recipe, options, _ = resolve_defaults(base, defaults, {**options, **settings, "net": net, "seed": seed})
+            chosen_net = base.table_net if self.net == "mlp" else net  # as `warpi fit` does
+            fixed = {"net": chosen_net, "seed": seed}
+            recipe, options, _ = resolve_defaults(base, defaults, {**options, **settings, **fixed})
+            self.net_name_ = chosen_net if isinstance(chosen_net, str) else ""
             learner = replace(base, **options)
             learner.start(task, recipe)
             learner.check_nets_differ()

@@ -71,7 +71,7 @@ def write_classifier(fitted: Any, path: Path) -> None:
     state = {
         "params": {k: v for k, v in fitted.get_params(deep=False).items() if k not in _STORED_SEPARATELY},
         "method": method,
-        "net": fitted.net if isinstance(fitted.net, str) else _qualified_name(fitted.net),
+        "net": fitted.net_name_ or _qualified_name(fitted.net),
         "model": fitted.model if isinstance(fitted.model, str | None) else _qualified_name(fitted.model),
         "random_state": fitted.seed_ if fitted.random_state is not None else None,
         "classes": [fitted.classes_.tolist(), fitted.classes_.dtype.str],
@@ -124,6 +124,7 @@ def read_classifier(path: Path, net: nn.Module | NetBuilder | None, model: Any) 
         "choice_": state.get("choice"),
         "trusted_score_": trusted_score(state["history"][-1]),
         "seed_": state["random_state"],
+        "net_name_": stored_net if stored_net in NETS else "",
         "label_quality_": state["label_quality"].numpy(),
         "transition_": state["transition"].numpy(),
         "net_": Classifier(Layout.from_json(state["layout"]), Scale(*state["scale"]), nets),
