@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from torch import Tensor
 
 from warpi.auto.modules import Mixture
 from warpi.data.batch import Batch
@@ -143,14 +142,6 @@ class Auto(Method):
     @property
     def uses_trusted(self) -> bool:
         return True
-
-    @property
-    def average_decay(self) -> float:
-        return 0.0
-
-    @property
-    def lr(self) -> float | Tensor:
-        return 0.0
 
 
 def fit_patches(split: Split, seed: int) -> PatchFeatures:

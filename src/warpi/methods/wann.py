@@ -108,14 +108,6 @@ class WANN(Method):
     def uses_trusted(self) -> bool:
         return True
 
-    @property
-    def average_decay(self) -> float:
-        return 0.0
-
-    @property
-    def lr(self) -> float | Tensor:
-        return 0.0
-
 
 def _read(split: Split) -> Tensor:
     """All inputs of a split as vectors.  [N, D]"""

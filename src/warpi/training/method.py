@@ -192,7 +192,7 @@ class Method(ABC):
     @property
     def average_decay(self) -> float:
         """Fraction of the averaged weights that a step keeps; 0: no weights are averaged."""
-        return self.recipe.average
+        return self.recipe.average if self.trains_network else 0.0
 
     @torch.no_grad()
     def update_averages(self, steps: int) -> None:
@@ -225,7 +225,7 @@ class Method(ABC):
     @property
     def lr(self) -> float | Tensor:
         """The classifier's current learning rate; on a GPU a tensor, which a graphed step reads at each launch."""
-        lr: float | Tensor = self.optimizer.param_groups[0]["lr"]
+        lr: float | Tensor = self.optimizer.param_groups[0]["lr"] if self.trains_network else 0.0
         return lr
 
     @property
