@@ -21,7 +21,7 @@ from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file, missing_package
 from warpi.nets.registry import VECTOR_NETS
 from warpi.runs import plugins
-from warpi.runs.defaults import ENOUGH_ROWS, to_plain_types
+from warpi.runs.defaults import to_plain_types
 from warpi.runs.fingerprints import file_sha256
 from warpi.runs.packed_task import pack_task
 from warpi.runs.run_folder import RunFolder, describe_run
@@ -355,13 +355,9 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
     prepared = started.prepared
     progress.print(prepared.summarize())
     if started.is_new:
-        rows = len(prepared.task.train)
         n = prepared.truth.n_repeated
         if n:
             progress.print(f"{n} rows also appear in the trusted set and are used only as trusted examples")
-        is_table = prepared.spec.data.data not in DATASETS and prepared.spec.recipe.net in ("mlp", "mlp_plain")
-        if prepared.spec.method == "warpi" and is_table and rows < ENOUGH_ROWS:
-            progress.print(f"{rows} rows are few for warpi: on such tables --method auto was better (docs/data.md)")
     if not progress.quiet and started.device.type == "cpu" and started.method.trains_network:
         left = 1 - started.steps_done / (prepared.spec.recipe.epochs * len(started.method.loader))
         minutes = left * _estimate_minutes(prepared.spec, started.method)
