@@ -34,8 +34,7 @@ PRINTED = "In the column of the printed accuracy: its mean, and in how many runs
 INTRO = """# The default against everything else
 
 `auto` is what `warpi fit` and `NoisyLabelClassifier` use when no method is named. Here it is compared with what most
-people would try first, on tables that ship inside Python packages, two sets of texts (tf-idf), pixels of digits, and
-CIFAR-10 images as features of EfficientNet-Lite0.
+people would try first, on tables that ship inside Python packages, two sets of texts (tf-idf) and pixels of digits.
 
 - **Tables**: {tables} tables. Categories are one column per value, missing numbers are replaced by the median with an
   indicator; all models get the same numbers. {fresh} tables, marked °, were not used while `auto` was developed.
@@ -57,7 +56,6 @@ of `auto`, in percentage points, so below 0 is good. **Within 2 errors** means t
 errors (of the paired difference over seeds, or of the baseline's mean if that is larger). **Trusted alone** is the
 better of logistic regression and forest on the trusted rows.
 
-    python -m benchmarks.never_loses.features --root DATA          # only for the CIFAR-10 features
     python -m benchmarks.never_loses --seeds 0 1 2 --out results.jsonl
     python -m benchmarks.never_loses --targets --out results.jsonl
     python -m benchmarks.pages.never_loses results.jsonl
