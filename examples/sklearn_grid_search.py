@@ -26,7 +26,7 @@ def main(epochs: int = 15, n_jobs: int = 2) -> tuple[str, float, float]:
     folds = StratifiedKFold(2, shuffle=True, random_state=0).split(x, y + 10 * trusted)
     grid = GridSearchCV(
         NoisyLabelClassifier(epochs=epochs, random_state=0),
-        {"method": ["warpi", "ce"]},
+        {"method": ["glc", "ce"]},
         cv=list(folds),
         n_jobs=n_jobs,
     )

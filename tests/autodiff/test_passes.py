@@ -58,6 +58,9 @@ def test_a_traced_pass_gives_the_exact_gradient(net: str, device: str, caplog: p
     if draws_the_same:
         assert value.item() == pytest.approx(wanted_value.item(), rel=EXACT)
         assert_same(grads, wanted)
+    if net == "linear":  # its passes are written out
+        assert s.net not in passes._traces
+        return
     refused = all(trace is None for trace in passes._traces[s.net].values())
     assert any("cannot be traced" in r.getMessage() for r in caplog.records) == refused
     if device == "cpu" or net not in ("lstm", "attention, dropout"):  # they have other kernels on a GPU

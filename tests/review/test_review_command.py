@@ -67,8 +67,8 @@ def test_next_command_repeats_the_settings_of_the_run(
     assert main(["review", run, "--export-trusted", trusted]) == 0
     output = capsys.readouterr().out.splitlines()[-1]
     assert output == (
-        f"next: warpi fit --data {data} --method warpi --epochs 1 --lr 0.01 --milestones 0.5,0.9 --no-compile "
-        f"--samples 2 --trusted {trusted} --seed 3 --out runs/next"
+        f"next: warpi fit --data {data} --method warpi --net mlp --epochs 1 --lr 0.01 --milestones 0.5,0.9 "
+        f"--no-compile --samples 2 --trusted {trusted} --seed 3 --out runs/next"
     )
     (tmp_path / "runs" / "next").mkdir(parents=True)  # such a run exists in the second round
     monkeypatch.chdir(tmp_path)

@@ -490,7 +490,7 @@ def test_other_defaults_are_refused(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "digits", tmp_path / "run")
     file = tmp_path / "run" / "spec.json"
     spec = json.loads(file.read_text())
-    del spec["spec"]["options"]["samples"]
+    del spec["spec"]["recipe"]["decay"]
     file.write_text(json.dumps(spec))
     with pytest.raises(UserError, match="made with other defaults"):
         warpi.predict(tmp_path / "run", runs / "new.npz")
