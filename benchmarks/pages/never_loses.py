@@ -51,7 +51,7 @@ people would try first, on tables that ship inside Python packages, two sets of 
 - **Seeds**: {seeds}. Settings of `auto` were chosen with seeds from {development} on.
 
 The **best baseline** of a cell is the one that turns out best on its test rows. Nobody knows it beforehand, and the
-best of {baselines} noisy means is too high by chance, so this is a hard opponent. **Regret** is its accuracy minus that
+best of {baselines} noisy means is overestimated, so this is a hard opponent. **Regret** is its accuracy minus that
 of `auto`, in percentage points, so below 0 is good. **Within 2 errors** means that the regret is at most two standard
 errors (of the paired difference over seeds, or of the baseline's mean if that is larger). **Trusted alone** is the
 better of logistic regression and forest on the trusted rows.

@@ -32,7 +32,7 @@ data:
   --labels FILE         replace the labels by those in a .json file written by `warpi review`
 
 training:
-  --method NAME         name from `warpi list methods` (default: auto, which compares models; a network for images)
+  --method NAME         name from `warpi list methods` (default: auto; a network for images on a GPU)
   --model NAME          forest, boosting, logistic or knn: the kind of model that auto uses (default: it compares)
   --budget TIME         time for the comparison, such as 60s or 5m (default: no limit)
   --net NAME            network from `warpi list nets` (default: depends on the data)
@@ -249,7 +249,7 @@ def _make_parser(method: str) -> Parser:
     parser.usage = "warpi fit --data DATA --trusted FILE --out DIR [flags]"
     parser.start_group("run")
     parser.add("--out DIR", "run folder to write", Path, required=True)
-    parser.add("--method NAME", "name from `warpi list methods` (default: auto, or a network for images)")
+    parser.add("--method NAME", "name from `warpi list methods` (default: auto, or a network for images on a GPU)")
     parser.add(f"--recipe {'|'.join(RECIPES)}", "set many of the training flags at once", default=argparse.SUPPRESS)
     parser.add("--resume", "continue the interrupted run in DIR")
     parser.add("--device auto|cpu|cuda", "device to train on", default="auto")

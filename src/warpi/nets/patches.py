@@ -16,9 +16,8 @@ class PatchFeatures(nn.Module):
         z     = D W (u - m)           u: a patch with mean 0 and variance 1,  W whitens patches,  D [F, d]: unit rows
         out   = average over each cell of a G x G grid of (max(0, z - a), max(0, -z - a))      [2 F G^2]
 
-    The rows of D are whitened patches drawn at random (Coates and Ng, 2012, found them as good as learned ones). A
-    linear classifier on these features is far better than one on pixels, and needs seconds where a network needs
-    hours on a CPU.
+    The rows of D are whitened patches drawn at random, so nothing is trained (Coates and Ng, The Importance of Encoding
+    Versus Training with Sparse Coding and Vector Quantization, ICML 2011).
     """
 
     weight: Tensor

@@ -60,9 +60,8 @@ def default_method(
     """Choose the method for a task if the user names none. `settings` are those of the recipe and of the method.
 
     Settings of a network's training, such as `epochs`, ask for a network. So do images on a GPU; on a CPU, training a
-    network takes hours, and models on features of the images are better with the same time. `data` is where the data
-    was read from: built-in data sets are benchmarks, on which few rows are a choice. `device` is where the method will
-    be trained (default: where the task is).
+    network takes long, and `auto` works on features of the images instead. `data` is where the data was read from:
+    built-in data sets are benchmarks, on which few rows are a choice. `device` is where the method will be trained.
     """
     asked = sorted(_NETWORK_SETTINGS & {name for name, value in settings.items() if value is not None})
     is_table = len(task.shape) == 1
