@@ -1,4 +1,4 @@
-"""Train CIFAR-10 with the strong recipe, several runs in one process, one after the other, within a time limit.
+"""Train CIFAR-10 and CIFAR-100 with the strong recipe, several runs in one process, within a time limit.
 
     python -m benchmarks.strong_images --root DATA --out OUT --smoke              two epochs of each kind, with speeds
     python -m benchmarks.strong_images --root DATA --out OUT --seconds 560 --runs ce_clean plus_random1 ...
@@ -30,6 +30,8 @@ from warpi.runs.spec import DataCache
 
 CE: dict[str, Any] = {"method": "ce", "meta": 0, "epochs": 200}
 PLUS: dict[str, Any] = {"method": "warpi_plus", "meta": 1000, "epochs": 100}
+FINE: dict[str, Any] = {"data": "cifar100", "noise": "given:noisy"}  # the fine labels of CIFAR-100N
+C100_FLIP: dict[str, Any] = {"data": "cifar100", "noise": "flip:0.4"}
 RUNS: dict[str, dict[str, Any]] = {
     "ce_clean": CE,
     "ce_clean_no_mixup": {**CE, "mixup": 0.0, "label_smoothing": 0.1},
@@ -51,6 +53,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_random1_long": {**PLUS, "noise": "given:random1", "epochs": 200},
     "plus_flip_long": {**PLUS, "noise": "flip:0.4", "epochs": 200},
     "plus_uniform_long": {**PLUS, "noise": "uniform:0.6", "epochs": 200},
+    "plus_fine": {**PLUS, **FINE},
+    "plus_fine_untrusted": {**PLUS, **FINE, "meta": 0},
+    "plus_fine_long": {**PLUS, **FINE, "epochs": 200},
+    "plus_c100_flip": {**PLUS, **C100_FLIP},
+    "plus_c100_flip_long": {**PLUS, **C100_FLIP, "epochs": 200},
+    "ce_fine": {**CE, **FINE},
+    "ce_c100_flip": {**CE, **C100_FLIP},
 }
 SMOKE = ("ce_clean", "plus_random1", "plus_flip_v")
 COMMON: dict[str, Any] = {"data": "cifar10", "recipe": "strong", "val": 0.0, "checkpoint_epochs": 10**6}
@@ -58,7 +67,7 @@ COMMON: dict[str, Any] = {"data": "cifar10", "recipe": "strong", "val": 0.0, "ch
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", required=True, help="folder of CIFAR-10 and CIFAR-N")
+    parser.add_argument("--root", required=True, help="folder of CIFAR-10, CIFAR-100 and CIFAR-N")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=[])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -95,7 +104,7 @@ def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    training = fitting(out / name, root=root, quiet=True, cache=cache, **COMMON, **settings)
+    training = fitting(out / name, root=root, quiet=True, cache=cache, **{**COMMON, **settings})
     history: list[dict[str, float]] = []
     run: Run | None = None
     try:
