@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpi.audit.make_audit import audit
 from warpi.autodiff.inference import infer
 from warpi.autodiff.memory_format import to_channels_last
 from warpi.autodiff.passes import PassConfig, configure_passes
@@ -60,6 +61,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_c100_flip_long": {**PLUS, **C100_FLIP, "epochs": 200},
     "ce_fine": {**CE, **FINE},
     "ce_c100_flip": {**CE, **C100_FLIP},
+    "plus_fine_strict": {**PLUS, **FINE, "rho": 0.75, "agreement": 0.98},
+    "plus_c100_flip_strict": {**PLUS, **C100_FLIP, "rho": 0.75, "agreement": 0.98},
+    "ce_c100_clean": {**CE, "data": "cifar100"},
+    "ce_clean_long": {**CE, "epochs": 480},
 }
 SMOKE = ("ce_clean", "plus_random1", "plus_flip_v")
 COMMON: dict[str, Any] = {"data": "cifar10", "recipe": "strong", "val": 0.0, "checkpoint_epochs": 10**6}
@@ -201,6 +206,13 @@ def measure(run: Run) -> dict[str, float]:
         p = learner.memory
         scores["memory_acc"] = (p.argmax(1) == clean).float().mean().item()
         scores["auroc_wrong"] = auroc(-p.gather(1, y[:, None])[:, 0], ~right)
+    if truth.clean is not None and not torch.equal(truth.clean.cpu(), run.task.train.y.cpu()):
+        began = time.monotonic()
+        found = audit(run, save=False)
+        true = dict(zip(run.task.train.rows.tolist(), truth.clean.tolist(), strict=True))
+        wrong = torch.tensor([true[row] != given for row, given in zip(found.row, found.given, strict=True)])
+        scores["audit_auroc"] = auroc(torch.as_tensor(found.wrong_probability), wrong)
+        scores["audit_seconds"] = time.monotonic() - began
     return scores
 
 
