@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from review_helpers import make_choice, read_log
 
-from warpi.audit.decisions import Store, read_decisions
+from warpi.audit.decisions import AUTOMATIC, Store, read_decisions
 from warpi.errors import UserError
 
 
@@ -150,3 +150,13 @@ def test_reading_a_damaged_file_of_decisions(tmp_path: Path) -> None:
     (tmp_path / "d.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(UserError, match="is not a file of decisions"):
         read_decisions(tmp_path / "d.sqlite")
+
+
+def test_accepted_suggestions_are_not_checks(store: Store) -> None:
+    """A step with the automatic prefix changes labels, but no person has looked at these rows."""
+    store.decide([make_choice(1)], "t", "1")
+    store.decide([make_choice(2), make_choice(3)], "t", f"{AUTOMATIC}2")
+    assert [d.is_automatic for d in store.current_decisions().values()] == [False, True, True]
+    assert read_decisions(store.path)[0] == {1: "b"}
+    assert set(store.undo("t", "3")) == {2, 3}
+    assert set(store.current_decisions()) == {1}

@@ -10,14 +10,15 @@ import pytest
 import torch
 from review_helpers import NAMES, make_decisions
 
-from warpi.audit.decisions import Choice, Decision, Store
+from warpi.audit.decisions import AUTOMATIC, Choice, Decision, Store
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
 from warpi.data.numeric import make_features
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
-from warpi.review.export import corrected_csv, fit_command, write_all, write_corrected, write_trusted
+from warpi.review.corrected_labels import corrected_csv, write_corrected
+from warpi.review.export import fit_command, write_all, write_trusted
 from warpi.review.items import Items, items_from_data
 from warpi.runs.defaults import load_dataset
 from warpi.training.task import make_task
@@ -285,3 +286,15 @@ def test_trusted_images_outside_the_folder_and_odd_class_names(photos: Path, tmp
         write_trusted(items, decisions, tmp_path / "file" / "trusted")
     with pytest.raises(UserError, match="choose another --out"):
         write_all(items, decisions, tmp_path / "file")
+
+
+def test_accepted_suggestions_correct_labels_but_are_not_verified(items: Items, tmp_path: Path) -> None:
+    decisions = {3: Decision(1, 3, "change", NAMES[1], "t", "", NAMES[0], f"{AUTOMATIC}1")}
+    lines = list(csv.DictReader(corrected_csv(items, decisions).splitlines()))
+    row = lines[3]
+    assert (row["given_label"], row["label"], row["state"], row["verified"]) == (NAMES[0], NAMES[1], "accepted", "0")
+    folder, trusted = write_all(items, decisions, tmp_path)
+    assert trusted is None  # row 3 was drawn at random, but nobody has checked it
+    labels = read_noise_file(folder / "corrected.json", items.dataset).y
+    assert labels[3] == 1
+    assert (labels != torch.from_numpy(items.given)).sum() == 1

@@ -14,7 +14,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.image_files import FileExamples
 from warpi.nets.registry import make_net
 from warpi.review import show_input as render
-from warpi.review.export import corrected_csv
+from warpi.review.corrected_labels import corrected_csv
 from warpi.review.items import items_from_data, items_from_run
 from warpi.runs.defaults import load_dataset
 from warpi.training.task import Task, Truth

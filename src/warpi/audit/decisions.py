@@ -14,6 +14,8 @@ from warpi.errors import UserError
 
 FORMAT = "warpi-review/1"
 ACTIONS = ("keep", "change", "skip", "unsure")
+AUTOMATIC = "auto-"
+"""Prefix of the name of a step that accepts suggestions without a person looking at each row."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS log (
@@ -39,7 +41,7 @@ CREATE VIEW IF NOT EXISTS standing AS SELECT * FROM valid WHERE id IN (SELECT ma
 
 
 _COLUMNS = """id, row, action, label, tab, time,
-    (SELECT given FROM log AS line WHERE line.row = {0}.row ORDER BY line.id LIMIT 1)"""
+    (SELECT given FROM log AS line WHERE line.row = {0}.row ORDER BY line.id LIMIT 1), step"""
 
 
 class Decision(NamedTuple):
@@ -52,6 +54,12 @@ class Decision(NamedTuple):
     tab: str
     time: str
     given: str = ""  # the given label when the row was first decided
+    step: str = ""
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether a suggestion was accepted without looking at the row. Such a label is not checked by a person."""
+        return self.step.startswith(AUTOMATIC)
 
 
 class Choice(NamedTuple):
@@ -196,13 +204,14 @@ class Store:
 
 
 def read_decisions(path: Path) -> tuple[dict[int, str | None], dict[int, float]]:
-    """The label in force of every decided row (None: unsure or skipped), and `Store.random_rows`.
+    """The label in force of every row that a person decided (None: unsure or skipped), and `Store.random_rows`.
 
-    The file is only read, whatever data set it is about.
+    Suggestions that were accepted automatically are left out. The file is only read, whatever data set it is about.
     """
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)) as db:
-            labels = dict(db.execute("SELECT row, label FROM standing").fetchall())
+            query = "SELECT row, label FROM standing WHERE substr(step, 1, ?) != ?"
+            labels = dict(db.execute(query, (len(AUTOMATIC), AUTOMATIC)).fetchall())
             stored = db.execute("SELECT value FROM about WHERE key = 'random_rows'").fetchone()
     except sqlite3.Error as e:
         raise UserError(f"{path} is not a file of decisions ({e}); move it away, or restore it") from e

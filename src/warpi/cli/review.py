@@ -93,7 +93,8 @@ def correct(argv: list[str]) -> None:
 
 
 def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
-    from warpi.review.export import fit_command, write_corrected, write_trusted
+    from warpi.review.corrected_labels import write_corrected
+    from warpi.review.export import fit_command, write_trusted
 
     items = session.items
     decisions = session.store.current_decisions()

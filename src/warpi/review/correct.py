@@ -19,7 +19,8 @@ from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
-from warpi.review.export import final_labels, next_folder
+from warpi.review.corrected_labels import final_labels
+from warpi.review.export import next_folder
 from warpi.review.items import Floats, Ints, Items
 from warpi.review.open import open_run
 from warpi.review.trusted_set import read_table_cells

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from warpi.errors import UserError
-from warpi.review.export import corrected_csv
+from warpi.review.corrected_labels import corrected_csv
 from warpi.review.session import Json, RequestRefused, ReviewSession
 
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}

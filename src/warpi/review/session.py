@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from warpi.audit.decisions import ACTIONS, Choice, Decision, Store
-from warpi.review.export import STATES, fit_command, state_of, write_all
+from warpi.review.corrected_labels import ACCEPTED, STATES, state_of
+from warpi.review.export import fit_command, write_all
 from warpi.review.items import Items
 
 _MAX_ITEMS = 200  # per answer
 _MAX_CHOICES = 1000  # decisions per step; page.js has the same number
-_ALL_STATES = ("open", *STATES.values())
+_ALL_STATES = ("open", *STATES.values(), ACCEPTED)
 
 Json = dict[str, Any]
 

@@ -1,0 +1,111 @@
+"""The labels of all rows after a review, and the files with them: a table, and labels for `warpi fit --labels`."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from warpi.audit.decisions import Decision
+from warpi.errors import UserError
+from warpi.noise.kinds import NoisyLabels
+from warpi.noise.noise_file import read_noise_file, write_noise_file
+from warpi.review.items import Items
+from warpi.utils.files import format_csv, write_atomically
+
+STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
+ACCEPTED = "accepted"  # state of a suggestion that was accepted without looking at the row
+
+
+class NameTaken(UserError):
+    """A file or folder of that name exists and has other content."""
+
+    def __init__(self, path: Path, flag: str) -> None:
+        super().__init__(f"{path} exists with other content, on which a run may depend; choose another name for {flag}")
+
+
+def state_of(decision: Decision | None) -> str:
+    if decision is None:
+        return "open"
+    return ACCEPTED if decision.is_automatic else STATES[decision.action]
+
+
+def final_labels(items: Items, decisions: Mapping[int, Decision]) -> dict[int, int]:
+    """The class of every row whose label is trusted, because a person decided it or it was trusted before."""
+    number = {name: k for k, name in enumerate(items.classes)}
+    people = {row: d for row, d in sorted(decisions.items()) if not d.is_automatic}
+    decided = {row: number[d.label] for row, d in people.items() if d.label is not None}
+    return items.trusted_rows | decided
+
+
+def accepted_labels(items: Items, decisions: Mapping[int, Decision]) -> dict[int, int]:
+    """The class of every row whose suggestion was accepted without looking at the row. Nobody has checked these."""
+    automatic = {row: d.label for row, d in sorted(decisions.items()) if d.is_automatic}
+    return {row: items.classes.index(label) for row, label in automatic.items() if label is not None}
+
+
+def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path) -> Path:
+    """Write the corrected labels of all rows as .json, or as .csv with a .json next to it; return the .json.
+
+    The .json is for `warpi fit --labels`. Since runs may depend on it, it is never replaced: the file next to NAME.csv
+    is NAME.json, or NAME-2.json and so on.
+    """
+    if path.suffix.lower() == ".csv":
+        write_atomically(path, corrected_csv(items, decisions).encode(errors="surrogateescape"))
+        for n in itertools.count(1):
+            name = path.stem + (f"-{n}" if n > 1 else "") + ".json"
+            try:
+                return write_corrected(items, decisions, path.with_name(name))
+            except NameTaken:
+                continue
+    if path.suffix != ".json":
+        raise UserError(f"corrected labels must go to a .csv or .json file, got {path}")
+    y = torch.from_numpy(items.given.copy())
+    for row, k in {**accepted_labels(items, decisions), **final_labels(items, decisions)}.items():
+        y[row] = k
+    if path.exists() and not _contains_labels(path, items, y):
+        raise NameTaken(path, "--export")
+    write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
+    return path
+
+
+def _contains_labels(path: Path, items: Items, y: Tensor) -> bool:
+    """Whether a file assigns the labels y to the same rows."""
+    try:
+        return torch.equal(read_noise_file(path, items.dataset).y, y)
+    except UserError:
+        return False
+
+
+def corrected_csv(items: Items, decisions: Mapping[int, Decision]) -> str:
+    """A csv table with one line per row of the data set.
+
+    The column `label` is for training; `verified` is 1 if a person has checked it. Image files have a column `path`,
+    so that the table is an image list for `warpi fit --data FILE --root FOLDER`.
+    """
+    trusted = final_labels(items, decisions)
+    labels = accepted_labels(items, decisions) | trusted
+    names = items.classes
+    files = items.dataset.files
+    lines = []
+    for row, k in enumerate(items.given.tolist()):
+        decision = decisions.get(row)
+        given = names[k]
+        state = state_of(decision)
+        if decision is not None:
+            given = decision.given or given
+            if decision.label is not None and state != ACCEPTED:
+                state = "kept" if decision.label == given else "changed"
+        elif row in trusted:
+            state = "trusted"
+        suggested = wrong = ""
+        if (i := items.position.get(row)) is not None:
+            suggested = names[items.suggested[i]] if items.suggested[i] >= 0 else ""
+            wrong = "" if np.isnan(items.wrong_probability[i]) else f"{items.wrong_probability[i]:.6g}"
+        file = [files.paths[row]] if files else []
+        label = names[labels.get(row, k)]
+        lines.append([row, *file, given, label, state, int(row in trusted), suggested, wrong])
+    header = ["row", *(["path"] if files else []), "given_label", "label", "state", "verified"]
+    return format_csv([*header, "suggested_label", "wrong_probability"], lines)
