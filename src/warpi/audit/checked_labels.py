@@ -1,6 +1,7 @@
 """Labels that a person has checked, and the noise rate they imply."""
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from warpi.audit.decisions import read_decisions
 from warpi.audit.label_scores import Floats, Ints, wilson_interval
 from warpi.datasets.text_files import read_records
 from warpi.errors import UserError
+from warpi.utils.files import sha256
 
 CHECKED = "checked_label"
 _YES = ("1", "true", "yes", "x")
@@ -177,6 +179,15 @@ def collect_row_checks(folder: Path | None, lists: Sequence[Path], classes: Sequ
     labels = np.array([label for label, _, _ in values], dtype=np.int64)
     random_rows = np.array([is_random for _, is_random, _ in values], dtype=np.bool_)
     return RowChecks(rows, labels, random_rows, np.array([weight for _, _, weight in values], dtype=np.float64))
+
+
+def digest_decisions(folder: Path) -> str | None:
+    """Identifies the decisions of `warpi review` in a run folder; None if there are none."""
+    file = folder / "review" / "decisions.sqlite"
+    if not file.exists():
+        return None
+    labels, random = read_decisions(file)
+    return sha256(json.dumps([sorted(labels.items()), list(random)])) if labels else None
 
 
 def _require_checked(checked: NDArray[np.bool_], out_of_order: int) -> None:

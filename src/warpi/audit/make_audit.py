@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import warpi
 import warpi.audit.label_scores as scores
-from warpi.audit.checked_labels import RowChecks, collect_row_checks
+from warpi.audit.checked_labels import RowChecks, collect_row_checks, digest_decisions
+from warpi.audit.cross_fit import can_cross_fit, cross_fit
 from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.out_of_sample import (
     SAMPLES,
@@ -27,7 +29,7 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
-from warpi.training.method import Method, OutOfSample
+from warpi.training.method import Method
 
 log = logging.getLogger("warpi.audit")
 _LOW_ACCURACY = 0.7  # an audit is unreliable if the accuracy on the trusted rows is lower
@@ -37,7 +39,7 @@ _LEVEL = 0.9  # of the intervals
 def audit(
     run: Path | str | Run | Method,
     *,
-    folds: int = 0,
+    folds: int | None = None,
     rows: str | None = None,
     threshold: float = 0.5,
     device: str = "auto",
@@ -53,8 +55,10 @@ def audit(
 
     Parameters:
         run: a run folder, the result of `fit`, or a trained method.
-        folds: 0, or the number of folds of a cross-validation: the same recipe is trained once per fold without the
-            rows of the fold, so that every probability comes from a network that was not trained on the label.
+        folds: where the probabilities come from. None: from `auto`, cross-fitted several times whatever method trained
+            the run, or from the run itself if it is a network for images. 0: from the run itself. Otherwise the number
+            of folds of a cross-validation: the recipe of the run is trained once per fold without the rows of the fold,
+            so that every probability comes from a network that was not trained on the label.
         rows: "train" for the training rows; "all" to add the rows held out for validation and, if their true labels
             are unknown, for testing. Default: "all" if the true labels of the test rows are unknown, else "train".
         threshold: labels with a higher `wrong_probability` are reported as issues.
@@ -73,9 +77,8 @@ def audit(
     if rows is None:
         rows = "all" if isinstance(run, Run) and not run.truth.test_is_clean else "train"
     held_out = _held_out_splits(run, method)
-    predicted = _predict(method, folds, path)
-    T = predicted.T
-    row, predictions = _collect_audited_rows(method, predicted, held_out if rows == "all" else [])
+    predicted = _predict(method, folds, path, held_out if rows == "all" else [])
+    T, row, predictions = predicted.T, predicted.row, predicted.rows
     y = predictions.y
     row_checks = collect_row_checks(path, [Path(file) for file in checked], method.task.classes)
     at, checked_pairs = _checked_pairs(row, predictions, row_checks)
@@ -86,31 +89,29 @@ def audit(
     posterior = combine_with_checks(predictions.p, y, T, at, checked_pairs, pairs, votes)
     judged = scores.judge_labels(posterior.q, y, threshold)
     uncertainty, uncertainty_description = estimate_uncertainty(predictions, T, bool(folds))
-    trusted = predicted.trusted
+    classes = method.task.classes
     facts: dict[str, Any] = {
         "run": None if path is None else str(path),
         "method": type(method).__name__,
         "version": warpi.__version__,
         "rows": rows,
         "left_out": 0 if rows == "all" else sum(map(len, held_out)),
-        "folds": folds,
-        "probabilities": predicted.source,
-        "temperature": predicted.temperature,
-        "memory": predicted.memorization,
+        "folds": folds or 0,
+        **_describe_predictions(predicted),
         "uncertainty": uncertainty_description,
         "threshold": threshold,
-        "n_trusted": len(trusted.y),
-        "trusted_accuracy": float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None,
-        "n_checked": len(at) + len(pairs.true),
+        "n_checked": len(posterior.pairs.true),
+        "checked_lists": [str(file) for file in checked],
+        "decisions": None if path is None else digest_decisions(path),
         "learned": posterior.learned,
         "noise_rate": {**asdict(estimate_rate(posterior.checks, _LEVEL)), "level": _LEVEL},
     }
-    classes = method.task.classes
     class_rates = estimate_class_rates(posterior.checks, len(classes), _LEVEL)
     rates = tuple({"class": name, **asdict(rate)} for name, rate in zip(classes, class_rates, strict=True))
     learned = posterior.q if posterior.learned or len(at) else None
-    result = Audit(row, y, *judged, uncertainty, predictions.p, T, classes, rates, facts, learned)
-    _warn(method, facts, predicted.trusted_left_out)
+    known = posterior.pairs if len(posterior.pairs.true) else None
+    result = Audit(row, y, *judged, uncertainty, predictions.p, T, classes, rates, facts, learned, known)
+    _warn(facts, predicted.trusted_left_out)
     if save and path is not None:
         _store(result, path)
     return result
@@ -125,7 +126,7 @@ def _store(result: Audit, path: Path) -> None:
 
 
 def load_or_make_audit(run: Run) -> Audit:
-    """The audit stored in a run folder, or a new one if there is none."""
+    """The audit stored in a run folder. A new one if there is none, or if people have made decisions since."""
     file = run.path / AUDIT_FILE
     if not file.exists():
         return audit(run)
@@ -133,10 +134,15 @@ def load_or_make_audit(run: Run) -> Audit:
     dataset = run.data.dataset
     if stored.classes != dataset.classes or stored.row.max() >= len(dataset.y):
         raise UserError(f"{file} was made from other data; recreate it with: warpi audit {run.path}")
-    return stored
+    facts = stored.facts
+    if digest_decisions(run.path) == facts.get("decisions"):
+        return stored
+    log.info("people have made decisions since the last audit, so it is made again")
+    lists = [file for file in facts.get("checked_lists", ()) if Path(file).exists()]
+    return audit(run, folds=facts["folds"] or None, rows=facts["rows"], threshold=facts["threshold"], checked=lists)
 
 
-def _check_arguments(folds: int, rows: str | None, threshold: float) -> None:
+def _check_arguments(folds: int | None, rows: str | None, threshold: float) -> None:
     if rows not in (None, "train", "all"):
         raise UserError(f"rows must be 'train' or 'all', got {rows!r}")
     if not 0 < threshold < 1:
@@ -156,24 +162,57 @@ def _held_out_splits(run: Run | Method, method: Method) -> list[Split]:
 
 @dataclass(frozen=True, eq=False)
 class _Predictions:
-    """Calibrated predictions for all rows of a run, and how they were made."""
+    """Calibrated predictions for the audited rows of a run, and how they were made."""
 
-    train: RowPredictions
-    val: RowPredictions
+    row: Ints  # [n] rows of the data set, ascending
+    rows: RowPredictions
     trusted: RowPredictions
     trusted_left_out: bool  # the trusted rows are predicted by models that were not trained on them
     T: Floats  # [K, K] estimated transition matrix
     source: str  # describes where the probabilities come from
-    temperature: float
-    memorization: float  # size of the correction by `remove_memorization`
+    temperature: float = 1.0
+    memorization: float = 0.0  # size of the correction by `remove_memorization`
 
 
-def _predict(method: Method, folds: int, path: Path | None) -> _Predictions:
-    """Predict the training, validation and trusted rows; with folds, out of sample."""
-    task = method.task
+def _describe_predictions(predicted: _Predictions) -> dict[str, Any]:
+    trusted = predicted.trusted
+    return {
+        "probabilities": predicted.source,
+        "temperature": predicted.temperature,
+        "memory": predicted.memorization,
+        "n_trusted": len(trusted.y),
+        "trusted_accuracy": float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None,
+    }
+
+
+def _predict(method: Method, folds: int | None, path: Path | None, held_out: list[Split]) -> _Predictions:
+    """Predict the training rows, the rows of `held_out` and the trusted rows."""
+    if folds is None and can_cross_fit(method):
+        return _predict_by_auto(method, path, held_out)
     own = None if folds else method.out_of_sample()
     if own is not None:
-        return _use_own_predictions(method, own)
+        train = _to_predictions(own.p.numpy(), method.task.train)
+        trusted = _trusted_predictions(method, own.p_trusted.numpy())
+        row, rows = _collect_audited_rows(method, train, held_out)
+        source = "out of sample: cross-fitted, each row is predicted by models that were not trained on it"
+        return _Predictions(row, rows, trusted, True, own.transition.numpy(), source)
+    return _predict_by_method(method, folds or 0, path, held_out)
+
+
+def _predict_by_auto(method: Method, path: Path | None, held_out: list[Split]) -> _Predictions:
+    splits = [method.task.train, *held_out]
+    row, y = torch.cat([split.rows for split in splits]), torch.cat([split.y for split in splits])
+    order = row.argsort(stable=True)
+    split = replace(method.task.train, rows=row[order], y=y[order.to(y.device)])
+    fitted = cross_fit(method, split, path)
+    trusted = _trusted_predictions(method, fitted.p_trusted, fitted.left_out)
+    source = f"out of sample: mean of {fitted.fits} fits of auto, each row predicted by models not trained on its label"
+    return _Predictions(row[order].numpy(), _to_predictions(fitted.p, split), trusted, True, fitted.T, source)
+
+
+def _predict_by_method(method: Method, folds: int, path: Path | None, held_out: list[Split]) -> _Predictions:
+    """Predict by the trained method itself; with folds, out of sample."""
+    task = method.task
     trusted = predict_split(method, task.meta)
     val = predict_split(method, task.val)
     train, memorization = _remove_memorization(predict_split(method, task.train), val)
@@ -189,23 +228,24 @@ def _predict(method: Method, folds: int, path: Path | None) -> _Predictions:
             trusted_left_out = True
         source = f"out of sample: each of {folds} folds is predicted by a network that was not trained on it"
     temperature = scores.fit_temperature(trusted.p, trusted.y)
-    train, val, trusted = (_apply_temperature(part, temperature) for part in (train, val, trusted))
+    train, trusted = (_apply_temperature(part, temperature) for part in (train, trusted))
     if cross_validated is not None:
         cross_validated = _apply_temperature(cross_validated, temperature)
         in_sample = train.p[np.searchsorted(train.positions, cross_validated.positions)]
         train = replace(cross_validated, per_network=np.stack([in_sample, cross_validated.p]))  # [2, n, K]
         memorization = 0.0
     T = scores.estimate_transition(train.p, train.y)
-    return _Predictions(train, val, trusted, trusted_left_out, T, source, temperature, memorization)
+    row, rows = _collect_audited_rows(method, train, held_out, temperature)
+    return _Predictions(row, rows, trusted, trusted_left_out, T, source, temperature, memorization)
 
 
-def _use_own_predictions(method: Method, own: OutOfSample) -> _Predictions:
-    """The out-of-sample predictions and the transition matrix of the method itself, which are calibrated."""
-    task = method.task
-    train = _to_predictions(own.p.numpy(), task.train)
-    trusted = no_predictions(task.n_classes) if task.meta is None else _to_predictions(own.p_trusted.numpy(), task.meta)
-    source = "out of sample: cross-fitted, each row is predicted by models that were not trained on it"
-    return _Predictions(train, predict_split(method, task.val), trusted, True, own.transition.numpy(), source, 1.0, 0.0)
+def _trusted_predictions(method: Method, p: Floats, positions: Ints | None = None) -> RowPredictions:
+    """The predictions p of the trusted rows at some positions, or of all of them."""
+    trusted = method.task.meta
+    if trusted is None:
+        return no_predictions(method.task.n_classes)
+    kept = np.arange(len(p)) if positions is None else positions
+    return replace(_to_predictions(p, trusted.subset(torch.from_numpy(kept))), positions=kept)
 
 
 def _to_predictions(p: Floats, split: Split) -> RowPredictions:
@@ -228,17 +268,14 @@ def _apply_temperature(predictions: RowPredictions, temperature: float) -> RowPr
 
 
 def _collect_audited_rows(
-    method: Method, predicted: _Predictions, held_out: list[Split]
+    method: Method, train: RowPredictions, held_out: list[Split], temperature: float = 1.0
 ) -> tuple[Ints, RowPredictions]:
     """Return the rows of the training split and of `held_out` in ascending order, and their predictions."""
-    task = method.task
-    splits = [task.train, *held_out]
-    parts = [predicted.train]
+    splits = [method.task.train, *held_out]
+    parts = [train]
     for split in held_out:
-        part = predicted.val
-        if split is not task.val:
-            part = _apply_temperature(predict_split(method, split), predicted.temperature)
-        n_networks = len(predicted.train.per_network)
+        part = _apply_temperature(predict_split(method, split), temperature)
+        n_networks = len(train.per_network)
         if len(part.per_network) != n_networks:  # repeat a single prediction, so that it does not add variance
             part = replace(part, per_network=np.repeat(part.p[None], n_networks, axis=0))
         parts.append(part)
@@ -283,7 +320,7 @@ def _trusted_pairs(method: Method, predicted: _Predictions) -> Pairs:
     usable = (given >= 0) & predicted.trusted_left_out
     true = trusted.y[usable]
     # Trusted rows are often drawn class by class, so that they must be weighted by how frequent the true classes are.
-    share = scores.posterior(predicted.train.p, predicted.train.y, predicted.T).sum(0) + 1  # [K]
+    share = scores.posterior(predicted.rows.p, predicted.rows.y, predicted.T).sum(0) + 1  # [K]
     weight = share[true] / np.bincount(true, minlength=len(share))[true]
     return Pairs(trusted.p[usable], given[usable], true, np.ones(len(true), dtype=np.bool_), weight)
 
@@ -307,10 +344,8 @@ def _count_votes(method: Method, predicted: _Predictions, row: Ints, y: Ints, n_
     return neighbor_votes(task.train, row, y, task.meta, known, task.n_classes)
 
 
-def _warn(method: Method, facts: Mapping[str, Any], trusted_left_out: bool) -> None:
+def _warn(facts: Mapping[str, Any], trusted_left_out: bool) -> None:
     """Log a warning for each reason not to trust the audit."""
-    if method.trusts_given_labels:
-        log.warning("%s fits wrong labels like right ones, so its audit misses them; use auto", facts["method"])
     if not trusted_left_out and not facts["folds"]:
         log.warning("the trusted rows were used for training and cannot check the probabilities; use --folds 5")
     accuracy = facts["trusted_accuracy"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,18 @@ MODEL_BASED = "model-based, usually too low when mistakes cluster at class bound
 """Describes a noise rate that is not backed by rows whose labels before and after a check are known."""
 _DESCRIPTIONS = ("probabilities", "uncertainty")  # facts that are sentences
 _NOT_ARRAYS = ("classes", "error_rates", "facts")  # fields of Audit, stored as JSON
+_PAIR = "pair_"  # prefix of the names of the arrays of `CheckedPairs` in a file
+
+
+class CheckedPairs(NamedTuple):
+    """m rows whose given and true label are both known."""
+
+    q: Floats  # [m, K] P(true class | x, given label), from a fit without this row
+    given: Ints  # [m]
+    true: Ints  # [m]
+    random: NDArray[np.bool_]  # [m] drawn at random
+    weight: Floats  # [m] rows that a random one stands for, relative to the others
+    position: Ints  # [m] position among the audited rows; -1 for trusted rows that are not audited
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +59,7 @@ class Audit:
     error_rates: tuple[Mapping[str, Any], ...]  # one dict per class: class, n, rate, low, high, checked
     facts: Mapping[str, Any]  # run, method, folds, threshold, noise_rate {n, rate, low, high, checked, level}, ...
     learned_posterior: Floats | None = None  # [N, K] P(true class | x, given label), learned from checked rows
+    pairs: CheckedPairs | None = None  # what people have checked
 
     def __len__(self) -> int:
         return len(self.row)
@@ -150,6 +163,8 @@ class Audit:
         """Store the audit in a run folder as one file and return its path."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_ARRAYS}
         arrays = {name: values for name, values in arrays.items() if values is not None}
+        if (pairs := arrays.pop("pairs", None)) is not None:
+            arrays |= {_PAIR + name: values for name, values in pairs._asdict().items()}
         about = {"format": FORMAT, **{name: getattr(self, name) for name in _NOT_ARRAYS}}
         content = io.BytesIO()
         np.savez_compressed(content, about=np.array(json.dumps(about)), **arrays)
@@ -188,7 +203,8 @@ def read_audit(folder: Path | str) -> Audit:
             raise ValueError("another format")
         about["classes"] = tuple(about["classes"])
         about["error_rates"] = tuple(about["error_rates"])
-        audit = Audit(**arrays, **about)
+        pairs = {name.removeprefix(_PAIR): arrays.pop(name) for name in [*arrays] if name.startswith(_PAIR)}
+        audit = Audit(**arrays, **about, pairs=CheckedPairs(**pairs) if pairs else None)
         _check(audit)
         return audit
     except MALFORMED_ERRORS as e:
@@ -208,6 +224,8 @@ def _check(audit: Audit) -> None:
             raise ValueError(f"{f.name} is {values.dtype} {list(values.shape)}")
         if kind == "f" and not (np.isfinite(values) & (values >= 0)).all():
             raise ValueError(f"{f.name} contains values that are not probabilities")
+    if audit.pairs is not None and not _are_pairs(audit.pairs, N, K):
+        raise ValueError("the checked rows do not fit together")
     if not N or audit.row.min() < 0 or len(audit.error_rates) != K or not isinstance(audit.facts, dict):
         raise ValueError("parts are missing")
     rates = (audit.facts.get("noise_rate"), *audit.error_rates)
@@ -223,3 +241,14 @@ def _check(audit: Audit) -> None:
     for name in ("given", "suggested"):
         if not ((getattr(audit, name) >= 0) & (getattr(audit, name) < K)).all():
             raise ValueError(f"{name} contains a number that is not one of {K} classes")
+
+
+def _are_pairs(pairs: CheckedPairs, n_rows: int, n_classes: int) -> bool:
+    """Whether arrays of checked rows fit together and to an audit."""
+    m = len(pairs.true)
+    if pairs.q.shape != (m, n_classes) or any(values.shape != (m,) for values in pairs[1:]):
+        return False
+    kinds = "".join(values.dtype.kind for values in pairs)
+    limits = ((pairs.given, 0, n_classes), (pairs.true, 0, n_classes), (pairs.position, -1, n_rows))
+    in_range = all(((values >= low) & (values < high)).all() for values, low, high in limits)
+    return kinds == "fiibfi" and in_range and bool(np.isfinite(pairs.q).all() and np.isfinite(pairs.weight).all())

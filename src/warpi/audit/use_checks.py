@@ -1,5 +1,6 @@
 """Combine the predictions for all rows with the rows that a person has checked."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,8 @@ from numpy.typing import NDArray
 import warpi.audit.label_scores as scores
 from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.pair_model import count_votes, cross_fit_pairs, pair_features
-from warpi.audit.rates import Checks
+from warpi.audit.rates import Checks, Rate, estimate_rate
+from warpi.audit.result import Audit, CheckedPairs
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
 
@@ -45,6 +47,7 @@ class Posterior(NamedTuple):
 
     q: Floats  # [n, K] P(true class | x, given label); certain for checked rows
     checks: Checks  # for the noise rate
+    pairs: CheckedPairs
     learned: bool  # from pairs, and not only by Bayes' rule
 
 
@@ -69,22 +72,67 @@ def combine_with_checks(
     else:
         q = scores.posterior(p, y, T)
         left_out = scores.posterior(pairs.p, pairs.given, T)
-    no = np.zeros(len(pairs.true), dtype=np.bool_)
-    checks = Checks(
-        given=y,
-        wrong=1 - q[np.arange(n), y],
-        certain=np.zeros(n, dtype=np.bool_),
-        checked_given=pairs.given,
-        is_wrong=pairs.given != pairs.true,
-        wrong_left_out=1 - left_out[np.arange(len(pairs.true)), pairs.given],
-        random=pairs.random,
-        checked_certain=no,
-        weight=pairs.weight,
-        outside=np.arange(len(pairs.true)) >= len(at),
-    )
+    position = np.concatenate([at, np.full(len(trusted.true), -1)])
+    judged = CheckedPairs(left_out, pairs.given, pairs.true, pairs.random, pairs.weight, position)
     known = q.copy()
     known[at] = np.eye(p.shape[1])[checked.true]
-    return Posterior(known, checks, learned)
+    return Posterior(known, make_checks(judged, y, y, q, judged.given), judged, learned)
+
+
+def make_checks(pairs: CheckedPairs, given: Ints, label: Ints, q: Floats, pair_label: Ints) -> Checks:
+    """What the pairs say about how many of the labels [n] are wrong.
+
+    `label` are the labels to judge, `q` [n, K] their posterior, and `pair_label` [m] the labels that the pairs have or
+    would have by the same rule. `given` are the classes whose rates are estimated.
+    """
+    m = len(pairs.true)
+    return Checks(
+        given=given,
+        wrong=1 - q[np.arange(len(label)), label],
+        certain=np.zeros(len(label), dtype=np.bool_),
+        checked_given=pairs.given,
+        is_wrong=pair_label != pairs.true,
+        wrong_left_out=1 - pairs.q[np.arange(m), pair_label],
+        random=pairs.random,
+        checked_certain=np.zeros(m, dtype=np.bool_),
+        weight=pairs.weight,
+        outside=pairs.position < 0,
+    )
+
+
+def choose_labels(q: Floats, given: Ints, above: float = 0.0) -> Ints:
+    """The most probable class [n] where its probability is larger than `above`, else the given label."""
+    best = q.argmax(1)
+    return np.where((best != given) & (q[np.arange(len(q)), best] > above), best, given)
+
+
+def count_wrong_labels(audit: Audit, above: float = 0.0, level: float = 0.9) -> tuple[Rate, Rate]:
+    """How many of the audited labels are wrong, before and after they are corrected (`rate` and limits are numbers).
+
+    Rows that a person has checked are right afterwards. For the others, the random checks tell how many labels would
+    be wrong if they had been corrected by the same rule without their check.
+    """
+    n, given = len(audit), audit.given
+    pairs = audit.pairs
+    before = _scale(Rate(**{name: audit.facts["noise_rate"].get(name) for name in Rate.__annotations__}), n)
+    q = audit.posterior.copy()
+    if pairs is None:
+        label = choose_labels(q, given, above)
+        return before, Rate(n, float((1 - q[np.arange(n), label]).sum()), None, None, 0)
+    inside = pairs.position >= 0
+    q[pairs.position[inside]] = pairs.q[inside]
+    pair_label = choose_labels(pairs.q, pairs.given, above)
+    checks = make_checks(pairs, given, choose_labels(q, given, above), q, pair_label)
+    known = int((checks.is_wrong & inside).sum())
+    after = _scale(estimate_rate(checks, level), n)
+    shifted = [None if end is None else min(max(0.0, end - known), n) for end in (after.rate, after.low, after.high)]
+    return before, replace(after, rate=shifted[0] or 0.0, low=shifted[1], high=shifted[2])
+
+
+def _scale(rate: Rate, n: int) -> Rate:
+    """A number of rows instead of a fraction."""
+    low, high = (None if end is None else n * end for end in (rate.low, rate.high))
+    return replace(rate, rate=n * rate.rate, low=low, high=high)
 
 
 def neighbor_votes(train: Split, row: Ints, y: Ints, trusted: Split | None, positions: Ints, K: int) -> Floats | None:

@@ -26,7 +26,12 @@ def audit(argv: list[str]) -> None:
     parser.add_output("--csv", "write a table with one line per example")
     parser.add_output("--parquet", "write the same table as parquet")
     parser.add_output("--json", "write the transition matrix, the error rates by class and how they were estimated")
-    parser.add("--folds K", "train K more times, each without some rows, and judge those rows (default: 0)", int, 0)
+    parser.add(
+        "--folds K",
+        "train the run K more times, each without some rows, and judge those rows; 0: judge by the run itself "
+        "(default: by auto, fitted several times; networks of images by themselves)",
+        int,
+    )
     parser.add(
         "--rows train|all", "all: also audit held-out rows (default: all, or train if the test labels are right)"
     )

@@ -31,8 +31,6 @@ class CE(Method):
     L = 1/B sum_i -log softmax(F(x_i; theta))_{y_i}
     """
 
-    trusts_given_labels = True
-
     step = _cross_entropy_step
 
 

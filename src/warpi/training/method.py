@@ -57,7 +57,6 @@ class Method(ABC):
     least_meta_batch: ClassVar[int] = 1  # smallest trusted batch that a step can use
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; reports mark it
     noise_rate_field: ClassVar[str] = ""  # the field in which a user may set the noise rate
-    trusts_given_labels: ClassVar[bool] = False  # learns every given label as if it were right; `audit` warns
     resumes_mid_epoch: ClassVar[bool] = True  # False if `epoch` keeps state between steps besides that of its loaders
     trains_network: ClassVar[bool] = True  # False if `epoch` fits models without steps of gradient descent
     for_tables: ClassVar[dict[str, Any]] = {}  # hyper-parameters that suit tables better than the paper's
