@@ -2,7 +2,9 @@
 
 import csv
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from warpi.audit.checked_labels import collect_row_checks
 from warpi.audit.decisions import Choice, Store
 from warpi.audit.label_scores import posterior
 from warpi.audit.make_audit import audit
-from warpi.audit.result import read_audit
-from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks
+from warpi.audit.rates import estimate_rate
+from warpi.audit.result import Audit, CheckedPairs, read_audit
+from warpi.audit.use_checks import MIN_PAIRS, Pairs, choose_labels, combine_with_checks, count_wrong_labels
 from warpi.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -96,3 +99,52 @@ def test_audit_with_a_filled_list(tmp_path: Path) -> None:
     stored = read_audit(run.path)
     np.testing.assert_array_equal(stored.posterior, after.posterior)
     assert (after.suggested == y).mean() >= (before.suggested == y).mean()
+
+
+def test_numbers_of_wrong_labels_with_intervals() -> None:
+    """The interval after the correction contains the number of labels that are wrong although the audit chose them."""
+    rng = np.random.default_rng(1)
+    n, covered, widths = 1500, [], []
+    for draw in range(20):
+        p = rng.dirichlet(np.full(K, 0.3), n)
+        true = np.array([rng.choice(K, p=row) for row in p])
+        given = np.where(rng.random(n) < 0.3, (true + 1) % K, true)
+        at = rng.choice(n, 120, replace=False)
+        random = np.arange(120) < 90
+        checked = Pairs(p[at], given[at], true[at], random, np.ones(120))
+        none = Pairs(p[:0], given[:0], true[:0], random[:0], np.ones(0))
+        found = combine_with_checks(p, given, T, at, checked, none, None)
+        rate = {**asdict(estimate_rate(found.checks)), "level": 0.9}
+        result = make_result(p, given, found.q, found.pairs, rate)
+        label = choose_labels(found.q, given)
+        before, after = count_wrong_labels(result, label)
+        numbers = (given != true).sum(), (label != true).sum()
+        assert after.low is not None
+        assert after.high is not None
+        covered.append([r.low <= k <= r.high for r, k in zip((before, after), numbers, strict=True)])  # type: ignore[operator]
+        widths.append((after.high - after.low) / n)
+        assert draw or after.rate < before.rate / 2
+    assert np.mean(covered) >= 0.8
+    assert np.mean(widths) < 0.1
+
+
+def make_result(p: np.ndarray, given: np.ndarray, q: np.ndarray, pairs: CheckedPairs, rate: dict[str, Any]) -> Audit:
+    n = len(p)
+    facts = {"noise_rate": rate, "trusted_accuracy": None, "probabilities": "", "uncertainty": ""}
+    judged = q.argmax(1), 1 - q[np.arange(n), given], q[np.arange(n), given], q.argmax(1) != given
+    return Audit(np.arange(n), given, *judged, np.zeros(n), p, T, ("a", "b", "c"), (rate,) * 3, facts, q, pairs)
+
+
+def test_checked_pairs_are_stored(tmp_path: Path) -> None:
+    at = np.arange(30)
+    found = combine_with_checks(P, GIVEN, T, at, pairs(at), pairs(at[:0]), None)
+    rate = {"n": N, "rate": 0.3, "low": 0.2, "high": 0.4, "checked": 30, "level": 0.9}
+    result = make_result(P, GIVEN, found.q, found.pairs, rate)
+    result.save(tmp_path)
+    stored = read_audit(tmp_path)
+    assert stored.pairs is not None
+    for one, other in zip(stored.pairs, found.pairs, strict=True):
+        np.testing.assert_array_equal(one, other)
+    replace(result, pairs=found.pairs._replace(position=found.pairs.position + N)).save(tmp_path)
+    with pytest.raises(UserError, match="checked rows do not fit"):
+        read_audit(tmp_path)

@@ -75,13 +75,19 @@ def test_suggestions_and_decisions(items: Items, p: np.ndarray) -> None:
     every = apply_corrections(items, audit, {})
     assert every.changed_by == ("audit", "audit", "", "", "", "", "", "")
     assert every.label[:2].tolist() == [2, 2]
-    assert every.expected_wrong == pytest.approx((0.97 + 0.7 + 6 * 0.1, 0.05 + 0.4 + 6 * 0.1))
+    assert every.before.rate == pytest.approx(8 * 0.1)  # the noise rate of the audit
+    assert every.after.rate == pytest.approx(0.05 + 0.4 + 6 * 0.1)
+    assert every.after.low is None
+    assert "model alone" in str(every)
     sure = apply_corrections(items, audit, {}, above=0.9)
     assert sure.changed_by[:2] == ("audit", "")
     decided = apply_corrections(items, audit, decide(0, "a") | decide(5, "b"))  # row 0 keeps its label
     assert decided.changed_by == ("", "audit", "", "", "", "person", "", "")
     assert decided.probability[[0, 5]].tolist() == [1, 1]
-    assert str(decided).startswith("2 of 8 labels changed: 1 by a person, 1 by the audit; expected")
+    assert decided.after.rate == pytest.approx(0.4 + 5 * 0.1)
+    assert str(decided).startswith("2 of 8 labels changed: 1 by a person, 1 by the audit\nwrong labels: about 1 before")
+    accepted = {1: Decision(1, 1, "change", "a", "t", "now", "b", "auto-1")}
+    assert apply_corrections(items, audit, accepted, above=0.9).changed_by[:2] == ("audit", "audit")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

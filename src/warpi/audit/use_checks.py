@@ -106,27 +106,29 @@ def choose_labels(q: Floats, given: Ints, above: float = 0.0) -> Ints:
     return np.where((best != given) & (q[np.arange(len(q)), best] > above), best, given)
 
 
-def count_wrong_labels(audit: Audit, above: float = 0.0, level: float = 0.9) -> tuple[Rate, Rate]:
-    """How many of the audited labels are wrong, before and after they are corrected (`rate` and limits are numbers).
+def count_wrong_labels(audit: Audit, label: Ints, above: float = 0.0, level: float = 0.9) -> tuple[Rate, Rate]:
+    """How many of the audited labels are wrong before, and after they are replaced by `label` [n].
 
-    Rows that a person has checked are right afterwards. For the others, the random checks tell how many labels would
-    be wrong if they had been corrected by the same rule without their check.
+    `rate` and the limits are numbers of rows. Rows that a person has checked are right afterwards. For the others, the
+    random checks tell how many labels would be wrong if they were corrected by the same rule without being checked.
     """
     n, given = len(audit), audit.given
-    pairs = audit.pairs
-    before = _scale(Rate(**{name: audit.facts["noise_rate"].get(name) for name in Rate.__annotations__}), n)
+    noise_rate = audit.facts["noise_rate"]
+    before = Rate(n, noise_rate["rate"], noise_rate["low"], noise_rate["high"], noise_rate.get("checked", 0))
+    if noise_rate.get("level") is None:  # an older audit, whose interval does not rest on checks
+        before = replace(before, low=None, high=None)
     q = audit.posterior.copy()
+    pairs = audit.pairs
     if pairs is None:
-        label = choose_labels(q, given, above)
-        return before, Rate(n, float((1 - q[np.arange(n), label]).sum()), None, None, 0)
+        return _scale(before, n), Rate(n, float((1 - q[np.arange(n), label]).sum()), None, None, 0)
     inside = pairs.position >= 0
-    q[pairs.position[inside]] = pairs.q[inside]
     pair_label = choose_labels(pairs.q, pairs.given, above)
-    checks = make_checks(pairs, given, choose_labels(q, given, above), q, pair_label)
-    known = int((checks.is_wrong & inside).sum())
-    after = _scale(estimate_rate(checks, level), n)
-    shifted = [None if end is None else min(max(0.0, end - known), n) for end in (after.rate, after.low, after.high)]
-    return before, replace(after, rate=shifted[0] or 0.0, low=shifted[1], high=shifted[2])
+    label = label.copy()
+    label[pairs.position[inside]] = pair_label[inside]
+    q[pairs.position[inside]] = pairs.q[inside]
+    checks = make_checks(pairs, given, label, q, pair_label)
+    corrected = int((checks.is_wrong & inside).sum())  # by people
+    return _scale(before, n), shift_number(_scale(estimate_rate(checks, level), n), -corrected)
 
 
 def _scale(rate: Rate, n: int) -> Rate:
@@ -154,3 +156,9 @@ def neighbor_votes(train: Split, row: Ints, y: Ints, trusted: Split | None, posi
     mean, std = values[: len(row)].mean(0), values[: len(row)].std(0)
     standardized = (values - mean) / torch.where(std > 1e-12, std, torch.inf)
     return count_votes(standardized.numpy(), y, K, others=len(values) - len(row))
+
+
+def shift_number(number: Rate, by: float) -> Rate:
+    """Add to a number of rows and to its limits. None of them becomes negative."""
+    low, high = (None if end is None else max(0.0, end + by) for end in (number.low, number.high))
+    return replace(number, rate=max(0.0, number.rate + by), low=low, high=high)

@@ -12,14 +12,16 @@ import numpy as np
 import torch
 
 from warpi.audit.decisions import Decision, Store
+from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit
+from warpi.audit.use_checks import choose_labels, count_wrong_labels, shift_number
 from warpi.data.numeric import Columns
 from warpi.datasets.columns.raw import read_parquet
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
-from warpi.review.corrected_labels import final_labels
+from warpi.review.corrected_labels import accepted_labels, final_labels
 from warpi.review.export import next_folder
 from warpi.review.items import Floats, Ints, Items
 from warpi.review.open import open_run
@@ -38,21 +40,30 @@ class Corrections:
     label: Ints  # [N] new labels
     changed_by: tuple[str, ...]  # [N] "person" or "audit"; "" if the label is unchanged
     probability: Floats  # [N] that the new label is right: 1 if a person has checked it, NaN if nothing is known
-    probability_before: Floats  # [N] the same for the given label
+    before: Rate  # number of wrong labels among all rows about which something is known
+    after: Rate
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, without defaults
-
-    @property
-    def expected_wrong(self) -> tuple[float, float]:
-        """The expected number of wrong labels before and after, among the rows about which something is known."""
-        return tuple(float(np.nansum(1 - p)) for p in (self.probability_before, self.probability))  # type: ignore[return-value]
 
     def __str__(self) -> str:
         counts = Counter(self.changed_by)
-        before, after = self.expected_wrong
-        return (
+        changed = (
             f"{counts[PERSON] + counts[AUDIT]} of {len(self.label)} labels changed: {counts[PERSON]} by a person, "
-            f"{counts[AUDIT]} by the audit; expected number of wrong labels: {before:.0f} before, {after:.0f} after"
+            f"{counts[AUDIT]} by the audit"
         )
+        return f"{changed}\nwrong labels: {_describe(self.before)} before, {_describe(self.after)} after{self._basis()}"
+
+    def _basis(self) -> str:
+        if self.after.low is not None:
+            return f"; 90 % intervals, from {self.after.checked} random checks"
+        return (
+            f"; expected by the model alone, which can be far off: with {MIN_CHECKS} random checks or more there is an "
+            "interval (warpi pick, warpi review)"
+        )
+
+
+def _describe(rate: Rate) -> str:
+    interval = "" if rate.low is None or rate.high is None else f" ({rate.low:.0f} to {rate.high:.0f})"
+    return f"about {rate.rate:.0f}{interval}"
 
 
 def correct(run: Path | str, above: float = 0.0, device: str = "auto", decisions: Path | None = None) -> Corrections:
@@ -81,21 +92,34 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
     label = items.given.copy()
     changed_by = np.full(N, "", dtype=object)
     probability = np.full(N, np.nan)
-    before = np.full(N, np.nan)
     q = audit.posterior
+    label[audit.row] = choose_labels(q, audit.given, above)
+    for row, k in accepted_labels(items, decisions).items():
+        label[row] = k
+    changed_by[label != items.given] = AUDIT
     at = np.arange(len(audit))
-    suggested = q.argmax(1)
-    take = (suggested != audit.given) & (q[at, suggested] > above)
-    label[audit.row] = np.where(take, suggested, audit.given)
-    changed_by[audit.row] = np.where(take, AUDIT, "")
     probability[audit.row] = q[at, label[audit.row]]
-    before[audit.row] = q[at, audit.given]
-    for row, k in final_labels(items, decisions).items():
+    before, after = count_wrong_labels(audit, label[audit.row], above)
+    judged = {row: i for i, row in enumerate(audit.row.tolist())}
+    known = final_labels(items, decisions)
+    in_audit = {}
+    if audit.pairs is not None:
+        inside = audit.pairs.position >= 0
+        in_audit = dict(
+            zip(audit.row[audit.pairs.position[inside]].tolist(), audit.pairs.true[inside].tolist(), strict=True)
+        )
+    n_wrong, removed = 0, 0.0  # among rows that are not audited; by decisions that the audit does not know
+    for row, k in (in_audit | known).items():
+        if row not in judged:
+            n_wrong += int(k != items.given[row])
+        elif row not in in_audit:
+            removed += 1 - q[judged[row], label[row]]
         label[row] = k
         changed_by[row] = PERSON if k != items.given[row] else ""
         probability[row] = 1.0
-        before[row] = float(k == items.given[row])
-    return Corrections(items, label, tuple(changed_by), probability, before)
+    return Corrections(
+        items, label, tuple(changed_by), probability, shift_number(before, n_wrong), shift_number(after, -removed)
+    )
 
 
 def write_corrections(corrections: Corrections, path: Path) -> str:
