@@ -24,6 +24,7 @@ from warpi.autodiff.memory_format import to_channels_last
 from warpi.autodiff.passes import PassConfig, configure_passes
 from warpi.data.augment import distort
 from warpi.functional.losses import cross_entropy
+from warpi.methods.registry import METHODS
 from warpi.methods.warpi_plus import WarPIPlus
 from warpi.nets.fastnet import FastNet
 from warpi.runs.run import Run, fitting
@@ -66,6 +67,35 @@ RUNS: dict[str, dict[str, Any]] = {
     "ce_c100_clean": {**CE, "data": "cifar100"},
     "ce_clean_long": {**CE, "epochs": 480},
 }
+# Other methods without trusted images; their authors' schedules are compressed to about five H200 minutes. With several
+# loss terms, half the learning rate and twice the weight decay keep the relative change of the weights per step.
+SEVERAL_TERMS: dict[str, Any] = {"meta": 0, "lr": 0.1, "weight_decay": 1e-3}
+SOP: dict[str, Any] = {"method": "sop", "meta": 0, "epochs": 300}
+SOP_PLUS: dict[str, Any] = {"method": "sop_plus", "meta": 0, "epochs": 280}
+PROMIX: dict[str, Any] = {
+    "method": "promix",
+    "epochs": 85,
+    "warm_up": 5.0,
+    "follow": 0.9986,
+    "tau": 0.95,
+    **SEVERAL_TERMS,
+}
+DISC: dict[str, Any] = {"method": "disc", "epochs": 150, "warm_up": 11.0, "memory": 0.9867, **SEVERAL_TERMS}
+TRUSTED: dict[str, Any] = {"meta": 1000, "use_trusted": True}
+RUNS |= {
+    "sop_random1": {**SOP, "noise": "given:random1"},
+    "sop_plus_random1": {**SOP_PLUS, "noise": "given:random1"},
+    "sop_plus_flip": {**SOP_PLUS, "noise": "flip:0.4"},
+    "sop_plus_random1_trusted": {**SOP_PLUS, "noise": "given:random1", **TRUSTED},
+    "promix_random1": {**PROMIX, "noise": "given:random1"},
+    "promix_random1_tau99": {**PROMIX, "noise": "given:random1", "tau": 0.99},
+    "promix_random1_trusted": {**PROMIX, "noise": "given:random1", **TRUSTED},
+    "promix_flip": {**PROMIX, "noise": "flip:0.4", "confidence_penalty": 1.0},
+    "promix_flip_trusted": {**PROMIX, "noise": "flip:0.4", "confidence_penalty": 1.0, **TRUSTED},
+    "promix_uniform": {**PROMIX, "noise": "uniform:0.6", "rho": 0.4},
+    "disc_random1": {**DISC, "noise": "given:random1"},
+    "disc_flip": {**DISC, "noise": "flip:0.4", "memory": 0.934},
+}
 SMOKE = ("ce_clean", "plus_random1", "plus_flip_v")
 COMMON: dict[str, Any] = {"data": "cifar10", "recipe": "strong", "val": 0.0, "checkpoint_epochs": 10**6}
 
@@ -91,8 +121,8 @@ def main() -> None:
     cache = DataCache()
     for seed in given.seeds:
         for name in given.runs or SMOKE:
-            plus = RUNS[name]["method"] == "warpi_plus"
-            usable = {key: value for key, value in settings.items() if key != "warm_up" or plus}
+            warms_up = hasattr(METHODS[RUNS[name]["method"]], "warm_up")
+            usable = {key: value for key, value in settings.items() if key != "warm_up" or warms_up}
             try:
                 options = {**RUNS[name], **usable, "seed": seed}
                 run_one(given.out, f"{name}_seed{seed}", options, given.root, deadline, cache)

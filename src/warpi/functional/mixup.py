@@ -39,6 +39,27 @@ def mixup(x: Tensor, q: Tensor, alpha: float, generator: Generator, *, keep_own:
     return mix(x, order, weight), mix(q, order, weight)
 
 
+def mixup_selected(x: Tensor, q: Tensor, selected: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Mixup among the selected examples only, with max(lambda, 1 - lambda).  x [B, ...], q [B, K], selected [B]
+
+    The result has B examples, so that its shape is fixed: if fewer are selected, they occur more than once, with
+    different partners. If none is selected, an arbitrary example takes their place.
+    """
+    weight = beta(alpha, generator)
+    weight = torch.maximum(weight, 1 - weight)
+    own = draw_selected(selected, generator)
+    other = draw_selected(selected, generator)
+    return weight * x[own] + (1 - weight) * x[other], weight * q[own] + (1 - weight) * q[other]
+
+
+def draw_selected(selected: Tensor, generator: Generator) -> Tensor:
+    """The positions of the selected examples in random order, repeated until there are B.  [B], 0 or 1 -> [B]"""
+    u = torch.rand(len(selected), generator=generator, device=generator.device)
+    order = torch.where(selected > 0, u, u + 1).argsort()  # the selected ones first
+    n = (selected > 0).sum().clamp_min(1)
+    return order[torch.arange(len(selected), device=selected.device) % n]
+
+
 def sharpen(p: Tensor, temperature: float) -> Tensor:
     """p_k^(1/T) / sum_j p_j^(1/T): T = 1 leaves p as it is, T -> 0 makes it one-hot.  [B, K]"""
     powers = (p / p.amax(-1, keepdim=True)) ** (1 / temperature)  # the largest is 1, so the sum does not underflow

@@ -12,6 +12,7 @@ from warpi.methods.co_teaching import CoTeaching
 from warpi.methods.co_teaching_plus import CoTeachingPlus
 from warpi.methods.d2l import D2L
 from warpi.methods.decoupling import Decoupling
+from warpi.methods.disc import DISC
 from warpi.methods.dividemix import DivideMix
 from warpi.methods.dmi import DMI, DMINS
 from warpi.methods.dmlp import DMLP
@@ -37,11 +38,13 @@ from warpi.methods.noiserank import NoiseRank
 from warpi.methods.pencil import PENCIL
 from warpi.methods.plain import CE, CleanOnly, FineTune
 from warpi.methods.plc import PLC
+from warpi.methods.promix import ProMix
 from warpi.methods.ptd import PTD
 from warpi.methods.robust_losses import GCE, MAE, SCE, Bootstrap, Focal, LabelSmoothing, TruncatedGCE
 from warpi.methods.s_model import SModel
 from warpi.methods.selfie import SELFIE
 from warpi.methods.smp import SMP
+from warpi.methods.sop import SOP, SOPPlus
 from warpi.methods.t_revision import TRevision
 from warpi.methods.vri import VRI
 from warpi.methods.wann import WANN
@@ -89,6 +92,7 @@ METHODS: dict[str, Method] = {
     "vri": VRI(),
     # semi-supervised
     "dividemix": DivideMix(),
+    "promix": ProMix(),
     "warpi_plus": WarPIPlus(),
     # sample selection
     "decoupling": Decoupling(),
@@ -98,6 +102,7 @@ METHODS: dict[str, Method] = {
     "mentornet_pd": MentorNetPD(),
     "mentornet_dd": MentorNetDD(),
     "selfie": SELFIE(),
+    "disc": DISC(),
     # label refinement and early learning
     "cdr": CDR(),
     "plc": PLC(),
@@ -111,6 +116,8 @@ METHODS: dict[str, Method] = {
     "dmlp": DMLP(),
     "elr": ELR(),
     "elr_plus": ELRPlus(),
+    "sop": SOP(),
+    "sop_plus": SOPPlus(),
     "cleannet": CleanNet(),
     "cal": CAL(),
 }

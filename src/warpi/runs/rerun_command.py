@@ -18,7 +18,8 @@ _METHODS = (
     "auto ce clean_only fine_tune mae gce gce_truncated sce focal bootstrap_soft bootstrap_hard label_smoothing mixup "
     "forward backward glc s_model t_revision dmi dmi_ns lccn ptd masking l2rw mwnet mlc_wang mlc mslc mlnt gdw "
     "warpi warpi_detc warpi_plus emlc vri dividemix decoupling co_teaching co_teaching_plus jocor mentornet_pd "
-    "mentornet_dd selfie cdr plc pencil m_correction d2l limit smp noiserank elr elr_plus cleannet cal wann dmlp"
+    "mentornet_dd selfie cdr plc pencil m_correction d2l limit smp noiserank elr elr_plus cleannet cal wann dmlp "
+    "sop sop_plus promix disc"
 )
 _NETS = "mlp mlp_plain linear conv4 resnet20 resnet32 resnet18 preact18 fastnet wrn28_10 resnet50"
 BUILTIN = {"METHODS": frozenset(_METHODS.split()), "NETS": frozenset(_NETS.split())}

@@ -185,8 +185,8 @@ class Method(ABC):
 
     @property
     def uses_trusted(self) -> bool:
-        """Whether training uses the trusted examples. Override it in a method that can do without them."""
-        return self.needs_meta
+        """Whether training uses the trusted examples: always, or if there are any and `use_trusted` is set."""
+        return self.needs_meta or (getattr(self, "use_trusted", False) and self.task.meta is not None)
 
     @property
     def average_decay(self) -> float:
@@ -259,6 +259,15 @@ def evaluating(nets: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, training in modules:
             module.training = training
+
+
+def add_trusted(method: Method, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Views and labels of a batch, followed by those of a trusted batch if the method uses trusted examples."""
+    if not method.uses_trusted:
+        return batch.views, batch.y
+    trusted = method.meta_loader.draw()
+    views = tuple(torch.cat(pair) for pair in zip(batch.views, trusted.views, strict=True))
+    return views, torch.cat([batch.y, trusted.y])
 
 
 def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
