@@ -10,6 +10,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from warpi.functional.gaussian import DiagGaussian
 from warpi.functional.losses import cross_entropy, rectified_cross_entropy
+from warpi.functional.mixup import balanced_partners
 
 SOME = settings(max_examples=15, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -115,3 +116,15 @@ def test_rectified_cross_entropy_of_huge_logits_is_finite() -> None:
     loss, u = rectified_cross_entropy(v, torch.tensor([[1e4, -1e4], [1e4, -1e4]]), torch.tensor([0, 1]))
     torch.testing.assert_close(loss, torch.tensor(1e4))
     torch.testing.assert_close(u, torch.tensor([[0.0, 0.0], [0.5, -0.5]]))
+
+
+def test_balanced_partners_are_drawn_equally_from_both_groups() -> None:
+    generator = torch.Generator().manual_seed(0)
+    group = (torch.arange(400) < 40).float()  # a tenth of the examples
+    partner = torch.stack([balanced_partners(group, generator) for _ in range(50)])  # 20,000 draws
+    assert 0.48 < group[partner].mean().item() < 0.52
+    counts = torch.bincount(partner.flatten(), minlength=400).float()
+    assert counts[:40].min() > 150
+    assert 5 < counts[40:].min() < counts[40:].max() < 70
+    for empty in (torch.zeros(8), torch.ones(8)):
+        assert set(balanced_partners(empty.repeat(30), generator).tolist()) <= set(range(240))

@@ -13,7 +13,7 @@ from warpi.errors import UserError
 from warpi.functional import losses
 from warpi.functional.mixup import beta, mixup, partners, sharpen
 from warpi.functional.selection import best_cut, two_gaussians
-from warpi.methods.dividemix import DivideMix
+from warpi.methods.dividemix import DivideMix, published_lambda_u
 from warpi.methods.mixup import Mixup
 from warpi.methods.registry import make_method
 from warpi.methods.robust_losses import GCE, SCE, Bootstrap, Focal, LabelSmoothing, TruncatedGCE
@@ -431,15 +431,51 @@ def test_weight_of_unlabeled_examples_rises(tiny: TaskAndTruth) -> None:
 def test_weight_of_unlabeled_examples_depends_on_the_number_of_classes() -> None:
     """The published error is a mean over the classes: a completely wrong guess costs 2 / K."""
 
-    def cost(n_classes: int, shape: tuple[int, ...]) -> float:
-        options = {"lambda_u": DivideMix().lambda_u}
-        options |= {k[10:]: v for k, v in defaults_for(shape, n_classes).items() if k == "DivideMix.lambda_u"}
+    def cost(lambda_u: float, n_classes: int) -> float:
         z, guess = 100 * losses.one_hot(torch.tensor([0]), n_classes), losses.one_hot(torch.tensor([1]), n_classes)
-        return options["lambda_u"] * float(losses.squared_error(z, guess)[0])
+        return lambda_u * float(losses.squared_error(z, guess)[0])
 
-    for shape in ((4,), (3, 32, 32), (3, 224, 224)):
-        assert [cost(k, shape) for k in (2, 3, 9, 10)] == pytest.approx([cost(10, shape)] * 4)
-        assert cost(100, shape) == pytest.approx(cost(10, shape) / 10)  # the published lambda_u is larger for CIFAR-100
+    for table in (True, False):
+        for k in (2, 3, 9, 10):
+            lambda_u = defaults_for((4,), k)["DivideMix.lambda_u"] if table else published_lambda_u(0.5, k)
+            assert cost(lambda_u, k) == pytest.approx(5)
+    assert [published_lambda_u(0.2, k) for k in (2, 10, 100)] == [0, 0, 25]
+    assert [published_lambda_u(0.5, k) for k in (10, 100)] == [25, 150]
+
+
+@pytest.mark.parametrize("noisy", [0.1, 0.6])
+def test_weight_of_unlabeled_examples_follows_their_fraction(
+    noisy: float, tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = DivideMix(warm_up=1.0)
+    method.start(tiny[0], replace(RECIPE, epochs=4))
+    n = method.clean.shape[1]
+    monkeypatch.setattr(method, "divide", lambda: method.clean.copy_((torch.arange(n) > noisy * n).float()))
+    for t in range(3):
+        method.before_epoch(t)
+    method.step(method.loader.draw())
+    assert float(method.full_weight_u) == (0 if noisy == 0.1 else 25)
+    assert (float(method.weight_u) > 0) == (noisy == 0.6)
+
+
+def test_dividemix_with_the_strong_recipe_guesses_with_averaged_networks_from_weak_views(
+    pictures: TaskAndTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = DivideMix(warm_up=1.0)
+    recipe = replace(RECIPE, net="conv4", average=0.9, augment="strong", batch_size=16)
+    method.start(pictures[0], recipe)
+    assert method.loader.split.examples.strong_views == (1,)  # type: ignore[attr-defined]
+    for _ in method.epoch(0):
+        method.update_averages(5)
+    method.before_epoch(1)
+    batch = next(method.loader.epoch(1))
+    seen: list[torch.Tensor] = []
+    match = method.match
+    monkeypatch.setattr(method, "match", lambda k, *others: seen.append(others[3]) or match(k, *others))
+    expected = [net(batch.views[0]).softmax(1) for net in method.averaged_nets]
+    method.step(batch)
+    for p, own in zip(expected, seen, strict=True):
+        torch.testing.assert_close(own, p.detach())
 
 
 def test_step_of_dividemix_without_mixup_agrees_with_loops(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,7 +530,7 @@ def test_batch_norm_of_dividemix_sees_unmixed_examples(tiny: TaskAndTruth) -> No
     (own,) = (m for m in method.nets[0].modules() if isinstance(m, nn.BatchNorm1d))
     assert own.running_var is not None
     share = float(own.running_var.sum() / batch.x.flatten(1).var(0).sum())
-    assert 0.65 < share < 0.85, "the mean of a plain batch and a mixed one"
+    assert 0.75 < share < 0.9, "the mean of two plain batches and a mixed one"
 
 
 def test_dividemix_accepts_batches_without_labeled_or_unlabeled_examples(tiny: TaskAndTruth) -> None:

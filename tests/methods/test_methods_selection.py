@@ -533,6 +533,23 @@ def test_averaging_of_elr_plus_ramps_up(tiny: TaskAndTruth) -> None:
         assert method.progress.item() == pytest.approx(min(1.0, (t + 1) * steps / (2 * steps)))
 
 
+def test_elr_plus_uses_the_averaged_weights_of_the_recipe(pictures: TaskAndTruth) -> None:
+    """With the strong recipe, a weak view fills the memory, and the recipe's averages replace its own."""
+    recipe = replace(RECIPE, net="conv4", batch_size=16, average=0.9, augment="strong")
+    method = ELRPlus()
+    method.start(pictures[0], recipe)
+    assert method.averages == []
+    batch = next(method.loader.epoch(0))
+    assert len(batch.views) == 2
+    for k in (0, 1):
+        torch.nn.init.normal_(method.averaged_nets[k].fc.weight)  # type: ignore[arg-type, union-attr]
+    p = [net(batch.views[0]).detach().softmax(1).clamp(1e-4, 1 - 1e-4) for net in method.averaged_nets]
+    method.step(batch)
+    for k in (0, 1):
+        expected = 0.3 * p[1 - k] / p[1 - k].sum(1, keepdim=True)
+        torch.testing.assert_close(method.memories[k][batch.rows], expected)
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,17 @@ def partners(n: int, generator: Generator) -> Tensor:
     return torch.rand(n, generator=generator, device=generator.device).argsort()
 
 
+def balanced_partners(group: Tensor, generator: Generator) -> Tensor:
+    """For each example a random partner, drawn with equal probability from group 1 and group 0.  [n] of 0, 1 -> [n]
+
+    Partners are drawn with replacement. If a group is empty, all are from the other one.
+    """
+    weight = group / group.sum().clamp_min(1) + (1 - group) / (1 - group).sum().clamp_min(1)
+    upper = weight.double().cumsum(0)
+    u = torch.rand(len(group), generator=generator, device=generator.device, dtype=torch.float64)
+    return torch.searchsorted(upper, u * upper[-1], right=True).clamp_max(len(group) - 1)
+
+
 def mix(a: Tensor, order: Tensor, weight: Tensor) -> Tensor:
     """weight a_i + (1 - weight) a_order(i), for inputs or targets.  a [B, ...]"""
     return weight * a + (1 - weight) * a[order]

@@ -81,7 +81,7 @@ class DMINS(Method):
 
     def before_epoch(self, t: int) -> None:
         if t >= self.switch and not self.taught:
-            rows, z = predict_rows(self.net, self.task.train)
+            rows, z = predict_rows(self.predictors[0], self.task.train)
             self.labels[rows] = z.argmax(1)
             restart(self)
             self.taught = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from warpi.autodiff.inference import infer
 from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, one_hot, soft_cross_entropy
 from warpi.functional.mixup import beta, mix, partners
@@ -52,7 +53,8 @@ class ELRPlus(Method):
         L   = 1/B sum_i CE(p~_i, y~_i) + lambda log(1 - <p~_i, t~_i>)      p~_i = softmax(F(x~_i; w_own))
         v   <- gamma_s v + (1 - gamma_s) w,                                gamma_s = gamma exp(-5 (1 - s/S)^2)
 
-    for each network; gamma_s rises over the first S steps and equals gamma afterwards.
+    for each network; gamma_s rises over the first S steps and equals gamma afterwards. If the recipe averages weights,
+    v are those of the recipe. With strong augmentation, a weak view fills the memory, and a strong view is learned.
 
     Differs from the published code: both networks see the same batches, one after the other; S is a fraction of the
     steps (published: 40,000 of 78,000); labels are not sharpened by the memory (published: on CIFAR-100 only).
@@ -69,9 +71,12 @@ class ELRPlus(Method):
     averaging: float = setting(0.997, "fraction gamma of the averaged weights kept per step", low=0, high=1)
     ramp_up: float = setting(0.5, "fraction of the steps in which gamma rises to its full value", low=0, high=1)
 
+    def plan_views(self, strong: bool) -> tuple[int, tuple[int, ...]]:
+        return (2, (1,)) if strong else (1, ())
+
     def create_state(self) -> None:
         task = self.task
-        self.averages = [deepcopy(net).requires_grad_(False) for net in self.nets]  # v
+        self.averages = [] if self.average_decay else [deepcopy(net).requires_grad_(False) for net in self.nets]  # v
         self.memories = torch.zeros(2, len(task.train), task.n_classes, device=task.device)  # [2, N, K] t
         self.progress = torch.zeros((), device=task.device)  # s / S
 
@@ -79,16 +84,24 @@ class ELRPlus(Method):
         y = one_hot(batch.y, self.task.n_classes)
         losses = []
         for k, net in enumerate(self.nets):
-            with torch.no_grad():
-                t = update_memory(self.memories[k], batch.rows, self.averages[1 - k](batch.x), self.beta)
+            t = update_memory(self.memories[k], batch.rows, self.predict_averaged(1 - k, batch.x), self.beta)
             b = beta(self.alpha, self.generator)
             order = partners(len(y), self.generator)
-            x, q, t = (mix(a, order, torch.maximum(b, 1 - b)) for a in (batch.x, y, t))
+            x, q, t = (mix(a, order, torch.maximum(b, 1 - b)) for a in (batch.views[-1], y, t))
             z = net(x)
             loss = (soft_cross_entropy(z, q) + self.strength * memory_regularizer(z, t)).mean()
             losses.append(descend(loss, self.optimizers[k]))
-        self.average()
+        if not self.average_decay:
+            self.average()
         return {"loss": (losses[0] + losses[1]) / 2}
+
+    @torch.no_grad()
+    def predict_averaged(self, k: int, x: Tensor) -> Tensor:
+        """Logits of the averaged weights of network k.  [B, K]"""
+        if self.average_decay:
+            return infer(self.averaged_nets[k], x)
+        z: Tensor = self.averages[k](x)
+        return z
 
     @torch.no_grad()
     def average(self) -> None:

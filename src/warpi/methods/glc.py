@@ -48,7 +48,7 @@ class GLC(Method):
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.measured:
             assert self.task.meta is not None
-            rows, z = predict_rows(self.net, self.task.meta)
+            rows, z = predict_rows(self.predictors[0], self.task.meta)
             self.C.copy_(from_trusted(z.softmax(1), self.task.meta.y[rows]))
             restart(self)
             self.measured = True

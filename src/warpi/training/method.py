@@ -90,9 +90,9 @@ class Method(ABC):
         self.generator = generator(seed, "method", device=device)
         if self.average_decay:
             self.averaged_nets = [deepcopy(net).requires_grad_(False).eval() for net in self.nets]
-        strong = self.strong_views or (tuple(range(self.n_views)) if recipe.augment == "strong" else ())
+        n_views, strong = self.plan_views(recipe.augment == "strong")
         train = task.train.with_strong_views(strong)
-        self.loader = Loader(train, recipe.batch_size, derive(seed, "train batches"), views=self.n_views)
+        self.loader = Loader(train, recipe.batch_size, derive(seed, "train batches"), views=n_views)
         if task.meta is not None:
             trusted = task.meta.with_strong_views(strong)
             trusted_seed = derive(seed, "meta batches")
@@ -101,6 +101,13 @@ class Method(ABC):
 
     def create_state(self) -> None:  # noqa: B027 (most methods have none)
         """Create the state of this method, given `self.task`, `self.recipe` and the networks. Override it."""
+
+    def plan_views(self, strong: bool) -> tuple[int, tuple[int, ...]]:
+        """The number of views of each training example, and which of them are augmented strongly.
+
+        `strong` is true with `--augment strong`. Override it in a method that then needs weak views as well.
+        """
+        return self.n_views, self.strong_views or (tuple(range(self.n_views)) if strong else ())
 
     def check(self, task: Task) -> None:
         """Raise if the task lacks something that this method needs."""

@@ -32,8 +32,12 @@ def reset_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def restart(method: Method, *, reinitialize: bool = True) -> None:
-    """Reset the optimizer of the first network, and its weights to the initial ones if `reinitialize`, in place."""
+    """Reset the optimizer of the first network, and its weights to the initial ones if `reinitialize`, in place.
+
+    Averaged weights are reset with them, because they would keep the first training for some epochs.
+    """
     if reinitialize:
         fresh = method.recipe.make_net(method.task.shape, method.task.n_classes)
-        method.net.load_state_dict(fresh.state_dict())
+        for net in [method.net, *(method.averaged_nets[:1] if method.average_decay else [])]:
+            net.load_state_dict(fresh.state_dict())
     reset_optimizer_state(method.optimizer)
