@@ -24,20 +24,21 @@ from warpi.autodiff.memory_format import to_channels_last
 from warpi.autodiff.passes import PassConfig, configure_passes
 from warpi.data.augment import distort
 from warpi.functional.losses import cross_entropy
+from warpi.methods.plain import CE
 from warpi.methods.registry import METHODS
 from warpi.methods.warpi_plus import WarPIPlus
 from warpi.nets.fastnet import FastNet
 from warpi.runs.run import Run, fitting
 from warpi.runs.spec import DataCache
 
-CE: dict[str, Any] = {"method": "ce", "meta": 0, "epochs": 200}
+PLAIN: dict[str, Any] = {"method": "ce", "meta": 0, "epochs": 200}
 PLUS: dict[str, Any] = {"method": "warpi_plus", "meta": 1000, "epochs": 100}
 FINE: dict[str, Any] = {"data": "cifar100", "noise": "given:noisy"}  # the fine labels of CIFAR-100N
 C100_FLIP: dict[str, Any] = {"data": "cifar100", "noise": "flip:0.4"}
 RUNS: dict[str, dict[str, Any]] = {
-    "ce_clean": CE,
-    "ce_clean_no_mixup": {**CE, "mixup": 0.0, "label_smoothing": 0.1},
-    "ce_random1": {**CE, "noise": "given:random1"},
+    "ce_clean": PLAIN,
+    "ce_clean_no_mixup": {**PLAIN, "mixup": 0.0, "label_smoothing": 0.1},
+    "ce_random1": {**PLAIN, "noise": "given:random1"},
     "plus_random1": {**PLUS, "noise": "given:random1"},
     "plus_flip": {**PLUS, "noise": "flip:0.4"},
     "plus_uniform": {**PLUS, "noise": "uniform:0.6"},
@@ -60,12 +61,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_fine_long": {**PLUS, **FINE, "epochs": 200},
     "plus_c100_flip": {**PLUS, **C100_FLIP},
     "plus_c100_flip_long": {**PLUS, **C100_FLIP, "epochs": 200},
-    "ce_fine": {**CE, **FINE},
-    "ce_c100_flip": {**CE, **C100_FLIP},
+    "ce_fine": {**PLAIN, **FINE},
+    "ce_c100_flip": {**PLAIN, **C100_FLIP},
     "plus_fine_strict": {**PLUS, **FINE, "rho": 0.75, "agreement": 0.98},
     "plus_c100_flip_strict": {**PLUS, **C100_FLIP, "rho": 0.75, "agreement": 0.98},
-    "ce_c100_clean": {**CE, "data": "cifar100"},
-    "ce_clean_long": {**CE, "epochs": 480},
+    "ce_c100_clean": {**PLAIN, "data": "cifar100"},
+    "ce_clean_long": {**PLAIN, "epochs": 480},
 }
 # Other methods without trusted images; their authors' schedules are compressed to about five H200 minutes. With several
 # loss terms, half the learning rate and twice the weight decay keep the relative change of the weights per step.
@@ -95,6 +96,28 @@ RUNS |= {
     "promix_uniform": {**PROMIX, "noise": "uniform:0.6", "rho": 0.4},
     "disc_random1": {**DISC, "noise": "given:random1"},
     "disc_flip": {**DISC, "noise": "flip:0.4", "memory": 0.934},
+}
+# DivideMix and ELR+: the published settings for each kind of noise. `stop` ends a run after some of its epochs.
+DIVIDEMIX: dict[str, Any] = {"method": "dividemix", "meta": 0, "epochs": 90}
+ELR_PLUS: dict[str, Any] = {"method": "elr_plus", "meta": 0, "epochs": 190}
+OF_AUTHORS: dict[str, Any] = {
+    "recipe": None,
+    "net": "preact18",
+    "batch_size": 64,
+    "lr": 0.02,
+    "schedule": "step",
+    "milestones": (0.5,),
+    "precision": "bf16",
+}
+RUNS |= {
+    "dividemix_random1": {**DIVIDEMIX, "noise": "given:random1"},
+    "dividemix_random1_weak": {**DIVIDEMIX, "noise": "given:random1", "augment": "weak"},
+    "dividemix_flip": {**DIVIDEMIX, "noise": "flip:0.4", "lambda_u": 0.0, "confidence_penalty": 1.0},
+    "dividemix_fine": {**DIVIDEMIX, **FINE, "warm_up": 15.0},
+    "dividemix_paper_random1": {**DIVIDEMIX, **OF_AUTHORS, "noise": "given:random1", "epochs": 300, "stop": 20},
+    "elr_plus_random1": {**ELR_PLUS, "noise": "given:random1"},
+    "elr_plus_flip": {**ELR_PLUS, "noise": "flip:0.4", "beta": 0.9, "strength": 1.0},
+    "elr_plus_fine": {**ELR_PLUS, **FINE, "beta": 0.9, "strength": 7.0},
 }
 SMOKE = ("ce_clean", "plus_random1", "plus_flip_v")
 COMMON: dict[str, Any] = {"data": "cifar10", "recipe": "strong", "val": 0.0, "checkpoint_epochs": 10**6}
@@ -139,15 +162,17 @@ def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
+    settings = dict(settings)
+    last = settings.pop("stop", settings["epochs"])
     training = fitting(out / name, root=root, quiet=True, cache=cache, **{**COMMON, **settings})
     history: list[dict[str, float]] = []
     run: Run | None = None
     try:
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and (len(history) < last or last == settings["epochs"]):
             record = next(training)
             if record is not None:
                 history.append(record)
-                left = (settings["epochs"] - len(history)) * record["seconds"]
+                left = (last - len(history)) * record["seconds"]
                 if len(history) == 3 and time.monotonic() + left > deadline:
                     print(f"{name}: would take {left:.0f} s more, which is too long", flush=True)
                     break
@@ -222,8 +247,8 @@ def measure(run: Run) -> dict[str, float]:
     hits = 0
     for batch in truth.test.batches(1000):
         with torch.no_grad():
-            z = learner.predictors[0].eval()(batch.x)
-        hits += int((z.argmax(1) == batch.y).sum())
+            p = torch.stack([net.eval()(batch.x).softmax(1) for net in learner.predictors]).mean(0)
+        hits += int((p.argmax(1) == batch.y).sum())
     scores = {"test_acc_one_view": 100 * hits / len(truth.test)}
     if isinstance(learner, WarPIPlus) and truth.clean is not None:
         y = run.task.train.y
@@ -236,7 +261,8 @@ def measure(run: Run) -> dict[str, float]:
         p = learner.memory
         scores["memory_acc"] = (p.argmax(1) == clean).float().mean().item()
         scores["auroc_wrong"] = auroc(-p.gather(1, y[:, None])[:, 0], ~right)
-    if truth.clean is not None and not torch.equal(truth.clean.cpu(), run.task.train.y.cpu()):
+    with_audit = isinstance(learner, WarPIPlus | CE)
+    if with_audit and truth.clean is not None and not torch.equal(truth.clean.cpu(), run.task.train.y.cpu()):
         began = time.monotonic()
         found = audit(run, save=False)
         true = dict(zip(run.task.train.rows.tolist(), truth.clean.tolist(), strict=True))
