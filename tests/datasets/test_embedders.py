@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from warpi.datasets.embedding.embedders import EMBEDDERS, hash_weights, mean_of_tokens, open_embedder
+from warpi.datasets.embedding.embedders import (
+    EMBEDDERS,
+    hash_weights,
+    mean_of_tokens,
+    open_embedder,
+    remove_last_layer,
+)
 from warpi.errors import UserError
 
 CPU = torch.device("cpu")
@@ -68,6 +74,13 @@ def test_torchvision_removes_the_head(monkeypatch):
     embedder = open_embedder("torchvision:resnet", "images", CPU)
     assert embedder.crop == 224 / 256
     assert embedder.compute(torch.rand(2, 3, 5, 5)).shape == (2, 4)
+
+
+def test_remove_last_layer_keeps_the_rest_of_the_head():
+    net = nn.Module()
+    net.classifier = nn.Sequential(nn.Flatten(1), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1000))
+    remove_last_layer(net)
+    assert net.classifier(torch.rand(2, 2, 2, 2)).shape == (2, 4)
 
 
 class Clip(Net):

@@ -239,10 +239,19 @@ class Features(TensorExamples):
         A column that is constant in `rows` gets an infinite deviation, so that it is also zero in all other rows: the
         weights of such a column are never trained.
         """
-        x = self.x[rows].double()
-        std = x.std(0, correction=0)
-        varies = std > ROUNDING * x.abs().amax(0)
-        return Scale(x.mean(0).to(self.scale.mean), torch.where(varies, std, torch.inf).to(self.scale.std))
+        columns = self.x.flatten(1)  # [N, D]
+        step = max(1, _AT_ONCE // max(len(rows), 1))
+        means, deviations = [], []
+        for start in range(0, max(columns.shape[1], 1), step):
+            x = columns[:, start : start + step][rows].double()
+            std = x.std(0, correction=0)
+            varies = std > ROUNDING * x.abs().amax(0)
+            means.append(x.mean(0))
+            deviations.append(torch.where(varies, std, torch.inf))
+        shape = self.x.shape[1:]
+        return Scale(
+            torch.cat(means).view(shape).to(self.scale.mean), torch.cat(deviations).view(shape).to(self.scale.std)
+        )
 
     def _normalize(self, x: Tensor) -> Tensor:
         return super()._normalize(x).to(torch.get_default_dtype())

@@ -200,9 +200,10 @@ def _read_vectors(table: Table, name: str, column: Any) -> NDArray[Any]:
             f"{table.path}: column {name!r} holds lists {found} of type {inner}; a vector needs the same number of "
             f"numbers in every row; delete it{table.or_drop(name)}"
         )
-    dtype = np.float32 if inner in (pa.float16(), pa.float32()) else np.float64
-    vectors = np.full((len(lengths), int(known[0])), np.nan, dtype=dtype)
-    values = compute.list_flatten(column.drop_null()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    is_single = inner in (pa.float16(), pa.float32())
+    vectors = np.full((len(lengths), int(known[0])), np.nan, dtype=np.float32 if is_single else np.float64)
+    flat = compute.list_flatten(column.drop_null()).cast(pa.float32() if is_single else pa.float64())
+    values = flat.to_numpy(zero_copy_only=False)
     vectors[~np.isnan(lengths)] = values.reshape(-1, int(known[0]))
     return vectors
 

@@ -29,7 +29,7 @@ class _Vectors:
     ) -> None:
         self.listed = listed
         self.embedder = embedder
-        self.rows = rows  # [n]
+        self.rows = rows  # [n] sorted
         self.x = x  # [n, D] float16
         self.hashes = hashes  # [n, 32]
 
@@ -37,9 +37,10 @@ class _Vectors:
         """The vectors of one part (None: of all), and the rows of the source that they belong to."""
         listed = self.listed
         of_part = range(len(listed.inputs)) if part is None else listed.rows_of(part)
-        chosen = np.flatnonzero((self.rows >= of_part.start) & (self.rows < of_part.stop))
+        first, last = np.searchsorted(self.rows, (of_part.start, of_part.stop)).tolist()
+        chosen = slice(first, last)  # the rows are sorted, so no vector is copied
         rows = self.rows[chosen]
-        plain = make_features(self.x[torch.from_numpy(chosen)])
+        plain = make_features(self.x[chosen])
         originals = Originals(tuple(listed.inputs[row] for row in rows.tolist()), listed.root)
         scale = plain.scale
         return Embedded(plain.x, scale, embedder=self.embedder, originals=originals, hashes=self.hashes[chosen]), rows

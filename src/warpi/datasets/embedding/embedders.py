@@ -122,15 +122,28 @@ def _torchvision(name: str, kind: str, device: torch.device) -> Embedder:
         return models.get_model(name, weights=weights), weights.transforms()
 
     net, transform = _fetch(f"torchvision:{name}", get)
-    for head in ("fc", "classifier", "heads", "head"):  # the last layers of the networks of torchvision
-        if hasattr(net, head):
-            setattr(net, head, nn.Identity())
-            break
+    remove_last_layer(net)
     side = transform.crop_size[0]
     crop = side / transform.resize_size[0]
     net = _prepare(net, device)
     mean, std = tuple(transform.mean), tuple(transform.std)
     return Embedder(f"torchvision:{name}", kind, hash_weights(net), net, side, crop, mean, std)
+
+
+def remove_last_layer(net: nn.Module) -> None:
+    """Replace the linear layer that computes the scores of the classes in a network of torchvision.
+
+    Layers before it in the head stay: some heads begin with a normalization or with pooling.
+    """
+    name = next((name for name in ("fc", "classifier", "heads", "head") if hasattr(net, name)), None)
+    if name is None:
+        return
+    head = getattr(net, name)
+    layers = [place for place, layer in head.named_children() if isinstance(layer, nn.Linear)]
+    if layers:
+        setattr(head, layers[-1], nn.Identity())
+    else:
+        setattr(net, name, nn.Identity())
 
 
 def _open_clip(name: str, kind: str, device: torch.device) -> Embedder:
