@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from warpi.auto import fit as auto_fit
 from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.image_files import FileExamples
 from warpi.datasets.digits import digits as read_digits
+from warpi.methods import warpi as warpi_method
 from warpi.training.task import Task, Truth, make_task
 
 torch.set_num_threads(1)  # the last bit of a sum depends on the number of threads
@@ -48,6 +50,13 @@ def read_images_in_the_main_process() -> None:
     init: Any = FileExamples.__init__
     size, _, *others = init.__defaults__  # the second is `workers`
     init.__defaults__ = (size, 0, *others)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fit_small_models() -> None:
+    """Let `auto` grow few trees, and WarPI fit its rectifier in few steps. Tests of their quality restore both."""
+    auto_fit.N_TREES = 20
+    warpi_method.FIT_STEPS = 20
 
 
 @pytest.fixture(scope="session")

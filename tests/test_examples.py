@@ -101,7 +101,7 @@ def test_own_module() -> None:
 
 
 def test_table_csv(tmp_path: Path) -> None:
-    before, after = runpy.run_path(str(ROOT / "examples" / "table_csv.py"))["main"](tmp_path, model="logistic")
+    before, after = runpy.run_path(str(ROOT / "examples" / "table_csv.py"))["main"](tmp_path, model="knn")
     assert before < 62
     assert after > 90
     noisy, corrected = ((tmp_path / name).read_text().splitlines() for name in ("noisy.csv", "corrected.csv"))

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = np.where(rng.random(180) < 0.3, (y + 1) % 3, y)
     np.savez(path / "x.npz", x=x[:150], y=given[:150])
     np.savez(path / "trusted.npz", x=x[150:], y=y[150:])
-    warpi.fit(path / "run", data=str(path / "x.npz"), trusted=str(path / "trusted.npz"), device="cpu", model="logistic")
+    warpi.fit(path / "run", data=str(path / "x.npz"), trusted=str(path / "trusted.npz"), device="cpu", model="knn")
     return path
 
 

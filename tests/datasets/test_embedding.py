@@ -7,13 +7,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 from PIL import Image
 from torch import nn
 
@@ -137,36 +136,33 @@ def test_interrupted_and_continued_is_the_same_as_undisturbed(photos, tmp_path, 
     assert embed(photos, tmp_path / "parts", FailsAfter(0), **options).computed == 0
 
 
-SLOW = """
-import time, sys
-from warpi.data.image_files import FileExamples
-from warpi.datasets.embedding.embed import embed
 class Slow:
+    """An embedder that takes a while for each batch."""
+
     image_size = 16
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
     def __call__(self, x):
-        time.sleep(float(sys.argv[3]))
-        return x.mean((2, 3))
-init = FileExamples.__init__
-init.__defaults__ = (init.__defaults__[0], 0, *init.__defaults__[2:])  # read in this process
-embed(sys.argv[1], sys.argv[2], Slow(), batch_size=2, shard_rows=4)
-"""
+        time.sleep(self.seconds)
+        return brightness(x)
 
 
 def test_a_killed_process_leaves_a_folder_that_continues(photos, tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, "-c", SLOW, str(photos), str(out)]
+    options = {"batch_size": 2, "shard_rows": 4}
     for n_files in (1, 3):
-        process = subprocess.Popen([*command, "0.3"])
+        process = Forked(lambda: embed(photos, out, Slow(0.1), **options) and 0, tmp_path / "log")
         deadline = time.monotonic() + 60
         while len(list(out.glob("shard-*"))) < n_files and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+            time.sleep(0.01)
+        assert process.send(signal.SIGKILL) == -signal.SIGKILL, process.output()
     with pytest.raises(UserError, match="are not complete; continue with: warpi embed"):
         read_dataset(str(out))
     assert len(list(out.glob("shard-*"))) < 5
-    subprocess.run([*command, "0"], check=True)
-    subprocess.run([*command[:4], str(tmp_path / "whole"), "0"], check=True)
+    assert 0 < embed(photos, out, Slow(0), **options).computed < 20
+    embed(photos, tmp_path / "whole", Slow(0), **options)
     for name, values in vectors(tmp_path / "whole").items():
         np.testing.assert_array_equal(vectors(out)[name], values)
     assert vectors(out)["row"].tolist() == list(range(20))

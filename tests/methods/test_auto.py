@@ -270,7 +270,8 @@ def test_images_become_patch_features(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=x[:120], y=np.where(np.arange(120) % 5 == 0, 1 - y[:120], y[:120]))
     np.savez(tmp_path / "trusted.npz", x=x[100:120], y=y[100:120])
     np.savez(tmp_path / "new.npz", x=x[120:], y=y[120:])
-    run = warpi.fit(tmp_path / "run", data=str(tmp_path / "x.npz"), trusted=str(tmp_path / "trusted.npz"), device="cpu")
+    data = {"data": str(tmp_path / "x.npz"), "trusted": str(tmp_path / "trusted.npz")}
+    run = warpi.fit(tmp_path / "run", **data, model="forest", device="cpu")
     assert type(run.method) is Auto
     predictions = predict(tmp_path / "run", tmp_path / "new.npz")  # from the stored patches and models
     assert (predictions.predicted == y[120:]).mean() > 0.9

@@ -182,8 +182,9 @@ def test_warpi_uses_its_parts_and_a_plain_network_on_tables_only(blobs: tuple[Ta
     assert resolve_defaults(METHODS["glc"], defaults_of_task(blobs[0], {}), {})[0].net == "mlp"
 
 
-def test_warpi_starts_its_rectifier_from_the_posterior() -> None:
+def test_warpi_starts_its_rectifier_from_the_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the fit, the rectified loss nearly has the gradient of forward correction."""
+    monkeypatch.setattr("warpi.methods.warpi.FIT_STEPS", 500)
     with seeded(0):
         V = MetaNet(K, 50, "one_hot", torch.nn.Tanh)
     true = torch.arange(300) % K

@@ -1,175 +1,59 @@
 """Processes that are killed at any moment: the run resumes from its last checkpoint and ends as if it had not stopped.
 
-Processes are forked from a server that has imported everything, since importing torch takes seconds. The moments are
-drawn in units of the time that a step takes on this machine.
+The moments are drawn in units of the time that a step takes on this machine.
 """
 
-import contextlib
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from forked import PROC, Forked
 from torch import Tensor
 
+from warpi.cli.app import main
 from warpi.training import checkpoint
 
-PROC = Path("/proc")
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="watches processes through /proc")
 
 EPOCHS = 4
 STEPS = 20  # roughly, per epoch
 FIT = ["fit", "--data", "digits", "--noise", "uniform:0.4", "--method", "warpi", "--threads", "1", "--limit", "300"]
 FIT += ["--batch-size", "8", "--epochs", str(EPOCHS), "--resume"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-SERVER = """
-import json, os, sys, traceback
-from pathlib import Path
-from tempfile import TemporaryDirectory
-import torch
-from warpi.training import checkpoint
-from warpi.cli.app import main
-
-def save_forever(file, n):
-    while True:
-        checkpoint.save(Path(file), {"n": n, "x": torch.full((250_000,), float(n))})
-        n += 1
-
-def work(job):
-    return main(job["argv"]) if "argv" in job else save_forever(job["file"], job["n"])
-
-with TemporaryDirectory() as folder:  # import now what torch imports late
-    main([*json.loads(sys.argv[1]), "--epochs", "1", "--quiet", "--out", folder])
-print("ready", flush=True)
-for line in sys.stdin:
-    job = json.loads(line)
-    if "wait" in job:
-        print("code", os.waitstatus_to_exitcode(os.waitpid(job["wait"], 0)[1]), flush=True)
-        continue
-    pid = os.fork()
-    if pid == 0:
-        code = 99
-        try:
-            log = os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-            os.dup2(log, 1), os.dup2(log, 2)
-            code = work(job)
-        except SystemExit as e:
-            code = e.code
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush(), sys.stderr.flush()
-            os._exit(code)
-    print("pid", pid, flush=True)
-"""
 
 
-class Child:
-    """A running process."""
-
-    def __init__(self, pid: int, wait: Callable[[], int]) -> None:
-        self.pid, self._wait = pid, wait
-        self.code: int | None = None
-
-    def wait(self) -> int:
-        """Wait until it ends and return its exit code."""
-        self.code = self._wait() if self.code is None else self.code
-        return self.code
-
-    def ended(self) -> bool:
-        try:
-            return (PROC / str(self.pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        except OSError:
-            return True
-
-    def catches(self, number: int) -> bool:
-        """Whether the process has a handler for a signal."""
-        try:
-            lines = (PROC / str(self.pid) / "status").read_text().splitlines()
-        except OSError:
-            return False
-        return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith("SigCgt"))
-
-    def send(self, number: int) -> int:
-        """Send a signal, unless the process has ended already, and return the exit code."""
-        if not self.ended():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-        return self.wait()
-
-
-class Server:
-    """A process that forks others on request."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", SERVER, json.dumps(FIT)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
-        self.children: list[Child] = []
-        self._read("ready")
-
-    def _read(self, word: str) -> int:
-        """The number in the next line, which must begin with `word`, so that replies are not mixed up."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.startswith(word), line
-        return int(line.removeprefix(word).strip() or 0)
-
-    def _ask(self, word: str, **job: Any) -> int:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return self._read(word)
-
-    def start(self, **job: Any) -> Child:
-        pid = self._ask("pid", **job)
-        self.children.append(Child(pid, lambda: self._ask("code", wait=pid)))
-        return self.children[-1]
-
-    def clear(self) -> None:
-        for child in self.children:
-            if child.code is None:  # a failed test left it running
-                child.send(signal.SIGKILL)
-        self.children.clear()
-
-    def stop(self) -> None:
-        self.clear()
-        self.process.communicate()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.stop()
+@pytest.fixture(scope="module", autouse=True)
+def import_everything(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Trigger late imports here, so that no forked process repeats them."""
+    assert main([*FIT, "--epochs", "1", "--quiet", "--out", str(tmp_path_factory.mktemp("imports"))]) == 0
 
 
 class Lab:
     """A run folder in which processes train and are killed."""
 
-    def __init__(self, server: Server, folder: Path) -> None:
-        self.server, self.folder = server, folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.out, self.log = folder / "run", folder / "log"
         self.file = self.out / "checkpoint.safetensors"
-        self.fresh: list[subprocess.Popen[bytes]] = []
+        self.started: list[Forked] = []
 
-    def start(self, seconds: float = 300.0, fresh: bool = False) -> Child:
-        """Train in a process with this time between checkpoints; `fresh`: start Python instead of forking."""
+    def start(self, seconds: float = 300.0, fresh: bool = False) -> Forked:
+        """Train in a process with this time between checkpoints; `fresh`: start Python instead of only forking."""
         argv = [*FIT, "--out", str(self.out), "--checkpoint-seconds", str(seconds), "--quiet"]
-        if not fresh:
-            return self.server.start(argv=argv, log=str(self.log))
-        with self.log.open("a") as log:
-            process = subprocess.Popen([sys.executable, "-m", "warpi", *argv], stderr=log, stdout=log, env=ENVIRONMENT)
-        self.fresh.append(process)
-        return Child(process.pid, process.wait)
+        command = [sys.executable, "-m", "warpi", *argv]
+        self.started.append(Forked(lambda: os.execv(command[0], command) if fresh else main(argv), self.log))
+        return self.started[-1]
+
+    def stop(self) -> None:
+        for process in self.started:  # running only if a test has failed
+            process.send(signal.SIGKILL)
 
     def position(self) -> tuple[int, int]:
         """Epoch and step of the last checkpoint."""
@@ -187,7 +71,7 @@ class Lab:
         return dict(_leaves(checkpoint.load(self.file))), lines, (self.out / "spec.json").read_text()
 
 
-def wait_for(child: Child, file: Path, changes: int) -> None:
+def wait_for(child: Forked, file: Path, changes: int) -> None:
     """Wait until a file has been replaced a number of times, or the process has ended."""
     known = _version(file)
     while changes > 0 and not child.ended():
@@ -223,8 +107,8 @@ def assert_same(lab: Lab, expected: Lab) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    lab = Lab(server, tmp_path_factory.mktemp("undisturbed"))
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("undisturbed"))
     assert lab.start().wait() == 0, lab.log.read_text()
     leaves = lab.end()[0]
     assert sum(isinstance(value, tuple) for value in leaves.values()) > 30, "networks, optimizers and generators"
@@ -240,13 +124,10 @@ def step(undisturbed: Lab) -> float:
 
 
 @pytest.fixture
-def lab(server: Server, tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(server, tmp_path)
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
     yield lab
-    server.clear()
-    for process in lab.fresh:  # running only if a test has failed
-        process.kill()
-        process.wait()
+    lab.stop()
 
 
 @pytest.mark.parametrize(("seed", "kills"), [(0, 6), pytest.param(1, 12, marks=pytest.mark.slow)])
@@ -284,7 +165,7 @@ def test_killed_many_times(undisturbed: Lab, lab: Lab, step: float, seed: int, k
     [
         (signal.SIGTERM, 143, None),
         (signal.SIGINT, 130, None),
-        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow),  # the third process is not forked
+        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow),  # the third process is not only forked
     ],
 )
 def test_stopped_by_a_signal(
@@ -315,11 +196,17 @@ def test_stopped_by_a_signal(
 
 
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_while_it_writes(server: Server, tmp_path: Path, kills: int) -> None:
+def test_killed_while_it_writes(tmp_path: Path, kills: int) -> None:
     """The last complete checkpoint always loads; a half-written file is never used."""
     rng = random.Random(3)
     file, log = tmp_path / "checkpoint.safetensors", tmp_path / "log"
-    first = server.start(file=str(file), n=1, log=str(log))
+
+    def save_forever(n: int) -> None:
+        while True:
+            checkpoint.save(file, {"n": n, "x": torch.full((250_000,), float(n))})
+            n += 1
+
+    first = Forked(lambda: save_forever(1), log)
     wait_for(first, file, 1)
     began = time.perf_counter()
     wait_for(first, file, 10)
@@ -328,7 +215,7 @@ def test_killed_while_it_writes(server: Server, tmp_path: Path, kills: int) -> N
     n = 10
     n_halves = 0
     for k in range(kills):
-        child = server.start(file=str(file), n=n + 1, log=str(log))
+        child = Forked(lambda: save_forever(n + 1), log)
         wait_for(child, file, rng.randint(0, 1))  # a process takes a while until its first write
         if k % 2:
             time.sleep(rng.uniform(0, 2 * a_write))

@@ -783,13 +783,14 @@ def sweep(file: Path, out: Path, *flags: str) -> int:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a sweep file and its `runs`, trained one after another.
 
-    The data is a file, since workers that read digits import scikit-learn. Runs of warpi are long enough to be killed.
+    The data is a file, since workers that read digits import scikit-learn. Runs of mwnet are long enough to be killed.
     """
     folder = tmp_path_factory.mktemp("undisturbed")
     y = np.arange(240) % 3
     x = np.random.default_rng(0).normal(size=(240, 8)) + y[:, None]
     np.savez(folder / "x.npz", x=x.astype(np.float32), y=y, clean=y)
-    text = TABLES.format(data=folder / "x.npz", limit=240, epochs=2, batch=32) + "[method.warpi]\nepochs = 8\n"
+    text = TABLES.format(data=folder / "x.npz", limit=240, epochs=2, batch=32).replace("warpi", "mwnet")
+    text += "[method.mwnet]\nepochs = 8\n"
     assert sweep(write(folder, text), folder / "runs", "--jobs", "1") == 0
     return folder
 
@@ -997,10 +998,10 @@ def test_killed_sweep_ends_with_the_same_runs(tmp_path: Path, undisturbed: Path)
     file = undisturbed / "sweep.toml"
     out = tmp_path / "runs"
     process = start(file, out, "--jobs", "1")
-    until((out / "warpi_pair-0.4_seed0" / "checkpoint.safetensors").exists, process)
+    until((out / "mwnet_pair-0.4_seed0" / "checkpoint.safetensors").exists, process)
     process.kill()
     process.communicate()
-    assert not (out / "warpi_pair-0.4_seed1" / "done").exists(), "the sweep had ended before it was killed"
+    assert not (out / "mwnet_pair-0.4_seed1" / "done").exists(), "the sweep had ended before it was killed"
     assert sweep(file, out, "--jobs", "1") == 0
     for name in names(read_plan(file)):
         assert_same_runs(out / name, undisturbed / "runs" / name)

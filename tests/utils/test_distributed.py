@@ -1,25 +1,21 @@
 """Several ranks give the same run as one process, and handle the failure of one of them.
 
-Ranks are forked from a server process that has imported everything, with the environment that torchrun would set. One
-test starts them with `warpi fit --devices 2`, as a user would.
+Most tests fork the ranks. One starts them with `warpi fit --devices 2`, as a user would.
 """
 
 import contextlib
 import json
 import os
-import select
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from forked import Forked
 from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -51,7 +48,6 @@ from warpi.utils import distributed
 
 FIT = ["fit", "--data", "digits", "--noise", "pair:0.4", "--method", "warpi", "--limit", "150", "--device", "cpu"]
 FIT += ["--meta", "20", "--batch-size", "8", "--meta-batch-size", "8", "--epochs", "3", "--sync-batchnorm", "--quiet"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 SETTINGS: dict[str, Any] = {"noise": "pair:0.4", "limit": 300, "epochs": 1, "meta": 20, "meta_batch_size": 20}
 SETTINGS |= {"device": "cpu", "batch_size": 32}
 
@@ -293,109 +289,60 @@ def do_launch(rank: str) -> None:
     raise SystemExit(distributed.launch(2, ["fit"], Path("run")))
 
 
-# --- the server that forks ranks --------------------------------------------------------------------------------------
-
-
-def serve() -> None:
-    with doubles():
-        trained("warpi", Normed)  # triggers torch's late imports
-    with TemporaryDirectory() as folder:  # triggers those of a command: scikit-learn takes more than a second
-        main([*FIT, "--threads", "1", "--epochs", "1", "--out", folder])
-    import_module("torch.distributed.launcher.api")
-    print("ready", flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        pids = []
-        for r in range(job["ranks"]):
-            if (pid := os.fork()) == 0:
-                if job["ranks"] > 1:
-                    n = str(job["ranks"])
-                    os.environ.update(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=n, LOCAL_WORLD_SIZE=n)
-                    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-                run_job(job, r)
-            pids.append(pid)
-        print(json.dumps(pids), flush=True)
-        codes = dict.fromkeys(pids, 0)
-        for _ in pids:
-            pid, status = os.wait()
-            codes[pid] = os.waitstatus_to_exitcode(status)
-        print(json.dumps([codes[pid] for pid in pids]), flush=True)
-
-
-def run_job(job: dict[str, Any], r: int) -> None:
-    code: Any = 99
-    try:
-        log = os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        os.dup2(log, 1), os.dup2(log, 2)
-        do = job["do"]
-        if isinstance(do, str):
-            globals()[do](**job["options"])
-            code = 0
-        else:
-            code = main(do[r] if isinstance(do[0], list) else do)
-    except SystemExit as e:
-        code = e.code
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
+# --- ranks ------------------------------------------------------------------------------------------------------------
 
 
 class Ranks:
-    """Running ranks."""
+    """Running ranks, forked from this process with the environment that torchrun would set.
 
-    def __init__(self, process: "subprocess.Popen[str]", log: Path, pids: list[int]) -> None:
-        self.process = process
+    They do what a function of this file does, a command (a list), or one command per rank.
+    """
+
+    def __init__(self, log: Path, ranks: int, do: str | list[str] | list[list[str]], **options: Any) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        n = str(ranks)
+        group = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         self._log = log
-        self.pids = pids
-        self._codes: list[int] | None = None
+        self._processes = [
+            Forked(
+                partial(work, do, options, r), log, {**group, "RANK": str(r), "LOCAL_RANK": str(r)} if ranks > 1 else {}
+            )
+            for r in range(ranks)
+        ]
+        self.pids = [process.pid for process in self._processes]
 
     def codes(self, seconds: float = 60.0) -> list[int]:
         """Exit codes of the ranks. If they hang, they are killed and the test fails."""
-        if self._codes is None:
-            assert self.process.stdout is not None
-            if not select.select([self.process.stdout], [], [], seconds)[0]:
-                for pid in self.pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                codes = self.process.stdout.readline()
-                raise AssertionError(f"ranks hang: {codes} {self.log()}")
-            self._codes = json.loads(self.process.stdout.readline())
-        return self._codes
+        try:
+            return [process.wait(seconds) for process in self._processes]
+        finally:
+            for process in self._processes:
+                process.send(signal.SIGKILL)
 
     def log(self) -> str:
         return self._log.read_text() if self._log.exists() else ""
 
 
+def work(do: str | list[str] | list[list[str]], options: dict[str, Any], rank: int) -> int | None:
+    if isinstance(do, str):
+        done: int | None = globals()[do](**options)
+        return done
+    command = do[rank] if isinstance(do[0], list) else do
+    return main([str(word) for word in command])
+
+
 class Server:
-    """Forks ranks, one group at a time."""
+    """Starts ranks, one group at a time."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, __file__, "serve"]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
         self.folder = folder
         self.number = 0
-        self.ready = False
 
     def start(self, ranks: int, do: str | list[str] | list[list[str]], **options: Any) -> Ranks:
-        """Run a function of this file, a command (a list), or one command per rank."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        if not self.ready:
-            assert self.process.stdout.readline() == "ready\n"
-            self.ready = True
         self.number += 1
-        log = self.folder / f"log{self.number}"
-        job = {"ranks": ranks, "do": do, "options": options, "log": str(log)}
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return Ranks(self.process, log, json.loads(self.process.stdout.readline()))
+        return Ranks(self.folder / f"log{self.number}", ranks, do, **options)
 
     def run(self, ranks: int, do: str | list[str] | list[list[str]], **options: Any) -> Ranks:
         """Start the ranks and wait for their successful end."""
@@ -405,10 +352,14 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
-    yield made
-    made.process.communicate()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Triggers late imports here, so that no rank repeats them."""
+    folder = tmp_path_factory.mktemp("server")
+    with doubles():
+        trained("warpi", Normed)
+    assert main([*FIT, "--threads", "1", "--epochs", "1", "--out", str(folder / "run")]) == 0
+    import_module("torch.distributed.launcher.api")
+    return Server(folder)
 
 
 # --- one update -------------------------------------------------------------------------------------------------------
@@ -793,8 +744,3 @@ def test_an_error_in_the_middle_of_a_step(server: Server, tmp_path: Path) -> Non
     assert ranks.codes(20.0) == [distributed.EXIT_RANK_LOST, 2], ranks.log()
     assert "this rank: a file has gone" in ranks.log()
     assert "warpi: rank 0 of 2 lost another process of this run (" in ranks.log()
-
-
-if __name__ == "__main__" and sys.argv[1:] == ["serve"]:
-    torch.set_num_threads(1)
-    serve()

@@ -1,0 +1,84 @@
+"""Processes that are forked from the test process: they need no imports, which take seconds with torch."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+class Forked:
+    """A running process. Its exit code is what `work` returns, or 99 after an unexpected error."""
+
+    def __init__(self, work: Callable[[], int | None], log: Path, environment: dict[str, str] | None = None) -> None:
+        self.log = log
+        self.code: int | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns: other threads are not copied
+            self.pid = os.fork()
+        if self.pid == 0:
+            os.environ.update(environment or {})
+            self._work(work)
+
+    def _work(self, work: Callable[[], int | None]) -> None:
+        """Run in the new process, which ends here."""
+        code: int | str | None = 99
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            file = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(file, 1), os.dup2(file, 2)
+            sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))  # not captured by pytest
+            code = work() or 0
+        except SystemExit as e:
+            code = e.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 99)
+
+    def wait(self, seconds: float = 120.0) -> int:
+        """Wait until it ends and return its exit code. If it hangs, it is killed and the test fails."""
+        end = time.monotonic() + seconds
+        while self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > end:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise AssertionError(f"process {self.pid} hangs: {self.output()}")
+            else:
+                time.sleep(0.001)
+        return self.code
+
+    def output(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def ended(self) -> bool:
+        try:
+            return (PROC / str(self.pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            return True
+
+    def catches(self, number: int) -> bool:
+        """Whether the process has a handler for a signal."""
+        try:
+            lines = (PROC / str(self.pid) / "status").read_text().splitlines()
+        except OSError:
+            return False
+        return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith("SigCgt"))
+
+    def send(self, number: int) -> int:
+        """Send a signal, unless the process has ended already, and return the exit code."""
+        if self.code is None and not self.ended():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+        return self.wait()
