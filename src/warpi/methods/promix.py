@@ -120,9 +120,7 @@ class ProMix(Method):
         views, y = add_trusted(self, batch)
         z = [net(torch.cat(views)).unflatten(1, (2, -1)) for net in self.two_heads]  # [2 B, 2, K] views, heads
         p = torch.stack([a[: len(y), 0].detach().softmax(1) for a in z])  # [2, B, K] of the weak view
-        given = p.gather(2, y.expand(2, -1)[..., None])[..., 0]  # [2, B]
-        selected = torch.maximum(self.small_loss[:, batch.rows], (given[:, : len(batch.y)] > self.tau).float())
-        selected = torch.cat([selected, torch.ones_like(given[:, len(batch.y) :])], dim=1)
+        selected = self.match(batch, y, p)
         reliable = self.add_guesses(selected, p) if self.is_guessing else selected
         logs = [self.learn(k, views[0], y, z[k], selected[k], reliable[k]) for k in (0, 1)]
         self.follow_means(p, reliable)
@@ -136,6 +134,13 @@ class ProMix(Method):
             loss = (cross_entropy(z, y) - self.confidence_penalty * entropy(z)).mean()
             total += descend(loss, optimizer) / 2
         return {"loss": total}
+
+    def match(self, batch: Batch, y: Tensor, p: Tensor) -> Tensor:
+        """1 for examples in S, with a confidently predicted label, or trusted.  y [B], p [2, B, K] -> [2, B]"""
+        n = len(batch.y)
+        matched = p.gather(2, y.expand(2, -1)[..., None])[..., 0] > self.tau  # [2, B]
+        selected = torch.maximum(self.small_loss[:, batch.rows], matched[:, :n].float())
+        return torch.cat([selected, torch.ones_like(p[:, n:, 0])], dim=1)
 
     def add_guesses(self, selected: Tensor, p: Tensor) -> Tensor:
         """Add the most confident examples for which both networks predict the same class.  [2, B], [2, B, K] -> [2, B]
