@@ -81,12 +81,14 @@ PROMIX: dict[str, Any] = {
     "tau": 0.95,
     **SEVERAL_TERMS,
 }
+SHORT_SOP_PLUS: dict[str, Any] = {**SOP_PLUS, "epochs": 120, "lr_u": 25.0, "lr_v": 25.0}  # about two minutes
+SHORT_PROMIX: dict[str, Any] = {**PROMIX, "epochs": 36, "warm_up": 4.0, "follow": 0.9967, "tau": 0.9}
 DISC: dict[str, Any] = {"method": "disc", "epochs": 150, "warm_up": 11.0, "memory": 0.9867, **SEVERAL_TERMS}
 TRUSTED: dict[str, Any] = {"meta": 1000, "use_trusted": True}
 RUNS |= {
     "sop_random1": {**SOP, "noise": "given:random1"},
     "sop_plus_random1": {**SOP_PLUS, "noise": "given:random1"},
-    "sop_plus_flip": {**SOP_PLUS, "noise": "flip:0.4"},
+    "sop_plus_flip": {**SOP_PLUS, "noise": "flip:0.4", "lr_v": 100.0},
     "sop_plus_random1_trusted": {**SOP_PLUS, "noise": "given:random1", **TRUSTED},
     "promix_random1": {**PROMIX, "noise": "given:random1"},
     "promix_random1_tau99": {**PROMIX, "noise": "given:random1", "tau": 0.99},
@@ -94,6 +96,12 @@ RUNS |= {
     "promix_flip": {**PROMIX, "noise": "flip:0.4", "confidence_penalty": 1.0},
     "promix_flip_trusted": {**PROMIX, "noise": "flip:0.4", "confidence_penalty": 1.0, **TRUSTED},
     "promix_uniform": {**PROMIX, "noise": "uniform:0.6", "rho": 0.4},
+    "sop_plus_random1_short": {**SHORT_SOP_PLUS, "noise": "given:random1"},
+    "sop_plus_flip_short": {**SHORT_SOP_PLUS, "noise": "flip:0.4", "lr_v": 250.0},
+    "promix_random1_short": {**SHORT_PROMIX, "noise": "given:random1"},
+    "promix_flip_short": {**SHORT_PROMIX, "noise": "flip:0.4", "confidence_penalty": 1.0},
+    "promix_random1_short_trusted": {**SHORT_PROMIX, "noise": "given:random1", **TRUSTED},
+    "disc_random1_short": {**DISC, "noise": "given:random1", "epochs": 65, "warm_up": 5.0, "memory": 0.97},
     "disc_random1": {**DISC, "noise": "given:random1"},
     "disc_flip": {**DISC, "noise": "flip:0.4", "memory": 0.934},
 }
