@@ -5,8 +5,8 @@ is drawn does not depend on anything else, so these rows represent the data and 
 other half is `informative`: the rows whose class is most uncertain.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,11 @@ from warpi.audit.make_audit import load_or_make_audit
 from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.examples import TensorExamples
+from warpi.datasets.columns.copied import insert_copied, read_copied_columns
 from warpi.errors import UserError
 from warpi.functional.neighbors import cluster_centers
 from warpi.noise.parse import Noise
-from warpi.runs.reopen import reopen
+from warpi.runs.reopen import read_run_spec, reopen
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import write_csv
 from warpi.utils.seeding import generator
@@ -42,6 +43,8 @@ class Pick:
     audit: Audit | None = None  # of the run, if there is one
     paths: Sequence[str] | None = None  # [N] image files of all rows of the data set
 
+    copied: Mapping[str, Sequence[str]] = field(default_factory=dict)  # [N] columns of the data by name, such as ids
+
     def to_csv(self, path: Path | str) -> None:
         """Write the list. A person fills the column `checked_label`; blank rows count as not checked."""
         audit = self.audit
@@ -59,7 +62,10 @@ class Pick:
             part = "random" if self.random[i] else "informative"
             drawn = [part, self.stratum_size[i], self.stratum_picked[i]]
             lines.append([row, *file, self.classes[self.given[i]], "", *result, *drawn])
-        write_csv(Path(path), [*header, "part", "stratum_size", "stratum_picked"], lines)
+        names = [*header, "part", "stratum_size", "stratum_picked"]
+        columns = dict(zip(names, zip(*lines, strict=True), strict=True))
+        table = insert_copied(columns, self.copied, self.row.tolist())
+        write_csv(Path(path), list(table), zip(*table.values(), strict=True))
 
 
 def labels_with_noise(dataset: Dataset, noise: str, seed: int) -> Tensor:
@@ -70,16 +76,39 @@ def labels_with_noise(dataset: Dataset, noise: str, seed: int) -> Tensor:
     return parsed.apply(dataset, generator(seed, "noise"), None).y
 
 
-def pick_from_run(n: int, run: Path, *, device: str = "auto", unbiased: bool = False, seed: int = 0) -> Pick:
-    """Pick n rows of the data of a finished run by its audit, which is made if there is none."""
+def pick_from_run(
+    n: int,
+    run: Path,
+    *,
+    device: str = "auto",
+    unbiased: bool = False,
+    seed: int = 0,
+    id: Sequence[str] = (),
+    keep: Sequence[str] = (),
+) -> Pick:
+    """Pick n rows of the data of a finished run by its audit, which is made if there is none.
+
+    `id` and `keep` name columns of a table that are copied to the list, see `read_copied_columns`.
+    """
     opened = reopen(run, device)  # raises if the data has changed
     files = opened.data.dataset.files
     audit = load_or_make_audit(opened)
     paths = files.paths if files else None
-    return pick_rows(n, audit.row, audit.given, audit.classes, audit=audit, unbiased=unbiased, paths=paths, seed=seed)
+    copied = read_copied_columns(read_run_spec(run)["spec"]["data"], opened.data.dataset.encoding, id, keep)
+    picked = pick_rows(n, audit.row, audit.given, audit.classes, audit=audit, unbiased=unbiased, paths=paths, seed=seed)
+    return replace(picked, copied=copied)
 
 
-def pick_from_data(n: int, spec: DataSpec, *, coverage: bool = False, unbiased: bool = False, seed: int = 0) -> Pick:
+def pick_from_data(
+    n: int,
+    spec: DataSpec,
+    *,
+    coverage: bool = False,
+    unbiased: bool = False,
+    seed: int = 0,
+    id: Sequence[str] = (),
+    keep: Sequence[str] = (),
+) -> Pick:
     """Pick n rows of data without a run; with `coverage` they are spread over the inputs of each class."""
     dataset = spec.read()
     y = labels_with_noise(dataset, spec.noise, seed).numpy()
@@ -90,7 +119,9 @@ def pick_from_data(n: int, spec: DataSpec, *, coverage: bool = False, unbiased: 
             raise UserError("--coverage needs inputs in memory, but these are files; leave it out, or pick from a run")
         features = dataset.examples.x[row].float()
     paths = dataset.files.paths if dataset.files else None
-    return pick_rows(n, row, y[row], dataset.classes, features=features, unbiased=unbiased, paths=paths, seed=seed)
+    copied = read_copied_columns(spec.data, dataset.encoding, id, keep)
+    picked = pick_rows(n, row, y[row], dataset.classes, features=features, unbiased=unbiased, paths=paths, seed=seed)
+    return replace(picked, copied=copied)
 
 
 def pick_rows(

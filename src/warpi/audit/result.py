@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.label_scores import Floats, Ints, posterior
+from warpi.datasets.columns.copied import insert_copied
 from warpi.errors import DAMAGED_ARRAY_ERRORS, MALFORMED_ERRORS, UserError, missing_package
 from warpi.utils.files import write_atomically, write_csv
 
@@ -77,11 +78,13 @@ class Audit:
         order: Ints = np.lexsort((self.row, -self.wrong_probability))
         return order
 
-    def columns(self, paths: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    def columns(
+        self, paths: Sequence[str] | None = None, copied: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[str, Any]:
         """The columns of the table, with class names as labels.
 
         `paths` holds the image file of every row of the data set (`Dataset.files.paths`), if there are any; it adds a
-        last column.
+        last column. `copied` are columns of the data, such as ids (`read_copied_columns`), which follow `row`.
         """
         names = np.array(self.classes, dtype=object)
         table = {
@@ -96,24 +99,34 @@ class Audit:
         if paths is not None:  # file names may be any bytes; `row` identifies the example
             printable = [paths[row].encode(errors="backslashreplace").decode() for row in self.row.tolist()]
             table["path"] = np.array(printable, dtype=object)
-        return table
+        return insert_copied(table, copied or {}, self.row.tolist())
 
-    def to_csv(self, path: Path | str, paths: Sequence[str] | None = None) -> None:
-        """Write the table, one line per example in the order of the rows; `paths` as in `columns`."""
-        columns = self.columns(paths)
+    def to_csv(
+        self,
+        path: Path | str,
+        paths: Sequence[str] | None = None,
+        copied: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Write the table, one line per example in the order of the rows; `paths` and `copied` as in `columns`."""
+        columns = self.columns(paths, copied)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         lines = ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
         write_csv(Path(path), list(columns), lines)
 
-    def to_parquet(self, path: Path | str, paths: Sequence[str] | None = None) -> None:
-        """Write the table as parquet; needs the extra `tables`. `paths` as in `columns`."""
+    def to_parquet(
+        self,
+        path: Path | str,
+        paths: Sequence[str] | None = None,
+        copied: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Write the table as parquet; needs the extra `tables`. `paths` and `copied` as in `columns`."""
         try:
             import pyarrow
             from pyarrow import parquet
         except ImportError as e:
             raise missing_package("pyarrow", "writing .parquet", "tables") from e
         content = io.BytesIO()
-        parquet.write_table(pyarrow.table(self.columns(paths)), content)
+        parquet.write_table(pyarrow.table(self.columns(paths, copied)), content)
         write_atomically(Path(path), content.getvalue())
 
     def cleanlab(self) -> dict[str, NDArray[Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warpi.cli.data_flags import add_data_flags, add_trusted_output
+from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
 from warpi.errors import UserError
 from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
@@ -16,6 +16,7 @@ from warpi.utils.flags import Parser
 if TYPE_CHECKING:
     from warpi.audit.result import Audit
     from warpi.review.trusted_set import TrustedSetSummary
+    from warpi.runs.run import Run
 
 _HANDLER = logging.StreamHandler()
 
@@ -39,6 +40,7 @@ def audit(argv: list[str]) -> None:
     parser.add(
         "--checked FILE.csv,...", "lists of `warpi pick` in which checked_label is filled; they improve the audit"
     )
+    add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print only errors")
     given = parser.read(argv)
@@ -53,14 +55,24 @@ def audit(argv: list[str]) -> None:
     result = audit_run(run, checked=checked, **options)
     files = run.data.dataset.files
     paths = files.paths if files else None
+    copied = _read_copied(run, given)
     if given["csv"]:
-        result.to_csv(given["csv"], paths)
+        result.to_csv(given["csv"], paths, copied)
     if given["parquet"]:
-        result.to_parquet(given["parquet"], paths)
+        result.to_parquet(given["parquet"], paths, copied)
     if given["json"]:
         write_json(given["json"], result.summary())
     if not given["quiet"]:
         _print_audit(result)
+
+
+def _read_copied(run: "Run", given: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The ids of the rows of a run, and the columns of `--keep`."""
+    from warpi.datasets.columns.copied import read_copied_columns
+    from warpi.runs.reopen import read_run_spec
+
+    data = read_run_spec(run.path)["spec"]["data"]
+    return read_copied_columns(data, run.data.dataset.encoding, read_names(given["id"]), read_names(given["keep"]))
 
 
 def _print_audit(audit: "Audit") -> None:
@@ -115,6 +127,7 @@ def pick(argv: list[str]) -> None:
     parser.add("--balanced", "with --export-trusted: write the same number of every class, and leave out the others")
     parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     parser.add_output("--json", "with --estimate: write the estimate as JSON")
+    add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     from warpi.runs.spec import NOT_READ, READ, DataSpec
 
@@ -135,6 +148,7 @@ def pick(argv: list[str]) -> None:
     from warpi.audit.pick import pick_from_data, pick_from_run
 
     options = {name: given[name] for name in ("unbiased", "seed")}
+    options |= {name: read_names(given[name]) for name in ("id", "keep")}
     if given["run"] is not None:
         if settings or given["coverage"]:
             raise UserError("the run defines its data; leave out the run, or --data and --coverage")

@@ -27,6 +27,19 @@ def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = ()) -> No
         group.add_argument(flag, action=_Store, dest=field, metavar=metavar, default=SUPPRESS, help=text)
 
 
+def add_copied_columns(parser: Parser) -> None:
+    """Add `--id` and `--keep`."""
+    parser.add(
+        "--id A,B,...", "columns that identify the rows, copied to the output (default: unused columns without repeats)"
+    )
+    parser.add("--keep A,B,...", "more columns of the data to copy to the output")
+
+
+def read_names(given: str | None) -> list[str]:
+    """The names in a list with commas."""
+    return [name.strip() for name in given.split(",") if name.strip()] if given else []
+
+
 def add_trusted_output(parser: Parser, text: str, metavar: str = "FILE") -> None:
     """Add `--export-trusted`, and `--trusted`, its deprecated name in commands that write a trusted set."""
     parser.add(f"--export-trusted {metavar}", text, Path)

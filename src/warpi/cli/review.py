@@ -7,13 +7,14 @@ import webbrowser
 from argparse import SUPPRESS
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.cli.audit import print_trusted_set
 from warpi.cli.data_flags import add_data_flags, add_trusted_output
 from warpi.errors import UserError
+from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
 
 if TYPE_CHECKING:
@@ -82,12 +83,21 @@ def correct(argv: list[str]) -> None:
     parser.add_output("--out", "write the corrected data (.csv or .parquet)", required=True)
     parser.add("--above P", "change a label only if its suggestion is more probable than this (default: 0)", float, 0.0)
     parser.add("--review DIR", "folder with the decisions (default: RUN/review)", Path)
+    add_trusted_output(
+        parser, "also write the trusted rows and the checked random rows, for `warpi fit --trusted`", "PATH"
+    )
+    parser.add_output("--json", "write the numbers of wrong labels before and after, with their intervals")
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     given = parser.read(argv)
-    from warpi.review.correct import correct as correct_run, write_corrections
+    from warpi.review.correct import correct as correct_run, write_corrections, write_trusted_set
 
     corrections = correct_run(given["run"], given["above"], given["device"], given["review"])
-    command = write_corrections(corrections, given["out"])
+    trusted = given["export_trusted"]
+    if trusted:
+        print_trusted_set(write_trusted_set(corrections, trusted))
+    command = write_corrections(corrections, given["out"], trusted)
+    if given["json"]:
+        write_json(given["json"], {name: asdict(getattr(corrections, name)) for name in ("before", "after")})
     print(corrections)
     print(f"next: {command}")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,16 +16,17 @@ from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit
 from warpi.audit.use_checks import choose_labels, count_wrong_labels, shift_number
 from warpi.data.numeric import Columns
+from warpi.datasets.columns.copied import read_table_cells
 from warpi.datasets.columns.raw import read_parquet
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
 from warpi.review.corrected_labels import accepted_labels, final_labels
-from warpi.review.export import next_folder
+from warpi.review.export import fit_command, next_folder, write_trusted
 from warpi.review.items import Floats, Ints, Items
 from warpi.review.open import open_run
-from warpi.review.trusted_set import read_table_cells
+from warpi.review.trusted_set import TrustedSetSummary
 from warpi.runs.rerun_command import command
 from warpi.utils.files import format_csv, write_atomically
 
@@ -42,6 +43,9 @@ class Corrections:
     probability: Floats  # [N] that the new label is right: 1 if a person has checked it, NaN if nothing is known
     before: Rate  # number of wrong labels among all rows about which something is known
     after: Rate
+    decisions: Mapping[int, Decision] = field(default_factory=dict)
+    posterior: Mapping[int, Floats] = field(default_factory=dict)  # [K] of checked rows, from a fit without their check
+    above: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, without defaults
 
     def __str__(self) -> str:
@@ -76,14 +80,16 @@ def correct(run: Path | str, above: float = 0.0, device: str = "auto", decisions
     if not 0 <= above < 1:
         raise UserError(f"above must be a probability in [0, 1), got {above}")
     opened = open_run(Path(run), device=device)
+    items = opened.items
     file = (decisions or Path(run) / "review") / "decisions.sqlite"
     decided: Mapping[int, Decision] = {}
     if file.exists():
-        with closing(Store(file, opened.items.identity)) as store:
+        with closing(Store(file, items.identity)) as store:
             decided = store.current_decisions()
+            items = replace(items, random_rows=frozenset(store.random_rows()))
     elif decisions is not None:
         raise UserError(f"there are no decisions in {decisions}; give the --out folder of `warpi review`")
-    return replace(apply_corrections(opened.items, opened.audit, decided, above), settings=opened.settings)
+    return replace(apply_corrections(items, opened.audit, decided, above), settings=opened.settings)
 
 
 def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decision], above: float = 0.0) -> Corrections:
@@ -97,33 +103,66 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
     for row, k in accepted_labels(items, decisions).items():
         label[row] = k
     changed_by[label != items.given] = AUDIT
-    at = np.arange(len(audit))
-    probability[audit.row] = q[at, label[audit.row]]
+    probability[audit.row] = q[np.arange(len(audit)), label[audit.row]]
     before, after = count_wrong_labels(audit, label[audit.row], above)
     judged = {row: i for i, row in enumerate(audit.row.tolist())}
-    known = final_labels(items, decisions)
-    in_audit = {}
-    if audit.pairs is not None:
-        inside = audit.pairs.position >= 0
-        in_audit = dict(
-            zip(audit.row[audit.pairs.position[inside]].tolist(), audit.pairs.true[inside].tolist(), strict=True)
-        )
+    checks = _read_checks(items, audit)
+    every = {**checks.decisions, **decisions}
     n_wrong, removed = 0, 0.0  # among rows that are not audited; by decisions that the audit does not know
-    for row, k in (in_audit | known).items():
+    for row, k in final_labels(items, every).items():
         if row not in judged:
             n_wrong += int(k != items.given[row])
-        elif row not in in_audit:
+        elif row not in checks.decisions:
             removed += 1 - q[judged[row], label[row]]
         label[row] = k
         changed_by[row] = PERSON if k != items.given[row] else ""
         probability[row] = 1.0
-    return Corrections(
-        items, label, tuple(changed_by), probability, shift_number(before, n_wrong), shift_number(after, -removed)
-    )
+    before, after = shift_number(before, n_wrong), shift_number(after, -removed)
+    items = replace(items, random_rows=items.random_rows | checks.random)
+    return Corrections(items, label, tuple(changed_by), probability, before, after, every, checks.posterior, above)
 
 
-def write_corrections(corrections: Corrections, path: Path) -> str:
+class _Checks(NamedTuple):
+    """What an audit knows from people, by row of the data set."""
+
+    decisions: dict[int, Decision]
+    random: frozenset[int]
+    posterior: dict[int, Floats]  # [K] P(true class | x, given label), from a fit without the check
+
+
+def _read_checks(items: Items, audit: Audit) -> _Checks:
+    pairs = audit.pairs
+    if pairs is None:
+        return _Checks({}, frozenset(), {})
+    inside = np.flatnonzero(pairs.position >= 0)
+    rows = audit.row[pairs.position[inside]].tolist()
+    names = items.classes
+    decisions = {}
+    for row, i in zip(rows, inside.tolist(), strict=True):
+        given, true = names[int(pairs.given[i])], names[int(pairs.true[i])]
+        decisions[row] = Decision(0, row, "keep" if given == true else "change", true, "list", "", given)
+    random = frozenset(np.array(rows, np.int64)[pairs.random[inside]].tolist())
+    return _Checks(decisions, random, dict(zip(rows, pairs.q[inside], strict=True)))
+
+
+def write_trusted_set(corrections: Corrections, path: Path) -> TrustedSetSummary:
+    """Write the trusted rows for training on the corrected data: those of the run, and random rows that were checked.
+
+    The column `given` of a table holds the label that a row would have if it had been corrected without its check.
+    Together with the true label it shows how many of the corrected labels are wrong, and how.
+    """
+    items = corrections.items
+    given = {
+        row: items.classes[int(choose_labels(q[None], items.given[[row]], corrections.above)[0])]
+        for row, q in corrections.posterior.items()
+    }
+    return write_trusted(items, corrections.decisions, path, given=given)
+
+
+def write_corrections(corrections: Corrections, path: Path, trusted: Path | None = None) -> str:
     """Write the data with corrected labels as .csv or .parquet; return the command that trains on it.
+
+    `trusted` is the trusted set for that command (`write_trusted_set`), if there is one.
 
     A table keeps all of its columns and rows; its label column has the new labels. Three columns are added: `given`
     (the old label), `changed_by` and `label_probability`. `warpi fit` does not use them as features. Data that is not a
@@ -148,7 +187,7 @@ def write_corrections(corrections: Corrections, path: Path) -> str:
         y = torch.from_numpy(corrections.label)
         write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
         settings = {**corrections.settings, "noise": f"given:{labels}"}
-    return command(settings, next_folder())
+    return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
 
 
 def _added_columns(corrections: Corrections, rows: Sequence[int | None]) -> dict[str, list[str]]:

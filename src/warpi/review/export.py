@@ -47,7 +47,11 @@ class NothingToTrust(UserError):
 
 
 def write_trusted(
-    items: Items, decisions: Mapping[int, Decision], path: Path, balanced: bool = False
+    items: Items,
+    decisions: Mapping[int, Decision],
+    path: Path,
+    balanced: bool = False,
+    given: Mapping[int, str] | None = None,
 ) -> TrustedSetSummary:
     """Write the trusted examples: all that were trusted before, and decided rows that were not chosen by their scores.
 
@@ -70,8 +74,9 @@ def write_trusted(
     places: list[Place] = [(earlier.examples, row) for row in earlier.rows.tolist()] if earlier else []
     places += [(items.examples, row) for row in chosen]
     n_first = len(labels) - len(chosen) + len(items.trusted_rows)
-    given = [""] * (len(labels) - len(chosen)) + [_given_before(items, decisions, row) for row in chosen]
-    summary = _write_places(items, places, labels, path, balanced, n_first, given=given)
+    before: list[str | None] = [None if given else ""] * (len(labels) - len(chosen))
+    before += [_given_before(items, decisions, row) if given is None else given.get(row) for row in chosen]
+    summary = _write_places(items, places, labels, path, balanced, n_first, given=before)
     return summary._replace(corrected_only=len(labeled) - len(chosen))
 
 
@@ -141,11 +146,12 @@ def _write_places(
     balanced: bool,
     n_first: int = 0,
     replace: bool = False,
-    given: Sequence[str] = (),
+    given: Sequence[str | None] = (),
 ) -> TrustedSetSummary:
     """Write examples with their labels; with `balanced` the same number of every class, the first `n_first` first.
 
-    `given` are the labels before they were checked, which a table keeps in a column of this name.
+    `given` are the labels before they were checked, which a table keeps in a column of this name. If it is '', the cell
+    of the file that a row comes from is kept; None leaves it empty.
     """
     y = torch.tensor(labels, dtype=torch.int64)
     kept = balance_classes(y, n_first) if balanced else torch.arange(len(y))
@@ -163,7 +169,7 @@ def _earlier_examples(items: Items, chosen: Mapping[int, int]) -> Split:
 
 
 def _write(
-    items: Items, places: Sequence[Place], names: Sequence[str], path: Path, replace: bool, given: Sequence[str]
+    items: Items, places: Sequence[Place], names: Sequence[str], path: Path, replace: bool, given: Sequence[str | None]
 ) -> None:
     suffix = path.suffix.lower()
     allowed = {"trusted": ("", ".csv"), "trusted.csv": (".csv",)}.get(trusted_name(items), (".npz",))
@@ -195,7 +201,7 @@ def _input(examples: Examples, row: int) -> Tensor:
     return examples.x[row].cpu()
 
 
-def _format_table(items: Items, places: Sequence[Place], names: Sequence[str], given: Sequence[str]) -> bytes:
+def _format_table(items: Items, places: Sequence[Place], names: Sequence[str], given: Sequence[str | None]) -> bytes:
     """A csv with the original cells of each row, or cells reconstructed from its features if no file is known."""
     columns = items.dataset.encoding
     assert isinstance(columns, Columns)
@@ -212,7 +218,8 @@ def _format_table(items: Items, places: Sequence[Place], names: Sequence[str], g
     for (examples, row), name, before in zip(places, names, given, strict=True):
         rows = originals if items.shares(examples) else trusted_originals
         cells = rows[row] if rows else dict(feature_cells(examples, row, columns))
-        cells = {**cells, columns.label: name, GIVEN[0]: before or cells.get(GIVEN[0], "")}
+        kept = cells.get(GIVEN[0], "") if before == "" else before
+        cells = {**cells, columns.label: name, GIVEN[0]: kept or ""}
         lines.append([cells.get(column, "") for column in header])  # a trusted file may lack columns that are dropped
     return format_csv(header, lines).encode()
 

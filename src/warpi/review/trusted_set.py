@@ -9,9 +9,8 @@ from torch import Tensor
 
 from warpi.data.examples import Examples
 from warpi.data.numeric import Embedded
-from warpi.datasets.columns.raw import read_parquet
-from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES
-from warpi.datasets.text_files import read_cells
+from warpi.datasets.columns.copied import TABLES, read_table_cells
+from warpi.datasets.label_columns import LABEL_COLUMNS
 from warpi.errors import UserError
 from warpi.utils.files import format_csv
 from warpi.utils.seeding import generator
@@ -68,7 +67,7 @@ def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str,
     trusted and split are left out: they may be wrong for a checked row. Returns an empty list if the file is not a
     table.
     """
-    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+    if path.suffix.lower() not in TABLES:
         return []
     names, rows, parts = read_table_cells(path)
     copied = {name: j for j, name in enumerate(names) if name == label or name not in LABEL_COLUMNS}
@@ -77,32 +76,6 @@ def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str,
         for row, row_part in zip(rows, parts, strict=True)
         if row_part == part
     ]
-
-
-def read_table_cells(path: Path) -> tuple[list[str], Sequence[Sequence[str]], list[str]]:
-    """The column names, the rows of cells and the part of each row (train, test or trusted) of a table."""
-    names: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    if path.suffix.lower() == ".parquet":
-        names, rows = _read_parquet(path)
-    else:
-        names, rows, _ = read_cells(path, "\t" if path.suffix.lower() == ".tsv" else ",")
-    names = [name.strip() or f"Unnamed: {j}" for j, name in enumerate(names)]  # the names that pandas gives
-    if "split" not in names:
-        return names, rows, ["train"] * len(rows)
-    j = names.index("split")
-    parts = [row[j].strip().lower() for row in rows]
-    return names, rows, [OLD_NAMES.get(part, part) for part in parts]
-
-
-def _read_parquet(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
-    frame = read_parquet(path)
-    columns: list[list[str]] = []
-    for column in frame.columns:
-        is_float = str(column.type) in ("halffloat", "float", "double")  # numpy writes as few digits as needed
-        cells = column.to_numpy() if is_float else column.to_pylist()
-        columns.append(["" if cell is None or cell != cell else str(cell) for cell in cells])
-    return frame.column_names, list(zip(*columns, strict=True))
 
 
 def format_texts(places: Sequence[tuple[Examples, int]], names: Sequence[str]) -> bytes:

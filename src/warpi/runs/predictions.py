@@ -1,10 +1,10 @@
 """Predictions of a finished run for new rows. Imports that load torch wait until they are needed."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ class Predictions:
     labels: Mapping[str, NDArray[np.int64]]  # [N] labels of the new data by column name; -1: unknown
     paths: tuple[str, ...] | None  # [N] of image files
     unread: int = 0  # number of images that could not be read
+    copied: Mapping[str, Sequence[str]] = field(default_factory=dict)  # columns of the new data by name, such as ids
 
     def __len__(self) -> int:
         return len(self.row)
@@ -51,18 +52,22 @@ class Predictions:
     def to_csv(self, path: Path | str) -> None:
         """Write one line per example: `row`, `path` for images, `predicted`, `probability`, and `p_CLASS` per class.
 
+        Copied columns follow `row`.
+
         `predicted_label` is the same as `predicted`, for programs that read the files of older versions.
         """
-        header = ["row", "predicted", "predicted_label", "probability", *(f"p_{name}" for name in self.classes)]
-        rows = [
-            [row, self.classes[k], self.classes[k], f"{p[k]:.8g}", *(f"{share:.8g}" for share in p)]
-            for row, k, p in zip(self.row, self.predicted, self.probabilities, strict=True)
-        ]
+        names = [self.classes[k] for k in self.predicted]
+        columns: dict[str, Any] = {"row": self.row.tolist()}
         if self.paths is not None:
-            header.insert(1, "path")
-            for cells, image in zip(rows, self.paths, strict=True):
-                cells.insert(1, image)
-        write_csv(Path(path), header, rows, errors="strict")
+            columns["path"] = self.paths
+        columns |= {"predicted": names, "predicted_label": names}
+        columns["probability"] = [f"{p.max():.8g}" for p in self.probabilities]
+        for k, name in enumerate(self.classes):
+            columns[f"p_{name}"] = [f"{p:.8g}" for p in self.probabilities[:, k]]
+        from warpi.datasets.columns.copied import insert_copied
+
+        table = insert_copied(columns, self.copied, range(len(self)))
+        write_csv(Path(path), list(table), zip(*table.values(), strict=True), errors="strict")
 
 
 def predict(
@@ -72,6 +77,8 @@ def predict(
     device: str = "auto",
     missing: str | None = None,
     unknown: str | None = None,
+    id: Sequence[str] = (),
+    keep: Sequence[str] = (),
     **custom: Any,
 ) -> Predictions:
     """Class probabilities of new data by the trained method of a run, as it was after its last epoch.
@@ -81,7 +88,8 @@ def predict(
     standardized like the training rows, as the checkpoint describes; the data of the run is not needed. Labels may be
     missing. `custom` are the custom method or network that the run was made with, as for `fit(resume=True)`.
     `missing` ("fill", "error") and `unknown` ("ignore", "error") say what to do with missing cells and unknown values
-    of a table; by default as the run was trained.
+    of a table; by default as the run was trained. `id` names columns of a table that identify its rows and are copied
+    to the result; by default those that differ in every row and are not features. `keep` names more columns to copy.
 
     If the checkpoint does not describe the data (older versions), or a custom method uses its training inputs, the
     data of the run is read again. It must be in its place, unchanged. The predictions are the same.
@@ -93,24 +101,34 @@ def predict(
     if not Path(data).exists():
         raise UserError(f"no file or folder {str(data)!r}; give the new rows")
     options = {name: value for name, value in (("missing", missing), ("unknown", unknown)) if value is not None}
+    copy = Copy(id, keep)
     if isinstance(run, Run):
-        return _predict(run.method, data, run.path, options)
+        return _predict(run.method, data, run.path, options, copy)
     try:
-        return _predict(reopen_without_data(run, device, custom), data, Path(run), options)
+        return _predict(reopen_without_data(run, device, custom), data, Path(run), options, copy)
     except InputsNotAvailable as reason:
         log.info("the data of the run is read again: %s", reason)
         try:
             method = reopen(run, device, custom).method
         except UserError as e:
             raise UserError(f"{e}; {reason}") from e
-    return _predict(method, data, Path(run), options)
+    return _predict(method, data, Path(run), options, copy)
 
 
-def _predict(method: "Method", data: Path | str, folder: Path, options: Mapping[str, str]) -> Predictions:
+class Copy(NamedTuple):
+    """Columns of the new data to copy."""
+
+    ids: Sequence[str]
+    keep: Sequence[str]
+
+
+def _predict(method: "Method", data: Path | str, folder: Path, options: Mapping[str, str], copy: Copy) -> Predictions:
     """Read new data like that of the run in a folder, and predict it."""
     import torch
 
+    from warpi.data.placeholder import PlaceholderExamples
     from warpi.data.split import Split
+    from warpi.datasets.columns.copied import read_copied_columns
     from warpi.datasets.load import read_new_inputs
     from warpi.runs.reopen import read_run_spec
 
@@ -127,11 +145,16 @@ def _predict(method: "Method", data: Path | str, folder: Path, options: Mapping[
     size = 1000 if len(task.shape) == 1 else method.recipe.batch_size
     batches = [(batch.rows.cpu(), method.predict(batch.x).double().cpu()) for batch in split.batches(size)]
     at = torch.cat([rows for rows, _ in batches]).numpy()
+    row = at if new.rows is None else new.rows.numpy()[at]
+    examples = task.train.examples
+    like = examples.like if isinstance(examples, PlaceholderExamples) else examples
+    copied = read_copied_columns(data, getattr(like, "columns", None), *copy, part=None)
     return Predictions(
-        row=at if new.rows is None else new.rows.numpy()[at],
+        row=row,
         probabilities=torch.cat([p for _, p in batches]).numpy(),
         classes=task.classes,
         labels={name: y.numpy()[at] for name, y in new.labels.items()},
         paths=None if new.paths is None else tuple(new.paths[i] for i in at),
         unread=n - len(at) + new.unread,
+        copied={name: [cells[i] for i in row] for name, cells in copied.items()},
     )

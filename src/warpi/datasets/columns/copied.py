@@ -1,0 +1,91 @@
+"""Columns of a table that are copied to the results about its rows: ids, and what a user asks for."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from warpi.data.numeric import Columns
+from warpi.datasets.columns.raw import read_parquet
+from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, OLD_NAMES
+from warpi.datasets.text_files import read_cells
+from warpi.errors import UserError
+
+TABLES = (".csv", ".tsv", ".parquet")
+
+
+def read_copied_columns(
+    path: Path | str, encoding: object, ids: Sequence[str] = (), keep: Sequence[str] = (), part: str | None = "train"
+) -> dict[str, list[str]]:
+    """The cells of the id columns of a table, and of the columns `keep`, for all rows of a part (None: of every part).
+
+    If no ids are named, these are the columns that are not features (by `encoding`, that of the data set) and differ in
+    (almost) every row. There are none if the data is not a table. Numbers are written as in the file.
+    """
+    path = Path(path)
+    asked = [*ids, *keep]
+    if path.suffix.lower() not in TABLES or not path.is_file():
+        if asked:
+            raise UserError(f"--id and --keep copy columns of a table, but {path} is not one; leave them out")
+        return {}
+    names, lines, parts = read_table_cells(path)
+    if missing := [name for name in asked if name not in names]:
+        raise UserError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(names)}")
+    rows = [line for line, of in zip(lines, parts, strict=True) if part is None or of == part]
+    columns = {name: [line[j] for line in rows] for j, name in enumerate(names)}
+    found = ids or [name for name in _unused(names, encoding) if _differ(columns[name])]
+    return {name: columns[name] for name in dict.fromkeys([*found, *keep])}
+
+
+def _unused(names: Sequence[str], encoding: object) -> list[str]:
+    """Columns that are neither features nor labels."""
+    if not isinstance(encoding, Columns):
+        return []
+    other = (encoding.label, "path", *LABEL_COLUMNS, *GIVEN, *CORRECTION_COLUMNS)
+    return [name for name in names if name not in encoding.features and name not in other]
+
+
+def _differ(cells: Sequence[str]) -> bool:
+    """Whether (almost) every row has another value."""
+    filled = [cell for cell in cells if cell]
+    return 2 * len(filled) > len(cells) and 10 * len(set(filled)) >= 9 * len(filled)
+
+
+def read_table_cells(path: Path) -> tuple[list[str], Sequence[Sequence[str]], list[str]]:
+    """The column names, the rows of cells and the part of each row (train, test or trusted) of a table."""
+    names: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    if path.suffix.lower() == ".parquet":
+        names, rows = _read_parquet(path)
+    else:
+        names, rows, _ = read_cells(path, "\t" if path.suffix.lower() == ".tsv" else ",")
+    names = [name.strip() or f"Unnamed: {j}" for j, name in enumerate(names)]  # the names that pandas gives
+    if "split" not in names:
+        return names, rows, ["train"] * len(rows)
+    j = names.index("split")
+    parts = [row[j].strip().lower() for row in rows]
+    return names, rows, [OLD_NAMES.get(part, part) for part in parts]
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
+    frame = read_parquet(path)
+    columns: list[list[str]] = []
+    for column in frame.columns:
+        is_float = str(column.type) in ("halffloat", "float", "double")  # numpy writes as few digits as needed
+        cells = column.to_numpy() if is_float else column.to_pylist()
+        columns.append(["" if cell is None or cell != cell else str(cell) for cell in cells])
+    return frame.column_names, list(zip(*columns, strict=True))
+
+
+def insert_copied(
+    columns: Mapping[str, Any], copied: Mapping[str, Sequence[str]], rows: Iterable[int]
+) -> dict[str, Any]:
+    """Add the copied cells of these rows after the first column of a table. A name that is taken gets a prefix."""
+    at = list(rows)
+    added = {
+        (f"data_{name}" if name in columns else name): np.array([cells[i] for i in at], dtype=object)
+        for name, cells in copied.items()
+    }
+    first = next(iter(columns))
+    return {first: columns[first], **added, **columns}
