@@ -119,11 +119,13 @@ OF_AUTHORS: dict[str, Any] = {
 }
 RUNS |= {
     "dividemix_random1": {**DIVIDEMIX, "noise": "given:random1"},
+    "dividemix_random1_short": {**DIVIDEMIX, "noise": "given:random1", "epochs": 36},
     "dividemix_random1_weak": {**DIVIDEMIX, "noise": "given:random1", "augment": "weak"},
     "dividemix_flip": {**DIVIDEMIX, "noise": "flip:0.4", "lambda_u": 0.0, "confidence_penalty": 1.0},
     "dividemix_fine": {**DIVIDEMIX, **FINE, "warm_up": 15.0},
     "dividemix_paper_random1": {**DIVIDEMIX, **OF_AUTHORS, "noise": "given:random1", "epochs": 300, "stop": 20},
     "elr_plus_random1": {**ELR_PLUS, "noise": "given:random1"},
+    "elr_plus_random1_short": {**ELR_PLUS, "noise": "given:random1", "epochs": 80},
     "elr_plus_flip": {**ELR_PLUS, "noise": "flip:0.4", "beta": 0.9, "strength": 1.0},
     "elr_plus_fine": {**ELR_PLUS, **FINE, "beta": 0.9, "strength": 7.0},
 }

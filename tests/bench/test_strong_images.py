@@ -2,13 +2,17 @@
 
 import json
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import strong_images
+from benchmarks import leaderboard, strong_images
+from warpi.methods.registry import METHODS
 from warpi.runs.spec import DataCache
+from warpi.training.named_recipes import RECIPES
+from warpi.training.recipe import Recipe
 
 SHORT = {"epochs": 2, "batch_size": 64, "average": 0.9, "threads": 1, "seed": 0}
 
@@ -35,3 +39,39 @@ def test_auroc() -> None:
     wrong = torch.tensor([True, False, True, False])
     assert strong_images.auroc(torch.tensor([0.9, 0.1, 0.4, 0.3]), wrong) == 1
     assert strong_images.auroc(torch.tensor([0.9, 0.1, 0.2, 0.3]), wrong) == 0.75
+
+
+def test_every_run_has_settings_that_exist() -> None:
+    runs = [*strong_images.RUNS.values()]
+    runs += [leaderboard.settings_of(entry, labels) for entry in leaderboard.ENTRIES for labels in leaderboard.LABELS]
+    known = {f.name for f in fields(Recipe)} | {"method", "meta", "noise", "data", "recipe", "stop"}
+    for settings in runs:
+        method = METHODS[settings["method"]]
+        assert set(settings) - known <= {f.name for f in fields(method)}
+        assert settings["meta"] >= 100 * method.needs_meta
+        options = {name: value for name, value in settings.items() if name not in known}
+        Recipe(**{**RECIPES["strong"], **{k: v for k, v in settings.items() if k in RECIPES["strong"]}})
+        replace(method, **options)  # raises if a value is out of range
+
+
+def test_a_run_can_stop_after_some_epochs_of_its_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strong_images, "COMMON", {"data": "digits", "val": 0.0, "limit": 300})
+    settings = {"method": "ce", "noise": "pair:0.4", "meta": 0, **SHORT, "epochs": 50, "stop": 2}
+    strong_images.run_one(tmp_path, "prefix", settings, None, time.monotonic() + 60, DataCache())
+    summary = json.loads((tmp_path / "summary.jsonl").read_text())
+    assert summary["epochs"] == 2
+    assert not summary["finished"]
+    assert json.loads((tmp_path / "prefix" / "spec.json").read_text())["spec"]["recipe"]["epochs"] == 50
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first", "later", "warm_up", "expected"),
+    [(120, 1, 1, 0, 120), (120, 1, 3, 10, 46), (10, 1, 3, 10, 5), (120, 2, 2, 15, 60)],
+)
+def test_epochs_within_a_time(seconds: float, first: float, later: float, warm_up: float, expected: int) -> None:
+    assert leaderboard.epochs_within(seconds, first, later, warm_up) == expected
+
+
+def test_seconds_of_an_epoch_leave_out_compiling() -> None:
+    assert leaderboard.from_history([30.0, 1.0, 1.0, 20.0, 3.0, 3.0], 3.0) == (1.0, 3.0)
+    assert leaderboard.from_history([30.0, 2.0, 2.0, 2.0], 0.0) == (2.0, 2.0)
