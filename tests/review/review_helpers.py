@@ -7,15 +7,20 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from warpi.audit.decisions import Choice, Decision, Store
+from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
-from warpi.review.items import Items
+from warpi.data.numeric import Columns, NumberColumn, make_features
+from warpi.data.split import Split
+from warpi.review.items import Items, items_from_data
 from warpi.review.server import Server
 from warpi.review.session import ReviewSession
 
@@ -41,6 +46,52 @@ def make_images(n: int = 24, classes: tuple[str, ...] = NAMES) -> Dataset:
     x = torch.randint(256, (n, 3, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     examples = TensorExamples(x, Scale(torch.tensor(127.0), torch.tensor(64.0)))
     return Dataset("x<y", examples, torch.arange(n) % len(classes), classes)
+
+
+def make_audited_items(
+    n: int,
+    classes: tuple[str, ...],
+    *,
+    is_table: bool = False,
+    accuracy: float | None = 0.9,
+    n_trusted: int = 0,
+) -> Items:
+    """Rows whose true class is row % K and whose label is that of the next class, and their audit.
+
+    A table has a column that tells the true class, and two that do not.
+    """
+    K = len(classes)
+    dataset = make_images(n + n_trusted, classes)
+    truth = np.arange(n + n_trusted) % K
+    if is_table:
+        rng = np.random.default_rng(0)
+        x = np.column_stack([rng.normal(size=n + n_trusted), truth * 10.123456, rng.normal(size=n + n_trusted) * 1e3])
+        columns = Columns("label", {"noise": NumberColumn(), "telling": NumberColumn(), "large": NumberColumn()})
+        dataset = replace(dataset, examples=make_features(torch.from_numpy(x), columns), encoding=columns)
+    row = np.arange(n)
+    given = (truth[:n] + 1) % K
+    sure = np.linspace(0.99, 0.55, n)
+    p = np.full((n, K), 0.0)
+    p[row, truth[:n]] = sure
+    p[row, given] = 1 - sure
+    suggested = p.argmax(1)
+    facts: dict[str, Any] = {"noise_rate": {"n": n, "rate": 0.5, "low": None, "high": None}, "run": "runs/x"}
+    facts |= {"trusted_accuracy": accuracy, "probabilities": "p", "uncertainty": "u"}
+    audit = Audit(row, given, suggested, sure, 1 - sure, sure > 0.5, sure, p, np.ones((K, K)) / K, classes, (), facts)
+    trusted = (
+        Split(dataset.examples, torch.arange(n, n + n_trusted), torch.from_numpy(truth[n:])) if n_trusted else None
+    )
+    return replace(
+        items_from_data(dataset, torch.from_numpy(np.concatenate([given, truth[n:]]))),
+        row=row,
+        suggested=suggested,
+        wrong_probability=sure,
+        uncertainty=sure,
+        review_first=sure > 0.5,
+        probabilities=p,
+        trusted=trusted,
+        audit=audit,
+    )
 
 
 class Client:

@@ -19,7 +19,7 @@ from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
 from warpi.review.corrected_labels import corrected_csv, write_corrected
 from warpi.review.export import fit_command, write_all, write_trusted
-from warpi.review.items import Items, items_from_data
+from warpi.review.items import Cell, Items, items_from_data
 from warpi.runs.defaults import load_dataset
 from warpi.training.task import make_task
 
@@ -115,7 +115,7 @@ def test_trusted_table(tmp_path: Path) -> None:
             )
     dataset, _ = load_dataset(str(path), label="species")
     items = items_from_data(dataset, dataset.y, np.array([40, 30, 20]), None)
-    assert items.describe(1)[1] == ("kind", "two\nlines")
+    assert items.describe(1)[1] == Cell("kind", "two\nlines")
     assert not items.has_pictures
     decisions = make_decisions({row: "b" if row % 3 else "a" for row in range(10, 30)})
     write_trusted(items, decisions, tmp_path / "trusted.csv", balanced=False)

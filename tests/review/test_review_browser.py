@@ -17,7 +17,7 @@ import torch
 if os.environ.get("WARPI_BROWSER") != "required":
     pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
-from review_helpers import make_images, serve
+from review_helpers import make_audited_items, make_images, serve
 
 from warpi.audit.decisions import Store
 from warpi.data.dataset import Dataset, Files
@@ -29,6 +29,8 @@ FLAGS = [
     *("--disable-component-update", "--disable-sync", "--disable-extensions", "--mute-audio"),
 ]
 LAPTOP, PHONE = ViewportSize(width=1280, height=800), ViewportSize(width=390, height=844)
+WIDTHS = (1440, 1920, 390)
+LONG = ("Caltha palustris subsp. palustris", "automobile (passenger)", "Myosotis", "Pneumonoultramicroscopicsilicosis")
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +147,8 @@ def test_from_noisy_labels_to_a_better_classifier(
     def press(page: Page) -> None:
         row = row_shown(page)
         truth = digits.classes[int(digits.y[row])]
-        given, suggested = (page.locator(f"#{name}-name").inner_text() for name in ("given", "guess"))
-        page.keyboard.press("k" if truth == given else "a" if truth == suggested else truth)
+        expect(page.locator("#given-name")).to_have_text("hidden until you choose")  # the rows were drawn at random
+        page.keyboard.press(truth)
         expect(page.locator("#stage")).not_to_have_attribute("data-row", str(row))
         decided[row] = truth
 
@@ -155,14 +157,14 @@ def test_from_noisy_labels_to_a_better_classifier(
         page = open_page(browser, server.link, errors)
         while len(set(decided.values())) < 10 or len(decided) < 20:
             press(page)
-        expect(page.locator("#count")).to_have_text(f"{len(decided)} of 60 suspicious rows reviewed")
+        expect(page.locator("#count")).to_have_text(f"{len(decided)} of 60 rows of the list reviewed")
         server.kill()
         with closing(Store(run / "review" / "decisions.sqlite", {})) as store:
             assert {row: d.label for row, d in store.current_decisions().items()} == decided
         port = server.link.partition("/?")[0].rpartition(":")[2]
         server = Served(str(run), "--rows", str(rows), "--port", port)
         visit(page, server.link)
-        expect(page.locator("#count")).to_have_text(f"{len(decided)} of 60 suspicious rows reviewed")
+        expect(page.locator("#count")).to_have_text(f"{len(decided)} of 60 rows of the list reviewed")
         assert row_shown(page) not in decided
         page.keyboard.press("e")
         expect(page.locator("#exported")).to_contain_text("Corrected labels of all rows")
@@ -255,9 +257,9 @@ def test_paths_and_undo_of_a_row_that_is_not_fetched(browser: Browser, errors: l
     items = items_from_data(dataset, (torch.arange(29) >= 26).long())
     with serve(items, tmp_path / "review") as client:
         page = open_page(browser, client.server.link, errors)
-        expect(page.locator("#where")).to_have_text("Row 0 · rank 1 · <b>0</b>.png")
+        expect(page.locator("#where")).to_have_text("Row 0 · 1 of 29 · <b>0</b>.png")
         page.keyboard.press("s")
-        expect(page.locator("#where")).to_have_text(f"Row 1 · rank 2 · {'a' * 15}…{'b' * 23}/last.png")
+        expect(page.locator("#where")).to_have_text(f"Row 1 · 2 of 29 · {'a' * 15}…{'b' * 23}/last.png")
         assert page.locator("#where bdi").get_attribute("title") == paths[1]
         page.keyboard.press("f")
         page.locator("#state").focus()
@@ -284,4 +286,165 @@ def test_paths_and_undo_of_a_row_that_is_not_fetched(browser: Browser, errors: l
         assert shown == [26, 1, 2, 3]
         page.keyboard.press("g")
         expect(page.locator(".pick")).to_have_count(28)  # all open rows and those decided here, none twice
+        page.context.close()
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_tiles_show_the_whole_suggestion_at_every_width(
+    browser: Browser, errors: list[str], tmp_path: Path, kind: str
+) -> None:
+    """No label is cut, leaves its tile, or covers something else."""
+    items = make_audited_items(24, LONG, is_table=kind == "table")
+    with serve(items, tmp_path) as client:
+        page = open_page(browser, client.server.link, errors)
+        page.keyboard.press("g")
+        expect(page.locator(".tiles .pick")).to_have_count(24)
+        page.keyboard.press("x")  # a decided tile also shows its new label
+        page.keyboard.press("a")
+        expect(page.locator(".pick .ribbon:visible").first).to_contain_text("→")
+        for width in WIDTHS:
+            page.set_viewport_size(ViewportSize(width=width, height=900))
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            measured = page.evaluate(
+                """() => [...document.querySelectorAll('.pick')].map(tile => {
+                  const box = tile.getBoundingClientRect();
+                  return [...tile.querySelectorAll('.line, .line em, .share, .ribbon, th, td')].map(node => {
+                    const b = node.getBoundingClientRect(), style = getComputedStyle(node);
+                    const inside = b.left >= box.left && b.right <= box.right + .5 && b.bottom <= box.bottom + .5;
+                    const fits = node.scrollWidth <= Math.ceil(b.width) + 1 || style.display === 'inline';
+                    return [inside && b.width > 0, fits, style.textOverflow !== 'ellipsis', node.textContent];
+                  });
+                })"""
+            )
+            assert len(measured) == 24
+            for tile in measured:
+                assert len(tile) >= 3
+                assert all(inside and fits and whole for inside, fits, whole, _ in tile), (width, tile)
+            shown = page.locator(".pick .line").all_inner_texts()
+            pairs = zip(items.given[items.row], items.suggested, strict=True)
+            expected = [f"{LONG[int(given)]} → {LONG[int(suggested)]}" for given, suggested in pairs]
+            assert [" ".join(text.split()) for text in shown] == expected
+        page.context.close()
+
+
+def test_accepting_a_pair_of_classes_undo_progress_and_export(
+    browser: Browser, errors: list[str], tmp_path: Path
+) -> None:
+    items = make_audited_items(40, ("cat", "dog", "emu"), accuracy=0.4)
+    with serve(items, tmp_path) as client:
+        page = open_page(browser, client.server.link, errors)
+        store = client.server.review.store
+        expect(page.locator("#intro")).to_contain_text("K keeps the given label")  # nothing was decided before
+        page.click("#intro-close")
+        expect(page.locator("#intro")).to_be_hidden()
+        expect(page.locator("#concerns")).to_contain_text("right for only 40 % of the trusted rows")
+        expect(page.locator("#concerns")).to_contain_text("warpi pick 40")
+        page.keyboard.press("p")
+        expect(page.locator("#curve-text")).to_contain_text("The curve appears after a few decisions")
+        page.keyboard.press("Escape")
+
+        page.keyboard.press("b")
+        expect(page.locator("#bulk-pairs tbody tr")).to_have_count(3)
+        page.locator("#bulk-above").select_option("0.5")
+        expect(page.locator("#bulk-pairs tbody tr").first).to_contain_text("14")
+        page.locator("#bulk-pairs button").first.click()
+        expect(page.locator("#bulk-preview .pick")).to_have_count(12)
+        cells = page.locator("#bulk-pairs tbody tr").first.locator("td").all_inner_texts()
+        page.locator("#bulk-accept").click()
+        expect(page.locator("#toast")).to_contain_text(f"{cells[2]} labels changed")
+        accepted = store.current_decisions()
+        assert len(accepted) == int(cells[2]) > 12
+        assert all(d.is_automatic and (d.given, d.label) == (cells[0], cells[1]) for d in accepted.values())
+        expect(page.locator("#count")).to_contain_text(f"{len(accepted)} of ")
+        page.keyboard.press("z")
+        expect(page.locator("#toast")).to_have_text(f"Undone: {len(accepted)} rows")
+        assert store.current_decisions() == {}
+
+        for n in range(1, 4):
+            page.keyboard.press("a")
+            expect(page.locator("#count")).to_contain_text(f"{n} of ")
+        page.keyboard.press("p")
+        expect(page.locator("#curve-text svg polyline")).to_have_count(2)
+        expect(page.locator("#curve-text")).to_contain_text("3 decisions about 40 rows")
+        expect(page.locator("#curve-text")).to_contain_text("20 more decisions about rows drawn at random")
+        page.keyboard.press("Escape")
+        page.keyboard.press("e")
+        expect(page.locator("#exported")).to_contain_text("Corrected labels of all rows")
+        expect(page.locator("#exported")).to_contain_text("do not represent the data")
+        page.context.close()
+
+
+def test_two_people_lose_nothing(browser: Browser, errors: list[str], tmp_path: Path) -> None:
+    """Two browsers decide at the same time, one of them many rows at once. Both see the decisions of the other."""
+    items = make_audited_items(40, ("cat", "dog", "emu"))
+    with serve(items, tmp_path) as client:
+        store = client.server.review.store
+        ann, bob = (open_page(browser, client.server.link, errors) for _ in range(2))
+        first = row_shown(ann)
+        assert row_shown(bob) == first
+        ann.keyboard.press("k")
+        expect(ann.locator("#count")).to_contain_text("1 of ")
+        bob.keyboard.press("a")  # the same row
+        expect(bob.locator("#toast")).to_contain_text("by someone else")
+        assert store.current_decisions()[first].action == "keep"
+        bob.keyboard.press("ArrowRight")
+        expect(bob.locator("#stage")).not_to_have_attribute("data-row", str(first))
+        bob.keyboard.press("u")
+        expect(bob.locator("#count")).to_contain_text("2 of ")
+        bob.keyboard.press("b")
+        bob.locator("#bulk-pairs button").first.click()
+        ann.keyboard.press("2")  # the row that bob has decided
+        expect(ann.locator("#toast")).to_contain_text("by someone else")
+        ann.keyboard.press("ArrowRight")
+        ann.keyboard.press("2")  # while bob looks at the preview
+        expect(ann.locator("#count")).to_contain_text("3 of ")
+        before = store.current_decisions()
+        bob.locator("#bulk-accept").click()
+        expect(bob.locator("#toast")).to_contain_text("labels changed")
+        after = store.current_decisions()
+        assert {row: after[row] for row in before} == before
+        assert len(after) > len(before)
+        ann.keyboard.press("z")  # undoes the last step of this person only
+        expect(ann.locator("#toast")).to_contain_text("Undone: row")
+        last = max(before.values(), key=lambda d: d.id)
+        assert set(after) - set(store.current_decisions()) == {last.row}
+        ann.context.close()
+        bob.context.close()
+
+
+def test_hidden_labels_orders_ids_and_evidence(browser: Browser, errors: list[str], tmp_path: Path) -> None:
+    items = make_audited_items(40, ("cat", "dog", "emu"), is_table=True, n_trusted=9)
+    rows = items.row[:2].tolist()
+    items = replace(items, random_rows=frozenset(rows[:1]))
+    with serve(items, tmp_path) as client:
+        page = open_page(browser, client.server.link, errors)
+        given = items.classes[int(items.given[rows[0]])]
+        expect(page.locator("#where")).to_contain_text("drawn at random")
+        expect(page.locator("#given-name")).to_have_text("hidden until you choose")
+        expect(page.locator("#guess-name")).to_be_hidden()
+        expect(page.locator("#effect")).to_contain_text("makes it a trusted example")
+        assert page.locator("th.evidence").count() == 0
+        page.keyboard.press("k")
+        expect(page.locator("#toast")).to_contain_text("Choose a class first")
+        page.keyboard.press("v")
+        expect(page.locator("#given-name")).to_have_text(given)
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        page.keyboard.press(str(items.classes.index(given) + 1))
+        expect(page.locator("#toast")).to_contain_text(f"You chose {given}, like the given label")
+
+        expect(page.locator("#stage")).to_have_attribute("data-row", str(rows[1]))
+        expect(page.locator("#effect")).to_contain_text("does not become a trusted example")
+        names = page.locator(".table tbody th").all_inner_texts()
+        assert names == [cell.name for cell in items.describe(rows[1])]
+        assert names[0] == "telling"
+        expect(
+            page.locator(".table thead .tag").filter(has_text=items.classes[int(items.given[rows[1]])])
+        ).to_have_count(1)
+        digits = page.locator(".table td.own").all_inner_texts()
+        assert all(len(re.sub(r"\D", "", text).lstrip("0")) <= 4 for text in digits)
+        assert page.locator(".speaks .for").count() >= 1
+        page.keyboard.press("f")
+        page.locator("#order").select_option("gain")
+        expect(page.locator("#stage")).to_have_attribute("data-row", str(items.row[items.orders["gain"][0]]))
         page.context.close()

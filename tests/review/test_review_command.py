@@ -12,7 +12,7 @@ import pytest
 from warpi.audit.decisions import Choice, Store
 from warpi.cli.app import main
 from warpi.noise.noise_file import read_noise_file
-from warpi.review.items import items_from_data
+from warpi.review.items import Cell, items_from_data
 from warpi.review.server import Server
 from warpi.runs.defaults import load_dataset
 
@@ -215,7 +215,7 @@ def test_extra_cells(tmp_path: Path) -> None:
     dataset, _ = load_dataset(str(tmp_path / "x.npz"))
     shown = read_extra_cells(None, dataset, str(tmp_path / "x.npz"))
     items = items_from_data(dataset, dataset.y, None, shown)
-    assert items.describe(0) == [("text", "<i>a</i>")]
-    assert items_from_data(dataset, dataset.y).describe(0)[0] == ("x0", "1")
+    assert items.describe(0) == [Cell("text", "<i>a</i>")]
+    assert items_from_data(dataset, dataset.y).describe(0)[0] == Cell("x0", "1")
     (tmp_path / "more.csv").write_text("note,split\nhello,train\n,\nb,\nc,\nleft out,test\n")
     assert read_extra_cells(tmp_path / "more.csv", dataset, "x")[0] == {"note": "hello", "split": "train"}  # type: ignore[index]

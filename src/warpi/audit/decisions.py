@@ -139,6 +139,11 @@ class Store:
             stored = self._db.execute("SELECT value FROM about WHERE key = 'random_rows'").fetchone()
         return _parse_random(stored)
 
+    def is_empty(self) -> bool:
+        """Whether nothing was ever decided."""
+        with self._lock:
+            return self._db.execute("SELECT 1 FROM log LIMIT 1").fetchone() is None
+
     def current_decisions(self) -> dict[int, Decision]:
         """The decisions in force, by row."""
         with self._lock:

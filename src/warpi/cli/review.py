@@ -33,6 +33,10 @@ def review(argv: list[str]) -> None:
     parser.add("--rows FILE.csv", "review the rows of this list, as `warpi pick --csv` wrote it", Path)
     parser.add("--show FILE.csv", "a csv with one line per row of the data, shown next to each item", Path)
     parser.add("--out DIR", "folder for the decisions (default: RUN/review)", Path)
+    parser.add(
+        "--blind random|all|none",
+        "rows whose labels are hidden until you choose a class (default: random ones, with at most 10 classes)",
+    )
     parser.add("--port N", "port on 127.0.0.1 (default: a free one)", int, 0)
     parser.add("--no-browser", "print the link without opening a browser")
     parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
@@ -66,7 +70,7 @@ def review(argv: list[str]) -> None:
         if rows is not None:
             store.remember_random(rows.random)
         items = replace(items, random_rows=frozenset(store.random_rows()))
-        session = ReviewSession(items, store, folder, settings)
+        session = ReviewSession(items, store, folder, settings, given["blind"])
         if given["export"] or given["export_trusted"]:
             _export(session, given)
         else:

@@ -123,11 +123,14 @@ def _read_audit(path: Path, device: str) -> tuple[Audit, tuple[Suspect, ...]]:
 
 
 def _suspect(items: "Items", i: int) -> Suspect:
+    from warpi.review.show_input import shorten_number
+
     row = int(items.row[i])
     names = items.classes
     picture = items.picture(row)
     files = items.dataset.files
-    words = [*([] if files is None else [("file", files.paths[row])]), *items.describe(row)]
+    words = [] if files is None else [("file", files.paths[row])]
+    words += [(cell.name, shorten_number(cell.value)) for cell in items.describe(row)]
     return Suspect(
         row,
         names[int(items.given[row])],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from warpi.audit.result import Audit
+from warpi.auto.modules import Mixture
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples
@@ -23,6 +24,7 @@ from warpi.data.overlap import match_labels
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.review.show_input import feature_cells, is_picture, photo, pixels, png
+from warpi.review.telling_columns import ClassMeans, class_means, order_by_size, sum_by_column
 from warpi.training.task import Task
 from warpi.utils.files import sha256
 
@@ -35,6 +37,14 @@ _MAX_CELLS = 200  # features shown per example
 _MAX_CANDIDATES = {True: 1000, False: 200}  # trusted examples to compare with: in memory, in files
 
 
+class Cell(NamedTuple):
+    """A value of a row, to be shown."""
+
+    name: str
+    value: str
+    speaks: float | None = None  # for the suggestion against the given label; negative: for the given label
+
+
 @dataclass(frozen=True, eq=False)
 class Items:
     """Rows of a data set in the order of review. Arrays [n] are over the items, [N] over all rows of the data set."""
@@ -42,7 +52,7 @@ class Items:
     dataset: Dataset
     examples: Examples  # the inputs as used for training
     embed: EmbedFn  # features in which nearest neighbors are searched
-    row: Ints  # [n] rows of the data set, most suspicious first
+    row: Ints  # [n] rows of the data set, most suspicious first, or in the order of a list
     given: Ints  # [N] given labels
     suggested: Ints  # [n] class indices; -1: no suggestion
     wrong_probability: Floats  # [n] probability that the label is wrong; NaN: unknown
@@ -50,6 +60,8 @@ class Items:
     review_first: NDArray[np.bool_]  # [n] rows to review first
     probabilities: Floats | None  # [n, K] class probabilities of the classifier
     trusted: Split | None  # examples with trusted labels
+    audit: Audit | None = None  # of the run, if there is one
+    listed: bool = False  # whether the rows are those of a list
     random_rows: frozenset[int] = frozenset()  # rows of the data set that a list of `warpi pick` drew at random
     extra_cells: Sequence[Mapping[str, str]] | None = None  # [N] more cells to show for each row
     source: Path | None = None  # the file of the data, if it is a table
@@ -91,6 +103,49 @@ class Items:
         return {"inputs_sha256": inputs, "classes": list(self.classes), "rows": len(self.given)}
 
     @cached_property
+    def posterior(self) -> Floats | None:
+        """P(true class | x, given label) of each item, [n, K]; NaN if it was not audited, None without an audit."""
+        if self.audit is None:
+            return self.probabilities
+        audited = {row: i for i, row in enumerate(self.audit.row.tolist())}
+        index = np.array([audited.get(row, -1) for row in self.row.tolist()], dtype=np.int64)
+        return np.where((index >= 0)[:, None], self.audit.posterior[index], np.nan)
+
+    @cached_property
+    def suggestion_probability(self) -> Floats:
+        """Probability that each suggestion is right, [n]; 0 if there is none."""
+        if self.posterior is None:
+            return np.zeros(len(self))
+        return np.nan_to_num(self.posterior[np.arange(len(self)), self.suggested])
+
+    @cached_property
+    def orders(self) -> dict[str, Ints]:
+        """Names of orders of the items, and the positions of the items in each. The first one is the default.
+
+        The expected gain of checking a row is the probability that its suggestion is wrong: `warpi correct` applies
+        the suggestions in any case, so that a check improves only those.
+        """
+        if self.posterior is None:
+            return {"listed": np.arange(len(self))}
+        wrong = np.nan_to_num(self.wrong_probability, nan=-1.0)
+        gain = np.where(self.suggestion_probability > 0, 1 - self.suggestion_probability, -1.0)
+        orders = {
+            "suspicious": np.lexsort((self.row, -wrong)),
+            "gain": np.lexsort((self.row, -gain)),
+        }
+        return {"listed": np.arange(len(self)), **orders} if self.listed else orders
+
+    @cached_property
+    def means(self) -> ClassMeans | None:
+        """Means of the features of each class, by the audit and the trusted rows of the data; None if unknown."""
+        if self.audit is None:
+            return None
+        own = {row: k for row, k in self.trusted_rows.items() if row not in set(self.audit.row.tolist())}
+        row = np.concatenate([self.audit.row, np.array(list(own), dtype=np.int64)])
+        certain = np.eye(len(self.classes))[list(own.values())].reshape(-1, len(self.classes))
+        return class_means(self.examples, row, np.concatenate([self.audit.posterior, certain]))
+
+    @cached_property
     def position(self) -> dict[int, int]:
         """The place of each row of the data set in the order of review."""
         return {row: i for i, row in enumerate(self.row.tolist())}
@@ -126,24 +181,51 @@ class Items:
             return None
         return _picture(self, self.trusted.examples, int(self.trusted.rows[k]))
 
-    def describe(self, row: int) -> list[tuple[str, str]]:
-        """Cells (name, value) to show for a row: those of `--show`, and its features if it has no image.
+    def describe(self, row: int) -> list[Cell]:
+        """Cells to show for a row: those of `--show`, and its features if it has no image.
 
-        Unnamed features of an array are left out if there is anything else to show.
+        Features that speak for the suggestion against the given label come first. Unnamed features of an array are left
+        out if there is anything else to show.
         """
-        extra = list(self.extra_cells[row].items()) if self.extra_cells else []
+        extra = [Cell(name, text) for name, text in self.extra_cells[row].items()] if self.extra_cells else []
         if self.has_pictures or (extra and self.dataset.encoding is None):
             return extra
-        return extra + self._cells(self.examples, row)
+        cells = self._cells(self.examples, row)
+        speaks = self._column_evidence(row, len(cells))
+        if speaks is not None:
+            order = order_by_size(speaks)
+            cells = [cells[j]._replace(speaks=speaks[j]) for j in order]
+        return (extra + cells)[:_MAX_CELLS]
 
-    def _cells(self, examples: Examples, row: int) -> list[tuple[str, str]]:
+    def _column_evidence(self, row: int, n_cells: int) -> list[float] | None:
+        """How much each column of a row speaks for the suggestion against the given label.
+
+        If the suggestion is the given label, it is compared with the next most probable class.
+        """
+        i = self.position.get(row, -1)
+        if self.means is None or self.posterior is None or i < 0 or self.suggested[i] < 0:
+            return None
+        given, other = int(self.given[row]), int(self.suggested[i])
+        if other == given:
+            q = self.posterior[i].copy()
+            q[given] = -1.0
+            other = int(q.argmax())
+        columns = self.dataset.encoding if isinstance(self.dataset.encoding, Columns) else None
+        x = self.examples.flat(torch.tensor([row]))[0].double().cpu().numpy()
+        values = sum_by_column(self.means.compare(x, other, given), columns)
+        return values.tolist() if len(values) == n_cells else None
+
+    def _cells(self, examples: Examples, row: int) -> list[Cell]:
         columns = self.dataset.encoding if isinstance(self.dataset.encoding, Columns) else None
         if isinstance(examples, Embedded) and examples.originals is not None:
-            return [("text", examples.originals.values[row])]
-        return feature_cells(examples, row, columns)[:_MAX_CELLS]
+            return [Cell("text", examples.originals.values[row])]
+        return [Cell(name, text) for name, text in feature_cells(examples, row, columns)]
 
     def nearest_trusted(self, row: int, decided: Mapping[int, str], n: int = 5) -> list[dict[str, Any]]:
-        """The n examples nearest to a row among the trusted ones and those decided so far, nearest first."""
+        """The n examples nearest to a row among the trusted ones and those decided so far, nearest first.
+
+        If none of them has the given label of the row, the nearest one that has it replaces the last.
+        """
         limit = _MAX_CANDIDATES[self.examples.always_readable]
         count = 0 if self.trusted is None else len(self.trusted)
         places = [("trusted", k) for k in np.linspace(0, count - 1, min(count, limit)).round().astype(int).tolist()]
@@ -153,22 +235,35 @@ class Items:
         center = vectors.pop(("row", row), None)
         if center is None:
             return []
+        given = self.classes[int(self.given[row])]
+        ranked = sorted(vectors, key=lambda place: float((vectors[place] - center).norm()))
         nearest: list[tuple[str, int]] = []
-        for place in sorted(vectors, key=lambda place: float((vectors[place] - center).norm())):
+        for place in ranked:
+            if len(nearest) == n:
+                break
             # A row that was decided and later used as a trusted example would appear twice.
             if not any(torch.equal(vectors[place], vectors[other]) for other in nearest):
                 nearest.append(place)
-            if len(nearest) == n:
-                break
+        if given not in {self._label_at(place, decided) for place in nearest}:
+            contrast = next((place for place in ranked if self._label_at(place, decided) == given), None)
+            nearest[n - 1 :] = [contrast] if contrast else nearest[n - 1 :]
         return [self._describe_neighbor(place, decided) for place in nearest]
+
+    def _label_at(self, place: tuple[str, int], decided: Mapping[int, str]) -> str:
+        kind, k = place
+        if kind == "row":
+            return decided[k]
+        assert self.trusted is not None
+        return self.classes[int(self.trusted.y[k])]
 
     def _describe_neighbor(self, place: tuple[str, int], decided: Mapping[int, str]) -> dict[str, Any]:
         kind, k = place
+        label = self._label_at(place, decided)
         if kind == "row":
-            return {"row": k, "label": decided[k], "cells": self.describe(k)}
+            return {"row": k, "label": label, "cells": self.describe(k)}
         assert self.trusted is not None
         cells = [] if self.has_pictures else self._cells(self.trusted.examples, int(self.trusted.rows[k]))
-        return {"trusted": k, "label": self.classes[int(self.trusted.y[k])], "cells": cells}
+        return {"trusted": k, "label": label, "cells": cells[:_MAX_CELLS]}
 
     def _embed_places(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Tensor]:
         """Features by place, cached; without those that cannot be read."""
@@ -239,6 +334,8 @@ def items_from_run(
         review_first=pick(audit.is_label_issue, False) if rows is None else np.ones(len(chosen), bool),
         probabilities=np.where((index >= 0)[:, None], audit.probabilities[index], np.nan),
         trusted=task.meta,
+        audit=audit,
+        listed=rows is not None,
         extra_cells=extra_cells,
     )
 
@@ -273,6 +370,7 @@ def items_from_data(
         review_first=np.ones(n, bool),
         probabilities=None,
         trusted=trusted,
+        listed=rows is not None,
         extra_cells=extra_cells,
     )
 
@@ -290,14 +388,21 @@ def _check_listed(rows: Ints, n: int) -> Ints:
 
 
 def _embed_by_net(net: nn.Module) -> EmbedFn:
-    """Normalized penultimate features, or normalized logits if the network does not expose its features."""
+    """Normalized penultimate features, or normalized logits if the network does not expose its features.
+
+    A mixture of models has no such features: its inputs are compared.
+    """
     inner = getattr(net, "features", None)
+    if isinstance(net, Mixture):
+        inner = net.images or _embed_by_input
+    elif not callable(inner) or isinstance(inner, nn.Module):
+        inner = net
     net.eval()
 
     @torch.no_grad()
     def embed(x: Tensor) -> Tensor:
-        h = inner(x) if callable(inner) and not isinstance(inner, nn.Module) else net(x)
-        return F.normalize(h.flatten(1).float(), dim=1)
+        h = inner(x).flatten(1).float()
+        return h if inner is _embed_by_input else F.normalize(h, dim=1)
 
     return embed
 

@@ -125,6 +125,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(review.session())
             case ["api", "items"]:
                 self._json(review.list_items(query))
+            case ["api", "pairs"]:
+                self._json(review.pairs(query))
+            case ["api", "preview"]:
+                self._json(review.preview(query))
+            case ["api", "progress"]:
+                self._json(review.progress())
             case ["api", "near", row]:
                 self._json(review.near(_id(row)))
             case ["api", "corrected.csv"]:
@@ -140,7 +146,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _post(self, path: str, query: Mapping[str, str]) -> None:  # noqa: ARG002
         review = self.server.review
-        verbs = {"/api/decide": review.decide, "/api/undo": review.undo, "/api/export": review.export}
+        verbs = {
+            "/api/decide": review.decide,
+            "/api/accept": review.accept,
+            "/api/undo": review.undo,
+            "/api/export": review.export,
+        }
         if path not in verbs:
             raise RequestRefused("not found", HTTPStatus.NOT_FOUND)
         self._json(verbs[path](self._body()))

@@ -1,20 +1,25 @@
 """The requests of the review page and their answers as JSON."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from warpi.audit.decisions import ACTIONS, Choice, Decision, Store
+from warpi.audit.decisions import ACTIONS, AUTOMATIC, Choice, Decision, Store
 from warpi.review.corrected_labels import ACCEPTED, STATES, state_of
 from warpi.review.export import fit_command, write_all
-from warpi.review.items import Items
+from warpi.review.items import Cell, Items
+from warpi.review.progress import audit_concerns, measure_progress
+from warpi.review.show_input import shorten_number
 
 _MAX_ITEMS = 200  # per answer
+_KEYS = 10  # classes that can be chosen with one key
 _MAX_CHOICES = 1000  # decisions per step; page.js has the same number
+_PREVIEW = 12  # examples of a class pair that are shown before its suggestions are accepted
 _ALL_STATES = ("open", *STATES.values(), ACCEPTED)
 
 Json = dict[str, Any]
@@ -32,11 +37,14 @@ class RequestRefused(Exception):
 class ReviewSession:
     """Answers requests of the page. All state is in the store, so all tabs see the same."""
 
-    def __init__(self, items: Items, store: Store, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, items: Items, store: Store, folder: Path, settings: Mapping[str, Any], blind: str | None = None
+    ) -> None:
         self.items = items
         self.store = store
         self.folder = folder
         self.settings = settings  # of the run or the data, without defaults
+        self.blind = blind or default_blind(items)  # rows whose labels are hidden until a class is chosen
 
     def session(self) -> Json:
         """Information that the page requests once, and the progress of the review."""
@@ -48,6 +56,11 @@ class ReviewSession:
             "pictures": items.has_pictures,
             "small": items.is_small,
             "audited": items.probabilities is not None,
+            "listed": items.listed,
+            "orders": list(items.orders),
+            "has_posterior": items.audit is not None,
+            "concerns": [] if items.audit is None else [c._asdict() for c in audit_concerns(items.audit)],
+            "is_new": self.store.is_empty(),
             "counts": self.counts(),
         }
 
@@ -65,7 +78,7 @@ class ReviewSession:
         return {"all": total, "first": first}
 
     def list_items(self, query: Mapping[str, str]) -> Json:
-        """Items that match the filters, after a place in the order of review."""
+        """Items that match the filters, after a place in the chosen order."""
         items = self.items
         after = _integer(query, "after", -1)
         limit = min(max(0, _integer(query, "limit", 20)), _MAX_ITEMS)
@@ -76,37 +89,134 @@ class ReviewSession:
         matches = items.review_first.copy() if scope == "first" else items.review_first | True
         for name, labels in (("given", items.given[items.row]), ("suggested", items.suggested)):
             if label := query.get(name):
-                if label not in items.classes:
-                    raise RequestRefused("unknown class")
-                matches &= labels == items.classes.index(label)
+                matches &= labels == self.class_number(label)
         decisions = self.store.current_decisions()
         if state != "all":
-            states = np.full(len(items), "open", dtype=object)
-            for row, decision in decisions.items():
-                if (i := items.position.get(row)) is not None:
-                    states[i] = state_of(decision)
+            states = self.states(decisions)
             matches &= np.isin(states, ["kept", "changed"] if state == "decided" else [state])
-        places = matches.nonzero()[0]
+        order = self.order(query.get("order"))
+        places = matches[order].nonzero()[0]
         page = places[places > after][:limit].tolist()
-        return {"total": len(places), "items": [self.item(i, decisions.get(int(items.row[i]))) for i in page]}
+        shown = [self.item(int(order[p]), decisions.get(int(items.row[order[p]])), place=p) for p in page]
+        return {"total": len(places), "items": shown}
 
-    def item(self, i: int, decision: Decision | None) -> Json:
-        """One item, with everything that the page shows about it."""
+    def order(self, name: object) -> NDArray[np.int64]:
+        """The items in the order of this name; the default order without one."""
+        orders = self.items.orders
+        if name is None or name == "":
+            return np.arange(len(self.items))
+        if not isinstance(name, str) or name not in orders:
+            raise RequestRefused("unknown order")
+        return orders[name]
+
+    def states(self, decisions: Mapping[int, Decision]) -> NDArray[np.object_]:
+        """The state of each item."""
+        states = np.full(len(self.items), "open", dtype=object)
+        for row, decision in decisions.items():
+            if (i := self.items.position.get(row)) is not None:
+                states[i] = state_of(decision)
+        return states
+
+    def item(self, i: int, decision: Decision | None, place: int | None = None) -> Json:
+        """One item, with everything that the page shows about it. `place` is its place in the chosen order."""
         items = self.items
         row = int(items.row[i])
         p = None if items.probabilities is None else [_number(value) for value in items.probabilities[i].tolist()]
+        files = items.dataset.files
         return {
-            "place": i,
+            "place": i if place is None else place,
             "row": row,
             "given": items.classes[int(items.given[row])],
             "suggested": self.suggested(i),
             "wrong": _number(float(items.wrong_probability[i])),
+            "sure": _number(float(items.suggestion_probability[i])) if items.audit is not None else None,
             "uncertainty": _number(float(items.uncertainty[i])),
             "first": bool(items.review_first[i]),
+            "random": row in items.random_rows,
+            "becomes_trusted": items.represents_data(row),
+            "blind": self.blind == "all" or (self.blind == "random" and row in items.random_rows),
             "p": None if p is None or None in p else p,
-            "cells": items.describe(row),
-            "path": None if items.dataset.files is None else items.dataset.files.paths[row],
+            "cells": _cells_to_json(items.describe(row)),
+            "path": None if files is None else files.paths[row],
             **_to_json(decision),
+        }
+
+    def class_number(self, name: str) -> int:
+        if name not in self.items.classes:
+            raise RequestRefused("unknown class")
+        return self.items.classes.index(name)
+
+    def pairs(self, query: Mapping[str, str]) -> Json:
+        """Open items whose suggestion differs from the given label, counted by the two classes.
+
+        Only suggestions that are right with a probability of at least `above` count.
+        """
+        items = self.items
+        places = self._acceptable(_probability(query.get("above")))
+        codes = items.given[items.row[places]] * len(items.classes) + items.suggested[places]
+        found = []
+        for code in np.unique(codes).tolist():
+            members = places[codes == code]
+            given, suggested = divmod(code, len(items.classes))
+            sure = items.suggestion_probability[members]
+            names = {"given": items.classes[given], "suggested": items.classes[suggested]}
+            found.append({**names, "n": len(members), "right": _number(float(sure.sum()))})
+        return {"pairs": sorted(found, key=lambda pair: -pair["n"])}
+
+    def _acceptable(self, above: float) -> NDArray[np.int64]:
+        """Open items with a suggestion that differs from the given label and is right with this probability."""
+        items = self.items
+        differs = (items.suggested >= 0) & (items.suggested != items.given[items.row])
+        is_open = self.states(self.store.current_decisions()) == "open"
+        places: NDArray[np.int64] = (differs & is_open & (items.suggestion_probability >= above)).nonzero()[0]
+        return places
+
+    def _pair_places(self, request: Mapping[str, Any]) -> NDArray[np.int64]:
+        """The acceptable items of one pair of classes, the least probable suggestion first."""
+        given, suggested = (self.class_number(str(request.get(name))) for name in ("given", "suggested"))
+        items = self.items
+        places = self._acceptable(_probability(request.get("above")))
+        places = places[(items.given[items.row[places]] == given) & (items.suggested[places] == suggested)]
+        chosen: NDArray[np.int64] = places[np.argsort(items.suggestion_probability[places], kind="stable")]
+        return chosen
+
+    def preview(self, query: Mapping[str, str]) -> Json:
+        """What accepting the suggestions of one pair of classes would change: the least probable ones."""
+        places = self._pair_places(query)
+        right = float(self.items.suggestion_probability[places].sum())
+        shown = [self.item(i, None) for i in places[:_PREVIEW].tolist()]
+        return {"n": len(places), "right": _number(right), "items": shown}
+
+    def accept(self, request: Json) -> Json:
+        """Accept the suggestions of one pair of classes, as one step that can be undone."""
+        tab = _text(request, "tab")
+        step = AUTOMATIC + _text(request, "step")
+        items = self.items
+        choices = []
+        for i in self._pair_places(request).tolist():
+            row = int(items.row[i])
+            given, suggested = items.classes[int(items.given[row])], self.suggested(i)
+            choices.append(Choice(row, 0, "change", suggested, given, suggested))
+        if not choices:
+            raise RequestRefused("no open row is left", HTTPStatus.CONFLICT)
+        outcome = self.store.decide(choices, tab, step)
+        done = {row: _to_json(decision) for row, decision in outcome.done.items()}
+        return {"done": done, "counts": self.counts()}
+
+    def progress(self) -> Json:
+        """How many labels are right after each decision, and whether to go on."""
+        audit = self.items.audit
+        if audit is None:
+            return {"points": [], "hint": ""}
+        made = measure_progress(audit, self.store.current_decisions(), self.store.random_rows())
+        run = audit.facts.get("run")
+        points = [[m, _number(float(made.by_people[m])), _number(float(made.with_audit[m]))] for m in made.points()]
+        return {
+            "points": points,
+            "n_rows": made.n_rows,
+            "n_random": made.n_random,
+            "can_stop": made.can_stop,
+            "hint": made.hint(None if run is None else str(run)),
         }
 
     def suggested(self, i: int) -> str | None:
@@ -116,13 +226,17 @@ class ReviewSession:
     def near(self, row: int) -> Json:
         """The trusted and decided examples nearest to a row."""
         self.place(row)
-        decided = {r: d.label for r, d in self.store.current_decisions().items() if d.label is not None}
-        return {"near": self.items.nearest_trusted(row, decided)}
+        decisions = {r: d for r, d in self.store.current_decisions().items() if not d.is_automatic}
+        decided = {r: d.label for r, d in decisions.items() if d.label is not None}
+        near = self.items.nearest_trusted(row, decided)
+        return {"near": [{**n, "cells": _cells_to_json(n["cells"])} for n in near]}
 
     def decide(self, request: Json) -> Json:
         """Store the decisions of one step, each an action for a row."""
         tab = _text(request, "tab")
         step = _text(request, "step")
+        if step.startswith(AUTOMATIC):
+            raise RequestRefused("the name of this step is reserved")
         choices = request.get("choices")
         if not isinstance(choices, list) or not 0 < len(choices) <= _MAX_CHOICES:
             raise RequestRefused(f"choices must be a list of 1 to {_MAX_CHOICES} objects")
@@ -160,8 +274,10 @@ class ReviewSession:
     def undo(self, request: Json) -> Json:
         """Undo the last step of a tab. Its rows may be missing from the list that is reviewed now."""
         done = self.store.undo(_text(request, "tab"), _text(request, "step"))
-        places = [self.items.position[row] for row in done if row in self.items.position]
-        changed = [self.item(i, done[int(self.items.row[i])]) for i in sorted(places)]
+        order = self.order(request.get("order"))
+        place = {int(self.items.row[i]): p for p, i in enumerate(order.tolist())}
+        rows = sorted((row for row in done if row in place), key=lambda row: place[row])
+        changed = [self.item(self.items.position[row], done[row], place[row]) for row in rows[:_MAX_ITEMS]]
         return {"items": changed, "rows": sorted(done), "counts": self.counts()}
 
     def export(self, request: Json) -> Json:  # noqa: ARG002
@@ -185,6 +301,28 @@ def _to_json(decision: Decision | None) -> Json:
     if decision is None:
         return {"state": "open", "label": None, "seen": 0}
     return {"state": state_of(decision), "label": decision.label, "seen": decision.id}
+
+
+def default_blind(items: Items) -> str:
+    """Rows whose labels are hidden until a class is chosen: random ones, if every class has its own key."""
+    return "random" if len(items.classes) <= _KEYS else "none"
+
+
+def _cells_to_json(cells: Sequence[Cell]) -> list[Json]:
+    return [
+        {"name": c.name, "value": c.value, "short": shorten_number(c.value), "speaks": c.speaks and _number(c.speaks)}
+        for c in cells
+    ]
+
+
+def _probability(value: object) -> float:
+    try:
+        p = float(str(value))
+    except ValueError:
+        p = -1.0
+    if not 0 <= p <= 1:
+        raise RequestRefused("above must be a probability")
+    return p
 
 
 def _number(value: float) -> float | None:

@@ -1,7 +1,9 @@
 """Render inputs for people: images as PNG or JPEG, features as named cells."""
 
 import io
+import math
 import os
+import re
 import struct
 import zlib
 
@@ -15,6 +17,7 @@ from warpi.data.examples import Examples, TensorExamples
 from warpi.data.numeric import Columns, format_number
 from warpi.data.sparse import SparseExamples
 
+_DECIMAL = re.compile(r"-?\d+(\.\d+(e[+-]?\d+)?|e[+-]?\d+)", re.ASCII)
 SIDE = 448  # shorter side of a displayed photo, in pixels
 
 
@@ -76,6 +79,16 @@ def path_inside(root: str, path: str) -> str | None:
 
 def _is_below(path: str, folder: str) -> bool:
     return path.startswith(os.path.join(folder, ""))
+
+
+def shorten_number(text: str) -> str:
+    """A number with four significant digits; large numbers as integers. Integers and other texts stay as they are."""
+    if not _DECIMAL.fullmatch(text):
+        return text
+    value = float(text)
+    if not math.isfinite(value):
+        return text
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def feature_cells(examples: Examples, row: int, columns: Columns | None) -> list[tuple[str, str]]:

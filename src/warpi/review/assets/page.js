@@ -6,6 +6,8 @@ const percent = (p) => (p >= 0.995 ? ">99" : p < 0.005 ? "<1" : `${Math.round(10
 const PAGE = 24;
 const AT_ONCE = 1000; // decisions per step, limited by the server
 const STATE = { kept: "Kept", unsure: "Unsure", skipped: "Skipped" };
+const ORDERS = { listed: "as in the list", suspicious: "most suspicious first", gain: "largest expected gain first" };
+const TELLING = 5; // columns that a tile of the grid shows
 
 function make(tag, props = {}, ...children) {
   const node = Object.assign(document.createElement(tag), props);
@@ -24,8 +26,9 @@ let view = "one";
 let selected = new Set(); // rows selected in the grid
 let anchor = 0; // index of the first item of a range selection
 let unsaved = null; // a request that failed and can be sent again
+const revealed = new Set(); // rows whose hidden label the person wanted to see
 
-const filters = { scope: "first", state: "open", given: "", suggested: "" };
+const filters = { scope: "first", state: "open", given: "", suggested: "", order: "" };
 const tab = (sessionStorage.tab ||= crypto.randomUUID()); // undo applies to the decisions of this tab; a reload keeps its id
 const otherTabs = new BroadcastChannel("warpi-review"); // other tabs of this browser
 
@@ -56,11 +59,11 @@ function showError(text) {
 }
 
 let fading;
-function toast(text) {
+function toast(text, milliseconds = 2600) {
   $("toast").textContent = text;
   $("toast").classList.add("on");
   clearTimeout(fading);
-  fading = setTimeout(() => $("toast").classList.remove("on"), 2600);
+  fading = setTimeout(() => $("toast").classList.remove("on"), milliseconds);
 }
 
 // ---- fetching --------------------------------------------------------------------------------------------------------
@@ -119,15 +122,25 @@ async function send(path, body) {
 
 async function decide(choices) {
   if (unsaved || !choices.length) return;
+  const hidden = view === "one" && isHidden(items[current]) ? items[current] : null;
   const answer = await send("/api/decide", { tab, step: crypto.randomUUID(), choices });
   await showDecided(answer);
+  if (hidden && answer.done[hidden.row]?.label) tellHidden(hidden, answer.done[hidden.row].label);
+}
+
+// The labels of some rows are hidden until the person has chosen a class, so that they do not influence the choice.
+const isHidden = (item) => item.blind && item.state === "open" && !revealed.has(item.row);
+
+function tellHidden(item, label) {
+  const guess = item.suggested === null || item.suggested === item.given ? "" : `, suggestion ${item.suggested}`;
+  toast(label === item.given ? `You chose ${label}, like the given label` : `You chose ${label}. Given label ${item.given}${guess}. Undo with Z`, 6000);
 }
 
 async function showDecided(answer) {
   updateItems(answer.done);
   updateItems(answer.refused);
   const lost = Object.keys(answer.refused).length;
-  if (lost) toast(lost === 1 ? "Already decided in another tab. Decide again to change it" : `${lost} were already decided in another tab and stay as they are`);
+  if (lost) toast(lost === 1 ? "Already decided in another tab or by someone else. Decide again to change it" : `${lost} were already decided in another tab or by someone else and stay as they are`);
   if (view === "many") {
     const n = Object.keys(answer.done).length;
     if (!lost) toast(`${n} decided`);
@@ -140,6 +153,7 @@ async function showDecided(answer) {
 function act(action, label = null) {
   return enqueue(() => {
     const rows = view === "one" ? items.slice(current, current + 1) : items.filter((item) => selected.has(item.row));
+    if (view === "one" && ["keep", "accept"].includes(action) && rows.some(isHidden)) return toast("Choose a class first. The labels are hidden until then; V shows them");
     const able = action === "accept" ? rows.filter((item) => item.suggested !== null) : rows;
     return decide(able.map(({ row, seen }) => ({ row, seen, action, label })));
   });
@@ -148,7 +162,7 @@ function act(action, label = null) {
 function undo() {
   return enqueue(async () => {
     if (unsaved) return;
-    showUndone(await send("/api/undo", { tab, step: crypto.randomUUID() }));
+    await showUndone(await send("/api/undo", { tab, step: crypto.randomUUID(), order: filters.order }));
   });
 }
 
@@ -157,6 +171,7 @@ function showUndone(answer) {
   const text = answer.rows.length === 1 ? `Undone: row ${answer.rows[0]}` : `Undone: ${answer.rows.length} rows`;
   toast(answer.items.length ? text : `${text}, not on this list`);
   if (!answer.items.length) return show();
+  if (answer.rows.length > PAGE) return restart();
   let end = current; // items that were not fetched yet are inserted here
   for (const item of answer.items) {
     const known = items.find((other) => other.row === item.row);
@@ -175,7 +190,8 @@ function retry() {
     if (!unsaved) return restart();
     const { path, body } = unsaved;
     const answer = await send(path, body);
-    if (path === "/api/undo") showUndone(answer);
+    if (path === "/api/undo") await showUndone(answer);
+    else if (path === "/api/accept") await showAccepted(answer);
     else await showDecided(answer);
   });
 }
@@ -194,6 +210,7 @@ function show() {
   $("empty").hidden = !none;
   $("single").hidden = none || view !== "one";
   $("grid").hidden = none || view !== "many";
+  document.body.classList.toggle("wide", view === "many");
   for (const id of ["one", "many"]) $(id).setAttribute("aria-pressed", String(view === id));
   $("filter").classList.toggle("active", filters.state !== "open" || filters.given !== "" || filters.suggested !== "");
   if (none) showEmpty();
@@ -204,22 +221,25 @@ function show() {
 
 function showProgress() {
   const counts = session.counts[filters.scope];
-  const sum = Object.values(counts).reduce((a, b) => a + b, 0);
-  const done = counts.kept + counts.changed + counts.unsure;
-  const what = !session.audited ? "rows" : filters.scope === "first" ? "suspicious rows" : "rows";
+  const sum = countAll(counts);
+  const done = counts.kept + counts.changed + counts.unsure + counts.accepted;
+  const what = filters.scope !== "first" || (!session.audited && !session.listed) ? "rows" : session.listed ? "rows of the list" : "suspicious rows";
   $("bar").max = Math.max(1, sum);
   $("bar").value = done;
   $("count").replaceChildren(`${done} of ${sum} `, make("span", { className: "long", textContent: `${what} ` }), "reviewed");
   $("count").title = Object.entries(counts).map(([name, n]) => `${n} ${name}`).join(", ");
   document.title = `${done} / ${sum} · Review`;
+  $("intro").hidden = !session.is_new || sessionStorage.intro === "read" || session.counts.all.open < countAll(session.counts.all) - 2;
 }
+
+const countAll = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
 
 function showEmpty() {
   const counts = session.counts[filters.scope];
   const plain = filters.state === "open" && !filters.given && !filters.suggested;
   $("empty-title").textContent = plain ? "All done" : "No row matches these filters";
   $("empty-text").textContent = plain
-    ? `${counts.kept} kept, ${counts.changed} changed, ${counts.unsure} unsure, ${counts.skipped} skipped.`
+    ? `${counts.kept} kept, ${counts.changed} changed, ${counts.unsure} unsure, ${counts.skipped} skipped, ${counts.accepted} accepted without looking.`
     : "Choose other filters.";
   $("empty-all").hidden = filters.scope === "all" && plain;
 }
@@ -236,31 +256,54 @@ function shorten(path, limit = 48) {
   return characters.length <= limit ? path : `${characters.slice(0, 15).join("")}…${characters.slice(16 - limit).join("")}`;
 }
 
+function nameRow(item) {
+  return item.id === undefined || item.id === null ? `Row${NBSP}${item.row}` : `${item.id} (row${NBSP}${item.row})`;
+}
+
+// What a decision about this row will do, as the export does it.
+function describeEffect(item) {
+  if (item.becomes_trusted && item.random) return "This row was drawn at random. Your decision sets its label, makes it a trusted example, and helps to measure how many labels are wrong.";
+  if (item.becomes_trusted) return "Your decision sets the label of this row and makes it a trusted example.";
+  return "Your decision sets the label of this row. It does not become a trusted example, because it was chosen by its score and not at random.";
+}
+
 function showOne(item) {
-  const old = $("stage").dataset.row;
-  $("where").replaceChildren(`Row ${item.row} · rank ${item.place + 1}`,
-    ...(item.path === null ? [] : [" · ", make("bdi", { className: "path", textContent: shorten(item.path), title: item.path })]));
+  const hidden = isHidden(item);
+  const old = $("stage").dataset.shown;
+  $("where").replaceChildren(`${nameRow(item)} · ${item.place + 1} of ${countAll(session.counts.all)}`,
+    ...(item.path === null ? [] : [" · ", make("bdi", { className: "path", textContent: shorten(item.path), title: item.path })]),
+    ...(item.random ? [make("span", { className: "tag random", textContent: "drawn at random" })] : []));
   setRibbon($("ribbon"), item);
-  const long = Math.max(item.given.length, item.suggested?.length ?? 0) > 9;
-  setName($("given-name"), item.given, long);
+  const long = Math.max(item.given.length, item.suggested?.length ?? 0) > 7;
+  setName($("given-name"), hidden ? "hidden until you choose" : item.given, long || hidden);
+  $("reveal").hidden = !hidden;
   setName($("guess-name"), item.suggested ?? "", long);
   const tile = $("guess-name").parentNode;
   tile.classList.toggle("same", item.suggested === item.given);
-  tile.hidden = tile.previousElementSibling.hidden = item.suggested === null;
-  $("wrong").hidden = item.wrong === null;
-  $("wrong").replaceChildren("The given label is wrong with probability ", make("b", { textContent: item.wrong === null ? "" : percent(item.wrong) }), ".",
-    make("span", { className: "muted", title: "uncertainty of this probability, see warpi audit", textContent: !(item.uncertainty >= 0.01) ? "" : ` Uncertainty ${item.uncertainty.toFixed(2)}.` }));
-  showBars(item);
-  if (old === String(item.row)) return;
+  tile.hidden = tile.previousElementSibling.hidden = item.suggested === null || hidden;
+  $("wrong").hidden = item.wrong === null || hidden;
+  const sure = item.sure === null || item.suggested === item.given ? "" : ` The suggestion is right with probability ${percent(item.sure)}.`;
+  $("wrong").replaceChildren("The given label is wrong with probability ", make("b", { textContent: item.wrong === null ? "" : percent(item.wrong) }), `.${sure}`);
+  $("effect").textContent = describeEffect(item);
+  showBars(item, hidden);
+  if (old === `${item.row} ${hidden}`) return;
   $("stage").dataset.row = item.row;
+  $("stage").dataset.shown = `${item.row} ${hidden}`;
   $("stage").replaceChildren();
-  if (session.pictures) $("stage").append(picture(`/picture/${item.row}`, `Row ${item.row}, given label ${item.given}`));
-  const texts = item.cells.filter(([, text]) => text.length > 60);
-  for (const [, text] of texts) $("stage").append(make("p", { className: "text", textContent: text }));
-  const cells = item.cells.filter((pair) => !texts.includes(pair));
-  if (cells.length) $("stage").append(table(cells, []));
-  showNear(item, cells);
+  if (session.pictures) $("stage").append(picture(`/picture/${item.row}`, hidden ? `Row ${item.row}` : `Row ${item.row}, given label ${item.given}`));
+  const texts = item.cells.filter((cell) => cell.value.length > 60);
+  for (const cell of texts) $("stage").append(make("p", { className: "text", textContent: cell.value }));
+  const cells = item.cells.filter((cell) => !texts.includes(cell));
+  if (cells.length) $("stage").append(table(item, cells, [], hidden));
+  showNear(item, cells, hidden);
   for (const next of items.slice(current + 1, current + 4)) if (session.pictures) new Image().src = `/picture/${next.row}`;
+}
+
+function reveal() {
+  const item = items[current];
+  if (view !== "one" || !item || !isHidden(item)) return false;
+  revealed.add(item.row);
+  show();
 }
 
 function setName(node, text, long) {
@@ -271,7 +314,8 @@ function setName(node, text, long) {
 function setRibbon(node, item, changed = "Changed to") {
   node.hidden = item.state === "open";
   node.className = `ribbon ${item.state}`;
-  node.textContent = item.state === "changed" ? `${changed} ${item.label}` : STATE[item.state] ?? "";
+  const accepted = item.state === "accepted" ? " (not looked at)" : "";
+  node.textContent = ["changed", "accepted"].includes(item.state) ? `${changed} ${item.label}${accepted}` : STATE[item.state] ?? "";
 }
 
 // A digit key chooses the class with that name if all classes are digits, else the class at that position.
@@ -279,13 +323,14 @@ const digits = () => session.classes.every((c) => /^[0-9]$/.test(c));
 const keyOf = (k) => (digits() ? session.classes[k] : k < 9 ? String(k + 1) : k === 9 ? "0" : null);
 const classOf = (key) => session.classes.find((_, k) => keyOf(k) === key);
 
-function showBars(item) {
-  const p = item.p;
+function showBars(item, hidden) {
+  const p = hidden ? null : item.p;
   const given = session.classes.indexOf(item.given);
   const order = session.classes.map((_, k) => k);
-  if (p) order.sort((x, y) => p[y] - p[x]);
+  if (item.p && (p || order.length > 10)) order.sort((x, y) => item.p[y] - item.p[x]);
   const shown = order.slice(0, p ? 5 : 10);
   if (!shown.includes(given)) shown.splice(-1, 1, given);
+  if (!p) shown.sort((x, y) => x - y);
   $("model").firstElementChild.textContent = p ? "Prediction of the model" : "Which class is it?";
   $("bars").classList.toggle("plain", !p);
   $("bars").replaceChildren(...shown.map((k) => {
@@ -297,13 +342,13 @@ function showBars(item) {
       make("span", { className: "name", textContent: session.classes[k] }),
       ...(p ? [make("span", { className: "track" }, fill), make("span", { className: "share", textContent: percent(p[k]) })] : []));
     const row = make("li", {}, button);
-    row.classList.toggle("is-guess", session.classes[k] === item.suggested);
-    row.classList.toggle("is-given", k === given);
+    row.classList.toggle("is-guess", !hidden && session.classes[k] === item.suggested);
+    row.classList.toggle("is-given", !hidden && k === given);
     return row;
   }));
 }
 
-async function showNear(item, cells) {
+async function showNear(item, cells, hidden) {
   $("neighbors").replaceChildren();
   let near = [];
   try {
@@ -321,43 +366,80 @@ async function showNear(item, cells) {
   } else {
     $("neighbors").replaceChildren(...near.map((n) => make("span", { className: "tag", textContent: n.label })));
     const old = $("stage").querySelector(".table");
-    if (old && innerWidth > 560) old.replaceWith(table(cells, near.slice(0, 3)));
+    if (old && innerWidth > 560) old.replaceWith(table(item, cells, contrast(item, near), hidden));
   }
 }
 
-// Round long numbers; the tooltip shows all digits.
-const roundNumber = (text) => (/^-?\d+\.\d{7,}$/.test(text) ? String(Number(Number(text).toPrecision(6))) : text);
+// At most three trusted rows next to the row: the nearest two, and the nearest one of the given class.
+function contrast(item, near) {
+  const two = near.slice(0, 2);
+  const other = near.find((n) => n.label === item.given);
+  return two.some((n) => n.label === item.given) || !other ? near.slice(0, 3) : [...two, other];
+}
 
-function table(cells, near) {
+// A bar to the right speaks for the suggestion, to the left for the given label.
+function evidence(speaks) {
+  const bar = make("i", { className: speaks > 0 ? "for" : "against" });
+  bar.style.width = `${Math.min(50, 50 * Math.sqrt(Math.abs(speaks) / 8))}%`;
+  return make("span", { className: "speaks", title: `log-likelihood ratio ${speaks.toFixed(1)}` }, bar);
+}
+
+function table(item, cells, near, hidden) {
+  const told = !hidden && cells.some((cell) => cell.speaks !== null);
   const head = make("tr", {}, make("th", { textContent: "" }), make("th", { textContent: "This row", scope: "col" }),
+    ...(told ? [make("th", { className: "evidence", scope: "col", textContent: "Evidence", title: `To the right (blue): for ${item.suggested}. To the left (amber): for ${item.given}. Each column by itself.` })] : []),
     ...near.map((n) => make("th", { scope: "col" }, "Trusted", make("br"), make("span", { className: "tag", textContent: n.label }))));
-  const body = cells.map(([key, value]) => make("tr", {}, make("th", { textContent: key, scope: "row" }), make("td", { textContent: roundNumber(value), title: value, className: near.length ? "own" : "" }),
+  const body = cells.map((cell) => make("tr", {}, make("th", { textContent: cell.name, scope: "row" }), make("td", { textContent: cell.short, title: cell.value, className: near.length ? "own" : "" }),
+    ...(told ? [make("td", { className: "evidence" }, ...(cell.speaks === null ? [] : [evidence(cell.speaks)]))] : []),
     ...near.map((n) => {
-      const other = n.cells.find(([k]) => k === key)?.[1] ?? "";
-      return make("td", { textContent: roundNumber(other), title: other, className: other === value ? "" : "far" });
+      const other = n.cells.find((c) => c.name === cell.name);
+      return make("td", { textContent: other?.short ?? "", title: other?.value ?? "", className: other?.value === cell.value ? "" : "far" });
     })));
   return make("div", { className: "table", tabIndex: 0 }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
+}
+
+// The cells that say most: those that speak for the suggestion, and the one that speaks most for the given label.
+function telling(cells) {
+  const chosen = cells.slice(0, TELLING);
+  const last = cells.at(-1);
+  if (cells.length > TELLING && last.speaks !== null && last.speaks < -0.5) chosen.splice(-1, 1, last);
+  return chosen;
+}
+
+function brief(item) {
+  const texts = item.cells.filter((cell) => cell.value.length > 60);
+  const cells = telling(item.cells.filter((cell) => !texts.includes(cell)));
+  const rows = cells.map((cell) => make("tr", {}, make("th", { textContent: cell.name, scope: "row" }), make("td", { textContent: cell.short, title: cell.value }),
+    ...(cell.speaks === null ? [] : [make("td", {}, evidence(cell.speaks))])));
+  return make("div", { className: "brief" }, ...texts.map((cell) => make("p", { textContent: cell.value })),
+    ...(rows.length ? [make("table", {}, make("tbody", {}, ...rows))] : []));
+}
+
+// A tile with an example, its given label and the whole suggestion.
+function makeTile(item) {
+  const node = make("div", { className: "pick" });
+  node.dataset.row = item.row;
+  node.title = item.path ?? "";
+  const label = make("div", { className: "line" }, make("span", { textContent: item.given }));
+  if (item.suggested !== null && item.suggested !== item.given) label.append(" → ", make("em", { textContent: item.suggested }));
+  const seen = session.pictures ? Object.assign(picture(`/picture/${item.row}`, ""), { loading: "lazy" }) : brief(item);
+  const share = [nameRow(item), ...(item.wrong === null ? [] : [`wrong:${NBSP}${percent(item.wrong)}`]), ...(item.random ? ["random"] : [])];
+  node.append(seen, label, make("div", { className: "share", textContent: share.join(" · ") }));
+  return node;
 }
 
 function showGrid() {
   $("tiles").classList.toggle("wide", !session.pictures);
   const focused = document.activeElement?.dataset?.row;
   $("tiles").replaceChildren(...items.map((item, i) => {
-    const node = make("div", { className: "pick", tabIndex: i === 0 ? 0 : -1 });
+    const node = Object.assign(makeTile(item), { tabIndex: i === 0 ? 0 : -1 });
     node.setAttribute("role", "option");
     node.setAttribute("aria-selected", String(selected.has(item.row)));
-    node.setAttribute("aria-label", `Row ${item.row}, given ${item.given}, suggestion ${item.suggested ?? "none"}, ${item.state}`);
-    node.dataset.row = item.row;
-    node.title = item.path ?? "";
+    node.setAttribute("aria-label", `${nameRow(item)}, given ${item.given}, suggestion ${item.suggested ?? "none"}, ${item.state}`);
     node.classList.toggle("past", item.state !== "open");
     const mark = make("span");
     setRibbon(mark, item, "→");
-    const label = make("span", { textContent: item.given });
-    if (item.suggested !== null && item.suggested !== item.given) label.append(" → ", make("em", { textContent: item.suggested }));
-    const seen = session.pictures ? Object.assign(picture(`/picture/${item.row}`, ""), { loading: "lazy" })
-      : make("div", { className: "brief", textContent: item.cells.map(([k, v]) => (v.length > 60 ? v : `${k}: ${v}`)).join("\n") });
-    node.append(seen, make("div", { className: "line" }, label,
-      make("span", { className: "wrong-share", textContent: item.wrong === null ? "" : percent(item.wrong) })), mark, make("span", { className: "tick", textContent: "✓" }));
+    node.append(mark, make("span", { className: "tick", textContent: "✓" }));
     node.onclick = (event) => choose(i, event.shiftKey);
     return node;
   }));
@@ -403,11 +485,13 @@ function showActions(none) {
   const able = many ? chosen.filter((i) => i.suggested !== null) : item && item.suggested !== null && item.suggested !== item.given ? [item] : [];
   const idle = none || (many && !chosen.length);
   for (const id of ["keep", "other", "unsure", "skip"]) $(id).disabled = idle;
-  $("accept").disabled = idle || !able.length;
+  const hidden = item && isHidden(item);
+  if (hidden) $("keep").disabled = true;
+  $("accept").disabled = idle || !able.length || hidden;
   $("accept").hidden = !session.audited;
-  $("keep-name").textContent = many ? "" : item?.given ?? "";
+  $("keep-name").textContent = many || hidden ? "" : item?.given ?? "";
   $("accept").firstElementChild.textContent = many ? "Accept suggestion" : "Change to";
-  $("accept-name").textContent = many ? "" : item?.suggested === item?.given ? "…" : item?.suggested ?? "…";
+  $("accept-name").textContent = many ? "" : hidden || item?.suggested === item?.given ? "…" : item?.suggested ?? "…";
   $("all").hidden = !many;
   $("chosen").hidden = !many;
   $("chosen").textContent = `${chosen.length} selected`;
@@ -424,7 +508,7 @@ function openPicker() {
 
 function showChoices() {
   const text = $("search").value.trim().toLowerCase();
-  const p = view === "one" ? items[current]?.p : null;
+  const p = view === "one" && items[current] && !isHidden(items[current]) ? items[current].p : null;
   const order = session.classes.map((_, k) => k).filter((k) => session.classes[k].toLowerCase().includes(text));
   if (p && session.classes.length > 10) order.sort((a, b) => p[b] - p[a]);
   $("choices").replaceChildren(...order.map((k, i) => make("button", { type: "button", className: text && i === 0 ? "at" : "", onclick: () => pickClass(session.classes[k]) },
@@ -460,11 +544,109 @@ function exportAll() {
   });
 }
 
+// ---- accepting many suggestions --------------------------------------------------------------------------------------
+function openBulk() {
+  if (!session.audited) return;
+  return enqueue(async () => {
+    await showPairs();
+    if (!$("bulk-dialog").open) $("bulk-dialog").showModal();
+  });
+}
+
+const rowsOf = (n) => `${n} ${n === 1 ? "row" : "rows"}`;
+
+async function showPairs() {
+  $("bulk-preview").hidden = true;
+  const { pairs } = await request(`/api/pairs?${new URLSearchParams({ above: $("bulk-above").value })}`);
+  if (!pairs.length) return $("bulk-pairs").replaceChildren(make("p", { className: "muted", textContent: "No open row has such a suggestion. Lower the probability, or decide rows one by one." }));
+  const head = make("tr", {}, ...["Given label", "Suggestion"].map((text) => make("th", { textContent: text, scope: "col" })),
+    make("th", { textContent: "Open rows", scope: "col", className: "number" }), make("th", { textContent: "Right, as expected", scope: "col", className: "number" }), make("th"));
+  const body = pairs.map((pair) => make("tr", {}, make("td", { textContent: pair.given }), make("td", { textContent: pair.suggested }),
+    make("td", { textContent: pair.n, className: "number" }), make("td", { textContent: percent(pair.right / pair.n), className: "number" }),
+    make("td", {}, make("button", { type: "button", textContent: "Preview", onclick: () => enqueue(() => showPreview(pair)) }))));
+  $("bulk-pairs").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
+}
+
+async function showPreview({ given, suggested }) {
+  const above = $("bulk-above").value;
+  const found = await request(`/api/preview?${new URLSearchParams({ given, suggested, above })}`);
+  const wrong = Math.round(found.n - found.right);
+  const tiles = make("div", { className: session.pictures ? "tiles" : "tiles wide" }, ...found.items.map(makeTile));
+  $("bulk-preview").replaceChildren(
+    make("p", {}, make("b", { textContent: `${rowsOf(found.n)}: ${given} → ${suggested}` }), `. Of these, about ${wrong} ${wrong === 1 ? "is" : "are"} expected to be wrong afterwards. `,
+      `The ${found.items.length} least certain:`),
+    tiles,
+    make("div", { className: "last" }, make("p", { className: "muted", textContent: "Nobody looks at these rows one by one. Their labels are corrected, they do not become trusted examples, and the audit does not learn from them. Undo takes all of them back." }),
+    make("button", { id: "bulk-accept", type: "button", className: "primary", textContent: `Change ${rowsOf(found.n)} to ${suggested}`, disabled: !found.n,
+      onclick: () => enqueue(() => acceptPair({ given, suggested, above })) })));
+  $("bulk-preview").hidden = false;
+  $("bulk-preview").scrollIntoView({ block: "nearest" });
+}
+
+async function acceptPair(pair) {
+  if (unsaved) return;
+  await showAccepted(await send("/api/accept", { tab, step: crypto.randomUUID().slice(0, 32), ...pair }));
+}
+
+async function showAccepted(answer) {
+  $("bulk-dialog").close();
+  await restart();
+  toast(`${Object.keys(answer.done).length} labels changed. Undo with Z`, 6000);
+}
+
+// ---- the curve of right labels ----------------------------------------------------------------------------------------
+function openCurve() {
+  if (!session.has_posterior) return;
+  return enqueue(async () => {
+    const progress = await request("/api/progress");
+    const [m, people, audit] = progress.points.at(-1);
+    const text = (share) => `${(100 * share).toFixed(1)}${NBSP}%`;
+    const parts = m < 2 ? [make("p", { className: "muted", textContent: "The curve appears after a few decisions." })] : [drawCurve(progress.points)];
+    parts.push(make("p", {}, `${m} decisions about ${progress.n_rows} rows, ${progress.n_random} of them about rows drawn at random. Expected share of right labels now: `,
+      make("b", { textContent: text(people) }), " with your decisions only (Export), ", make("b", { textContent: text(audit) }), " if the suggestions are applied to all other rows as well (warpi correct)."),
+      make("p", { className: progress.can_stop && m ? "stop" : "", textContent: progress.hint }),
+      make("p", { className: "muted", textContent: "Shares are expected values by the audit. Decisions show whether it was right about these rows." }));
+    $("curve-text").replaceChildren(...parts);
+    $("curve-dialog").showModal();
+  });
+}
+
+function svg(tag, attributes, text = "") {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.textContent = text;
+  return node;
+}
+
+function drawCurve(points) {
+  const [left, right, top, bottom] = [48, 470, 12, 200];
+  const last = points.at(-1);
+  const low = Math.min(...points.map((p) => Math.min(p[1], p[2])));
+  const step = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2].find((s) => (1 - low) / s <= 5) ?? 0.25;
+  const floor = Math.max(0, Math.floor(low / step) * step);
+  const x = (m) => left + (m / last[0]) * (right - left);
+  const y = (share) => bottom - ((share - floor) / (1 - floor)) * (bottom - top);
+  const chart = svg("svg", { class: "curve", viewBox: "0 0 640 240", role: "img", "aria-label": `Share of right labels: from ${percent(points[0][2])} to ${percent(last[2])} after ${last[0]} decisions` });
+  for (let share = floor; share <= 1 + 1e-9; share += step) {
+    chart.append(svg("path", { class: "grid", d: `M${left} ${y(share)}H${right}` }), svg("text", { x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${+(100 * share).toFixed(1)} %`));
+  }
+  for (const m of [...new Set([0, Math.round(last[0] / 2), last[0]])]) chart.append(svg("text", { x: x(m), y: bottom + 18, "text-anchor": "middle" }, m));
+  chart.append(svg("text", { x: (left + right) / 2, y: 236, "text-anchor": "middle" }, "decisions"));
+  const apart = Math.max(0, 15 - Math.abs(y(last[1]) - y(last[2]))) / 2;
+  for (const [name, k, label] of [["audit", 2, "with suggestions"], ["people", 1, "your decisions only"]]) {
+    chart.append(svg("polyline", { class: name, points: points.map((p) => `${x(p[0]).toFixed(1)},${y(p[k]).toFixed(1)}`).join(" ") }));
+    const shift = (last[k] >= last[3 - k] ? -apart : apart);
+    chart.append(svg("text", { class: name, x: right + 8, y: y(last[k]) + 4 + shift }, label));
+  }
+  return chart;
+}
+
 const KEYS = [
   [["K"], "keep the given label"], [["A"], "change to the suggestion"], [["1", "…", "0"], "choose the class with this number"], [["C"], "choose another class by typing its name"],
   [["U"], "unsure: you looked but cannot tell"], [["S"], "skip for now"], [["Z"], "undo the last decision of this tab"], [["←", "→"], "previous and next row"],
   [["G"], "switch between one row and the grid"], [["Space"], "grid: select (Shift and click: a range)"], [["X"], "grid: select all"], [["N"], "grid: next page"],
-  [["F"], "filters (Esc to leave)"], [["E"], "export"], [["?"], "this list"],
+  [["V"], "show the labels of a row before choosing"], [["B"], "accept the suggestions of a pair of classes"], [["P"], "progress: the share of right labels, and when to stop"],
+  [["F"], "filters and order (Esc to leave)"], [["E"], "export"], [["?"], "this list"],
 ];
 
 // ---- start -----------------------------------------------------------------------------------------------------------
@@ -472,7 +654,7 @@ function setView(to) {
   return enqueue(async () => {
     if (view === to) return;
     view = to;
-    $("stage").dataset.row = "";
+    $("stage").dataset.row = $("stage").dataset.shown = "";
     if (to === "one") current = Math.max(0, items.findIndex(matchesFilter));
     else if (items.length < gridPage()) await fetchMore(gridPage() - items.length);
     selected.clear();
@@ -489,7 +671,7 @@ function toggleFilters() {
 }
 
 function setFilter(change) {
-  Object.assign(filters, change);
+  Object.assign(filters, change, change.order === "gain" ? { scope: "all" } : {}); // the audit may be unsure about labels that it does not suspect
   for (const id of Object.keys(filters)) $(id).value = filters[id];
   return enqueue(restart);
 }
@@ -513,7 +695,7 @@ function onKey(event) {
   const many = view === "many";
   const keys = {
     k: () => act("keep"), a: () => !$("accept").disabled && act("accept"), u: () => act("unsure"), s: () => act("skip"), z: undo, c: openPicker,
-    g: () => setView(many ? "one" : "many"), f: toggleFilters, e: exportAll, "?": () => $("keys").showModal(),
+    g: () => setView(many ? "one" : "many"), f: toggleFilters, e: exportAll, "?": () => $("keys").showModal(), v: reveal, b: openBulk, p: openCurve,
     arrowleft: () => (many ? moveFocus(-1) : enqueue(showPrevious)), arrowright: () => (many ? moveFocus(1) : enqueue(() => current < items.length && showNext())),
     ...(many && { arrowup: () => moveFocus(-columns()), arrowdown: () => moveFocus(columns()), x: selectAll, n: () => !allFetched && nextPage(),
       " ": () => { const i = [...$("tiles").children].indexOf(document.activeElement); if (i >= 0) choose(i, event.shiftKey); else return false; } }),
@@ -531,6 +713,14 @@ async function start() {
   $("name").title = session.folder;
   for (const id of ["given", "suggested"]) $(id).append(...session.classes.map((c) => make("option", { value: c, textContent: c })));
   document.body.classList.toggle("plain", !session.audited);
+  $("bulk").hidden = !session.audited;
+  $("curve").hidden = !session.has_posterior;
+  if (session.listed) $("scope").firstElementChild.textContent = "rows of the list";
+  $("order").append(...session.orders.map((name) => make("option", { value: name, textContent: ORDERS[name] })));
+  filters.order = session.orders[0];
+  $("order").closest("label").hidden = session.orders.length < 2;
+  $("concerns").hidden = !session.concerns.length;
+  $("concerns").replaceChildren(...session.concerns.map((c) => make("p", {}, make("b", { textContent: c.problem }), ` ${c.advice}`)));
   if (!session.audited) $("scope").closest("label").hidden = $("suggested").closest("label").hidden = true;
   const plain = { first: session.counts.first.open, all: session.counts.all.open };
   if (!plain.first && plain.all) filters.scope = $("scope").value = "all";
@@ -539,6 +729,7 @@ async function start() {
     keep: () => act("keep"), accept: () => act("accept"), unsure: () => act("unsure"), skip: () => act("skip"), other: openPicker, undo, all: selectAll, more: nextPage, again: retry,
     one: () => setView("one"), many: () => setView("many"), filter: toggleFilters, export: exportAll, help: () => $("keys").showModal(),
     "empty-export": exportAll, "empty-all": () => setFilter({ scope: "all", state: "open", given: "", suggested: "" }),
+    reveal, bulk: openBulk, curve: openCurve, "intro-close": () => { sessionStorage.intro = "read"; show(); },
   };
   for (const [id, work] of Object.entries(clicks)) $(id).onclick = work;
   for (const id of Object.keys(filters)) {
@@ -551,6 +742,7 @@ async function start() {
     };
   }
   $("search").oninput = showChoices;
+  $("bulk-above").onchange = () => enqueue(showPairs);
   $("search").onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); $("choices").firstElementChild?.click(); } };
   document.addEventListener("keydown", onKey);
   await restart();

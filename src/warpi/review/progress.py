@@ -1,0 +1,145 @@
+"""How many labels are right after each decision, what further decisions are worth, and whether to rely on an audit."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warpi.audit.decisions import Decision
+from warpi.audit.label_scores import posterior
+from warpi.audit.rates import MIN_CHECKS
+from warpi.audit.result import Audit
+
+Floats = NDArray[np.float64]
+LOW_ACCURACY = 0.7  # an audit is unreliable if the accuracy on the trusted rows is lower; `warpi audit` warns too
+AHEAD = 20  # further decisions whose gain is forecast
+_WORTH = 0.05  # gain per decision, in labels, below which a person can stop
+_MOST_POINTS = 120
+
+
+class Concern(NamedTuple):
+    """A reason not to rely on the audit, and what to do."""
+
+    problem: str
+    advice: str
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """The expected fraction of right labels after 0, 1, ..., m decisions of people, in the order they were made.
+
+    `by_people` if only the decisions are used (Export), `with_audit` if the suggestions of the audit are applied to all
+    other rows as well (`warpi correct`). What a decision showed about its row counts from the beginning.
+    """
+
+    n_rows: int  # audited rows
+    by_people: Floats  # [m + 1]
+    with_audit: Floats  # [m + 1]
+    next_gain: float  # labels that the most useful of the next decisions are expected to correct
+    n_random: int  # decided rows that were drawn at random
+    n_new: int  # decisions that the audit does not know yet
+
+    @property
+    def n_decided(self) -> int:
+        return len(self.by_people) - 1
+
+    @property
+    def can_stop(self) -> bool:
+        return self.next_gain < _WORTH * AHEAD
+
+    def points(self) -> list[int]:
+        """Numbers of decisions to draw, at most `_MOST_POINTS`."""
+        m = self.n_decided
+        return sorted({round(m * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)})
+
+    def hint(self, run: str | None = None) -> str:
+        """What to do next, in one or two sentences."""
+        name = "RUN" if run is None else shlex.quote(run)
+        if self.n_random < MIN_CHECKS:
+            n = MIN_CHECKS - self.n_random
+            return (
+                f"{n} more decisions about rows drawn at random would show how many labels are wrong, with an "
+                f"interval: {check_command(name, 2 * max(n, 10))}."
+            )
+        if self.n_new >= AHEAD:
+            return f"The audit does not know {self.n_new} of the decisions. Let it learn from them: warpi audit {name}."
+        if self.can_stop:
+            return (
+                f"You can stop: the {AHEAD} most useful further decisions are expected to correct less than one label. "
+                f"Write the corrected data: warpi correct {name} --out corrected.csv."
+            )
+        return (
+            f"It is worth going on: the {AHEAD} most useful further decisions are expected to correct "
+            f"{self.next_gain:.0f} more labels. Sort by expected gain to see these rows."
+        )
+
+
+def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_rows: Mapping[int, float]) -> Progress:
+    """Progress of a review of audited rows. `random_rows` were drawn at random (`Store.random_rows`)."""
+    at = {row: i for i, row in enumerate(audit.row.tolist())}
+    number = {name: k for k, name in enumerate(audit.classes)}
+    q = audit.posterior.copy()
+    index = np.arange(len(audit))
+    ordered = sorted(decisions.values(), key=lambda d: d.id)
+    checked = {at[d.row]: number[d.label] for d in ordered if d.label in number and not d.is_automatic and d.row in at}
+    accepted = {at[d.row]: number[d.label] for d in ordered if d.label in number and d.is_automatic and d.row in at}
+    places = np.array(list(checked), dtype=np.int64)
+    labels = np.array(list(checked.values()), dtype=np.int64)
+    is_known = q[places].max(1, initial=0.0) >= 1.0  # an audit that knows a decision is certain about it
+    if is_known.any():  # what it would have suggested otherwise
+        without = posterior(audit.probabilities[places], audit.given[places], audit.T)
+        q[places[is_known]] = without[is_known]
+    suggested = q.argmax(1)
+    right_given = q[index, audit.given]
+    for i, k in accepted.items():
+        right_given[i] = q[i, k]
+    right_suggested = q[index, suggested]
+    right_given[places] = audit.given[places] == labels
+    right_suggested[places] = suggested[places] == labels
+    gains = np.sort(1 - np.delete(right_suggested, places))[::-1]
+    return Progress(
+        n_rows=len(audit),
+        by_people=_accumulate(right_given, places),
+        with_audit=_accumulate(right_suggested, places),
+        next_gain=float(gains[:AHEAD].sum()),
+        n_random=sum(row in random_rows for row in (audit.row[i] for i in checked)),
+        n_new=int((~is_known).sum()),
+    )
+
+
+def _accumulate(right: Floats, places: NDArray[np.int64]) -> Floats:
+    """Fraction of right labels after 0, 1, ... of the rows at `places` got their right label."""
+    start = right.sum()
+    return np.concatenate([[start], start + np.cumsum(1 - right[places])]) / len(right)
+
+
+def check_command(run: str, n: int = 40) -> str:
+    """The commands to check n rows, half of them drawn at random."""
+    return f"warpi pick {n} {run} --csv check.csv, then warpi review {run} --rows check.csv"
+
+
+def audit_concerns(audit: Audit) -> list[Concern]:
+    """Reasons not to rely on an audit."""
+    accuracy = audit.facts.get("trusted_accuracy")
+    run = audit.facts.get("run")
+    name = "RUN" if run is None else shlex.quote(str(run))
+    check = check_command(name)
+    if accuracy is not None and accuracy < LOW_ACCURACY:
+        return [
+            Concern(
+                f"The audit is unreliable: its model is right for only {100 * accuracy:.0f} % of the trusted rows.",
+                f"Do not accept suggestions without looking. Check rows drawn at random ({check}), use them as trusted "
+                "rows and train again.",
+            )
+        ]
+    if accuracy is None and not audit.facts.get("learned"):
+        return [
+            Concern(
+                "The audit may be unreliable: there are no trusted rows to compare it with.",
+                f"Check some rows first: {check}.",
+            )
+        ]
+    return []

@@ -1,0 +1,174 @@
+"""Evidence of columns, the curve of right labels, advice, and accepting many suggestions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from review_helpers import make_audited_items, serve
+
+from warpi.audit.decisions import AUTOMATIC, Decision
+from warpi.review.progress import AHEAD, audit_concerns, measure_progress
+from warpi.review.show_input import shorten_number
+from warpi.review.telling_columns import ClassMeans
+
+CLASSES = ("cat", "dog", "emu")
+
+
+def decide(row: int, label: str, step: str = "1", id: int = 0) -> Decision:
+    return Decision(id or row + 1, row, "change", label, "t", "", "", step)
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("0.30000000000000004", "0.3"),
+        ("1234.5678", "1235"),
+        ("12.34567", "12.35"),
+        ("-0.00012345", "-0.0001234"),
+        ("1.5e-07", "1.5e-07"),
+        ("123456", "123456"),
+        ("2024-01-05", "2024-01-05"),
+        ("1.2.3", "1.2.3"),
+        ("", ""),
+    ],
+)
+def test_numbers_are_shortened_for_reading(text: str, short: str) -> None:
+    assert shorten_number(text) == short
+
+
+def test_evidence_of_a_column_is_a_log_likelihood_ratio() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    q = np.eye(2)[np.arange(60) % 2]
+    means = ClassMeans.of(x, q)
+    groups = [x[::2], x[1::2]]
+    variance = np.mean([((g - g.mean(0)) ** 2).mean(0) for g in groups], axis=0)
+    row = rng.normal(size=3)
+    density = [-((row - g.mean(0)) ** 2) / (2 * variance) for g in groups]
+    assert np.allclose(means.compare(row, 1, 0), density[1] - density[0])
+    constant = ClassMeans.of(np.ones((4, 1)), np.eye(2)[[0, 1, 0, 1]])
+    assert constant.compare(np.array([5.0]), 0, 1).tolist() == [0.0]
+
+
+def test_columns_that_tell_come_first_and_the_given_class_is_shown() -> None:
+    items = make_audited_items(30, CLASSES, is_table=True, n_trusted=9)
+    cells = items.describe(4)
+    assert cells[0].name == "telling"
+    speaks = [cell.speaks or 0.0 for cell in cells]
+    assert speaks == sorted(speaks, reverse=True)
+    assert speaks[0] > 1
+    for row in range(5):
+        near = items.nearest_trusted(row, {}, n=2)
+        given = items.classes[int(items.given[row])]
+        assert len(near) == 2
+        assert given in [n["label"] for n in near]
+
+
+def test_curve_of_right_labels_agrees_with_a_loop() -> None:
+    audit = make_audited_items(30, CLASSES).audit
+    assert audit is not None
+    names = audit.classes
+    q = audit.posterior
+    labels = {3: int(audit.suggested[3]), 7: int(audit.given[7]), 11: (int(audit.given[11]) + 1) % 3}
+    decisions = {row: decide(row, names[k]) for row, k in labels.items()}
+    made = measure_progress(audit, decisions, {3: 1.0})
+    for m in range(len(labels) + 1):
+        done = list(labels)[:m]
+        people = by_audit = 0.0
+        for i in range(30):
+            known = labels.get(i)
+            suggested = int(q[i].argmax())
+            if i in done:
+                people += 1
+                by_audit += 1
+            elif known is not None:
+                people += known == audit.given[i]
+                by_audit += known == suggested
+            else:
+                people += q[i, audit.given[i]]
+                by_audit += q[i, suggested]
+        assert made.by_people[m] == pytest.approx(people / 30)
+        assert made.with_audit[m] == pytest.approx(by_audit / 30)
+    gains = sorted((1 - q[i].max() for i in range(30) if i not in labels), reverse=True)
+    assert made.next_gain == pytest.approx(sum(gains[:AHEAD]))
+    assert (made.n_decided, made.n_random, made.n_new) == (3, 1, 3)
+    assert made.points() == [0, 1, 2, 3]
+
+
+def test_accepted_suggestions_are_no_decisions_and_known_checks_are_not_new() -> None:
+    audit = make_audited_items(30, CLASSES).audit
+    assert audit is not None
+    name = audit.classes[int(audit.suggested[2])]
+    accepted = measure_progress(audit, {2: decide(2, name, f"{AUTOMATIC}1")}, {})
+    start = measure_progress(audit, {}, {})
+    gain = audit.posterior[2, audit.suggested[2]] - audit.posterior[2, audit.given[2]]
+    assert accepted.n_decided == 0
+    assert accepted.by_people[0] == pytest.approx(start.by_people[0] + gain / 30)
+    learned = audit.posterior.copy()
+    learned[2] = np.eye(3)[audit.suggested[2]]  # an audit that was made after the decision
+    known = measure_progress(replace(audit, learned_posterior=learned), {2: decide(2, name)}, {})
+    assert known.n_new == 0
+    assert known.with_audit.tolist() == pytest.approx(measure_progress(audit, {2: decide(2, name)}, {}).with_audit)
+
+
+def test_advice_depends_on_what_is_missing() -> None:
+    audit = make_audited_items(60, CLASSES).audit
+    assert audit is not None
+    decisions = {row: decide(row, audit.classes[int(audit.suggested[row])]) for row in range(40)}
+    random = dict.fromkeys(range(40), 1.0)
+    assert "20 more decisions about rows drawn at random" in measure_progress(audit, {}, {}).hint()
+    assert "warpi audit runs/x" in measure_progress(audit, decisions, random).hint("runs/x")
+    learned = np.eye(3)[audit.suggested]
+    learned[40:] = audit.posterior[40:]
+    unsure = replace(audit, learned_posterior=learned)
+    assert "worth going on" in measure_progress(unsure, decisions, random).hint()
+    sure = replace(audit, learned_posterior=np.eye(3)[audit.suggested] * 0.98 + 0.02 / 3)
+    few_new = {row: d for row, d in decisions.items() if row < 19}
+    stop = measure_progress(sure, few_new, dict.fromkeys(range(40), 1.0))
+    assert stop.can_stop
+    low = replace(audit, facts={**audit.facts, "trusted_accuracy": 0.5})
+    assert "right for only 50 %" in audit_concerns(low)[0].problem
+    assert "warpi pick 40 runs/x" in audit_concerns(low)[0].advice
+    none = replace(audit, facts={**audit.facts, "trusted_accuracy": None})
+    assert "no trusted rows" in audit_concerns(none)[0].problem
+    assert audit_concerns(audit) == []
+
+
+def test_requests_to_accept_many(tmp_path: Path) -> None:
+    items = make_audited_items(30, CLASSES)
+    with serve(items, tmp_path) as client:
+        pairs = client.ask("GET", "/api/pairs?above=0.9")[1]["pairs"]
+        sure = items.suggestion_probability
+        assert sum(pair["n"] for pair in pairs) == int((sure >= 0.9).sum())
+        assert sum(pair["right"] for pair in pairs) == pytest.approx(sure[sure >= 0.9].sum(), abs=1e-4)
+        pair = pairs[0]
+        query = f"given={pair['given']}&suggested={pair['suggested']}&above=0.9"
+        shown = client.ask("GET", f"/api/preview?{query}")[1]
+        assert shown["n"] == pair["n"]
+        probabilities = [item["sure"] for item in shown["items"]]
+        assert probabilities == sorted(probabilities)
+        body = {"tab": "t", "step": "1", "given": pair["given"], "suggested": pair["suggested"], "above": 0.9}
+        done = client.ask("POST", "/api/accept", body)[1]
+        assert (len(done["done"]), done["counts"]["all"]["accepted"]) == (pair["n"], pair["n"])
+        assert client.ask("POST", "/api/accept", {**body, "step": "2"})[0] == 409  # nothing is left
+        for wrong in ({"above": 2}, {"above": "x"}, {"given": "cow"}, {"step": ""}):
+            assert client.ask("POST", "/api/accept", {**body, **wrong})[0] == 400
+        choices = [{"row": 1, "seen": 0, "action": "keep"}]
+        reserved = {"tab": "t", "step": f"{AUTOMATIC}3", "choices": choices}
+        assert client.ask("POST", "/api/decide", reserved)[0] == 400
+        answer = client.ask("POST", "/api/undo", {"tab": "t", "step": "4", "order": "gain"})[1]
+        assert len(answer["rows"]) == pair["n"]
+        assert answer["counts"]["all"]["accepted"] == 0
+
+
+def test_items_in_the_order_of_expected_gain(tmp_path: Path) -> None:
+    items = make_audited_items(30, CLASSES)
+    with serve(items, tmp_path) as client:
+        shown = client.ask("GET", "/api/items?order=gain&limit=5")[1]["items"]
+        assert [item["row"] for item in shown] == np.argsort(items.suggestion_probability)[:5].tolist()
+        assert [item["place"] for item in shown] == list(range(5))
+        rest = client.ask("GET", "/api/items?order=gain&limit=3&after=4")[1]["items"]
+        assert [item["place"] for item in rest] == [5, 6, 7]
+        assert client.ask("GET", "/api/items?order=size")[0] == 400
+        assert client.ask("GET", "/api/progress")[1]["points"][0][0] == 0
