@@ -1,12 +1,15 @@
 """Strong augmentation: pure functions of images and random numbers."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from warpi.data.augment import change_colors, cut_out, distort, warp
 from warpi.data.examples import TensorExamples
+from warpi.data.image_files import FileExamples
 from warpi.training.task import Task, Truth
 
 
@@ -60,3 +63,28 @@ def test_only_strong_views_are_distorted(pictures: tuple[Task, Truth]) -> None:
     assert torch.equal(weak, still_weak)
     assert not torch.equal(second, distorted)
     assert torch.equal(*(e.read(rows, torch.Generator(), augment=False)[0] for e in (examples, strong)))
+
+
+def test_image_files_are_distorted_on_the_device(tmp_path: Path) -> None:
+    pixels = torch.randint(256, (5, 12, 12, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for row in range(5):
+        Image.fromarray(pixels[row].numpy()).save(tmp_path / f"{row}.png")
+    paths = ("0.png", "1.png", "absent.png", "3.png", "4.png")
+    files = FileExamples(str(tmp_path), paths, size=8, workers=0)
+    strong = replace(files, strong_views=(1,))
+    batches = [(torch.arange(5), 3), (torch.tensor([0, 2, 4]), 4)]
+    for plain, distorted in zip(
+        *(list(each.stream(batches, augment=True, views=2)) for each in (files, strong)), strict=True
+    ):
+        assert plain.kept is not None
+        assert distorted.kept is not None
+        assert torch.equal(plain.kept, distorted.kept)
+        assert torch.equal(plain.views[0], distorted.views[0])
+        seed, whole = (3, 5) if len(plain.kept) == 5 else (4, 3)
+        restored = plain.views[1] * files.scale.std + files.scale.mean
+        padded = torch.zeros(whole, 3, 8, 8).index_put((plain.kept.nonzero()[:, 0],), restored)
+        expected = distort(padded, torch.Generator().manual_seed(seed))[plain.kept]
+        torch.testing.assert_close(distorted.views[1] * files.scale.std + files.scale.mean, expected, atol=1e-3, rtol=0)
+    part = next(iter(strong.stream(batches[:1], augment=True, views=2, part=slice(3, 5))))
+    whole_views = next(iter(strong.stream(batches[:1], augment=True, views=2))).views
+    torch.testing.assert_close(part.views[1], whole_views[1][-2:])

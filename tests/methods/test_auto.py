@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.sparse import csr_array
 from sklearn.naive_bayes import GaussianNB
 
@@ -26,6 +27,8 @@ from warpi.runs.defaults import ENOUGH_ROWS, default_method
 from warpi.runs.predictions import predict
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
+from warpi.runs.spec import RunSpec, prepare
+from warpi.training.named_recipes import RECIPES
 from warpi.training.task import Task, make_task
 from warpi.utils.devices import Stopped
 
@@ -199,9 +202,33 @@ def test_default_method(task: Task, settings: dict[str, Any], name: str) -> None
 
 def test_images_on_a_gpu_train_a_network() -> None:
     gpu = torch.device("cuda")
-    assert default_method(make_small_task(shape=(1, 8, 8)), {}, device=gpu).name == "warpi"
-    assert default_method(make_small_task(trusted=0, shape=(1, 8, 8)), {}, device=gpu).name == "elr"
+    small = make_small_task(shape=(1, 8, 8))
+    assert default_method(make_small_task(shape=(1, 66, 66)), {}, device=gpu).name == "warpi"
+    assert default_method(make_small_task(trusted=0, shape=(1, 66, 66)), {}, device=gpu).name == "elr"
     assert default_method(make_small_task(), {}, device=gpu).name == "auto"
+    for settings in ({}, {"epochs": 3}, RECIPES["strong"]):
+        chosen = default_method(small, settings, device=gpu)
+        assert (chosen.name, chosen.recipe) == ("warpi_plus", RECIPES["strong"])
+    for settings in (RECIPES["paper"], {"net": "resnet18"}):
+        assert default_method(small, settings, device=gpu)[::2] == ("warpi", {})
+
+
+def test_a_run_on_a_gpu_has_the_settings_of_the_strong_recipe(small_photos: Path) -> None:
+    data = {"data": str(small_photos), "epochs": 7}
+    prepared = prepare(RunSpec.from_settings(None, **data), device=torch.device("cuda"))
+    assert (prepared.spec.method, prepared.spec.recipe.net, prepared.spec.recipe.epochs) == ("warpi_plus", "fastnet", 7)
+    assert prepared.spec.recipe.average == RECIPES["strong"]["average"]
+    paper = prepare(RunSpec.from_settings(None, **data, **RECIPES["paper"]), device=torch.device("cuda"))
+    assert (paper.spec.method, paper.spec.recipe.augment) == ("elr", "weak")
+
+
+@pytest.fixture
+def small_photos(tmp_path: Path) -> Path:
+    for row in range(8):
+        file = tmp_path / "photos" / "ab"[row % 2] / f"{row}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (30 * row, 0, 0)).save(file)
+    return tmp_path / "photos"
 
 
 def test_settings_of_a_network_choose_a_network(folder: Path, tmp_path: Path) -> None:

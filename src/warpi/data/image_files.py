@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from warpi.data.augment import Crop
+from warpi.data.augment import Crop, distort
 from warpi.data.decode import decode_batch, image_size
 from warpi.data.examples import Examples, ReadBatch, Scale, TensorExamples, check_form, is_integer
 from warpi.errors import UserError, missing_package
@@ -65,6 +65,7 @@ class FileExamples(Examples):
     scale: Scale = IMAGENET
     max_bad: float = 0.01  # tolerated fraction of unreadable files
     short: int | None = None  # shorter side before an image is cropped; None: `stored_size(size)`
+    strong_views: tuple[int, ...] = ()  # numbers of the views that are also distorted, on the device
     bad: dict[str, str] = field(default_factory=dict, repr=False)  # path -> reason; shared by copies on other devices
 
     def __post_init__(self) -> None:
@@ -95,12 +96,26 @@ class FileExamples(Examples):
         self, batches: Iterable[tuple[Tensor, int]], *, augment: bool, views: int = 1, part: slice = slice(None)
     ) -> Iterator[ReadBatch]:
         n_views = views if augment else 1
-        with closing(self._read(batches, crop=self.size, views=n_views, augment=augment, part=part)) as reads:
+        requested: deque[tuple[int, int]] = deque()  # size and seed of the batches that are being read
+
+        def request() -> Iterator[tuple[Tensor, int]]:
+            for rows, seed in batches:
+                requested.append((len(rows), seed))
+                yield rows, seed
+
+        with closing(self._read(request(), crop=self.size, views=n_views, augment=augment, part=part)) as reads:
             for images, kept in reads:
+                x = images.to(self.device, non_blocking=True).permute(0, 1, 4, 2, 3)  # [V, B, 3, size, size] uint8
+                read = list(x.contiguous())
+                whole, seed = requested.popleft()
+                if augment and self.strong_views:
+                    generator = torch.Generator(self.device).manual_seed(seed)
+                    for view in self.strong_views:
+                        read[view] = distort(read[view], generator, part, whole)
                 complete = bool(kept.all())
-                x = (images if complete else images[:, kept]).to(self.device, non_blocking=True)
-                x = x.permute(0, 1, 4, 2, 3).contiguous()  # [V, B', 3, size, size] uint8
-                scaled = tuple((view.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std for view in x)
+                if not complete:
+                    read = [view[kept.to(self.device)] for view in read]
+                scaled = tuple((view.to(self.scale.mean.dtype) - self.scale.mean) / self.scale.std for view in read)
                 yield ReadBatch(scaled if augment else scaled * views, None if complete else kept)
 
     def replace_inputs(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from warpi.data.batch import Batch
 from warpi.data.examples import Examples, TensorExamples
+from warpi.data.image_files import FileExamples
 from warpi.data.placeholder import PlaceholderExamples
 from warpi.errors import UserError
 
@@ -34,8 +35,8 @@ class Split:
         """The same rows; the views with these numbers are augmented strongly, as far as there is augmentation."""
         if not views or isinstance(self.examples, PlaceholderExamples):
             return self
-        if not isinstance(self.examples, TensorExamples):
-            raise UserError("strong augmentation needs inputs that are held in memory; use --augment weak")
+        if not isinstance(self.examples, TensorExamples | FileExamples):
+            raise UserError("strong augmentation is for images and dense tables; use --augment weak")
         return replace(self, examples=replace(self.examples, strong_views=views))
 
     def batches(self, size: int) -> Iterator[Batch]:

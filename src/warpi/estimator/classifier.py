@@ -293,18 +293,20 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """Train and return the method; sets `method_`, `history_` and `shape_`."""
         chosen = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
         settings = to_plain_types({**(self.settings or {}), **{k: v for k, v in chosen.items() if v is not None}})
-        method = self._choose_method(task, settings)
+        method, strong = self._choose_method(task, settings)
+        settings = {**{name: value for name, value in strong.items() if name != "net"}, **settings}
+        net_or_name = strong.get("net", self.net)
         if self.model is not None:
             settings["model"] = self.model
         self.method_, base = resolve_method(method)
         self._check_method(base, settings)
-        net = inputs.check_net(self.net)
+        net = inputs.check_net(net_or_name)
 
         def learn(method: str | Method, task: Task, settings: Mapping[str, Any]) -> tuple[Method, list[Record]]:
             _, base = resolve_method(method)
             options = asdict(method) if isinstance(method, Method) else {}
-            defaults = defaults_of_task(task, {**settings, "net": self.net})
-            chosen_net = base.table_net if self.net == "mlp" else net  # as `warpi fit` does
+            defaults = defaults_of_task(task, {**settings, "net": net_or_name})
+            chosen_net = base.table_net if net_or_name == "mlp" else net  # as `warpi fit` does
             fixed = {"net": chosen_net, "seed": seed}
             recipe, options, _ = resolve_defaults(base, defaults, {**options, **settings, **fixed})
             self.net_name_ = chosen_net if isinstance(chosen_net, str) else ""
@@ -323,14 +325,15 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.shape_ = task.shape
         return learner
 
-    def _choose_method(self, task: Task, settings: Mapping[str, Any]) -> str | Method:
-        """The method, or what "auto" stands for: the same as the default of `warpi fit`."""
+    def _choose_method(self, task: Task, settings: Mapping[str, Any]) -> tuple[str | Method, Mapping[str, Any]]:
+        """The method, or what "auto" stands for: the same as the default of `warpi fit`, with its recipe."""
         if self.model is not None and self.method != "auto":
             raise UserError(f"model is only for method='auto', got method={self.method!r}; leave out one of them")
         if self.method != "auto" or self.model is not None:
-            return self.method
+            return self.method, {}
         custom_net = {} if isinstance(self.net, str) and self.net == "mlp" else {"net": self.net}
-        return default_method(task, {**settings, **custom_net}).name
+        chosen = default_method(task, {**settings, **custom_net})
+        return chosen.name, chosen.recipe
 
     def _check_method(self, method: Method, settings: Mapping[str, Any]) -> None:
         allowed = {f.name for f in fields(method)} | _RECIPE

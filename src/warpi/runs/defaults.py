@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import VECTOR_NETS
 from warpi.training.method import Method
+from warpi.training.named_recipes import STRONG
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 
@@ -40,6 +42,7 @@ _CONVOLUTIONS_PAY = 10_000  # with fewer small images an MLP is better: docs/dat
 _IN_EPOCHS = (".gradual", ".warm_up", ".ramp_up")  # settings of methods that count epochs
 
 _BENCHMARK_SPLIT = {"val": 0.1, "test": 0.25}
+_FORM_OF_STRONG = ("net", "optimizer", "schedule", "average", "augment")  # with others it is not the strong recipe
 _NETWORK_SETTINGS = frozenset(f.name for f in fields(Recipe)) - {"seed"}
 
 DEFAULT_METHOD = "auto"
@@ -48,10 +51,11 @@ ENOUGH_ROWS = 1000
 
 
 class ChosenMethod(NamedTuple):
-    """The method of a run that names none, and the reason for it."""
+    """The method of a run that names none, the reason for it, and settings of the recipe that belong to it."""
 
     name: str
     reason: str
+    recipe: Mapping[str, Any] = MappingProxyType({})
 
 
 def default_method(
@@ -60,12 +64,17 @@ def default_method(
     """Choose the method for a task if the user names none. `settings` are those of the recipe and of the method.
 
     Settings of a network's training, such as `epochs`, ask for a network. So do images on a GPU; on a CPU, training a
-    network takes long, and `auto` works on features of the images instead. `data` is where the data was read from:
-    built-in data sets are benchmarks, on which few rows are a choice. `device` is where the method will be trained.
+    network takes long, and `auto` works on features of the images instead. Small images on a GPU have the strong
+    recipe, unless the settings ask for another network, schedule or augmentation. `data` is where the data was read
+    from: built-in data sets are benchmarks, on which few rows are a choice. `device` is where the method is trained.
     """
     asked = sorted(_NETWORK_SETTINGS & {name for name, value in settings.items() if value is not None})
     is_table = len(task.shape) == 1
     trains_on_cpu = (device or task.train.examples.device).type == "cpu"
+    if len(task.shape) == 3 and task.shape[-1] <= SMALL and not trains_on_cpu:
+        differ = [name for name in _FORM_OF_STRONG if settings.get(name) not in (None, STRONG[name])]
+        if not differ:
+            return ChosenMethod("warpi_plus", "it is best for small images on a GPU, with --recipe strong", STRONG)
     if not asked and (is_table or trains_on_cpu):
         kind = "feature vectors" if is_table else "features of images, since there is no GPU to train a network"
         return ChosenMethod("auto", f"it compares models for {kind}")

@@ -331,11 +331,12 @@ def prepare(spec: RunSpec, cache: DataCache | None = None, device: torch.device 
         meta_data=loaded.trusted,
         other=loaded.open_set,
     )
+    defaults = defaults_of_task(task, spec.given, data.data)
     reason = ""
     if not spec.names_method:
-        name, reason = default_method(task, spec.given, data.data, device)
-        spec = replace(spec, method=name, base=METHODS[name], names_method=True)
-    defaults = defaults_of_task(task, spec.given, data.data)
+        chosen = default_method(task, spec.given, data.data, device)
+        spec = replace(spec, method=chosen.name, base=METHODS[chosen.name], names_method=True)
+        reason, defaults = chosen.reason, {**defaults, **chosen.recipe}
     return PreparedRun(replace(spec.with_defaults(defaults), data=data), loaded, task, truth, reason)
 
 

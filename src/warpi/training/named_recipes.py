@@ -26,7 +26,20 @@ STRONG: dict[str, Any] = {
 }
 """The fields that `--recipe strong` sets."""
 
-RECIPES: dict[str, dict[str, Any]] = {"strong": STRONG}
+PAPER: dict[str, Any] = {
+    "schedule": "step",
+    "lr_warmup": 0.0,
+    "nesterov": False,
+    "decay_norms": True,
+    "average": 0.0,
+    "augment": "weak",
+    "mixup": 0.0,
+    "label_smoothing": 0.0,
+    "mirror_test": False,
+}
+"""The fields that `--recipe paper` sets: training as in the papers. The rest, such as the network, suits the data."""
+
+RECIPES: dict[str, dict[str, Any]] = {"strong": STRONG, "paper": PAPER}
 """The settings of each named recipe."""
 
 
