@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from warpi import load_dataset
-from warpi.audit.decisions import Choice, Decision, Store
-from warpi.audit.result import Audit
+from warpi.audit.decisions import Choice, Decision, Store, read_decisions
+from warpi.audit.result import Audit, read_audit
 from warpi.cli import main
 from warpi.data.dataset import Dataset
 from warpi.errors import UserError
@@ -139,6 +139,27 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert len(rows) == 90
     assert (rows[5]["label"], rows[5]["given"], rows[5]["changed_by"]) == ("0", "2", "person")
+    check_accepting(run, capsys)
     assert main(["correct", str(run), "--out", str(out), "--above", "1"]) == 2
     assert main(["correct", str(run), "--out", str(out), "--review", str(tmp_path / "none")]) == 2
     assert "there are no decisions" in capsys.readouterr().err
+
+
+def check_accepting(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Suggestions are accepted in one step that is not a check, and taken back."""
+    before = read_decisions(run / "review/decisions.sqlite")
+    stored = read_audit(run)
+    replace(stored, given=np.roll(stored.given, 1)).save(run)  # so that there are suggestions
+    assert main(["review", str(run), "--accept-above", "0.2"]) == 0
+    n = int(capsys.readouterr().out.split()[0])
+    assert n > 10
+    assert read_decisions(run / "review/decisions.sqlite") == before
+    dataset, _ = load_dataset(str(run.parent / "x.npz"))
+    with closing(Store(run / "review/decisions.sqlite", items_from_data(dataset, dataset.y).identity)) as store:
+        accepted = [d for d in store.current_decisions().values() if d.is_automatic]
+        assert len(accepted) == n
+        assert 5 not in {d.row for d in accepted}  # a person decided it
+    assert main(["review", str(run), "--undo-accepted"]) == 0
+    assert f"{n} accepted suggestions taken back" in capsys.readouterr().out
+    assert main(["review", "--data", str(run.parent / "x.npz"), "--out", str(run / "o"), "--undo-accepted"]) == 2
+    stored.save(run)

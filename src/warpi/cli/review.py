@@ -18,6 +18,8 @@ from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
 
 if TYPE_CHECKING:
+    from warpi.audit.decisions import Store
+    from warpi.review.open import OpenedRun
     from warpi.review.session import ReviewSession
 
 
@@ -41,6 +43,10 @@ def review(argv: list[str]) -> None:
     parser.add("--no-browser", "print the link without opening a browser")
     parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
     add_trusted_output(parser, "write the trusted examples as a set for `warpi fit --trusted`", "PATH")
+    parser.add(
+        "--accept-above P", "accept all suggestions that are more probable than P without looking at them", float
+    )
+    parser.add("--undo-accepted", "take back the last --accept-above")
     parser.add("--balanced", "with --export-trusted: write the same number of every class, and leave out the others")
     parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
@@ -70,11 +76,32 @@ def review(argv: list[str]) -> None:
         if rows is not None:
             store.remember_random(rows.random)
         items = replace(items, random_rows=frozenset(store.random_rows()))
-        session = ReviewSession(items, store, folder, settings, given["blind"])
-        if given["export"] or given["export_trusted"]:
+session = ReviewSession(items, store, folder, settings, given["blind"])
+        if given["accept_above"] is not None or given["undo_accepted"]:
+            if run is None:
+                raise UserError("--accept-above and --undo-accepted need a run, which has suggestions")
+            _accept(opened, store, given)
+        elif given["export"] or given["export_trusted"]:
             _export(session, given)
         else:
             _serve(session, given)
+
+
+def _accept(opened: "OpenedRun", store: "Store", given: Mapping[str, Any]) -> None:
+    """Accept suggestions, or take the last acceptance back."""
+    from warpi.review.correct import accept_suggestions, undo_accepted
+
+    run = shlex.quote(str(given["run"]))
+    if given["undo_accepted"]:
+        rows = undo_accepted(store)
+        print(f"{len(rows)} accepted suggestions taken back")
+    else:
+        rows = accept_suggestions(opened, store, given["accept_above"])
+        print(
+            f"{len(rows)} suggestions that are more probable than {given['accept_above']:g} accepted; nobody looked at "
+            f"these rows, so they do not count as checked; take them back with: warpi review {run} --undo-accepted"
+        )
+    print(f"next: warpi review {run}, or warpi correct {run} --out corrected.csv")
 
 
 def correct(argv: list[str]) -> None:

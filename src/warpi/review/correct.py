@@ -7,11 +7,12 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import torch
 
-from warpi.audit.decisions import Decision, Store
+from warpi.audit.decisions import AUTOMATIC, Choice, Decision, Store
 from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit
 from warpi.audit.use_checks import choose_labels, count_wrong_labels, shift_number
@@ -25,12 +26,13 @@ from warpi.noise.noise_file import write_noise_file
 from warpi.review.corrected_labels import accepted_labels, final_labels
 from warpi.review.export import fit_command, next_folder, write_trusted
 from warpi.review.items import Floats, Ints, Items
-from warpi.review.open import open_run
+from warpi.review.open import OpenedRun, open_run
 from warpi.review.trusted_set import TrustedSetSummary
 from warpi.runs.rerun_command import command
 from warpi.utils.files import format_csv, write_atomically
 
 PERSON, AUDIT = "person", "audit"
+_ACCEPTING = "accept"  # stands for a browser tab in the log of decisions
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +122,30 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
     before, after = shift_number(before, n_wrong), shift_number(after, -removed)
     items = replace(items, random_rows=items.random_rows | checks.random)
     return Corrections(items, label, tuple(changed_by), probability, before, after, every, checks.posterior, above)
+
+
+def accept_suggestions(opened: OpenedRun, store: Store, above: float) -> list[int]:
+    """Accept suggestions that are more probable than `above`, and return their rows.
+
+    Rows about which a person has decided, and trusted rows, stay as they are. The decisions are one step, which is
+    marked as made without looking at the rows, so that they never count as checks. `undo_accepted` takes it back.
+    """
+    if not 0 <= above < 1:
+        raise UserError(f"--accept-above must be a probability in [0, 1), got {above}")
+    items, audit = opened.items, opened.audit
+    decided = {*store.current_decisions(), *items.trusted_rows}
+    choices = []
+    for row, given, k in zip(audit.row, audit.given, choose_labels(audit.posterior, audit.given, above), strict=True):
+        if k != given and int(row) not in decided:
+            name = items.classes[int(k)]
+            choices.append(Choice(int(row), 0, "change", name, items.classes[int(given)], name))
+    store.decide(choices, _ACCEPTING, f"{AUTOMATIC}{uuid4().hex}")
+    return [choice.row for choice in choices]
+
+
+def undo_accepted(store: Store) -> list[int]:
+    """Take back the last step of `accept_suggestions`, and return its rows."""
+    return list(store.undo(_ACCEPTING, uuid4().hex))
 
 
 class _Checks(NamedTuple):
