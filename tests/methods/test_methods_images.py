@@ -90,9 +90,9 @@ def test_examples_without_variables_have_the_plain_loss() -> None:
 @pytest.mark.parametrize("use_trusted", [False, True])
 @pytest.mark.parametrize("name", ["sop", "sop_plus"])
 def test_step_of_sop_moves_the_variables_of_its_batch(name: str, use_trusted: bool, pictures: TaskAndTruth) -> None:
-    """By learning rate / 128 times the gradient of the example's own terms, whatever the batch size."""
+    """By the learning rate times 300 / (128 epochs) times the gradient of the example's own terms."""
     options = {"balance": 0.0} if name == "sop_plus" else {}  # that term belongs to the whole batch
-    method: Any = make_method(name, initial=0.3, lr_u=5.0, lr_v=7.0, use_trusted=use_trusted, **options)
+    method: Any = make_method(name, initial=0.3, lr_u=0.5, lr_v=0.7, use_trusted=use_trusted, **options)
     started(method, pictures[0])
     u, v = method.u.clone(), method.v.clone()
     batch = method.loader.draw()
@@ -109,8 +109,8 @@ def test_step_of_sop_moves_the_variables_of_its_batch(name: str, use_trusted: bo
         at, label = z[i : i + 1], batch.y[i : i + 1]
         loss = given_loss(absorb(at, label, own_u, own_v), label).sum() + noise_error(at, label, own_v).sum()
         du, dv = torch.autograd.grad(loss, (own_u, own_v))
-        torch.testing.assert_close(method.u[row], u[row] - 5.0 / 128 * du[0], rtol=1e-3, atol=1e-5)
-        torch.testing.assert_close(method.v[row], v[row] - 7.0 / 128 * dv[0], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(method.u[row], u[row] - 0.5 * 300 / (128 * 6) * du[0], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(method.v[row], v[row] - 0.7 * 300 / (128 * 6) * dv[0], rtol=1e-3, atol=1e-5)
 
 
 def add_trusted_again(method: Method, batch: Batch) -> tuple[Tensor, ...]:
@@ -287,7 +287,10 @@ def test_strong_views_and_mixtures_of_promix_have_the_weight_w(pictures: TaskAnd
 
 
 def test_mean_predictions_of_promix_follow_each_group(pictures: TaskAndTruth) -> None:
-    method = started(ProMix(follow=0.9), pictures[0])
+    method = started(ProMix(follow=1.0), pictures[0])
+    steps = 6 * len(method.loader)
+    assert method.kept == pytest.approx(1 - 1 / steps)
+    method.kept = 0.9
     p = (3 * random(2, 8, 3).float()).softmax(2)
     reliable = torch.tensor([[1.0, 0, 1, 0, 1, 0, 0, 1], [1.0] * 8])
     method.follow_means(p, reliable)
@@ -329,7 +332,7 @@ def test_primary_heads_of_promix_predict(pictures: TaskAndTruth) -> None:
 
 
 def test_sets_of_disc_agree_with_a_loop(pictures: TaskAndTruth) -> None:
-    method = started(DISC(memory=0.8, sigma=0.2, cap=0.7), pictures[0])
+    method = started(DISC(memory=0.8, sigma=0.2, cap=0.7), pictures[0], replace(RECIPE, epochs=200))
     y = pictures[0].train.y
     n = len(y)
     assert method.thresholds.allclose(torch.tensor(1 / n))
@@ -390,6 +393,18 @@ def test_mixtures_of_disc_have_corrected_labels(pictures: TaskAndTruth) -> None:
     expected = sum(loss_of(a[0], torch.eye(3)[labels[2]]) for a in z)
     method = started(method, pictures[0])
     assert float(method.mixed_loss(batch.views, labels, one).detach()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_thresholds_of_disc_follow_faster_in_shorter_runs(pictures: TaskAndTruth) -> None:
+    """A twentieth of a run moves them by the same amount, whatever its length."""
+    ends = []
+    for epochs in (20, 200):
+        method = started(DISC(memory=0.9), pictures[0], replace(RECIPE, epochs=epochs))
+        method.p.fill_(0.4)
+        for _ in range(epochs // 20):
+            method.divide()
+        ends.append(method.thresholds)
+    torch.testing.assert_close(*ends)
 
 
 # --- all ------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, generalized_cross_entropy, one_hot, soft_cross_entropy
 from warpi.functional.mixup import mixup_selected
 from warpi.training.method import Log, Method, add_trusted, descend
-from warpi.training.warmup import capped_warmup
+from warpi.training.warmup import warmup_epochs
 from warpi.utils.settings import setting
+
+_PUBLISHED_EPOCHS = 200
 
 
 @dataclass
@@ -23,7 +25,7 @@ class DISC(Method):
         C   = { i : p_w,i[y_i] > tau_w,i and p_s,i[y_i] > tau_s,i }                     clean
         H   = { i : one of the two holds }                                              hard
         P   = the others with max (p_w,i + p_s,i) / 2 > min((tau_w,i + tau_s,i) / 2 + sigma, cap)     purified
-        tau_h,i <- m tau_h,i + (1 - m) max p_h,i
+        tau_h,i <- m tau_h,i + (1 - m) max p_h,i                                        m = memory^(200 / epochs)
 
     Examples in C and H keep their labels, those in P get the predicted one. After a warm-up with cross-entropy on both
     views, a step descends
@@ -40,9 +42,10 @@ class DISC(Method):
     n_views = 2
     n_trusted_views = 2
     strong_views = (1,)
+    for_tables = {"memory": 0.967}
 
-    warm_up: float = setting(15.0, "epochs with cross-entropy, at least one and at most half of all epochs", low=0)
-    memory: float = setting(0.99, "fraction m of a threshold that is kept per epoch", low=0, high=1)
+    warmup: float = setting(15 / 200, "fraction of the epochs with cross-entropy, at least one epoch", low=0, high=1)
+    memory: float = setting(0.99, "fraction m of a threshold kept per epoch, for 200 epochs", low=0, high=1)
     sigma: float = setting(0.5, "confidence above the threshold at which a label is corrected", low=0, high=1)
     cap: float = setting(0.99, "largest confidence that a correction requires", low=0, high=1)
     alpha: float = setting(5.0, "parameter of mixup's Beta distribution", low=0)
@@ -62,7 +65,7 @@ class DISC(Method):
         self.warming = True
 
     def before_epoch(self, t: int) -> None:
-        self.warming = t < max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
+        self.warming = t < warmup_epochs(self.warmup, self.recipe.epochs)
         if t > 0:
             self.divide()
 
@@ -76,7 +79,8 @@ class DISC(Method):
         self.hard.copy_(above[0] != above[1])
         self.purified.copy_(certain & ~above.any(0))
         self.labels.copy_(torch.where(self.purified > 0, guess, y))
-        self.thresholds.lerp_(self.p.amax(2), 1 - self.memory)
+        kept = self.memory ** (_PUBLISHED_EPOCHS / self.recipe.epochs)
+        self.thresholds.lerp_(self.p.amax(2), 1 - kept)
 
     def step(self, batch: Batch) -> Log:
         views, y = add_trusted(self, batch)

@@ -74,7 +74,7 @@ class ProMix(Method):
     temperature: float = setting(0.5, "temperature T at which their predictions are sharpened", low=1e-3)
     debias_loss: float = setting(0.8, "strength of the margins in the loss, alpha in the formula", low=0)
     debias_labels: float = setting(0.8, "strength of the correction of guessed labels, beta in the formula", low=0)
-    follow: float = setting(0.9999, "fraction of the mean prediction pi kept per step", low=0, high=1)
+    follow: float = setting(0.085, "fraction of all steps over which the mean predictions are averaged", 0, 1)
     confidence_penalty: float = setting(0.0, "weight of the negative entropy in the warm-up", low=0)
     use_trusted: bool = setting(False, "also train on the trusted examples, which are always selected")
 
@@ -90,6 +90,7 @@ class ProMix(Method):
             configure_passes(module, pass_config(net))
         self.small_loss = torch.zeros(2, n, device=device)  # [2, N] 1: in S, for each network
         self.mean_p = torch.full((2, 2, k), 1 / k, device=device)  # [2, 2, K] pi and pi' of each network
+        self.kept = 1 - 1 / max(1.0, self.follow * self.recipe.epochs * self.loader.steps)  # of pi, per step
         self.w = torch.zeros((), device=device)
         self.weight_u = torch.zeros((), device=device)  # current lambda_u
         self.warming = True
@@ -181,7 +182,7 @@ class ProMix(Method):
         counts = group.sum(2, keepdim=True)
         distributed.average([sums, counts])
         means = sums / counts.clamp_min(1e-6)
-        self.mean_p.copy_(torch.where(counts > 0, self.mean_p.lerp(means, 1 - self.follow), self.mean_p))
+        self.mean_p.copy_(torch.where(counts > 0, self.mean_p.lerp(means, 1 - self.kept), self.mean_p))
 
 
 def two_losses(z: Tensor, q: Tensor) -> Tensor:

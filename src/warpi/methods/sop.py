@@ -12,7 +12,8 @@ from warpi.training.method import Log, Method, add_trusted, descend
 from warpi.utils.settings import setting
 
 _TINY = 1e-4  # smallest probability
-_PUBLISHED_BATCH = 128  # the batch size to which the learning rates of u and v refer
+_PUBLISHED_BATCH = 128  # the learning rates of u and v refer to this batch size
+_PUBLISHED_EPOCHS = 300  # and to this length
 
 
 @dataclass
@@ -30,15 +31,17 @@ class SOP(Method):
     While p_i is close to y_i, the gradients of u_i and v_i are small. If the network contradicts the label, they grow
     exponentially, p_i + s_i agrees with the label, and the network no longer has to.
 
-    Differs from the published code: lr_u and lr_v refer to batches of 128 examples, whatever the batch size.
+    Differs from the published code: lr_u and lr_v refer to batches of 128 examples and to 300 epochs, as published, and
+    are scaled for others, so that the variables can grow by the same factor in a run of any length.
     Reference: Liu et al., Robust Training under Label Noise by Over-parameterization, ICML 2022.
     """
 
     family = "refinement"
     year = 2022
+    for_tables = {"lr_v": 30.0}
 
-    lr_u: float = setting(10.0, "learning rate of u, for batches of 128 examples", low=0)
-    lr_v: float = setting(10.0, "learning rate of v, for batches of 128 examples", low=0)
+    lr_u: float = setting(10.0, "learning rate of u, for 300 epochs with batches of 128 examples", low=0)
+    lr_v: float = setting(10.0, "learning rate of v, for 300 epochs with batches of 128 examples", low=0)
     initial: float = setting(1e-8, "standard deviation of u and v at the beginning", low=0)
     use_trusted: bool = setting(False, "also train on the trusted examples, which have no u and v")
 
@@ -64,9 +67,10 @@ class SOP(Method):
         """One step of the network and of the variables of the batch, given a loss that is a mean over n examples."""
         du, dv = torch.autograd.grad(loss, (u, v), retain_graph=True)
         descend(loss, self.optimizer)
+        scale = n / _PUBLISHED_BATCH * _PUBLISHED_EPOCHS / self.recipe.epochs
         u, v = u.detach(), v.detach()
-        self.u[batch.rows] = u - self.lr_u * n / _PUBLISHED_BATCH * du
-        self.v[batch.rows] = v - self.lr_v * n / _PUBLISHED_BATCH * dv
+        self.u[batch.rows] = u - self.lr_u * scale * du
+        self.v[batch.rows] = v - self.lr_v * scale * dv
         return {"loss": loss.detach(), "absorbed": (u.square() > 0.5).float().mean()}
 
 
@@ -79,8 +83,8 @@ class SOPPlus(SOP):
     with p_i (constant in the first term), q_i and L from the weak view as in SOP, and p'_i from the strong view. The
     defaults are those for CIFAR-10 with human labels.
 
-    Differs from the published code: lr_u and lr_v refer to batches of 128 examples, whatever the batch size. The strong
-    view is that of this library (rotation, shear, zoom, colors, a covered square) instead of AutoAugment.
+    Differs from the published code: lr_u and lr_v are scaled as in SOP. The strong view is that of this library
+    (rotation, shear, zoom, colors, a covered square) instead of AutoAugment.
     Reference: Liu et al., Robust Training under Label Noise by Over-parameterization, ICML 2022.
     """
 
