@@ -76,7 +76,7 @@ def review(argv: list[str]) -> None:
         if rows is not None:
             store.remember_random(rows.random)
         items = replace(items, random_rows=frozenset(store.random_rows()))
-session = ReviewSession(items, store, folder, settings, given["blind"])
+        session = ReviewSession(items, store, folder, settings, given["blind"])
         if given["accept_above"] is not None or given["undo_accepted"]:
             if run is None:
                 raise UserError("--accept-above and --undo-accepted need a run, which has suggestions")
