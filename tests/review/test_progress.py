@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from review_helpers import make_audited_items, serve
 
 from warpi.audit.decisions import AUTOMATIC, Decision
+from warpi.audit.result import Audit, CheckedPairs
 from warpi.review.progress import AHEAD, audit_concerns, measure_progress
 from warpi.review.show_input import shorten_number
 from warpi.review.telling_columns import ClassMeans
@@ -17,6 +19,13 @@ CLASSES = ("cat", "dog", "emu")
 
 def decide(row: int, label: str, step: str = "1", id: int = 0) -> Decision:
     return Decision(id or row + 1, row, "change", label, "t", "", "", step)
+
+
+def pairs_of(audit: Audit, positions: list[int], q: NDArray[np.float64]) -> CheckedPairs:
+    """Checks of audited rows that found the suggested label. q is the posterior without them."""
+    at = np.array(positions)
+    ones = np.ones(len(at))
+    return CheckedPairs(q, audit.given[at], audit.suggested[at], ones > 0, ones, at)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,8 @@ def test_accepted_suggestions_are_no_decisions_and_known_checks_are_not_new() ->
     assert accepted.by_people[0] == pytest.approx(start.by_people[0] + gain / 30)
     learned = audit.posterior.copy()
     learned[2] = np.eye(3)[audit.suggested[2]]  # an audit that was made after the decision
-    known = measure_progress(replace(audit, learned_posterior=learned), {2: decide(2, name)}, {})
+    later = replace(audit, learned_posterior=learned, pairs=pairs_of(audit, [2], audit.posterior[[2]]))
+    known = measure_progress(later, {2: decide(2, name)}, {})
     assert known.n_new == 0
     assert known.with_audit.tolist() == pytest.approx(measure_progress(audit, {2: decide(2, name)}, {}).with_audit)
 
@@ -119,14 +129,10 @@ def test_advice_depends_on_what_is_missing() -> None:
     random = dict.fromkeys(range(40), 1.0)
     assert "20 more decisions about rows drawn at random" in measure_progress(audit, {}, {}).hint()
     assert "warpi audit runs/x" in measure_progress(audit, decisions, random).hint("runs/x")
-    learned = np.eye(3)[audit.suggested]
-    learned[40:] = audit.posterior[40:]
-    unsure = replace(audit, learned_posterior=learned)
+    unsure = replace(audit, pairs=pairs_of(audit, list(range(40)), audit.posterior[:40]))
     assert "worth going on" in measure_progress(unsure, decisions, random).hint()
-    sure = replace(audit, learned_posterior=np.eye(3)[audit.suggested] * 0.98 + 0.02 / 3)
-    few_new = {row: d for row, d in decisions.items() if row < 19}
-    stop = measure_progress(sure, few_new, dict.fromkeys(range(40), 1.0))
-    assert stop.can_stop
+    sure = replace(unsure, learned_posterior=np.eye(3)[audit.suggested] * 0.98 + 0.02 / 3)
+    assert "You can stop" in measure_progress(sure, decisions, random).hint()
     low = replace(audit, facts={**audit.facts, "trusted_accuracy": 0.5})
     assert "right for only 50 %" in audit_concerns(low)[0].problem
     assert "warpi pick 40 runs/x" in audit_concerns(low)[0].advice

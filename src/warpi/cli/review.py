@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.cli.audit import print_trusted_set
-from warpi.cli.data_flags import add_data_flags, add_trusted_output
+from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
 from warpi.errors import UserError
 from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
@@ -49,6 +49,7 @@ def review(argv: list[str]) -> None:
     parser.add("--undo-accepted", "take back the last --accept-above")
     parser.add("--balanced", "with --export-trusted: write the same number of every class, and leave out the others")
     parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
+    add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     parser.add("--seed N", "random seed of --noise", int, 0)
     add_data_flags(parser, "data without a run", NOT_READ)
@@ -66,10 +67,11 @@ def review(argv: list[str]) -> None:
     from warpi.review.session import ReviewSession
 
     rows = read_row_list(given["rows"])
+    copied = {name: read_names(given[name]) for name in ("id", "keep")}
     if run is None:
-        items, settings = open_data(DataSpec(**settings), rows, given["seed"], given["show"])
+        items, settings = open_data(DataSpec(**settings), rows, given["seed"], given["show"], **copied)
     else:
-        opened = open_run(run, rows, given["device"], given["show"])
+        opened = open_run(run, rows, given["device"], given["show"], **copied)
         items, settings = opened.items, opened.settings
     folder = given["out"] or run / "review"
     with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
@@ -142,7 +144,7 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
     corrected = None
     if given["export"]:
         corrected = write_corrected(items, decisions, given["export"])
-        n = sum(decision.label is not None for decision in decisions.values())
+        n = sum(decision.label is not None and not decision.is_automatic for decision in decisions.values())
         print(f"{given['export']}: labels of {len(items.given)} rows, {n} of them decided by a person")
         if corrected != given["export"]:
             print(f"{corrected}: the same labels, for warpi fit --labels {shlex.quote(str(corrected))}")

@@ -64,6 +64,7 @@ class Items:
     listed: bool = False  # whether the rows are those of a list
     random_rows: frozenset[int] = frozenset()  # rows of the data set that a list of `warpi pick` drew at random
     extra_cells: Sequence[Mapping[str, str]] | None = None  # [N] more cells to show for each row
+    copied: Mapping[str, Sequence[str]] = field(default_factory=dict)  # [N] columns that identify the rows, by name
     source: Path | None = None  # the file of the data, if it is a table
     trusted_source: Path | None = None  # the separate file of the trusted examples, if there is one
     lock: threading.Lock = field(default_factory=threading.Lock)  # protects `vectors`
@@ -167,6 +168,10 @@ class Items:
         """
         return self.probabilities is None or row in self.random_rows or row in self.trusted_rows
 
+    def name_of(self, row: int) -> str | None:
+        """The id of a row in its table; None if no column identifies the rows."""
+        return next((cells[row] for cells in self.copied.values()), None)
+
     def shares(self, other: Examples) -> bool:
         """Whether `other` are the inputs of this data set."""
         return other is self.examples or other is self.dataset.examples
@@ -187,7 +192,8 @@ class Items:
         Features that speak for the suggestion against the given label come first. Unnamed features of an array are left
         out if there is anything else to show.
         """
-        extra = [Cell(name, text) for name, text in self.extra_cells[row].items()] if self.extra_cells else []
+        extra = [Cell(name, cells[row]) for name, cells in list(self.copied.items())[1:]]
+        extra += [Cell(name, text) for name, text in self.extra_cells[row].items()] if self.extra_cells else []
         if self.has_pictures or (extra and self.dataset.encoding is None):
             return extra
         cells = self._cells(self.examples, row)

@@ -1,6 +1,6 @@
 """Open a run or a data set for review."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
 from warpi.data.numeric import Columns
 from warpi.datasets.arrays import load_arrays
+from warpi.datasets.columns.copied import read_copied_columns
 from warpi.datasets.text_files import read_records
 from warpi.errors import UserError
 from warpi.noise.parse import Noise
@@ -49,30 +50,53 @@ class OpenedRun:
         return settings_to_repeat(spec, defaults_of_task(self.run.task, {}, spec["data"]))
 
 
-def open_run(path: Path, rows: RowList | None = None, device: str = "auto", show: Path | None = None) -> OpenedRun:
-    """Open a run folder. It is audited if there is no audit yet."""
+def open_run(
+    path: Path,
+    rows: RowList | None = None,
+    device: str = "auto",
+    show: Path | None = None,
+    id: Sequence[str] = (),
+    keep: Sequence[str] = (),
+) -> OpenedRun:
+    """Open a run folder. It is audited if there is no audit yet.
+
+    `id` and `keep` name columns of a table that are shown with each row, see `read_copied_columns`.
+    """
     run = reopen(path, device)
     audit = load_or_make_audit(run)
     spec: dict[str, Any] = read_run_spec(path)["spec"]
     dataset = run.data.dataset
     extra_cells = read_extra_cells(show, dataset, spec["data"])
     items = items_from_run(dataset, run.task, run.method.net, audit, rows and rows.row, extra_cells)
-    items = _with_row_list(items, rows)
+    items = _with_copied_columns(_with_row_list(items, rows), spec["data"], id, keep)
     if not Noise.parse(spec["noise"]).other_name:  # else some inputs are not those of the file
         items = _with_source_files(items, spec["data"], spec.get("meta_data"))
     return OpenedRun(run, audit, items)
 
 
 def open_data(
-    spec: DataSpec, rows: RowList | None = None, seed: int = 0, show: Path | None = None
+    spec: DataSpec,
+    rows: RowList | None = None,
+    seed: int = 0,
+    show: Path | None = None,
+    id: Sequence[str] = (),
+    keep: Sequence[str] = (),
 ) -> tuple[Items, dict[str, Any]]:
     """Open data without a run; return its items, and its settings that are not defaults."""
     dataset = spec.read()
     y = labels_with_noise(dataset, spec.noise, seed)
     items = items_from_data(dataset, y, rows and rows.row, read_extra_cells(show, dataset, spec.data))
-    items = _with_row_list(items, rows)
+    items = _with_copied_columns(_with_row_list(items, rows), spec.data, id, keep)
     stored = {**asdict(spec), "noise": str(Noise.parse(spec.noise)), "seed": seed}
     return _with_source_files(items, spec.data), settings_to_repeat(stored, defaults_of(spec.data, dataset))
+
+
+def _with_copied_columns(items: Items, data: str, id: Sequence[str], keep: Sequence[str]) -> Items:
+    """Add the columns of a table that identify its rows."""
+    copied = read_copied_columns(data, items.dataset.encoding, id, keep)
+    if any(len(cells) != len(items.given) for cells in copied.values()):
+        raise UserError(f"{data} has changed while it was read; run the command again")
+    return replace(items, copied=copied)
 
 
 def _with_source_files(items: Items, data: str, trusted: str | None = None) -> Items:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.decisions import Decision
-from warpi.audit.label_scores import posterior
 from warpi.audit.rates import MIN_CHECKS
 from warpi.audit.result import Audit
 
@@ -88,10 +87,9 @@ def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_row
     accepted = {at[d.row]: number[d.label] for d in ordered if d.label in number and d.is_automatic and d.row in at}
     places = np.array(list(checked), dtype=np.int64)
     labels = np.array(list(checked.values()), dtype=np.int64)
-    is_known = q[places].max(1, initial=0.0) >= 1.0  # an audit that knows a decision is certain about it
-    if is_known.any():  # what it would have suggested otherwise
-        without = posterior(audit.probabilities[places], audit.given[places], audit.T)
-        q[places[is_known]] = without[is_known]
+    known = {} if audit.pairs is None else dict(zip(audit.pairs.position.tolist(), audit.pairs.q, strict=True))
+    for i in checked:
+        q[i] = known.get(i, q[i])  # an audit that knows a decision is certain about it; without it, it would say this
     suggested = q.argmax(1)
     right_given = q[index, audit.given]
     for i, k in accepted.items():
@@ -106,7 +104,7 @@ def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_row
         with_audit=_accumulate(right_suggested, places),
         next_gain=float(gains[:AHEAD].sum()),
         n_random=sum(row in random_rows for row in (audit.row[i] for i in checked)),
-        n_new=int((~is_known).sum()),
+        n_new=sum(i not in known for i in checked),
     )
 
 

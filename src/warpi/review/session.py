@@ -126,6 +126,7 @@ class ReviewSession:
         return {
             "place": i if place is None else place,
             "row": row,
+            "id": items.name_of(row),
             "given": items.classes[int(items.given[row])],
             "suggested": self.suggested(i),
             "wrong": _number(float(items.wrong_probability[i])),
