@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.label_scores import Floats, Ints, posterior
-from warpi.datasets.columns.copied import insert_copied
 from warpi.errors import DAMAGED_ARRAY_ERRORS, MALFORMED_ERRORS, UserError, missing_package
 from warpi.utils.files import write_atomically, write_csv
 
@@ -86,6 +85,8 @@ class Audit:
         `paths` holds the image file of every row of the data set (`Dataset.files.paths`), if there are any; it adds a
         last column. `copied` are columns of the data, such as ids (`read_copied_columns`), which follow `row`.
         """
+        from warpi.datasets.columns.copied import insert_copied  # imports torch, which reading an audit does not need
+
         names = np.array(self.classes, dtype=object)
         table = {
             "row": self.row,
