@@ -136,7 +136,7 @@ def seconds(run: RunRecord) -> list[float]:
 
 def compiling(run: RunRecord) -> float:
     """Seconds by which the first epoch of each phase was slower than the next epoch."""
-    firsts = [0, round(run.spec["options"]["warm_up"])] if run.spec["method"] == "warpi_plus" else [0]
+    firsts = [0, round(run.spec["options"]["warm_up"])] if "warm_up" in run.spec["options"] else [0]
     return sum(seconds(run)[t] - seconds(run)[t + 1] for t in firsts)
 
 

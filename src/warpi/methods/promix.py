@@ -62,6 +62,7 @@ class ProMix(Method):
     n_views = 2
     n_trusted_views = 2
     strong_views = (1,)
+    for_tables = {"warm_up": 3.0, "tau": 0.95}
 
     warm_up: float = setting(10.0, "epochs with cross-entropy, at least one and at most half of all epochs", low=0)
     rho: float = setting(0.5, "fraction of the mean class size that small loss selects in each class", low=0, high=1)
