@@ -172,6 +172,15 @@ def test_gdw_class_weights_agree_with_double_backward(tiny: TaskAndTruth, monkey
     assert_all_close(gradients(method.V), expected_V)
 
 
+def test_class_learning_rate_of_gdw_grows_with_the_number_of_classes(
+    tiny: TaskAndTruth, pictures: TaskAndTruth
+) -> None:
+    ten, three, given = GDW(), GDW(), GDW(class_lr=7.0)
+    for method, task in ((ten, tiny[0]), (three, pictures[0]), (given, tiny[0])):
+        method.start(task, replace(RECIPE, net="mlp"))
+    assert (ten.eta, three.eta, given.eta) == (100, 30, 7)
+
+
 def test_mlc_gradient_agrees_with_double_backward(tiny: TaskAndTruth) -> None:
     method, noisy, trusted = prepare(MLC(), tiny[0])
     n, half = len(noisy.y), len(trusted.y) // 2

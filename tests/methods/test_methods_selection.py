@@ -449,6 +449,17 @@ def test_selfie_learns_consistent_predictions(tiny: TaskAndTruth) -> None:
     assert method.step(batch)["refurbished"].item() == pytest.approx(10 / 32)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "history", "expected"), [(100, 15.0, 15), (20, 15.0, 5), (4, 15.0, 2), (20, 0.15, 3), (20, 1.0, 20)]
+)
+def test_number_of_predictions_that_selfie_compares(
+    epochs: int, history: float, expected: int, tiny: TaskAndTruth
+) -> None:
+    """15 as published, at most the warm-up, a quarter of the epochs; up to 1 it is a fraction, as in older runs."""
+    method = started(SELFIE(history=history), tiny[0], replace(RECIPE, epochs=epochs))
+    assert method.predictions.shape[1] == expected
+
+
 def test_selfie_stores_the_predictions_of_the_last_epochs(tiny: TaskAndTruth) -> None:
     method = started(SELFIE(history=0.5), tiny[0])  # q = 2
     seen: list[list[int]] = [[] for _ in range(len(tiny[0].train))]

@@ -124,8 +124,9 @@ def test_ill_conditioned_matrix_is_mixed_with_the_identity() -> None:
     T = noise()
     assert torch.equal(well_conditioned(T), T)
     singular = torch.full((4, 4), 0.25)
+    torch.testing.assert_close(well_conditioned(singular, 100.0), 0.9 * singular + 0.1 * torch.eye(4))
     mixed = well_conditioned(singular)
-    torch.testing.assert_close(mixed, 0.9 * singular + 0.1 * torch.eye(4))
+    torch.testing.assert_close(mixed, 0.8 * singular + 0.2 * torch.eye(4))
     torch.testing.assert_close(mixed @ torch.linalg.inv(mixed), torch.eye(4), atol=1e-5, rtol=0)
 
 

@@ -11,15 +11,17 @@ import torch
 from warpi.autodiff.inference import infer
 from warpi.autodiff.passes import PassConfig, configure_passes
 from warpi.errors import UserError
-from warpi.methods.registry import make_method
+from warpi.methods.registry import CORE, METHODS, make_method
 from warpi.nets.fastnet import FastNet
 from warpi.runs.run import fit, fitting
 from warpi.training import checkpoint
+from warpi.training.cuda_graph import graph_steps
 from warpi.training.engine import TrainingState, train
 from warpi.training.method import Method
 from warpi.training.named_recipes import RECIPES, expand_recipe
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
+from warpi.training.warmup import restart
 
 SMALL = {"net": "conv4", "epochs": 3, "batch_size": 16, "meta_batch_size": 6, "precision": "32"}
 RECIPE = Recipe(**{**RECIPES["strong"], **SMALL})
@@ -96,7 +98,37 @@ def test_mirrored_views_make_predictions_symmetric(pictures: tuple[Task, Truth])
     assert not torch.allclose(plain.predict(x), plain.predict(x.flip(-1)))
 
 
-@pytest.mark.parametrize(("name", "options"), [("ce", {}), ("warpi_plus", {}), ("warpi_plus", {"rectifier": True})])
+@pytest.mark.parametrize("name", [name for name in (*CORE, "elr_plus") if METHODS[name].trains_network])
+def test_core_methods_run_with_the_strong_recipe(name: str, pictures: tuple[Task, Truth]) -> None:
+    """Every step can be recorded as a graph, and the averaged networks predict."""
+    recipe = replace(
+        RECIPE, epochs=4, precision="bf16", lr_warmup=0.0, schedule="constant"
+    )  # else many graphs on a CPU
+    method = started(name, pictures[0], recipe)
+    with graph_steps(method, always=True) as steps:
+        assert steps is not None
+        for t in range(recipe.epochs):
+            for _ in method.epoch(t):
+                method.update_averages(10)
+        assert steps.why is None
+    assert method.predictors == method.averaged_nets
+    x = next(iter(pictures[0].train.batches(5))).x
+    torch.testing.assert_close(method.predict(x).sum(1), torch.ones(5))
+
+
+def test_a_second_training_starts_with_new_averaged_weights(pictures: tuple[Task, Truth]) -> None:
+    method = started("glc", pictures[0])
+    first = [p.clone() for p in method.averaged_nets[0].parameters()]
+    for _ in method.epoch(0):
+        method.update_averages(10)
+    restart(method)
+    assert all(map(torch.equal, method.averaged_nets[0].parameters(), first))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ce", {}), ("warpi_plus", {}), ("warpi_plus", {"rectifier": True}), ("dividemix", {}), ("elr_plus", {})],
+)
 def test_a_run_resumed_within_an_epoch_ends_the_same(
     name: str, options: dict[str, bool], pictures: tuple[Task, Truth], tmp_path: Path
 ) -> None:

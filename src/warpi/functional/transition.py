@@ -58,7 +58,7 @@ def latent_labels(z: Tensor, y: Tensor, T: Tensor, generator: Generator) -> Tens
     return (q.clamp_min(_TINY) / torch.empty_like(q).exponential_(generator=generator)).argmax(1)
 
 
-def well_conditioned(T: Tensor, limit: float = 100.0) -> Tensor:
+def well_conditioned(T: Tensor, limit: float = 10.0) -> Tensor:
     """T, mixed with as little of the identity (in tenths) as makes its condition number at most `limit`."""
     eye = torch.eye(len(T), dtype=T.dtype, device=T.device)
     mixtures = [torch.lerp(T, eye, share / 10) for share in range(11)]
@@ -128,8 +128,14 @@ def nmf(X: Tensor, r: int, steps: int, generator: Generator) -> Tensor:
     for _ in range(steps):
         H *= (W.T @ X) / (W.T @ W @ H).clamp_min(1e-12)
         W *= (X @ H.T) / (W @ (H @ H.T)).clamp_min(1e-12)
+        W = normalize_parts(W)
+    return W
+
+
+def normalize_parts(W: Tensor) -> Tensor:
+    """Rows scaled to sum 1; a row of zeros becomes uniform.  [N, r]"""
     total = W.sum(1, keepdim=True)
-    return torch.where(total > 0, W / total.clamp_min(_TINY), torch.full_like(W, 1 / r))
+    return torch.where(total > 0, W / total.clamp_min(_TINY), torch.full_like(W, 1 / W.shape[1]))
 
 
 def fit_parts(h: Tensor, q: Tensor, steps: int, lr: float, enough: float = 0.0) -> Tensor:

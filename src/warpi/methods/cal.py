@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from warpi.data.batch import Batch
-from warpi.functional.losses import cross_entropy, one_hot
+from warpi.functional.losses import one_hot
 from warpi.training.method import Log, Method, descend
-from warpi.training.outputs import predict_rows
 from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils import distributed
 from warpi.utils.settings import setting
@@ -40,7 +39,7 @@ class CAL(Method):
 
         l_peer = -sum_k P(y = k) log(p_k + eps)
         L      = CE - alpha_1 l_peer                           alpha_1 rises from 0
-        y^_i   = y_i if CE - mean_k(-log p_k) < sieve, else argmax p
+        y^_i   = y_i if CE - mean_k(-log p_k) < sieve, else argmax p     in the last epoch of this phase
 
     The second phase uses second-order statistics of the clusters:
 
@@ -49,7 +48,9 @@ class CAL(Method):
     It restarts from the initial weights, and alpha_2 also rises from 0. The mean losses of the clusters are those of
     the previous epoch, as in the published code.
 
-    Differs from the published code in the prior, the sieve and the learning rate (`slow`): docs/methods/cal.md.
+    As published, CE has a floor, -log(p + 1e-8), and the learning rate is divided by 1 + alpha.
+
+    Differs from the published code in the prior: docs/methods/cal.md.
     Reference: Zhu et al., A Second-Order Approach to Learning with Instance-Dependent Label Noise, CVPR 2021.
     """
 
@@ -60,7 +61,7 @@ class CAL(Method):
     alpha: float = setting(1.0, "largest weight of the peer term in the second phase", low=0)
     sieve: float = setting(-8.0, "threshold below which a given label is kept")
     sieve_share: float = setting(65 / 165, "fraction of the epochs that the first phase takes", low=0, high=1)
-    slow: bool = setting(False, "divide the learning rate by 1 + alpha, as the published code does")
+    slow: bool = setting(True, "divide the learning rate by 1 + alpha, as the published code does")
 
     def create_state(self) -> None:
         K = self.task.n_classes
@@ -83,16 +84,7 @@ class CAL(Method):
             self.distil()
             restart(self)
             self.second = True
-        if self.second:
-            published_epoch = 100 * (t - self.switch) / (self.recipe.epochs - self.switch)
-            largest = self.alpha
-        else:
-            published_epoch = 65 * t / self.switch
-            largest = self.alpha_sieve
-        alpha = largest * min(1.0, max(0.0, (published_epoch - 10) / 30))  # rises from epoch 10 to 40
-        self.weight.fill_(alpha)
-        for group in self.optimizer.param_groups:
-            group["lr"] /= 1 + alpha * self.slow
+        self.weight.fill_(self.alpha_at(t))
         yield from super().epoch(t)
         if self.second:
             distributed.average([self.sums, self.counts])
@@ -100,23 +92,42 @@ class CAL(Method):
             self.sums.zero_()
             self.counts.zero_()
 
+    def alpha_at(self, t: int) -> float:
+        """The weight of the peer term in epoch t, which rises from epoch 10 to 40 of a phase as long as published."""
+        if t >= self.switch:
+            published_epoch = 100 * (t - self.switch) / (self.recipe.epochs - self.switch)
+            largest = self.alpha
+        else:
+            published_epoch = 65 * t / self.switch
+            largest = self.alpha_sieve
+        return largest * min(1.0, max(0.0, (published_epoch - 10) / 30))
+
+    def lr_factor(self, t: int) -> float:
+        return 1 / (1 + self.alpha_at(t)) if self.slow else 1.0
+
+    def sieved(self, z: Tensor, y: Tensor) -> Tensor:
+        """The clusters of a batch: given labels that the network believes, otherwise its predictions.  [B]"""
+        losses = bounded_losses(z, 1e-8)  # [B, K]
+        believed = losses.gather(1, y[:, None])[:, 0] - losses.mean(1) < self.sieve
+        return torch.where(believed, y, z.argmax(dim=1))
+
     def distil(self) -> None:
-        """Sieve the labels into clusters, and estimate the noise in each of them."""
-        rows, z = predict_rows(self.net, self.task.train)
-        y = self.task.train.y[rows]
-        believed = cross_entropy(z, y) - bounded_losses(z, 1e-8).mean(1) < self.sieve
-        self.cluster[rows] = torch.where(believed, y, z.argmax(dim=1))
-        inside = one_hot(self.cluster[rows], z.shape[1])  # [N, K]
-        self.T.copy_(inside.T @ one_hot(y, z.shape[1]) / inside.sum(0).clamp_min(1)[:, None])
+        """Estimate the noise in each cluster."""
+        K = self.task.n_classes
+        inside = one_hot(self.cluster, K)  # [N, K]
+        self.T.copy_(inside.T @ one_hot(self.task.train.y, K) / inside.sum(0).clamp_min(1)[:, None])
         self.prior.copy_(inside.mean(0))
 
     def step(self, batch: Batch) -> Log:
         z = self.net(batch.x)
         losses = bounded_losses(z)  # [B, K]
-        loss = cross_entropy(z, batch.y).mean() - self.weight * self.peers * (losses @ self.P).mean()
+        given = bounded_losses(z, 1e-8).gather(1, batch.y[:, None]).mean()
+        loss = given - self.weight * self.peers * (losses @ self.P).mean()
         if self.second:
             cluster = self.cluster[batch.rows]
             loss = loss - covariance(losses, batch.y, cluster, self.T, self.mean, self.prior)
             self.sums.index_add_(0, cluster, losses.detach())
             self.counts.index_add_(0, cluster, torch.ones_like(losses[:, 0]))
+        else:
+            self.cluster[batch.rows] = self.sieved(z.detach(), batch.y)
         return {"loss": descend(loss, self.optimizer)}

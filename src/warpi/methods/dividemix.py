@@ -72,10 +72,15 @@ class DivideMix(Method):
         device = self.task.device
         self.clean = torch.ones(2, len(self.task.train), device=device)  # [2, N] w, for each network
         self.weight_u = torch.zeros((), device=device)  # current lambda_u
-        self.full_weight_u = torch.full((), self.lambda_u or 0.0, device=device)
+        if self.lambda_u is None:
+            self.full_weight_u = torch.zeros((), device=device)  # lambda_u, chosen after the warm-up
         self.ramp_steps = max(1, round(capped_warmup(self.ramp_up, self.recipe.epochs) * self.loader.steps))
-        self.first = max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))  # epoch after the warm-up
         self.warming = True
+
+    @property
+    def first(self) -> int:
+        """The first epoch after the warm-up."""
+        return max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
 
     def before_epoch(self, t: int) -> None:
         self.warming = t < self.first
@@ -94,8 +99,8 @@ class DivideMix(Method):
     def step(self, batch: Batch) -> Log:
         if self.warming:
             return self.warm(batch)
-        self.weight_u.add_(self.full_weight_u / self.ramp_steps)
-        torch.minimum(self.weight_u, self.full_weight_u, out=self.weight_u)
+        full = self.full_weight_u if self.lambda_u is None else self.lambda_u
+        self.weight_u.add_(full / self.ramp_steps).clamp_(max=full)
         y = one_hot(batch.y, self.task.n_classes)  # [B, K]
         own, others = self.guess(batch.views[:1] if self.recipe.augment == "strong" else batch.views)
         x = torch.cat(batch.views)  # [M B, ...]

@@ -38,8 +38,10 @@ class GDW(Method):
 
     One meta gradient d serves both levels: the gradient of phi is sum_k d_ik, backpropagated through V.
 
-    Differs from the paper: the learning rate of theta is the recipe's (paper: cosine over 80 epochs). eta is 100, the
-    authors' value for 10 classes, for any number of classes; the authors take 1,000 for 100 classes.
+    d is divided by its sum over examples and classes, so eta grows with the number K of classes: 10 K, which is the
+    authors' 100 for 10 classes and 1,000 for 100.
+
+    Differs from the paper: the learning rate of theta is the recipe's (paper: cosine over 80 epochs).
     Reference: Chen et al., Generalized Data Weighting via Class-level Gradient Manipulation, NeurIPS 2021.
     """
 
@@ -50,12 +52,17 @@ class GDW(Method):
     hidden: int = setting(100, "hidden units of the weighting network", low=1)
     meta_lr: float = setting(1e-3, "learning rate of the weighting network (Adam)", low=0)
     meta_weight_decay: float = setting(1e-4, "weight decay of the weighting network", low=0)
-    class_lr: float = setting(100.0, "learning rate eta of the class weights (authors: 1,000 for 100 classes)", low=0)
+    class_lr: float | None = setting(None, "learning rate eta of the class weights (default: 10 per class)", low=0)
     clip: float = setting(0.2, "largest change of a class-level weight in one step", low=0)
 
     def create_state(self) -> None:
         self.V = make_weighting_net(self, self.hidden)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr, self.meta_weight_decay)
+
+    @property
+    def eta(self) -> float:
+        """The learning rate of the class weights."""
+        return 10.0 * self.task.n_classes if self.class_lr is None else self.class_lr
 
     def step(self, batch: Batch) -> Log:
         noisy = forward(self.net, batch.x)
@@ -71,7 +78,7 @@ class GDW(Method):
         descend((w * d).sum(), self.meta_optimizer)
         size = d.abs().sum()
         distributed.average([size])
-        change = (self.class_lr * d / (distributed.n_ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
+        change = (self.eta * d / (distributed.n_ranks() * size).clamp_min(1e-30)).clamp(-self.clip, self.clip)
         omega = (omega.detach() - change).clamp_min(1e-6)
         descend((balance_gradient(omega * flow, batch.y) * noisy.z).sum(), self.optimizer)
         return {"loss": losses.mean(), "meta_loss": judged, "weight": omega.mean()}

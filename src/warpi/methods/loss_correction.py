@@ -32,7 +32,7 @@ class LossCorrection(Method):
     is estimated from its probabilities, and training restarts from the same initial weights.
 
     Differs from the paper: both trainings share the recipe's epochs, each with the full learning-rate schedule (paper:
-    two full trainings). An ill-conditioned estimate (condition number above 100) is mixed with the identity, a tenth at
+    two full trainings). An ill-conditioned estimate (condition number above 10) is mixed with the identity, a tenth at
     a time, as the paper advises.
     Reference: Patrini et al., Making Deep Neural Networks Robust to Label Noise: a Loss Correction Approach, CVPR 2017.
     """

@@ -22,8 +22,8 @@ class SELFIE(Method):
     after a warm-up with cross-entropy on all examples. As in the published code, an example that has been in R once
     stays there, with its last y~.
 
-    Differs from the paper: training is not repeated twice with the replaced labels. Warm-up and q are fractions of the
-    epochs (published: 25 and 15 of 100).
+    Differs from the paper: training is not repeated twice with the replaced labels. The warm-up is a fraction of the
+    epochs (published: 25 of 100); q is 15 as published, but at most the number of epochs in the warm-up.
     Reference: Song et al., SELFIE: Refurbishing Unclean Samples for Robust Deep Learning, ICML 2019.
     """
 
@@ -34,16 +34,23 @@ class SELFIE(Method):
 
     forget_rate: float | None = setting(None, "fraction tau of examples dropped (default: noise rate)", low=0, high=1)
     unsure: float = setting(0.05, "largest normalized entropy of consistent past predictions", low=0, high=1)
-    history: float = setting(0.15, "number q of past predictions kept, as a fraction of the epochs", low=0, high=1)
+    history: float = setting(15.0, "number q of past predictions kept; up to 1: as a fraction of the epochs", low=0)
     warm_up: float = setting(0.25, "fraction of the epochs with cross-entropy on all examples", low=0, high=1)
 
     def create_state(self) -> None:
         y = self.task.train.y
-        self.predictions = y.new_full((len(y), max(2, round(self.history * self.recipe.epochs))), -1)  # [N, q]
+        self.predictions = y.new_full((len(y), self.n_kept), -1)  # [N, q]
         self.refurbished = torch.full_like(y, -1)  # [N] y~, or -1 if not in R
         self.place = y.new_zeros(1)  # column of this epoch in `predictions`
         self.rate = torch.zeros((), device=y.device)  # tau; 0 in the warm-up
         self.bound = torch.zeros((), device=y.device)  # epsilon; -1 in the warm-up
+
+    @property
+    def n_kept(self) -> int:
+        """The number q of predictions that must agree; a run whose warm-up is shorter could not fill more."""
+        epochs = self.recipe.epochs
+        wanted = self.history * epochs if self.history <= 1 else min(self.history, self.warm_up * epochs)
+        return max(2, round(wanted))
 
     def before_epoch(self, t: int) -> None:
         warming = t < self.warm_up * self.recipe.epochs

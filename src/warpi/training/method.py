@@ -139,6 +139,10 @@ class Method(ABC):
     def before_epoch(self, t: int) -> None:  # noqa: B027 (most methods need none)
         """Change what depends on the epoch. Called before the first step of epoch t, not if resumed within it."""
 
+    def lr_factor(self, t: int) -> float:  # noqa: ARG002 (for subclasses)
+        """Factor of the recipe's learning rate in epoch t."""
+        return 1.0
+
     def epoch(self, t: int) -> Iterator[Log]:
         """Train for one epoch and yield a log after every step."""
         if self.loader.count <= t * self.loader.steps:
