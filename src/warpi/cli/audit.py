@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
 from warpi.errors import UserError
+from warpi.runs.schema import NOT_READ, READ
 from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
 
@@ -129,7 +130,6 @@ def pick(argv: list[str]) -> None:
     parser.add_output("--json", "with --estimate: write the estimate as JSON")
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
-    from warpi.runs.spec import NOT_READ, READ, DataSpec
 
     add_data_flags(parser, "data without a run", NOT_READ)
     given = parser.read(argv)
@@ -146,6 +146,7 @@ def pick(argv: list[str]) -> None:
     if absent := [name for name, value in required.items() if value is None]:
         raise UserError(f"warpi pick: required: {' and '.join(absent)}; or --estimate FILE for a checked list")
     from warpi.audit.pick import pick_from_data, pick_from_run
+    from warpi.runs.spec import DataSpec
 
     options = {name: given[name] for name in ("unbiased", "seed")}
     options |= {name: read_names(given[name]) for name in ("id", "keep")}

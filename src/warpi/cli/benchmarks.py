@@ -11,7 +11,8 @@ from warpi.utils.flags import Parser, add_fields
 def corrupt(argv: list[str]) -> None:
     from warpi.noise.noise_file import hash_labels, write_noise_file
     from warpi.noise.parse import Noise
-    from warpi.runs.spec import NOT_READ, DataSpec, load
+    from warpi.runs.schema import NOT_READ
+    from warpi.runs.spec import DataSpec, load
     from warpi.utils.seeding import generator
 
     parser = Parser("warpi corrupt", "Draw label noise and write the labels to a file for `warpi fit --labels`.")

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
-from warpi.runs.schema import given_labels, is_label_file
+from warpi.runs.schema import DataSettings, given_labels, is_label_file
 from warpi.utils.flags import Parser, add_fields
 
 
 def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = ()) -> None:
-    """Add the fields of `DataSpec` as a group of flags, and `--labels FILE`, which sets `noise`."""
-    from warpi.runs.spec import DataSpec
-
-    group = add_fields(parser, title, DataSpec, (*skip, "noise", "meta_data"))
-    texts = {f.name: f.metadata["help"] for f in fields(DataSpec)}
+    """Add the fields of `DataSettings` as a group of flags, and `--labels FILE`, which sets `noise`."""
+    group = add_fields(parser, title, DataSettings, (*skip, "noise", "meta_data"))
+    texts = {f.name: f.metadata["help"] for f in fields(DataSettings)}
     flags = {"--labels": ("noise", "FILE", "replace the labels by those in a .json file written by `warpi review`")}
     flags["--noise"] = ("noise", "KIND:RATE", texts["noise"])
     if "meta_data" not in skip:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from warpi.cli.audit import print_trusted_set
 from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
 from warpi.errors import UserError
+from warpi.runs.schema import NOT_READ, READ
 from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def review(argv: list[str]) -> None:
-    from warpi.runs.spec import NOT_READ, READ, DataSpec
 
     parser = Parser(
         "warpi review",
@@ -65,6 +65,7 @@ def review(argv: list[str]) -> None:
     from warpi.audit.decisions import Store
     from warpi.review.open import open_data, open_run, read_row_list
     from warpi.review.session import ReviewSession
+    from warpi.runs.spec import DataSpec
 
     rows = read_row_list(given["rows"])
     copied = {name: read_names(given[name]) for name in ("id", "keep")}

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 
@@ -29,11 +29,12 @@ from warpi.runs.defaults import (
     to_plain_types,
 )
 from warpi.runs.fingerprints import fingerprint_data, fingerprint_rows, stamp
+from warpi.runs.schema import ADDED, DataSettings
 from warpi.training.method import Method
 from warpi.training.recipe import LATER, Recipe
 from warpi.training.task import Task, Truth, make_task
 from warpi.utils.seeding import derive, seeded
-from warpi.utils.settings import check_types, setting
+from warpi.utils.settings import check_types
 
 
 class DataCache:
@@ -45,30 +46,8 @@ class DataCache:
 
 
 @dataclass(frozen=True)
-class DataSpec:
-    """What to learn from."""
-
-    data: str = setting("digits", "name from `warpi list datasets`, or path of a table, arrays, images or features")
-    root: str | None = setting(None, "folder with the files of a named data set (default: $WARPI_DATA)")
-    label: str | None = setting(None, "column (or .npy file) with the labels (default: label)")
-    drop: tuple[str, ...] = setting((), "columns of a table that are not features, such as an id (default: none)")
-    types: tuple[str, ...] = setting(
-        (), "COLUMN=KIND of columns of a table: number, category, date or text (default: by their content)"
-    )
-    text: tuple[str, ...] = setting((), "columns of a table that hold texts (default: `text`, and long texts)")
-    missing: Literal["fill", "error"] = setting("fill", "fill missing cells of a table, or refuse them")
-    unknown: Literal["ignore", "error"] = setting("ignore", "ignore values that training rows lack, or refuse them")
-    image_size: int | None = setting(None, "side of image files in pixels (default: their own up to 64, else 224)")
-    noise: str = setting("given", "label noise to add, see `warpi list noises` (default: given, those of the data)")
-    meta: int | None = setting(None, "number of trusted examples to hold out, or to take from rows marked as trusted")
-    meta_data: str | None = setting(None, "second file or folder, with examples whose labels were checked")
-    val: float | None = setting(
-        None, "fraction of the noisy rows held out for validation (default: 0.1 of a named data set, none of yours)"
-    )
-    test: float | None = setting(
-        None, "fraction of the rows held out for testing (default: 0.25 of a named data set, none of yours)"
-    )
-    limit: int | None = setting(None, "use only this many rows, for a quick try", low=1)
+class DataSpec(DataSettings):
+    """What to learn from, and how to read it."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -103,13 +82,6 @@ class DataSpec:
             drop=self.drop,
             options=self.table_options,
         )
-
-
-ADDED = ("drop", "types", "text", "missing", "unknown")
-"""Fields that older versions did not have. `spec.json` has them only if they are not the default."""
-READ = ("data", "root", "label", *ADDED, "image_size", "noise")
-"""Fields that decide which rows there are, and with which labels. Commands that do not train have only these."""
-NOT_READ = tuple(f.name for f in fields(DataSpec) if f.name not in READ)
 
 
 @dataclass(frozen=True)
