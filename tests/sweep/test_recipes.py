@@ -51,7 +51,7 @@ COMMAND = re.compile(r"warpi sweep (recipes/\S+\.toml(?: \S+)*)")
 def test_commands_in_the_heads_of_recipes_work(capsys: pytest.CaptureFixture[str]) -> None:
     commands = [
         m[1]
-        for file in (ROOT / "recipes").glob("*.toml")
+        for file in (ROOT / "recipes").rglob("*.toml")
         for line in file.read_text().splitlines()
         if (m := COMMAND.search(line))
     ]
@@ -62,7 +62,7 @@ def test_commands_in_the_heads_of_recipes_work(capsys: pytest.CaptureFixture[str
 
 
 def test_recipes_are_valid_and_their_heads_state_the_number_of_runs() -> None:
-    files = sorted((ROOT / "recipes").glob("*.toml"))
+    files = sorted((ROOT / "recipes").rglob("*.toml"))
     n_jobs = {file: len(read_plan(file).jobs) for file in files}
     assert all(n_jobs.values())
     heads = {file: re.search(r"^#.*\b(\d+) runs\b", file.read_text(), re.M) for file in files}
