@@ -10,9 +10,10 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from warpi.auto import fit as fit_module, models, score
+from warpi.auto import fit as fit_module, models, procedure, score
 from warpi.auto.fit import AutoResult, AutoSettings, ExtraCandidate, fit_auto
 from warpi.auto.modules import Linear, Mixture
+from warpi.auto.problem import Clock, OutOfTimeError
 from warpi.auto.rows import Rows
 from warpi.errors import UserError
 
@@ -260,9 +261,58 @@ def test_progress_is_reported() -> None:
 def test_large_tables_are_fitted_on_a_part_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "MOST_CELLS", 180)
     rows = make_rows(n=200)
-    result = fit_auto(rows, QUICK)
+    seen: list[str] = []
+    result = fit_auto(rows, QUICK, progress=lambda name, _share: seen.append(name))
     check(result, rows)
     assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.9
+    assert "gold logistic, all rows" in seen
+
+
+def test_the_last_fit_uses_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class that the sample of 60 rows can hardly show is predicted by the model of all rows."""
+    rows = make_rows(n=2000, rate=0.1)
+    shift = np.where(np.arange(2000) % 10 == 0, 30.0, 0.0)[:, None] * np.eye(4)[0]  # a rare second group
+    turned = Rows(
+        (rows.x + shift).astype(np.float32),
+        np.where(shift[:, 0] > 0, 0, rows.given),
+        rows.x_trusted,
+        rows.y_trusted,
+        None,
+        3,
+    )
+    monkeypatch.setattr(fit_module, "MOST_ROWS", 60)
+    part = fit_auto(turned, QUICK).model
+    monkeypatch.setattr(procedure, "REFIT_FROM", 2.0)
+    without = fit_auto(turned, QUICK).model
+    group = torch.as_tensor(turned.x[::10])
+    with torch.no_grad():
+        assert part(group).exp()[:, 0].mean() > without(group).exp()[:, 0].mean()
+
+
+def test_without_time_for_gold_the_first_stack_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(*_args: object) -> None:
+        raise OutOfTimeError
+
+    monkeypatch.setattr(procedure, "fit_gold", raise_error)
+    rows = make_rows()
+    result = fit_auto(rows, AutoSettings(models=("logistic",), budget=1e6))
+    check(result, rows)
+    notes = {candidate.name: candidate.note for candidate in result.candidates if candidate.note}
+    assert "budget" in notes["gold"]
+
+
+def test_an_error_in_the_progress_function_stops_a_fit_between_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clock, "TICK", 0.0)
+    seen: list[str] = []
+
+    def stop(name: str, _share: float) -> None:
+        seen.append(name)
+        if seen.count("forest") == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_auto(make_rows(), AutoSettings(), progress=stop)
+    assert set(seen) == {"start", "forest"} or set(seen) == {"forest"}
 
 
 @pytest.mark.parametrize(

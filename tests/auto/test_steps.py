@@ -1,5 +1,7 @@
 """The steps of `auto` against naive loops and closed forms."""
 
+from time import sleep
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -8,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 from warpi.auto.combine import calibrate, drop_small, pool, sharpen, stack_weights
 from warpi.auto.fit import make_plan
 from warpi.auto.forest import fit_forest
-from warpi.auto.problem import Clock, pose_problem
-from warpi.auto.procedure import give_share_to_trusted, keep_confident
+from warpi.auto.models import draw_labels, run_parallel
+from warpi.auto.problem import Clock, OutOfTimeError, pose_problem
+from warpi.auto.procedure import give_share_to_trusted, keep_agreeing, keep_confident
 from warpi.auto.rows import Rows, assign_folds, trusted_importance
 from warpi.auto.score import (
     Interval,
@@ -206,3 +209,38 @@ def test_the_noise_rate_is_right_although_the_model_is_not() -> None:
         covered.append(rate.low <= 0.3 <= rate.high)
         assert rate.estimate == pytest.approx(differs.mean())
     assert np.mean(covered) > 0.85
+
+
+def test_a_clock_enforces_its_budget_only_when_there_is_a_result_to_fall_back_on() -> None:
+    clock = Clock(0.0)
+    clock.check()
+    clock.enforced = True
+    with pytest.raises(OutOfTimeError):
+        clock.check()
+
+
+def test_drawn_labels_have_the_probabilities_of_their_rows() -> None:
+    q = np.tile([[0.2, 0.0, 0.8], [1.0, 0.0, 0.0]], (2000, 1))
+    labels = draw_labels(q, np.random.default_rng(0))
+    shares = np.bincount(labels[::2], minlength=3) / 2000
+    assert np.allclose(shares, [0.2, 0, 0.8], atol=0.03)
+    assert (labels[1::2] == 0).all()
+
+
+@pytest.mark.parametrize("n_jobs", [1, 3])
+def test_parallel_results_keep_their_order_and_a_failed_check_stops_the_work(n_jobs: int) -> None:
+    assert run_parallel(lambda i: i * i, 5, n_jobs, lambda: None) == [0, 1, 4, 9, 16]
+
+    def fail() -> None:
+        raise OutOfTimeError
+
+    with pytest.raises(OutOfTimeError):
+        run_parallel(lambda _: sleep(0.3), 20, n_jobs, fail)
+
+
+def test_agreeing_rows_are_those_whose_label_every_model_predicts() -> None:
+    nothing = np.zeros((0, 1), np.float32), np.zeros(0, np.int64), None
+    problem = pose_problem(Rows(np.zeros((4, 1), np.float32), np.array([0, 1, 0, 1]), *nothing, 2))
+    first, second = np.eye(2)[[0, 1, 1, 0]], np.eye(2)[[0, 0, 0, 0]]
+    assert keep_agreeing([first, second], problem).tolist() == [1, 0, 0, 0]
+    assert keep_agreeing([first], problem).tolist() == [1, 1, 0, 0]

@@ -17,7 +17,7 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import hash_labels
 from warpi.noise.parse import Noise
-from warpi.training.task import Task, Truth, _warn_uneven, make_task
+from warpi.training.task import Task, Truth, _warn_uneven, check_trusted_classes, make_task
 from warpi.utils.seeding import generator
 
 SOME = settings(max_examples=15, deadline=None, derandomize=True)
@@ -366,7 +366,6 @@ NO_MIDDLE = split_of(replace(made([8, 1, 8]), y=2 * (torch.arange(17) % 2)))
         (LOPSIDED, {"meta": 2}, "2 trusted examples cannot cover 3 classes; ask for at least 3"),
         (LOPSIDED, {"meta": -1}, "-1 trusted examples"),
         (UNKNOWN, {"meta": 12}, "--meta 12 .* those of made are not; .*--trusted"),
-        (made([40, 40, 40], meta=NO_MIDDLE), {}, "1 of 3 classes have no example among the trusted .*'class 1'"),
         (made([40, 40, 0]), {}, "1 of 3 classes have no example among the training rows: 'class 2'"),
         (made([40, 3, 40]), {"meta": 9, "test": 0.0}, "no example among the training rows: 'class 1'"),
         (UNKNOWN, {"val": 1.0}, r"val must be a fraction of the rows in \[0, 1\), got 1.0"),
@@ -503,3 +502,9 @@ def test_corrected_labels_apply_to_test_rows_without_known_truth() -> None:
     _, truth = make_task(data, "symmetric:0.4", meta=0)  # synthetic noise only affects training rows
     assert truth.test is not None
     assert torch.equal(truth.test.y, data.y[truth.test.rows])
+
+
+def test_methods_may_ask_for_a_trusted_example_of_every_class() -> None:
+    task, _ = make_task(made([40, 40, 40], meta=NO_MIDDLE))
+    with pytest.raises(UserError, match="1 of 3 classes have no example among the trusted .*'class 1'"):
+        check_trusted_classes(task)

@@ -14,23 +14,26 @@ from scipy import sparse
 from torch import nn
 
 from warpi.auto.combine import pick
-from warpi.auto.models import Plan, check_model, find_columns, find_directions, find_projection
+from warpi.auto.models import Plan, check_model, do_nothing, find_columns, find_directions, find_projection
 from warpi.auto.modules import Mixture
-from warpi.auto.problem import Clock, Column, Problem, build_mixture, pose_problem
-from warpi.auto.procedure import Outcome, run_procedure, run_without_trusted
+from warpi.auto.problem import Clock, Column, OutOfTimeError, Problem, build_mixture, pose_problem
+from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
 from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, trusted_importance
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
 from warpi.auto.softmax import fit_softmax
 from warpi.auto.transition import bayes, estimate_transition
 
 Progress = Callable[[str, float], None]
+Report = Callable[[str], None]
 N_TREES = 100
 FOREST_COLUMNS = 64  # directions that a forest uses
 STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1)  # C of softmax regression on many columns
 DEFAULT_MODELS = ("forest", "logistic")
 LARGE = 10_000  # rows from which boosting joins, with fewer trees, folds and candidates
-MOST_ROWS = 150_000  # noisy rows that are fitted; more are only predicted
+MOST_ROWS = 10_000  # noisy rows that candidates are compared on
 MOST_CELLS = 2_000_000  # the same as rows times classes
+MOST_FINAL_ROWS = 150_000  # noisy rows of the last fit; more are only predicted
+MOST_FINAL_CELLS = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,15 @@ def fit_auto(
     check_rows(rows)
     for model in settings.models:
         check_model(model)
-    say = progress or (lambda _name, _share: None)
-    clock = Clock(settings.budget)
-    chosen = choose_rows(rows, settings.seed)
+    latest: list[Any] = ["start", 0.0]
+
+    def say(name: str, share: float) -> None:
+        latest[:] = [name, share]
+        if progress is not None:
+            progress(name, share)
+
+    clock = Clock(settings.budget, lambda: say(*latest))  # repeats the latest progress, so that it can stop the work
+    chosen = choose_rows(rows, settings.seed, MOST_ROWS, MOST_CELLS)
     part = rows if chosen is None else take_noisy(rows, chosen)
     selected = find_columns(part.x)
     wide = find_directions(part.x) if selected is None else selected
@@ -100,15 +109,19 @@ def fit_auto(
         part = replace(part, x=part.x @ wide, x_trusted=part.x_trusted @ wide)
     models = choose_models(part, settings)
     problem = pose_problem(part)
-    plan = make_plan(problem, settings.seed, wide, rotated=selected is None)
+    plan = make_plan(problem, settings.seed, wide, selected is None, clock.check)
     outside = [extra_column(candidate, chosen) for candidate in extra]
     run = run_procedure if part.n_trusted else run_without_trusted
     steps = count(1)
     outcome = run(problem, models, plan, clock, outside, lambda name: say(name, 0.2 * (1 - 1 / next(steps))))
-    later: Progress = lambda name, share: say(name, 0.2 + 0.8 * share)  # the repetitions take most of the time
+    later: Progress = lambda name, share: say(name, 0.2 + 0.6 * share)  # the repetitions take most of the time
     measurable = settings.measure and part.n_trusted > 1
     nested = predict_nested(part, models, plan, outside, clock, later) if measurable else {}
-    return summarize(rows, part, chosen, problem, outcome, nested)
+    evidence = collect_evidence(rows, part, chosen, problem, outcome)
+    top = outcome.final
+    if chosen is not None:
+        top = fit_last(rows, wide, top, evidence.posterior, plan, lambda name: say(name, 0.9))
+    return summarize(rows, problem, outcome, nested, evidence, build_mixture(top))
 
 
 def choose_strength(problem: Problem, plan: Plan) -> float:
@@ -125,9 +138,9 @@ def choose_strength(problem: Problem, plan: Plan) -> float:
     return max(STRENGTHS, key=score)
 
 
-def choose_rows(rows: Rows, seed: int) -> Any:
+def choose_rows(rows: Rows, seed: int, most_rows: int, most_cells: int) -> Any:
     """The noisy rows to fit on, or None for all of them. The work is bounded; the other rows are only predicted."""
-    most = min(MOST_ROWS, MOST_CELLS // rows.n_classes)
+    most = min(most_rows, most_cells // rows.n_classes)
     if rows.n_noisy <= most:
         return None
     return np.sort(np.random.default_rng([seed, 3]).choice(rows.n_noisy, most, replace=False))
@@ -140,7 +153,13 @@ def choose_models(rows: Rows, settings: AutoSettings) -> tuple[Any, ...]:
     return settings.models
 
 
-def make_plan(problem: Problem, seed: int, wide: Floats | None = None, rotated: bool = False) -> Plan:
+def make_plan(
+    problem: Problem,
+    seed: int,
+    wide: Floats | None = None,
+    rotated: bool = False,
+    check: Callable[[], None] = do_nothing,
+) -> Plan:
     """How models are cross-fitted.
 
     `wide` selects or, if `rotated`, projects the columns of the user to those of the problem.
@@ -154,9 +173,9 @@ def make_plan(problem: Problem, seed: int, wide: Floats | None = None, rotated: 
     jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = jobs if problem.n_noisy >= 2000 else 1
     if not rotated:
-        return Plan(folds, trees, seed, jobs, large, find_projection(problem.x, seed), wide)
+        return Plan(folds, trees, seed, jobs, large, find_projection(problem.x, seed), wide, check=check)
     first = np.eye(problem.x.shape[1], FOREST_COLUMNS)
-    plan = Plan(folds, trees, seed, jobs, large, first, wide)
+    plan = Plan(folds, trees, seed, jobs, large, first, wide, check=check)
     return replace(plan, c=choose_strength(problem, plan))
 
 
@@ -166,17 +185,44 @@ def extra_column(candidate: ExtraCandidate, chosen: Any) -> Column:
     return Column(candidate.name, stacked, candidate.seconds, candidate.trusted_only, lambda: candidate.module)
 
 
-def summarize(
-    rows: Rows, part: Rows, chosen: Any, problem: Problem, outcome: Outcome, nested: dict[str, Floats]
-) -> AutoResult:
-    """Build the module, the posterior, the intervals and the list of candidates."""
-    model = build_mixture(outcome.final)
+def fit_last(rows: Rows, wide: Floats | None, top: Column, posterior: Floats, plan: Plan, report: Report) -> Column:
+    """Fit the important models of the mixture `top` once more, on all noisy rows, or on as many as the limits allow."""
+    chosen = choose_rows(rows, plan.seed + 1, MOST_FINAL_ROWS, MOST_FINAL_CELLS)
+    part = rows if chosen is None else take_noisy(rows, chosen)
+    if wide is not None:
+        part = replace(part, x=part.x @ wide, x_trusted=part.x_trusted @ wide)
+    problem = pose_problem(part)
+    last = replace(plan, folds=np.zeros(problem.x.shape[0], np.int64), complete=True)
+    try:
+        return refit_on_all_rows(top, problem, posterior if chosen is None else posterior[chosen], last, report)
+    except OutOfTimeError:
+        return top
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What cross-fitted predictions say about all noisy rows."""
+
+    p: Floats  # [N, K]
+    transition: Floats  # [K, K]
+    posterior: Floats  # [N, K]
+
+
+def collect_evidence(rows: Rows, part: Rows, chosen: Any, problem: Problem, outcome: Outcome) -> Evidence:
     p = problem.noisy(outcome.final.p)
-    p_trusted = nested.get("auto", problem.trusted(outcome.final.p))
     transition, posterior = estimate_transition(p, part.given, outcome.prior)
     if chosen is not None:
-        p = predict_rest(model, rows, chosen, p)
+        p = predict_rest(build_mixture(outcome.final), rows, chosen, p)
         posterior = bayes(p, transition, rows.given)
+    return Evidence(p, transition, posterior)
+
+
+def summarize(
+    rows: Rows, problem: Problem, outcome: Outcome, nested: dict[str, Floats], evidence: Evidence, model: Mixture
+) -> AutoResult:
+    """The intervals and the list of candidates."""
+    p, posterior = evidence.p, evidence.posterior
+    p_trusted = nested.get("auto", problem.trusted(outcome.final.p))
     importance = trusted_importance(estimate_class_sizes(p, posterior), rows.y_trusted)
     hits = (p_trusted.argmax(1) == rows.y_trusted).astype(np.float64)
     wrong = 1 - pick(posterior, rows.given)
@@ -185,10 +231,10 @@ def summarize(
         candidates=list_candidates(rows, outcome, nested, importance),
         p=p,
         p_trusted=p_trusted,
-        transition=transition,
+        transition=evidence.transition,
         posterior=posterior,
         trusted_score=accuracy_interval(hits, importance) if nested else None,
-        noise_rate=measure_noise(rows, p_trusted, transition, wrong, importance),
+        noise_rate=measure_noise(rows, p_trusted, evidence.transition, wrong, importance),
         noise_rate_point=float(wrong.mean()) if len(wrong) else 0.0,
         reason=outcome.reason,
     )

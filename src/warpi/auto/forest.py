@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,14 +30,21 @@ class FittedForest:
 
 
 def fit_forest(
-    x: Matrix, q: Floats, weight: Floats, n_trees: int, seed: int, weighted_draw: bool = False, n_jobs: int = 1
+    x: Matrix,
+    q: Floats,
+    weight: Floats,
+    n_trees: int,
+    seed: int,
+    weighted_draw: bool = False,
+    n_jobs: int = 1,
+    check: Callable[[], None] | None = None,
 ) -> FittedForest:
     """Fit multi-output regression trees on soft labels q [M, K]. Rows of weight 0 are only predicted.
 
     The bootstrap is uniform, and weights go into the tree. A bootstrap that is drawn with weights, as scikit-learn
     does, puts heavy rows into almost every tree and leaves them without an out-of-bag prediction. With
     `weighted_draw` each tree first leaves out a random third of the rows and then draws from the rest with weights,
-    which predicts better when a few rows are ten times as important.
+    which predicts better when a few rows are ten times as important. `check` is called after every tree.
     """
     used = np.flatnonzero(weight > 0)
     total = np.zeros_like(q)
@@ -58,6 +66,8 @@ def fit_forest(
     trees = []
     with ThreadPoolExecutor(n_jobs) as pool:
         for tree, tested, leaf in pool.map(grow, range(n_trees)) if n_jobs > 1 else map(grow, range(n_trees)):
+            if check is not None:
+                check()
             trees.append(tree)
             total[tested] += tree.value[leaf, :, 0]
             votes[tested] += 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from warpi.auto.combine import POWERS, SMOOTH, pick, pool, sharpen, smooth, stack_weights
-from warpi.auto.models import Plan, fit_model, model_name
+from warpi.auto.models import Fitted, Plan, fit_model, model_name
 from warpi.auto.problem import Column, Problem
 from warpi.auto.rows import Floats
 from warpi.auto.transition import estimate_transition
@@ -32,18 +33,28 @@ def fit_gold(
     for number in range(ROUNDS):
         trees = plan.n_trees if number == ROUNDS - 1 else int(0.6 * plan.n_trees)
         transition, posterior = estimate_transition(problem.noisy(p), problem.given, prior)
-        labels = problem.labels
-        labels[: problem.n_noisy] = posterior
-        weight = problem.weights(1.0, TRUSTED_WEIGHT * problem.importance)
         step = replace(plan, n_trees=trees, seed=plan.seed + 100 + number)
         parts = []
-        for model in models:
-            fitted = fit_model(model, problem.x, labels, weight, step, c=C)
-            parts.append(Column(f"gold {model_name(model)}", fitted.p, module=fitted.module))
+        for model in models if number == ROUNDS - 1 or not plan.large else leave_out_slow(models):
+            refit = partial(fit_part, model)
+            fitted = refit(problem, posterior, step)
+            parts.append(Column(f"gold {model_name(model)}", fitted.p, module=fitted.module, refit=refit))
         gold = pool_parts(problem, parts, transition)
         p = gold.p
     transition, _ = estimate_transition(problem.noisy(p), problem.given, prior)
     return gold, transition
+
+
+def leave_out_slow(models: Sequence[Any]) -> Sequence[Any]:
+    """The models of the rounds before the last one, if there are many rows: without boosting, if others are left."""
+    return [model for model in models if model != "boosting"] or models
+
+
+def fit_part(model: Any, problem: Problem, posterior: Floats, plan: Plan) -> Fitted:
+    """Fit a model on the posterior [N, K] of noisy rows and on the labels of trusted rows."""
+    labels = problem.labels
+    labels[: problem.n_noisy] = posterior
+    return fit_model(model, problem.x, labels, problem.weights(1.0, TRUSTED_WEIGHT * problem.importance), plan, c=C)
 
 
 def pool_parts(problem: Problem, parts: list[Column], transition: Floats) -> Column:

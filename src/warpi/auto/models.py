@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.neighbors import NearestNeighbors
 from sklearn.utils.validation import has_fit_parameter
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from warpi.auto.convert import constant_module, estimators_to_module
@@ -26,9 +28,14 @@ KINDS = ("forest", "logistic", "boosting", "knn")
 SAMPLE = 2000  # rows that show what kind of columns there are
 WIDE = 256  # more dense columns are replaced by as many principal directions
 MOST_BOOSTED = 30_000  # rows of one fit of boosting
+MOST_BOOSTED_AT_LAST = 150_000  # the same for the fit on all rows
 MOST_POINTS = 20_000  # of the nearest-neighbor model
 ESTIMATOR_FOLDS = 3  # of boosting and of classifiers of the user, which are slower than the others
 SMALLEST_SHARE = 0.1  # a soft label below this share is left out when a row is repeated once per class
+
+
+def do_nothing() -> None:
+    """The default of `Plan.check`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +50,8 @@ class Plan:
     projection: Floats | None = None  # [D, d] directions that the forest uses instead of sparse columns
     wide: Floats | None = None  # [D, d] if the columns of x are directions of D columns, or a selection of them
     c: float | None = None  # of the softmax regression on such columns
+    check: Callable[[], None] = do_nothing  # called often; raises an error to stop the fit
+    complete: bool = False  # the fit on all rows after the choice: no cross-fitted predictions, larger boosting
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,16 +90,19 @@ def _fit_model(model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: 
         return Fitted(np.tile(prior, (len(q), 1)), partial(constant_module, prior, x.shape[1]))
     if model == "forest":
         dense = x if plan.projection is None else np.ascontiguousarray(x @ plan.projection, dtype=np.float32)
-        forest = fit_forest(dense, q, weight, plan.n_trees, plan.seed, weighted_draw, plan.n_jobs)
+        forest = fit_forest(dense, q, weight, plan.n_trees, plan.seed, weighted_draw, plan.n_jobs, plan.check)
         return Fitted(forest.p, partial(_project, plan.projection, forest.module))
     if model == "logistic":
-        softmax = fit_softmax(x, q, weight, plan.folds, plan.c or c, scaled=plan.c is not None)
+        scaled = plan.c is not None
+        softmax = fit_softmax(x, q, weight, plan.folds, plan.c or c, scaled, plan.check)
         return Fitted(softmax.p, softmax.module)
     if model == "knn":
         p, neighbors = fit_neighbors(x, q, weight)
         return Fitted(p, partial(_same, neighbors))
-    estimator = make_boosting(int(used.sum()), q.shape[1]) if model == "boosting" else model
-    return fit_estimator(estimator, x, q, weight, plan, MOST_BOOSTED if model == "boosting" else None)
+    if model == "boosting":
+        most = MOST_BOOSTED_AT_LAST if plan.complete else MOST_BOOSTED
+        return fit_estimator(make_boosting(int(used.sum()), q.shape[1]), x, q, weight, plan, most)
+    return fit_estimator(model, x, q, weight, plan)
 
 
 def _same(module: Neighbors) -> Neighbors:
@@ -108,6 +120,8 @@ def make_boosting(n_rows: int, n_classes: int) -> Any:
     return HistGradientBoostingClassifier(
         learning_rate=0.2,
         max_iter=iterations,
+        max_leaf_nodes=15,
+        max_bins=63,
         min_samples_leaf=int(np.clip(n_rows // 40, 2, 20)),
         early_stopping=False,
         random_state=0,
@@ -116,21 +130,53 @@ def make_boosting(n_rows: int, n_classes: int) -> Any:
 
 def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, most: int | None = None) -> Fitted:
     """Cross-fit any scikit-learn classifier on soft labels. `most` limits the training rows of one fit."""
-    rng = np.random.default_rng([plan.seed, 7])
     used = np.flatnonzero(weight > 0)
     hard = bool((q[used].max(1) > 1 - 1e-9).all())
     draws = 1 if hard or has_fit_parameter(estimator, "sample_weight") else 3
-    whole = [_fit_once(estimator, x, q, weight, used, rng, most) for _ in range(draws)]
-    p = _mean_prediction(whole, x, q.shape[1])
     folds = plan.folds % (2 if plan.large else ESTIMATOR_FOLDS)
-    for fold in np.unique(folds[used]):
-        inside = folds == fold
-        train = used[~inside[used]]
-        tested = used[inside[used]]
-        if len(train):
-            fitted = _fit_once(estimator, x, q, weight, train, rng, most)
-            p[tested] = full_probabilities(fitted, x[tested], q.shape[1])
+    numbers = [fold for fold in np.unique(folds[used]) if (folds[used] != fold).any()]
+    training = [used] * draws + [used[folds[used] != fold] for fold in numbers]
+
+    def fit(number: int) -> Any:
+        rng = np.random.default_rng([plan.seed, 7, number])
+        return _fit_once(estimator, x, q, weight, training[number], rng, most, plan.large)
+
+    jobs = plan.n_jobs if isinstance(estimator, HistGradientBoostingClassifier) else 1
+    fitted = run_parallel(fit, len(training), jobs, plan.check)
+    whole, others = fitted[:draws], fitted[draws:]
+    p = np.zeros_like(q) if plan.complete else _mean_prediction(whole, x, q.shape[1])
+    for fold, model in zip(numbers, others, strict=True):
+        plan.check()
+        tested = used[folds[used] == fold]
+        p[tested] = full_probabilities(model, x[tested], q.shape[1])
     return Fitted(p, partial(estimators_to_module, whole, q.shape[1]))
+
+
+def run_parallel(task: Callable[[int], Any], n: int, n_jobs: int, check: Callable[[], None]) -> list[Any]:
+    """The results of `task(0)`, ..., `task(n - 1)`, in threads if there are several jobs.
+
+    Each task uses one OpenMP thread: threads that wait for each other in short steps are slow on a busy machine.
+    """
+    if min(n, n_jobs) < 2:
+        results = []
+        for number in range(n):
+            check()
+            results.append(task(number))
+        return results
+
+    def alone(number: int) -> Any:
+        with threadpool_limits(1, user_api="openmp"):
+            return task(number)
+
+    with ThreadPoolExecutor(n_jobs) as pool:
+        futures = [pool.submit(alone, number) for number in range(n)]
+        try:
+            while wait(futures, timeout=0.2).not_done:
+                check()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
 
 
 def _mean_prediction(estimators: list[Any], x: Matrix, n_classes: int) -> Floats:
@@ -138,32 +184,48 @@ def _mean_prediction(estimators: list[Any], x: Matrix, n_classes: int) -> Floats
 
 
 def _fit_once(
-    estimator: Any, x: Matrix, q: Floats, weight: Floats, rows: Ints, rng: np.random.Generator, most: int | None = None
+    estimator: Any,
+    x: Matrix,
+    q: Floats,
+    weight: Floats,
+    rows: Ints,
+    rng: np.random.Generator,
+    most: int | None = None,
+    draw: bool = False,
 ) -> Any:
-    """Fit a copy: each row once per class with weight q, or with a label drawn from q if it takes no weights.
+    """Fit a copy: each row once per class with weight q, or with a label drawn from q.
 
+    A label is drawn if the estimator takes no weights, and with `draw`, which is faster and good enough for many rows.
     If there are more than `most` rows, some of them are drawn at random.
     """
     model = clone(estimator)
-    if has_fit_parameter(estimator, "sample_weight"):
+    row = np.arange(len(rows))
+    row_weight: Floats | None = weight[rows]
+    if not has_fit_parameter(estimator, "sample_weight"):
+        row = np.repeat(row, np.maximum(1, np.rint(weight[rows] / np.median(weight[rows]))).astype(np.int64))
+        row_weight = None
+        label = draw_labels(q[rows][row], rng)
+    elif draw:
+        label = draw_labels(q[rows], rng)
+    else:
         row, label = np.nonzero(q[rows] >= np.minimum(SMALLEST_SHARE, q[rows].max(1, keepdims=True)))
         row_weight = weight[rows][row] * q[rows][row, label]
-    else:
-        times = np.maximum(1, np.rint(weight[rows] / np.median(weight[rows]))).astype(np.int64)
-        row = np.repeat(np.arange(len(rows)), times)
-        cumulative = q[rows][row].cumsum(1)
-        label = (rng.random((len(row), 1)) * cumulative[:, -1:] > cumulative).sum(1).clip(max=q.shape[1] - 1)
-        row_weight = None
     if most is not None and len(row) > most:
         drawn = rng.choice(len(row), most, replace=False)
         row, label = row[drawn], label[drawn]
         row_weight = None if row_weight is None else row_weight[drawn]
     if len(np.unique(label)) < 2:
         return ConstantClassifier(int(label[0]))
-    features = x[rows][row]
+    features = x[rows[row]]
     if row_weight is None:
         return model.fit(features, label)
     return model.fit(features, label, sample_weight=row_weight)
+
+
+def draw_labels(q: Floats, rng: np.random.Generator) -> Ints:
+    """One class per row, with probabilities q [M, K]."""
+    cumulative = q.cumsum(1)
+    return np.asarray((rng.random((len(q), 1)) * cumulative[:, -1:] > cumulative).sum(1).clip(max=q.shape[1] - 1))
 
 
 @dataclass

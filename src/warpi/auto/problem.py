@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from warpi.auto.combine import calibrate, sharpen
+from warpi.auto.models import Fitted, Plan
 from warpi.auto.modules import Mixture, Node
 from warpi.auto.rows import Floats, Ints, Matrix, Rows, join_rows, one_hot, trusted_importance
 
@@ -74,6 +75,10 @@ def pose_problem(rows: Rows, held_out: Ints | None = None) -> Problem:
     )
 
 
+Refit = Callable[[Problem, Floats, Plan], Fitted]
+"""Fits a model again, from a problem, the probabilities [N, K] of the true classes of its noisy rows, and a plan."""
+
+
 @dataclass(eq=False)
 class Column:
     """Cross-fitted predictions of one candidate, and how to predict new rows: a module, or a combination of columns."""
@@ -89,6 +94,8 @@ class Column:
     geometric: bool = False
     power: float = 1.0
     """The power that calibrates `p` on trusted rows."""
+    refit: Refit | None = None
+    """Fits the same model on other rows; None for candidates that stay as they are."""
 
     def calibrate(self, problem: Problem) -> Column:
         if problem.n_trusted:
@@ -122,13 +129,34 @@ def build_mixture(top: Column) -> Mixture:
     return Mixture([leaf.module() for leaf in leaves if leaf.module], nodes)
 
 
-class Clock:
-    """Measures seconds, and says whether more work fits into a budget."""
+class OutOfTimeError(Exception):
+    """The budget is used up."""
 
-    def __init__(self, budget: float | None = None) -> None:
+
+class Clock:
+    """Measures seconds, and says whether more work fits into a budget.
+
+    `tick` is called often during long fits. It can show progress, and it can raise an error to stop the work.
+    """
+
+    TICK = 0.2  # seconds between calls of `tick`
+
+    def __init__(self, budget: float | None = None, tick: Callable[[], None] | None = None) -> None:
         self.start = monotonic()
         self.budget = budget
         self.last = self.start
+        self.tick = tick
+        self.ticked = self.start
+        self.enforced = False  # until there is a result to fall back on
+
+    def check(self) -> None:
+        """Raise `OutOfTimeError` if no time is left. Cheap enough to be called for every tree or gradient."""
+        now = monotonic()
+        if self.tick is not None and now - self.ticked >= self.TICK:
+            self.ticked = now
+            self.tick()
+        if self.enforced and self.left() <= 0:
+            raise OutOfTimeError
 
     def lap(self) -> float:
         """Seconds since the last call."""

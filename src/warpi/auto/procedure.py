@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from warpi.auto.combine import drop_small, mix, pick, stack_weights
 from warpi.auto.gold import fit_gold
-from warpi.auto.models import Plan, fit_model, model_name
-from warpi.auto.problem import Clock, Column, Problem
+from warpi.auto.models import Fitted, Plan, fit_model, fit_neighbors, model_name
+from warpi.auto.problem import Clock, Column, OutOfTimeError, Problem
 from warpi.auto.rows import Floats
-from warpi.auto.transition import diagonal_prior, transition_prior
+from warpi.auto.transition import diagonal_prior, estimate_transition, transition_prior
 from warpi.errors import first_line
 
 HEAVY = 10.0  # weight of a trusted row in the candidate "trusted x10"
 FIRST_PRIOR = 5.0
 FINAL_PRIOR = 10.0
-GOLD_SHARE = 0.5
+LEADERS_SHARE = 0.8  # of gold and of the candidate "agreeing rows" in the prior, half each
+GOLD_SHARE = 0.5  # the same if gold is alone
 SWITCH_AT = 0.5  # standard errors
-TRUSTED_SHARE = 0.2  # of the models of trusted rows alone in the final mixture
+TRUSTED_SHARE = 0.1  # of the models of trusted rows alone in the final mixture
 SWITCHED_SHARE = 0.5  # the same after the switch
 ALONE_AT = 2.0  # standard errors from which only models of trusted rows are used
+REFIT_FROM = 0.05  # weight in the mixture from which a model is fitted again on all rows
+AGREEING = ", agreeing rows"  # end of the name of a candidate
+NO_TIME = "left out, because the time budget was used up"
 
 Report = Callable[[str], None]
 
@@ -54,16 +60,31 @@ def run_procedure(
     clock.lap()
     report("gold")
     best = models if plan.c is None else [best_plain_model(problem, models, base)]
-    gold, transition = fit_gold(problem, best, first.p, prior, plan)
+    try:
+        gold, transition = fit_gold(problem, best, first.p, prior, plan)
+    except OutOfTimeError:
+        if clock.budget is None:
+            raise
+        return finish_without_gold(problem, base, first, prior, left_out | {"gold": NO_TIME})
     gold.seconds = clock.lap()
     columns = [*base, first.calibrate(problem), gold.calibrate(problem)]
     weights = weigh_candidates(problem, columns, transition)
     lead = lead_of_trusted(problem, base, gold)
     if lead > SWITCH_AT:
-        weights = np.array([float(column is gold) for column in columns])
+        weights = mark_leaders(columns) / mark_leaders(columns).sum()
     share = 1.0 if lead > ALONE_AT else SWITCHED_SHARE if lead > SWITCH_AT else TRUSTED_SHARE
     final = combine("auto", columns, drop_small(give_share_to_trusted(weights, columns, share)))
     return Outcome(final, columns, transition, prior, explain(final, lead), left_out)
+
+
+def finish_without_gold(
+    problem: Problem, base: list[Column], first: Column, prior: Floats, left_out: dict[str, str]
+) -> Outcome:
+    """The first stack is the result, because the budget is used up."""
+    transition, _ = estimate_transition(problem.noisy(first.p), problem.given, prior)
+    weights = np.array([1.0 if column is first else 0.0 for column in [*base, first]])
+    final = combine("auto", [*base, first], drop_small(give_share_to_trusted(weights, [*base, first], TRUSTED_SHARE)))
+    return Outcome(final, [*base, first], transition, prior, explain(final, 0.0), left_out)
 
 
 def best_plain_model(problem: Problem, models: Sequence[Any], base: list[Column]) -> Any:
@@ -93,31 +114,50 @@ def fit_base(
 
     def add(name: str, model: Any, weight: Floats, **how: Any) -> Column | None:
         if columns and clock.left() < 3 * max(column.seconds for column in columns):
-            left_out[name] = "left out, because the time budget was used up"
+            left_out[name] = NO_TIME
             return None
         report(name)
         clock.lap()
+        clock.enforced = bool(columns)
         try:
             fitted = fit_model(model, problem.x, labels, weight, plan, **how)
+        except OutOfTimeError:
+            if clock.budget is None:
+                raise
+            left_out[name] = NO_TIME
+            return None
         except ValueError as e:  # for example more neighbors than trusted rows
             if weight is everything:
                 raise
             left_out[name] = f"left out: {first_line(e)}"
             return None
         column = Column(name, fitted.p, clock.lap(), name.endswith("trusted only"), fitted.module)
+        if weight is everything:
+            column.refit = partial(fit_plain, model)
         columns.append(column)
         return column
 
     for model in models:
         name = model_name(model)
         plain = add(name, model, everything)
-        add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
+        if not (plan.large and model == "boosting" and len(models) > 1):  # slow, and seldom the best for few rows
+            add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
         if plain is not None and not plan.large:
             kept = keep_confident(problem.noisy(plain.p), problem)
             add(f"{name}, pruned", model, problem.weights(kept, 1.0))
         if model == "forest" and not plan.large:
             add(f"{name}, trusted x10", model, problem.weights(1.0, HEAVY), weighted_draw=True)
+    if problem.n_noisy and not plan.large:
+        model = choose_robust_model(problem, models, columns, plan)
+        predictions = [column.p for column in columns if column.name in map(model_name, models)]
+        kept = keep_agreeing([*predictions, vote_of_neighbors(problem, everything, plan)], problem)
+        add(f"{model_name(model)}{AGREEING}", model, problem.weights(kept, 1.0))
     return columns, left_out
+
+
+def fit_plain(model: Any, problem: Problem, _posterior: Floats, plan: Plan) -> Fitted:
+    """Fit a model on all rows with their labels as they are."""
+    return fit_model(model, problem.x, problem.labels, problem.weights(1.0, 1.0), plan)
 
 
 def keep_confident(p: Floats, problem: Problem) -> Floats:
@@ -134,6 +174,29 @@ def keep_confident(p: Floats, problem: Problem) -> Floats:
     return np.where(suspect, 0.0, 1.0)
 
 
+def choose_robust_model(problem: Problem, models: Sequence[Any], base: list[Column], plan: Plan) -> Any:
+    """The forest if its columns are those of the table, otherwise the best model."""
+    if "forest" in models and plan.projection is None:
+        return "forest"
+    return best_plain_model(problem, models, base)
+
+
+def vote_of_neighbors(problem: Problem, weight: Floats, plan: Plan) -> Floats:
+    """Predictions [M, K] by the nearest neighbors of each row."""
+    dense = problem.x if plan.projection is None else np.asarray(problem.x @ plan.projection, dtype=np.float32)
+    return fit_neighbors(dense, problem.labels, weight)[0]
+
+
+def keep_agreeing(predictions: Sequence[Floats], problem: Problem) -> Floats:
+    """1 for noisy rows whose given label is the prediction of every model, otherwise 0.
+
+    Models of different kinds seldom make the same mistake, so the labels of these rows are right more often than those
+    that one model alone would keep. It helps most if mistakes depend on the row.
+    """
+    votes = np.stack([problem.noisy(p).argmax(1) for p in predictions])
+    return np.asarray((votes == problem.given).all(0), dtype=np.float64)
+
+
 def stack_first(problem: Problem, base: list[Column]) -> Column:
     """The stack that gold starts from."""
     likelihood = np.stack([pick(problem.trusted(column.calibrated()), problem.truth) for column in base], axis=1)
@@ -143,16 +206,22 @@ def stack_first(problem: Problem, base: list[Column]) -> Column:
 
 
 def weigh_candidates(problem: Problem, columns: list[Column], transition: Floats) -> Floats:
-    """The weights of the final stack, with half of the prior on gold."""
+    """The weights of the final stack, with most of the prior on gold and on the model of agreeing rows."""
     calibrated = [column.calibrated() for column in columns]
     truth = np.stack([pick(problem.trusted(p), problem.truth) for p in calibrated], axis=1)
     by_given = transition[:, problem.given].T
     given = np.stack([(problem.noisy(p) * by_given).sum(1) for p in calibrated], axis=1)
     share = problem.n_trusted / max(problem.n_noisy, 1)
-    prior = np.array([GOLD_SHARE if column.name == "gold" else 0.0 for column in columns])
-    prior[prior == 0] = (1 - GOLD_SHARE) / max(len(columns) - 1, 1)
+    leads = mark_leaders(columns)
+    total = LEADERS_SHARE if leads.sum() > 1 else GOLD_SHARE
+    prior = np.where(leads, total / leads.sum(), (1 - total) / max((~leads).sum(), 1))
     pairs = [(problem.importance, truth), (np.full(problem.n_noisy, share), given)]
     return stack_weights(pairs, FINAL_PRIOR * prior)
+
+
+def mark_leaders(columns: list[Column]) -> NDArray[np.bool_]:
+    """True for gold and for the model of agreeing rows."""
+    return np.array([column.name == "gold" or column.name.endswith(AGREEING) for column in columns])
 
 
 def give_share_to_trusted(weights: Floats, columns: list[Column], share: float) -> Floats:
@@ -185,7 +254,8 @@ def lead_of_trusted(problem: Problem, base: list[Column], gold: Column) -> float
     So a switch away from gold is careful, and no switch towards it is made by this score.
     """
     alone = [column for column in base if column.trusted_only]
-    if not alone or problem.n_trusted < 2:
+    missing = len(np.unique(problem.truth)) < problem.n_classes  # models of trusted rows do not know these classes
+    if not alone or missing or problem.n_trusted < 2:
         return 0.0
 
     def log_likelihood(column: Column) -> float:
@@ -218,7 +288,9 @@ def run_without_trusted(
         clock.lap()
         report(model_name(model))
         fitted = fit_model(model, problem.x, problem.labels, problem.weights(1.0, 0.0), plan)
-        plain.append(Column(model_name(model), fitted.p, clock.lap(), module=fitted.module))
+        column = Column(model_name(model), fitted.p, clock.lap(), module=fitted.module)
+        column.refit = partial(fit_plain, model)
+        plain.append(column)
     start = combine("plain mean", [*plain, *extra], np.full(len(plain) + len(extra), 1 / (len(plain) + len(extra))))
     report("pruned")
     kept = keep_unless_all_disagree([column.p for column in plain], problem)
@@ -242,3 +314,33 @@ def keep_unless_all_disagree(predictions: Sequence[Floats], problem: Problem) ->
     suspect = (votes == votes[0]).all(0) & (votes[0] != problem.given)
     kept = np.where(suspect, 0.0, 1.0)
     return kept if kept.any() else np.ones_like(kept)
+
+
+def refit_on_all_rows(top: Column, problem: Problem, posterior: Floats, plan: Plan, report: Report) -> Column:
+    """The same mixture, in which the models that matter are fitted on all rows of `problem`.
+
+    `posterior` [N, K] are the probabilities of the true classes of the noisy rows. The predictions of the columns stay:
+    they belong to the models of fewer rows, which have not seen the rows that they predict.
+    """
+    shares: dict[int, float] = {}
+
+    def add_share(column: Column, share: float) -> None:
+        shares[id(column)] = shares.get(id(column), 0.0) + share
+        for part, weight in zip(column.inputs, column.weights, strict=True):
+            add_share(part, share * weight)
+
+    renewed: dict[int, Column] = {}
+
+    def renew(column: Column) -> Column:
+        if id(column) not in renewed:
+            new = column
+            if column.inputs:
+                new = replace(column, inputs=[renew(part) for part in column.inputs])
+            elif column.refit is not None and shares[id(column)] >= REFIT_FROM:
+                report(f"{column.name}, all rows")
+                new = replace(column, module=column.refit(problem, posterior, plan).module)
+            renewed[id(column)] = new
+        return renewed[id(column)]
+
+    add_share(top, 1.0)
+    return renew(top)

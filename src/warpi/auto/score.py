@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from warpi.auto.models import Plan
-from warpi.auto.problem import Clock, Column, pose_problem
+from warpi.auto.problem import Clock, Column, OutOfTimeError, pose_problem
 from warpi.auto.procedure import run_procedure
 from warpi.auto.rows import Floats, Rows, assign_folds, take_noisy
 
@@ -47,8 +47,12 @@ def predict_nested(
         problem = pose_problem(take_noisy(rows, noisy), out)
         trees = max(1, int(SHARE_OF_TREES * plan.n_trees))
         inner = replace(plan, folds=plan.folds[order], n_trees=trees, seed=plan.seed + 1000 + done)
+        clock.enforced = True
         outside = [replace(column, p=column.p[order]) for column in extra]
-        outcome = run_procedure(problem, models, inner, Clock(), outside, lambda _: None)
+        try:
+            outcome = run_procedure(problem, models, inner, Clock(), outside, lambda _: None)
+        except OutOfTimeError:
+            return {}
         for name, column in [*((column.name, column) for column in outcome.columns), ("auto", outcome.final)]:
             predicted.setdefault(name, np.zeros((rows.n_trusted, rows.n_classes)))
             predicted[name][out] = problem.held_out(column.p)

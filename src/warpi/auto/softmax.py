@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,11 +33,18 @@ class FittedSoftmax:
 
 
 def fit_softmax(
-    x: Matrix, q: Floats, weight: Floats, folds: Ints, c: float = 1.0, scaled: bool = False
+    x: Matrix,
+    q: Floats,
+    weight: Floats,
+    folds: Ints,
+    c: float = 1.0,
+    scaled: bool = False,
+    check: Callable[[], None] | None = None,
 ) -> FittedSoftmax:
     """Minimize sum_i weight_i CE(q_i, p_i) + |W|^2 / (2 c) on all rows, then again without each fold.
 
     Rows of weight 0 are only predicted. The problem is convex, so a warm start does not let a fold see its own labels.
+    `check` is called in every step.
     """
     used = np.flatnonzero(weight > 0)
     z, mean, scale = standardize(x, used)
@@ -44,14 +52,15 @@ def fit_softmax(
         z, scale = z * scale, np.ones_like(scale)
     scaling = find_scaling(z[used], weight[used], c)
     start = np.zeros((z.shape[1] + 1, q.shape[1]))
-    whole = minimize_loss(z[used], q[used], weight[used], c, start, scaling)
+    whole = minimize_loss(z[used], q[used], weight[used], c, start, scaling, check)
     p = predict(z, whole)
     for fold in np.unique(folds[used]):
         inside = folds == fold
         train = used[~inside[used]]
         if len(train):
             tested = used[inside[used]]
-            p[tested] = predict(z[tested], minimize_loss(z[train], q[train], weight[train], c, whole, scaling))
+            without = minimize_loss(z[train], q[train], weight[train], c, whole, scaling, check)
+            p[tested] = predict(z[tested], without)
     return FittedSoftmax(mean, scale, whole, p, 1e9 if scaled else CLIP)
 
 
@@ -95,7 +104,15 @@ def find_scaling(z: Matrix, weight: Floats, c: float) -> Floats | None:
     return np.asarray(np.linalg.inv(np.linalg.cholesky(curvature)).T)
 
 
-def minimize_loss(z: Matrix, q: Floats, weight: Floats, c: float, start: Floats, scaling: Floats | None) -> Floats:
+def minimize_loss(
+    z: Matrix,
+    q: Floats,
+    weight: Floats,
+    c: float,
+    start: Floats,
+    scaling: Floats | None,
+    check: Callable[[], None] | None = None,
+) -> Floats:
     """L-BFGS on the weighted cross-entropy with an L2 penalty on everything but the intercept."""
     shape = start.shape
     targets = weight[:, None] * q
@@ -114,6 +131,8 @@ def minimize_loss(z: Matrix, q: Floats, weight: Floats, c: float, start: Floats,
         return np.concatenate([scaling.T @ gradient[:-1], gradient[-1:] / scale]).ravel()
 
     def loss(flat: Floats) -> tuple[float, Floats]:
+        if check is not None:
+            check()
         coefficients = to_coefficients(flat)
         logits = z @ coefficients[:-1] + coefficients[-1]
         p, normalizer = softmax(logits)

@@ -198,7 +198,7 @@ def print_trusted_set(summary: "TrustedSetSummary") -> None:
     print(summary)
     if summary.missing:
         names = ", ".join(summary.missing)
-        print(f"warpi: no trusted example yet of: {names}; warpi fit needs at least one per class", file=sys.stderr)
+        print(f"warpi: no trusted example yet of: {names}; check at least one row of each class", file=sys.stderr)
 
 
 def _log_to_stderr() -> None:

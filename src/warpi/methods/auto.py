@@ -1,5 +1,6 @@
 """`auto`: cheap models are compared on trusted rows that they have not seen, and their best mixture predicts."""
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from warpi.training.task import Task
 from warpi.utils.seeding import derive, generator
 from warpi.utils.settings import setting
 
+log = logging.getLogger("warpi")
 MODELS = ("forest", "boosting", "logistic", "knn")
 MOST_IMAGES = 2000  # from which patches are drawn
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -54,6 +56,7 @@ class Auto(Method):
     family = "model choice"
     resumes_mid_epoch = False
     trains_network = False
+    needs_every_class = False
     recipe_defaults: ClassVar[dict[str, Any]] = {"epochs": 1}
 
     model: Literal["forest", "boosting", "logistic", "knn"] | ScikitModel | None = setting(
@@ -86,6 +89,19 @@ class Auto(Method):
         self.noise_rate: list[float] | None = None  # estimate, low, high
         self.noise_rate_point = 0.0
         self.reason = ""
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        if task.meta is not None:
+            counts = torch.bincount(task.meta.y.cpu(), minlength=task.n_classes)
+            missing = [name for name, n in zip(task.classes, counts.tolist(), strict=True) if n == 0]
+            if missing:
+                listed = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+                log.warning(
+                    "there is no trusted example of %s: the labels of these classes are taken as they are, and the "
+                    "printed accuracy is about the other classes; check at least one row of each of them",
+                    listed,
+                )
 
     def epoch(self, t: int) -> Iterator[Log]:  # noqa: ARG002 (it fits only once)
         if not self.candidates:

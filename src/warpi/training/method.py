@@ -17,7 +17,7 @@ from warpi.data.loader import Loader
 from warpi.errors import UserError, first_line
 from warpi.nets.sync_batchnorm import synchronize_batchnorm
 from warpi.training.recipe import Recipe
-from warpi.training.task import Task
+from warpi.training.task import Task, check_trusted_classes
 from warpi.utils import distributed
 from warpi.utils.seeding import derive, generator
 from warpi.utils.settings import check_types
@@ -53,6 +53,7 @@ class Method(ABC):
     n_trusted_views: ClassVar[int] = 1  # augmented views of each trusted example
     strong_views: ClassVar[tuple[int, ...]] = ()  # views that are always augmented strongly
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
+    needs_every_class: ClassVar[bool] = True  # if there are trusted examples, each class needs one
     least_batch: ClassVar[int] = 1  # smallest noisy batch that a step can use
     least_meta_batch: ClassVar[int] = 1  # smallest trusted batch that a step can use
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; reports mark it
@@ -118,6 +119,8 @@ class Method(ABC):
                 "column 'trusted', or hold some out of a clean data set with --meta N; if nobody has checked any, "
                 "`warpi pick` chooses rows to check, and methods like dmi_ns do not need any"
             )
+        if self.needs_every_class:
+            check_trusted_classes(task)
         if self.needs_noise_rate and task.noise_rate is None:
             raise UserError(
                 f"{name} needs the noise rate, which is unknown for this data; set it (`noise_rate` of "

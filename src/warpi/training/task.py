@@ -201,10 +201,15 @@ def check_task(task: Task, held_out: bool) -> None:
     """Raise if a class has no examples; warn about data from which a method can hardly learn."""
     _check_classes(task.train.y, task.classes, "the training rows", "drop the class or give it examples")
     if task.meta is not None:
-        _check_classes(task.meta.y, task.classes, "the trusted examples", "add at least one of each to them")
         _warn_uneven(task.meta.y, task.train.y, task.classes)
         _warn_shifted(task.meta, task.train)
     _warn_few(task.train.y, task.classes, held_out)
+
+
+def check_trusted_classes(task: Task) -> None:
+    """Raise if there are trusted examples, but none of some class."""
+    if task.meta is not None:
+        _check_classes(task.meta.y, task.classes, "the trusted examples", "add at least one of each to them")
 
 
 def _separate_trusted(
@@ -347,6 +352,8 @@ def _warn_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> No
     """Warn if the class frequencies of the trusted examples are neither uniform nor like those of the data."""
     n_trusted = torch.bincount(trusted.cpu(), minlength=len(classes)).double()
     n_given = torch.bincount(given.cpu(), minlength=len(classes)).double()
+    if not bool((n_trusted > 0).all()):  # methods say what a missing class means for them
+        return
     relative = (n_trusted / n_trusted.sum()) / (n_given / n_given.sum())
     excess = torch.minimum(n_trusted[:, None] / n_trusted, relative[:, None] / relative)  # [K, K] class i over class j
     if excess.max() >= 3:
