@@ -34,7 +34,7 @@ TABLES = ("digits", "satimage", "segment", "contraceptive", "spambase", "hr", "c
 NOISES = (("pair", 0.4), ("symmetric", 0.3), ("instance", 0.2))
 HUMAN = ("random1", "random2", "random3")
 CHECKS = (50, 150, 500)
-DRAWS = 5  # of each way to draw
+DRAWS = 8  # of each way to draw
 SIZES = Sizes(test_share=0.01, most_training_rows=1500)
 Z90 = 1.645
 MARKS = ("<!-- rate_intervals begins -->", "<!-- rate_intervals ends -->")
@@ -162,9 +162,9 @@ def describe(stored: dict[str, Any]) -> str:
     covered, of_classes = (f"{100 * every[name]:.1f} %" for name in ("covers", "class_covers"))
     note = (
         f"{every['n']} cases; {covered} of the intervals contain the true rate ({of_classes} of those of classes). "
-        "Widths and errors are in points. Tables with `pair:0.4`, symmetric 0.3 and instance-dependent 0.2, 1,500 rows; human "
-        f"labels of 2,000 images. Seeds {stored['seeds']}, {stored['draws']} draws each; {stored['machine']}, warpi "
-        f"{stored['warpi']}, scikit-learn {stored['scikit-learn']}, {stored['date']}."
+        "Widths and errors are in points. Tables: 1,500 rows with `pair:0.4`, symmetric 0.3 and instance-dependent 0.2. "
+        f"Human labels: 2,000 images. Seeds {stored['seeds']}, {stored['draws']} draws each; {stored['machine']}, "
+        f"warpi {stored['warpi']}, scikit-learn {stored['scikit-learn']}, {stored['date']}."
     )
     return "\n".join([*lines, note])
 
