@@ -162,8 +162,8 @@ def describe(stored: dict[str, Any]) -> str:
     covered, of_classes = (f"{100 * every[name]:.1f} %" for name in ("covers", "class_covers"))
     note = (
         f"{every['n']} cases; {covered} of the intervals contain the true rate ({of_classes} of those of classes). "
-        "Widths and errors are in points. Tables: 1,500 rows with `pair:0.4`, symmetric 0.3 and instance-dependent 0.2. "
-        f"Human labels: 2,000 images. Seeds {stored['seeds']}, {stored['draws']} draws each; {stored['machine']}, "
+        "Widths and errors are in points. Tables: 1,500 rows with `pair:0.4`, symmetric 0.3 and instance-dependent 0.2."
+        f" Human labels: 2,000 images. Seeds {stored['seeds']}, {stored['draws']} draws each; {stored['machine']}, "
         f"warpi {stored['warpi']}, scikit-learn {stored['scikit-learn']}, {stored['date']}."
     )
     return "\n".join([*lines, note])
