@@ -1,6 +1,7 @@
 """Fixtures and hooks that several test files share."""
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,15 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.collect()  # frees garbage, so that its warnings appear now
         gc.freeze()
+        gc.set_threshold(20_000, 50, 100)  # collect rarely
+        _let_loggers_propagate()
+
+
+def _let_loggers_propagate() -> None:
+    """pytest adds its handler to loggers that do not propagate, and torch logs every detail of a trace if it has one."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,6 +60,12 @@ def read_images_in_the_main_process() -> None:
     init: Any = FileExamples.__init__
     size, _, *others = init.__defaults__  # the second is `workers`
     init.__defaults__ = (size, 0, *others)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def do_not_wait_for_the_disk() -> None:
+    """Let files be written without `fsync`, which protects them from power failures only."""
+    os.fsync = lambda _: None
 
 
 @pytest.fixture(scope="session", autouse=True)

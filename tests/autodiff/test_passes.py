@@ -34,8 +34,8 @@ CONFIGS = {
     "traced, in parts": PassConfig(compile=True, accumulate=3),
 }
 REPEATED = ("resnet32", "preact", "preact18", "dropout of channels", "attention, dropout", "weight norm, dropout")
-REPEATED += ("spectral norm, dropout",)
-"""Networks whose operators also occur in smaller ones."""
+REPEATED += ("spectral norm, dropout", "functional dropout", "attention", "tied", "unused")
+"""Networks whose operators also occur in smaller ones or in `test_a_traced_step_equals_the_plain_step`."""
 
 
 def find_trace(net: nn.Module) -> passes.Passes:
@@ -204,8 +204,15 @@ def test_settings_that_exclude_each_other() -> None:
 # --- bf16 -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("mode", ["train", "frozen statistics"])
+@pytest.mark.parametrize(
+    ("mode", "compile"),
+    [
+        ("train", False),
+        ("train", True),
+        ("frozen statistics", False),
+        pytest.param("frozen statistics", True, marks=pytest.mark.slow),
+    ],
+)
 def test_bf16(compile: bool, mode: str) -> None:
     """Weights, logits and gradients are float32, and the meta gradient has almost the direction of the exact one."""
     s = Setting("residual", "warpi", batch=64)
@@ -482,7 +489,7 @@ def test_a_configured_network_behaves_like_the_original(tmp_path: Path) -> None:
 
 
 def test_each_shape_has_its_trace() -> None:
-    net = configure_passes(perceptron(5, 8, K), TRACED)
+    net = configure_passes(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, K)), TRACED)
     for n in (4, 6, 4):
         assert net(torch.randn(n, 5)).shape == (n, K)
     assert len(passes._traces[net]) == 2
@@ -512,7 +519,7 @@ def test_a_copy_of_a_configured_network_is_independent() -> None:
 
 
 def test_a_pass_with_other_parameters_changes_nothing() -> None:
-    for config in CONFIGS.values():
+    for config in (CONFIGS["traced"], CONFIGS["in parts"]):
         s = Setting("mlp", "warpi")
         before = {name: t.clone() for name, t in s.net.state_dict().items()}
         configure_passes(s.net, config)

@@ -71,7 +71,10 @@ def seeded(seed: int) -> Iterator[None]:
     state = RngState.capture()
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:  # `torch.manual_seed` would format and keep three stack traces, for devices that are not there
+        torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
