@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks import keep
-from benchmarks.pages import results as pages, strong
+from benchmarks.pages import plan, results as pages, strong
 from warpi.cli.app import main
 from warpi.nets import registry as nets
 from warpi.nets.resnet import resnet20
@@ -184,6 +184,12 @@ def test_pages_are_up_to_date() -> None:
     for name, table in pages.TABLES.items():
         committed = (ROOT / "docs" / "results" / f"{name}.md").read_text()
         assert pages.page(name, table, ROOT) == committed, f"docs/results/{name}.md is old: make results"
+
+
+def test_plan_is_up_to_date() -> None:
+    assert plan.page() == plan.PAGE.read_text(), "recipes/README.md is old: make results"
+    files = {path.stem for path in (ROOT / "recipes").glob("*.toml")}
+    assert files == {name for names in plan.FILES for name in names.split(", ")}, "a recipe is not listed"
 
 
 def test_page_of_the_strong_recipe_is_up_to_date() -> None:
