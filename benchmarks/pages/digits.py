@@ -135,7 +135,8 @@ def costs(rows: list[Row]) -> dict[str, float]:
     """Seconds per epoch relative to plain training: the median over runs."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for r in rows:
-        seconds[r["method"]].append(r["epoch_seconds"])
+        if r["epoch_seconds"] is not None:
+            seconds[r["method"]].append(r["epoch_seconds"])
     plain = statistics.median(seconds["ce"])
     return {name: round(statistics.median(seconds[name]) / plain, 1) for name in METHODS if seconds[name]}
 
@@ -146,7 +147,7 @@ def main() -> None:
     for file, rows in ((ROWS, [r for r in new if not r["changed"]]), (WHY, [r for r in new if r["changed"]])):
         known = {key(r): r for r in json.loads(file.read_text())} if file.exists() else {}
         for r in rows:
-            seconds = r if whole else known.get(key(r), r)
+            seconds = r if whole else known.get(key(r), {"epoch_seconds": None})
             known[key(r)] = r | {"epoch_seconds": seconds["epoch_seconds"]}
         file.write_text(json.dumps(list(known.values()), indent=0) + "\n")
     rows = json.loads(ROWS.read_text())
