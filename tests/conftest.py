@@ -42,7 +42,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def _let_loggers_propagate() -> None:
-    """pytest adds its handler to loggers that do not propagate, and torch logs every detail of a trace if it has one."""
+    """pytest adds a handler to loggers that do not propagate, and torch logs every detail of a trace if it has one."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
             logger.propagate = True

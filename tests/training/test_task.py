@@ -506,5 +506,5 @@ def test_corrected_labels_apply_to_test_rows_without_known_truth() -> None:
 
 def test_methods_may_ask_for_a_trusted_example_of_every_class() -> None:
     task, _ = make_task(made([40, 40, 40], meta=NO_MIDDLE))
-    with pytest.raises(UserError, match="1 of 3 classes have no example among the trusted .*'class 1'"):
+    with pytest.raises(UserError, match=r"1 of 3 classes have no example among the trusted .*'class 1'"):
         check_trusted_classes(task)
