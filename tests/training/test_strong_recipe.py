@@ -127,7 +127,16 @@ def test_a_second_training_starts_with_new_averaged_weights(pictures: tuple[Task
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("ce", {}), ("warpi_plus", {}), ("warpi_plus", {"rectifier": True}), ("dividemix", {}), ("elr_plus", {})],
+    [
+        ("ce", {}),
+        ("warpi_plus", {}),
+        ("warpi_plus", {"rectifier": True}),
+        ("dividemix", {}),
+        ("elr_plus", {}),
+        ("promix", {"use_trusted": True}),
+        ("sop_plus", {"use_trusted": True}),
+        ("disc", {}),
+    ],
 )
 def test_a_run_resumed_within_an_epoch_ends_the_same(
     name: str, options: dict[str, bool], pictures: tuple[Task, Truth], tmp_path: Path
