@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks import keep
-from benchmarks.pages import plan, results as pages, strong
+from benchmarks.pages import plan, results as pages, status, strong
 from warpi.cli.app import main
 from warpi.nets import registry as nets
 from warpi.nets.resnet import resnet20
@@ -190,6 +190,24 @@ def test_plan_is_up_to_date() -> None:
     assert plan.page() == plan.PAGE.read_text(), "recipes/README.md is old: make results"
     files = {path.stem for path in (ROOT / "recipes").glob("*.toml")}
     assert files == {name for names in plan.FILES for name in names.split(", ")}, "a recipe is not listed"
+
+
+def test_status_of_the_methods_is_up_to_date() -> None:
+    table = status.statuses()
+    assert json.loads(status.STATUS.read_text()) == table, "the status of methods is old: make results"
+    assert table["warpi"]["status"] == "reproduced"
+    for name, entry in table.items():
+        page = (status.PAGES / f"{name}.md").read_text()
+        assert status.with_status(page, status.sentence(entry)) == page, f"docs/methods/{name}.md is old: make results"
+
+
+def test_status_compares_with_the_published_figure() -> None:
+    row = {"published": 90.0, "ours": 89.1, "data": "cifar10", "noise": "given:random1", "best": False, "seeds": 1}
+    assert status.is_reproduced(row)
+    assert not status.is_reproduced({**row, "ours": 88.9})
+    flips = {f.noise for f in status.figures() if f.method == "mwnet" and f.data == "cifar10"}
+    assert "flip2:0.4" in flips, "printed for another noise"
+    assert "flip:0.4" not in flips
 
 
 def test_page_of_the_strong_recipe_is_up_to_date() -> None:

@@ -26,6 +26,7 @@ def list_names(argv: list[str]) -> None:
         print("\nMore methods:\n")
         _print([row for row in rows if not row["core"]])
         print("\nCost: the time per epoch relative to ce, on digits with one CPU thread (recipes/digits.toml).")
+        print("Status: reproduced means that our runs are at most one point below a published accuracy.")
         print("Each method has a page: docs/methods/NAME.md")
     else:
         _print(rows, hidden=() if given["what"] == "noises" else ("options",))
@@ -51,7 +52,9 @@ def _methods() -> list[dict[str, Any]]:
         needs[f"{method.n_nets} networks"] = method.n_nets > 1
         return [name for name, needed in needs.items() if needed]
 
-    costs = json.loads((resources.files("warpi.methods") / "costs.json").read_text())  # benchmarks/pages/digits.py
+    folder = resources.files("warpi.methods")
+    costs = json.loads((folder / "costs.json").read_text())  # benchmarks/pages/digits.py
+    statuses = json.loads((folder / "status.json").read_text())  # benchmarks/pages/status.py
     return [
         {
             "name": name,
@@ -60,6 +63,7 @@ def _methods() -> list[dict[str, Any]]:
             "year": m.year,
             "needs": needs_of(m),
             "cost": costs.get(name),  # relative to plain training
+            "status": statuses.get(name, {}).get("status", "unit-tested only" if name not in METHOD_PLUGINS else ""),
             "summary": _summary(m, type(m).__doc__),
             "options": asdict(m),
             "docs": METHOD_PLUGINS.get(name) or f"docs/methods/{name}.md",
