@@ -45,8 +45,8 @@ Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
   that are selected. *AUROC*: how well the predictions P in memory separate wrong from right labels of the training set.
   It was computed from the training run, not by `warpi audit`.
 - *Seconds*: all epochs, including an evaluation on the test set after each. In brackets the part that was spent on
-  compiling: the time by which the first epoch, and for `warpi_plus` also the first one after the warm-up, exceeds the
-  next epoch. A process compiles less for its later runs.
+  compiling: the time by which the first epoch, and the first one after a warm-up of the method, exceeds the next epoch. A
+  process compiles less for its later runs.
 
 """
 HEAD = """\
@@ -55,14 +55,20 @@ HEAD = """\
 PUBLISHED = """
 ## Published figures
 
-None of these methods was run again here, and networks, training time and (for the paper) the choice of the epoch
-differ. WarPI's figures are printed in its paper: the best epoch on the test set, with 1,000 trusted images. The others
-are published last-epoch figures for CIFAR-10N, without trusted images. ProMix, DivideMix and ELR+ train two networks
-for several hundred epochs; the figure of SOP+ is from a re-run by others.
+Networks, training time and (for the paper) the choice of the epoch differ from ours. WarPI's figures are printed in its
+paper: the best epoch on the test set, with 1,000 trusted images. The others are published last-epoch figures for
+CIFAR-10N, without trusted images. ProMix, DivideMix and ELR+ train two networks for several hundred epochs; the figure of
+SOP+ is from a re-run by others.
 
 | labels | ours: last epoch, mean of seeds | published |
 |:---|:---|:---|"""
-HUMAN = "ProMix 97.39, SOP+ 95.70, DivideMix 95.16, ELR+ 94.43"
+HUMAN = {"ProMix": 97.39, "SOP+": 95.70, "DivideMix": 95.16, "ELR+": 94.43}  # last epoch, random1
+RIVALS = """
+Our own runs of these methods on `random1`, with the strong recipe and much less time, and without trusted images if none
+are named:
+
+| method | ours: last epoch | epochs | seconds | published |
+|:---|:---|:---|:---|:---|"""
 
 
 def keep(folders: Sequence[Path], to: Path = KEPT) -> None:
@@ -95,7 +101,8 @@ def page(folder: Path = KEPT) -> str:
     rows = [table_row(group, [by_name[run.path.name] for run in group]) for group in finished.values() if group]
     about = {key: each(runs.values(), key) for key in ("gpu", "torch", "python", "date")}
     notes = (folder / "notes.md").read_text().strip()
-    lines = [HEAD, *rows, "", *cut_off(by_name.values()), PUBLISHED, *published(finished), "", notes, ""]
+    lines = [HEAD, *rows, "", *cut_off(by_name.values()), PUBLISHED, *published(finished), *rivals(finished)]
+    lines += ["", notes, ""]
     return INTRO.format(**about) + "\n".join(lines)
 
 
@@ -150,13 +157,29 @@ def cut_off(rows: Iterable[Summary]) -> list[str]:
 
 def published(finished: dict[str, list[RunRecord]]) -> list[str]:
     lines = []
-    for name, others in (("random1", HUMAN), ("flip", printed("asymmetric")), ("uniform", printed("uniform"))):
+    human = ", ".join(f"{name} {figure:.2f}" for name, figure in HUMAN.items())
+    for name, others in (("random1", human), ("flip", printed("asymmetric")), ("uniform", printed("uniform"))):
         ours = f"`warpi_plus` {mean(finished[f'plus_{name}'])}"
         if without := finished.get(f"plus_{name}_untrusted"):
             ours += f"; without trusted images {mean(without)}"
         noise = RUNS[f"plus_{name}"]["noise"].removeprefix("given:")
         lines.append(f"| `{noise}` | {ours} | {others} |")
     return lines
+
+
+def rivals(finished: dict[str, list[RunRecord]]) -> list[str]:
+    """A table of our runs of the methods with published figures, if there are any."""
+    lines = []
+    for title, figure in HUMAN.items():
+        method = title.lower().replace("+", "_plus")
+        for name, runs in finished.items():
+            if not runs or RUNS[name]["method"] != method or RUNS[name].get("noise") != "given:random1":
+                continue
+            trusted = f", {runs[0].facts['n_meta']:,} trusted images" if runs[0].facts["n_meta"] else ""
+            cells = [f"`{method}` (`{name}`){trusted}", listed(runs, lambda run: f"{run.epochs[-1]['test_acc']:.2f}")]
+            cells += [str(len(runs[0].epochs)), listed(runs, lambda run: f"{sum(seconds(run)):.0f}"), f"{figure:.2f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return [RIVALS, *lines] if lines else []
 
 
 def printed(table: str) -> str:
