@@ -45,8 +45,8 @@ Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
   that are selected. *AUROC*: how well the predictions P in memory separate wrong from right labels of the training set.
   It was computed from the training run, not by `warpi audit`.
 - *Seconds*: all epochs, including an evaluation on the test set after each. In brackets the part that was spent on
-  compiling: the time by which the first epoch, and the first one after a warm-up of the method, exceeds the next epoch. A
-  process compiles less for its later runs.
+  compiling: the time by which the first epoch, and the first one after a warm-up of the method, exceeds the next epoch.
+  A process compiles less for its later runs.
 
 """
 HEAD = """\
@@ -57,15 +57,15 @@ PUBLISHED = """
 
 Networks, training time and (for the paper) the choice of the epoch differ from ours. WarPI's figures are printed in its
 paper: the best epoch on the test set, with 1,000 trusted images. The others are published last-epoch figures for
-CIFAR-10N, without trusted images. ProMix, DivideMix and ELR+ train two networks for several hundred epochs; the figure of
-SOP+ is from a re-run by others.
+CIFAR-10N, without trusted images. ProMix, DivideMix and ELR+ train two networks for several hundred epochs; the figure
+of SOP+ is from a re-run by others.
 
 | labels | ours: last epoch, mean of seeds | published |
 |:---|:---|:---|"""
 HUMAN = {"ProMix": 97.39, "SOP+": 95.70, "DivideMix": 95.16, "ELR+": 94.43}  # last epoch, random1
 RIVALS = """
-Our own runs of these methods on `random1`, with the strong recipe and much less time, and without trusted images if none
-are named:
+Our own runs of these methods on `random1`, with the strong recipe and much less time, and without trusted images if
+none are named:
 
 | method | ours: last epoch | epochs | seconds | published |
 |:---|:---|:---|:---|:---|"""
