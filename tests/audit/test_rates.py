@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from warpi.audit.rates import MIN_CHECKS, Checks, estimate_class_rates, estimate_rate
+from warpi.audit.rates import MIN_CHECKS, Checks, _interval, estimate_class_rates, estimate_rate
 
 N, K = 2000, 4
 
@@ -147,3 +147,12 @@ def test_a_class_without_checks_or_rows() -> None:
     assert rates[3].low is None
     widths = [r.high - r.low for r in rates[:3]]  # type: ignore[operator]
     assert widths[0] > max(widths[1:])
+
+
+def test_interval_of_an_estimate_near_zero_still_says_something() -> None:
+    """With a sample size of estimate / variance = 7 checks, the interval would end at 0.28."""
+    low, high = _interval(0.0068, 0.00095, 34, 0.9)
+    assert low < 0.001
+    assert 0.06 < high < 0.12
+    assert _interval(0.9932, 0.00095, 34, 0.9) == pytest.approx((1 - high, 1 - low))
+    assert _interval(0.001, 2.3e-5, 34, 0.9)[1] > 0.04  # no error was found: no shorter than the checks allow

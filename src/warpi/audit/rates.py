@@ -158,10 +158,19 @@ def _variance(is_wrong: NDArray[np.bool_], d: Floats, weight: Floats) -> float:
 
 
 def _interval(estimate: float, variance: float, n: int, level: float) -> tuple[float, float]:
-    """Wilson's interval for the sample size at which a proportion has this variance."""
+    """Wilson's interval for the sample size at which a proportion has this variance.
+
+    For an estimate that is closer to 0 or 1 than its standard deviation, this size can be near 0, and the interval
+    would say nothing. Then it is that of a proportion one standard deviation away, but at most n.
+    """
     clipped = min(max(estimate, 0.001), 0.999)
+    variance = max(variance, 1e-12)
+    size = clipped * (1 - clipped) / variance
+    spread = variance**0.5
+    if min(clipped, 1 - clipped) < spread < 0.5:
+        size = max(size, min(n, spread * (1 - spread) / variance))
     z = float(student_t.ppf(0.5 + level / 2, n - 1))
-    return wilson_interval(clipped, clipped * (1 - clipped) / max(variance, 1e-12), z)
+    return wilson_interval(clipped, size, z)
 
 
 def _clip(rate: float) -> float:
