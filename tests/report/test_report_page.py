@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from test_review_browser import (
     browser as browser,  # a fixture
 )
 
+from warpi.audit.rates import Rate
 from warpi.audit.result import Audit, read_audit
 from warpi.cli.app import main
 from warpi.errors import UserError
@@ -27,7 +29,9 @@ from warpi.report import svg_charts as charts
 from warpi.report.curves import Curve
 from warpi.report.experiments import find_runs, summarize
 from warpi.report.page import to_html
-from warpi.report.page_data import SUSPECTS, Detail, Suspect, read_details
+from warpi.report.page_data import SUSPECTS, Detail, Review, Suspect, choose_examples, read_details
+from warpi.report.plot_style import COLORS
+from warpi.review.progress import Progress
 from warpi.runs.reopen import reopen
 from warpi.runs.run import fit
 
@@ -62,26 +66,34 @@ def a_detail(run: Path, word: str = NASTY) -> Detail:
     """Everything that a page can show, with a word that must be escaped."""
     test = np.array([[8, 2], [1, 9]])
     suspects = (
-        Suspect(3, word, word, 0.9999, 0.1, "", ((word, word), ("text", "x" * 1000)), False),
-        Suspect(4, "a", "b", 0.42, 0.1, PIXELS, (("file", word),), True),
-        Suspect(5, "a", "b", 0.4, 0.1, "", (("file", "broken.jpg"),), False),
+        Suspect(3, word, word, word, 0.9999, "", ((word, word), ("text", "x" * 1000)), False),
+        Suspect(4, None, "a", "b", 0.42, PIXELS, (("file", word),), True),
+        Suspect(5, None, "a", "b", 0.4, "", (("file", "broken.jpg"),), False),
     )
     losses = np.stack([np.r_[5, np.zeros(49)], np.r_[np.zeros(10), 3, np.zeros(39)], np.zeros(50)])
     arrays = {"classes": np.array([word, "b"]), "n_kind": np.array([5, 3, 0])}
     arrays |= {"confusion_test": test, "confusion_train": test.T}
     for name in ("raw", "rectified"):
         arrays |= {f"loss_{name}": losses, f"loss_{name}_mean": np.array([0.1, 2.0, np.nan])}
-    return Detail(run, arrays, an_audit((word, "b"), [0.1, 0.2], word), suspects, (word,))
+    return Detail(run, arrays, an_audit((word, "b"), [0.1, 0.2], word), suspects, (word,), a_review())
 
 
-def an_audit(classes: Sequence[str], rates: Sequence[float], word: str) -> Audit:
+def a_review() -> Review:
+    """Three decisions about 100 rows, and one accepted suggestion."""
+    shares = np.array([0.6, 0.7, 0.75, 0.8])
+    progress = Progress(100, shares, shares + 0.1, next_gain=3.0, n_random=2, n_new=3)
+    counts = {"kept": 1, "changed": 2, "skipped": 0, "unsure": 0, "accepted": 1}
+    return Review(counts, progress, Rate(100, 40.0, None, None, 2), Rate(100, 20.0, 15.0, 28.0, 25))
+
+
+def an_audit(classes: Sequence[str], rates: Sequence[float], word: str, accuracy: float = 0.5) -> Audit:
     """An audit with one row per class. The label of the first one is suspicious."""
     K = len(classes)
     ones, numbers = np.ones(K), np.arange(K)
     about = [
         {"class": name, "n": 10, "rate": r, "low": 0.0, "high": 1.0} for name, r in zip(classes, rates, strict=True)
     ]
-    facts = {"noise_rate": {"n": K, "rate": 0.15, "low": 0.1, "high": 0.2}, "trusted_accuracy": 0.5}
+    facts = {"noise_rate": {"n": K, "rate": 0.15, "low": 0.1, "high": 0.2}, "trusted_accuracy": accuracy}
     facts |= {"probabilities": word, "uncertainty": word}
     issue = numbers == 0
     labels = (numbers, numbers, np.zeros(K, int))
@@ -105,7 +117,11 @@ def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert "x" * 401 not in page.words
     assert "> 99.9 %" in page.words
     for part in (
-        "The audit is unreliable: the classifier predicts 50 %",
+        "The audit is unreliable: its model is right for only 50 % of the trusted rows.",
+        "People looked at 3 rows: they kept 1 labels, changed 2",
+        "about 40 (40 %)",
+        "about 20 (20 %), 90 % interval 15 to 28",
+        "after each of the 3 decisions",
         "Losses",
         "rectified: mean 0.10 (right), mean 2.00 (wrong)",
         "Worst classes",
@@ -187,6 +203,65 @@ def test_many_experiments_are_compared_and_each_can_be_opened(tmp_path: Path) ->
     assert "has not ended" in page.words
 
 
+def test_examples_are_spread_over_the_pairs_of_classes() -> None:
+    """Of 30 suspicious labels, 20 belong to one pair; each pair gets its turn before a second one is shown."""
+    n = 40
+    given = np.r_[np.zeros(20, int), np.ones(6, int), np.full(4, 2), np.zeros(10, int)]
+    suggested = np.r_[np.ones(20, int), np.full(6, 2), np.zeros(4, int), np.zeros(10, int)]
+    wrong = np.r_[np.linspace(0.99, 0.6, 30), np.linspace(0.4, 0.1, 10)]
+    issue = wrong > 0.5
+    audit = Audit(
+        np.arange(n),
+        given,
+        suggested,
+        wrong,
+        1 - wrong,
+        issue,
+        wrong,
+        np.ones((n, 3)) / 3,
+        np.eye(3),
+        ("a", "b", "c"),
+        (),
+        {},
+    )
+    chosen = choose_examples(audit, 9)
+    assert chosen == [0, 20, 26, 1, 21, 27, 2, 22, 28]
+    assert choose_examples(audit, 35)[-5:] == [30, 31, 32, 33, 34]  # the others follow by suspicion
+
+
+def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -> None:
+    runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
+    audit = an_audit(("cat", "dog"), [0.2, 0.3], "word", accuracy=0.9)
+    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=audit)])).words
+    order = [
+        "0 of 2",
+        "suspicious labels",
+        "What to do next:",
+        "Where the wrong labels are",
+        "The model",
+        "Repeat the run",
+    ]
+    places = [words.index(text) for text in order]
+    assert places == sorted(places)
+    assert "1 say “cat” where" not in words  # the label is its own suggestion in this audit
+    none = replace(audit, is_label_issue=np.zeros(2, bool))
+    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=none)])).words
+    assert "0 suspicious labels: the audit can tell how many labels are wrong, but not which" in " ".join(words.split())
+    assert "warpi pick 40" in words
+    checked = {"n": 2, "rate": 0.15, "low": 0.1, "high": 0.2, "checked": 50, "level": 0.9}
+    backed = replace(audit, facts={**audit.facts, "noise_rate": checked})
+    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=backed, review=a_review())])).words
+    assert "90 % interval: 10 to 20 %, from 50 labels that people checked at random" in words
+    assert "18 more decisions about rows drawn at random" in words
+
+
+def test_page_and_figures_have_the_same_colors(tmp_path: Path) -> None:
+    runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
+    text = to_html(summarize(runs), runs)
+    for i, color in enumerate(COLORS):
+        assert f"--c{i}: {color};" in text
+
+
 # -- charts ----------------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +323,9 @@ def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path)
     assert detail.audit is not None
     assert len(detail.audit) == len(stored)
     assert train.sum(1).tolist() == np.bincount(stored.given, minlength=10).tolist()
-    assert [s.row for s in detail.suspects] == stored.row[stored.ranked][:SUSPECTS].tolist()
+    assert [s.row for s in detail.suspects] == stored.row[choose_examples(stored)].tolist()
+    assert detail.review is not None
+    assert detail.review.progress.n_decided == 0
     for s in detail.suspects:
         assert s.image.startswith("data:image/png;base64,")
 

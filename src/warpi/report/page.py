@@ -3,19 +3,17 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 import warpi.report.svg_charts as charts
 from warpi.audit.label_scores import wilson_interval
-from warpi.audit.result import Audit, describe_rate
 from warpi.errors import MALFORMED_ERRORS, UserError
+from warpi.report.answer import Grid, answer
 from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, group_by, machine, number, versions
 from warpi.report.figure_data import EDGES, KINDS, Arrays
-from warpi.report.page_data import Detail, Suspect
-from warpi.report.render_template import render
+from warpi.report.page_data import Detail
+from warpi.report.plot_style import COLORS
 from warpi.report.table import HEADS, blocks, legend
 from warpi.runs.rerun_command import command, custom_files, custom_names, format_tables, format_value
 from warpi.runs.schema import CHOICE
@@ -45,15 +43,6 @@ _INTERVAL = (
 )
 
 
-class Grid(NamedTuple):
-    """A table of text."""
-
-    heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    text: Sequence[int] = (0,)  # columns that are aligned to the left
-    mean: bool = False  # the last row is a mean
-
-
 def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[Detail] = ()) -> str:
     """The page of one run, of the seeds of one experiment, or of several experiments that are compared."""
     experiments = group(runs)
@@ -62,13 +51,15 @@ def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[De
     title = f"{len(experiments)} experiments"
     if len(experiments) == 1:
         noise = "" if first.noise == "given" else f", noise {first.noise}"
-        title = f"{first.label} on {Path(first.data).name}{noise}"
+        about = "Labels of" if known and any(d.audit is not None for d in known.values()) else f"{first.label} on"
+        title = f"{about} {Path(first.data).name}{noise}"
     tables = {block.title: block for block in blocks(rows)}
     shown = []
     for name, members in group_by(experiments, lambda g: g.block_title).items():
         shown.append({"name": name, "table": tables[name], "curves": _curves(members, len(experiments) > 1)})
     parts = [_experiment(g, known) for g in experiments]
-    return str(render("page.html", title=title, blocks=shown, table_legend=legend(rows), experiments=parts))
+    values = {"title": title, "blocks": shown, "table_legend": legend(rows), "experiments": parts, "colors": COLORS}
+    return str(charts.render("page.html", **values))
 
 
 def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
@@ -81,7 +72,10 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
         about = f"The rest of this section is about seed {seed}: {detail.run}"
     return {
         "name": f"{g.label}: {g.data}, {g.noise}, {g.net}",
-        "tiles": _tiles(g, detail),
+        "answer": answer(detail),
+        "tiles": _tiles(g),
+        "swatches": [charts.swatch(0), charts.swatch(1)],
+        "known_rate": g.first.facts.get("wrong_share"),
         "choice": _choice(next(iter(g.counted), g.first)),
         "facts": _facts(g),
         "settings": _settings(g.first.spec),
@@ -92,13 +86,12 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
         "losses": _losses(detail.arrays),
         "confusions": _confusions(detail.arrays, truth),
         "worst": _worst_classes(detail.arrays, truth) if "confusion_test" in detail.arrays else None,
-        "audit": None if detail.audit is None else _audit(detail.audit, detail.suspects),
         "missing": detail.missing,
     }
 
 
-def _tiles(g: Experiment, detail: Detail) -> list[tuple[str, str]]:
-    """The numbers that a reader looks for first."""
+def _tiles(g: Experiment) -> list[tuple[str, str]]:
+    """How accurate the model is."""
     facts = g.first.facts
     tiles = _trusted_tile(g)
     last = [value for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
@@ -108,17 +101,6 @@ def _tiles(g: Experiment, detail: Detail) -> list[tuple[str, str]]:
     elif last:
         mean = f"{statistics.fmean(last):.1f} ± {statistics.stdev(last):.1f} %"
         tiles.append((mean, f"test accuracy{against}; {len(last)} seeds"))
-    if (wrong := facts.get("wrong_share")) is not None:
-        tiles.append((f"{100 * wrong:.1f} %", "of the training labels are wrong (known truth)"))
-    if detail.audit is not None:
-        rate, _, about = describe_rate(detail.audit.facts["noise_rate"]).partition(" (")
-        tiles.append((f"{detail.audit.is_label_issue.sum():,}", f"suspicious labels of {len(detail.audit):,}"))
-        tiles.append((rate, f"of the labels are wrong (audit: {about}"))
-    if (n := facts.get("n_train")) is not None:
-        tiles.append((f"{n:,}", f"training examples, and {facts.get('n_meta') or 0:,} trusted ones"))
-    if seconds := [s for run in g.counted for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]:
-        each = " per run" if len(g.counted) > 1 else ""
-        tiles.append((_time(sum(seconds) / len(g.counted)), f"of training and testing{each}"))
     return tiles
 
 
@@ -130,12 +112,13 @@ def _trusted_tile(g: Experiment) -> list[tuple[str, str]]:
     n = g.first.facts.get("n_meta") or 0
     if len(known) == 1:
         accuracy, low, high = known[0]
-        text = f"accuracy on {n:,} trusted rows, each left out of training; 90 % interval {low:.1f} to {high:.1f}"
-        return [(f"{accuracy:.1f} %", f"{text}; about {4 * n:,} rows would halve it")]
+        text = f"accuracy of the model on {n:,} trusted rows, each predicted without training on it."
+        interval = f"90 % interval: {low:.0f} to {high:.0f} %; about {4 * n:,} trusted rows would halve it"
+        return [(f"{accuracy:.1f} %", f"{text} {interval}")]
     if known:
         values = [score[0] for score in known]
         mean = f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f} %"
-        return [(mean, f"accuracy on {n:,} trusted rows, each left out of training; {len(values)} seeds")]
+        return [(mean, f"accuracy on {n:,} trusted rows, each predicted without training on it; {len(values)} seeds")]
     return []
 
 
@@ -173,6 +156,7 @@ def _facts(g: Experiment) -> dict[str, str]:
         "Method": f"{spec['method']}" + (f" ({options})" if options else ""),
         "Network": g.net + (f", {facts['n_parameters']:,} parameters" if facts.get("n_parameters") else ""),
         "Training": _pairs({name: recipe.get(name) for name in _TRAINING}),
+        "Time": _training_time(g),
         "Seeds": ", ".join(f"{r.spec['seed']}" + ("" if r.done else " (unfinished)") for r in g.runs),
         "Machine": machine(place) + (f", {place['date']}" if place.get("date") else ""),
         "Versions": versions(run),
@@ -205,6 +189,10 @@ def _accuracy(g: Experiment) -> tuple[Grid, str]:
         return Grid(("seed", "last epoch", "95 % interval"), rows, mean=True), note
     (run,) = g.counted
     epochs = []
+    if len(run.epochs) == 1:
+        value = last[0][1]
+        note = f"{_INTERVAL}{'' if run.done else ' The run has not ended.'}"
+        return Grid(("test accuracy", "95 % interval"), [(f"{value:.2f} %", _interval(value, run))], ()), note
     for name, epoch in zip(HEADS[2:], best_epochs(run), strict=True):
         if epoch is not None and (value := number(epoch, "test_acc")) is not None:
             epochs.append((name, str(int(epoch["epoch"])), f"{value:.2f} %", _interval(value, run)))
@@ -221,6 +209,8 @@ def _curves(experiments: Sequence[Experiment], compared: bool) -> dict[str, Any]
     for key, title in titles.items():
         series = [charts.Series(g.label, average_curve(g.counted, key), i) for i, g in enumerate(begun)]
         curves = [s.curve for s in series if s.curve.epochs]
+        if all(len(curve.epochs) == 1 for curve in curves):
+            continue  # a method that trains in one step has no learning curve
         if curves and key == "test_acc":
             shown.append(charts.lines(title, series, "%", max(0.0, lowest(curves) - 1)))
         elif curves:
@@ -274,38 +264,6 @@ def _worst_classes(arrays: Arrays, truth: str) -> Grid:
     return Grid((truth, "examples", "accuracy", "95 % interval", "predicted as"), rows, (0, 4))
 
 
-def _audit(audit: Audit, suspects: Sequence[Suspect]) -> dict[str, Any]:
-    first, more = _rates(audit)
-    return {
-        "n": len(audit),
-        "n_issues": int(audit.is_label_issue.sum()),
-        "noise_rate": describe_rate(audit.facts["noise_rate"]),
-        "accuracy": audit.facts["trusted_accuracy"],
-        "suspects": suspects,
-        "rates": first,
-        "more_rates": more,
-        "probabilities": audit.facts["probabilities"],
-        "uncertainty": audit.facts["uncertainty"],
-    }
-
-
-def _rates(audit: Audit) -> tuple[Grid, Grid]:
-    """Rates of wrong labels by class. If there are many classes, the worst ones and then the others."""
-    many = len(audit.classes) > 2 * _WORST
-    rates = list(enumerate(audit.error_rates))
-    rows = []
-    for k, c in sorted(rates, key=lambda pair: -pair[1]["rate"]) if many else rates:
-        issues = audit.is_label_issue & (audit.given == k)
-        votes = np.bincount(audit.suggested[issues], minlength=len(rates))
-        instead = audit.classes[int(votes.argmax())] if issues.any() else "–"
-        backed = audit.facts["noise_rate"].get("level") is not None and c["low"] is not None
-        interval = f"{100 * c['low']:.1f} to {100 * c['high']:.1f}" if backed else "–"
-        rows.append((c["class"], f"{c['n']:,}", f"{100 * c['rate']:.1f} %", interval, f"{issues.sum():,}", instead))
-    heads = ("given label", "rows", "wrong", "90 % interval", "suspicious", "instead")
-    end = _WORST if many else len(rows)
-    return Grid(heads, rows[:end], (0, 5)), Grid(heads, rows[end:], (0, 5))
-
-
 def _rerun(run: RunRecord) -> tuple[str, str]:
     """The command that repeats a run, and a note with the hashes of its data."""
     state = "" if run.done else " (unfinished)"
@@ -325,6 +283,13 @@ def _interval(percent: float, run: RunRecord) -> str:
 def _pairs(values: dict[str, Any]) -> str:
     known = {name.replace("_", " "): value for name, value in values.items() if value is not None}
     return ", ".join(f"{name} {f'{v:.4g}' if isinstance(v, float) else format_value(v)}" for name, v in known.items())
+
+
+def _training_time(g: Experiment) -> str:
+    """Seconds of training and testing, per run."""
+    seconds = [s for run in g.counted for epoch in run.epochs if (s := number(epoch, "seconds")) is not None]
+    each = " per run" if len(g.counted) > 1 else ""
+    return f"{_time(sum(seconds) / len(g.counted))} of training and testing{each}" if seconds else ""
 
 
 def _time(seconds: float) -> str:

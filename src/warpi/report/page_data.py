@@ -7,18 +7,23 @@ import base64
 import io
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from warpi.audit.decisions import Decision
+from warpi.audit.rates import Rate
 from warpi.audit.result import AUDIT_FILE, Audit
 from warpi.errors import UserError
 from warpi.report.experiments import RunRecord, group
 from warpi.report.figure_data import Arrays, read_arrays, write_arrays
+from warpi.review.progress import Progress, measure_progress
 from warpi.runs.schema import CHECKPOINT
 
 if TYPE_CHECKING:
     from warpi.review.items import Items
+    from warpi.review.open import OpenedRun
 
 SUSPECTS = 20
 _SIDE = 240  # pixels of a thumbnail
@@ -29,13 +34,22 @@ class Suspect(NamedTuple):
     """An example whose label is suspicious."""
 
     row: int  # in the data
+    name: str | None  # id of the row in its table, if there is one
     given: str
     suggested: str
     wrong: float  # probability
-    uncertainty: float
     image: str  # its picture as a data URL; empty if there is none
     words: tuple[tuple[str, str], ...]  # names and values: the file, and the columns if there is no picture
     small: bool  # a picture of few pixels, which is enlarged without smoothing
+
+
+class Review(NamedTuple):
+    """The decisions about the labels of a run, and their effect."""
+
+    counts: dict[str, int]  # number of rows by state: kept, changed, unsure, skipped, accepted
+    progress: Progress
+    before: Rate  # number of wrong labels as given
+    after: Rate  # the same after `warpi correct`
 
 
 @dataclass(frozen=True)
@@ -45,8 +59,9 @@ class Detail:
     run: Path
     arrays: Arrays = field(default_factory=dict)  # of `figures.npz`
     audit: Audit | None = None
-    suspects: tuple[Suspect, ...] = ()  # the most suspicious examples of the audit
+    suspects: tuple[Suspect, ...] = ()  # examples of the audit's suspicious labels
     missing: tuple[str, ...] = ()  # what is not shown, and why
+    review: Review | None = None  # known if there is an audit
 
 
 def read_details(runs: Sequence[RunRecord], audit: bool = False, device: str = "auto") -> list[Detail]:
@@ -83,14 +98,15 @@ def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
         missing.append(_left_out(path, "losses and confusion", error, audit))
     audited: Audit | None = None
     suspects: tuple[Suspect, ...] = ()
+    review: Review | None = None
     if audit or (path / AUDIT_FILE).exists():
         try:
-            audited, suspects = _read_audit(path, device)
+            audited, suspects, review = _read_audit(path, device)
         except UserError as error:
             missing.append(_left_out(path, "suspicious labels", error, audit))
     elif (path / CHECKPOINT).exists():
         missing.append("suspicious labels: the run has no audit; add --audit to the command that made this page")
-    return Detail(path, arrays, audited, suspects, tuple(missing))
+    return Detail(path, arrays, audited, suspects, tuple(missing), review)
 
 
 def _left_out(path: Path, what: str, error: UserError, required: bool) -> str:
@@ -113,13 +129,54 @@ def _measure(path: Path, device: str) -> Arrays:
     return arrays
 
 
-def _read_audit(path: Path, device: str) -> tuple[Audit, tuple[Suspect, ...]]:
-    """The audit of a run, which is computed if there is none, and its most suspicious examples."""
+def _read_audit(path: Path, device: str) -> tuple[Audit, tuple[Suspect, ...], Review]:
+    """The audit of a run, which is computed if there is none, examples of suspicious labels, and the decisions."""
     from warpi.review.open import open_run
 
     opened = open_run(path, device=device)
-    n = min(SUSPECTS, len(opened.items))
-    return opened.audit, tuple(_suspect(opened.items, i) for i in range(n))
+    items = opened.items
+    places = [items.position[int(row)] for row in opened.audit.row[choose_examples(opened.audit)]]
+    return opened.audit, tuple(_suspect(items, i) for i in places), _read_review(opened, path)
+
+
+def choose_examples(audit: Audit, n: int = SUSPECTS) -> list[int]:
+    """Positions of suspicious labels, spread over the pairs of given and suggested class.
+
+    The most frequent pairs come first, and from each pair in turn the most suspicious label. If there are fewer
+    suspicious labels than n, the most suspicious of the others follow.
+    """
+    ranked = audit.ranked.tolist()
+    by_pair: dict[tuple[int, int], list[int]] = {}
+    for i in ranked:
+        if audit.is_label_issue[i]:
+            by_pair.setdefault((int(audit.given[i]), int(audit.suggested[i])), []).append(i)
+    queues = sorted(by_pair.values(), key=len, reverse=True)
+    turns = max(map(len, queues), default=0)
+    spread = [queue[turn] for turn in range(turns) for queue in queues if turn < len(queue)]
+    others = (i for i in ranked if not audit.is_label_issue[i])
+    return [*spread, *others][:n]
+
+
+def _read_review(opened: "OpenedRun", path: Path) -> Review:
+    """The decisions in a run folder and their effect; without decisions that of the audit alone."""
+    from warpi.audit.decisions import Store
+    from warpi.review.correct import apply_corrections
+    from warpi.review.corrected_labels import ACCEPTED, STATES, state_of
+
+    items = opened.items
+    file = path / "review" / "decisions.sqlite"
+    decisions: dict[int, Decision] = {}
+    random: dict[int, float] = {}
+    if file.exists():
+        with closing(Store(file, items.identity)) as store:
+            decisions = store.current_decisions()
+            random = store.random_rows()
+    counts = dict.fromkeys((*STATES.values(), ACCEPTED), 0)
+    for decision in decisions.values():
+        counts[state_of(decision)] += 1
+    corrections = apply_corrections(items, opened.audit, decisions)
+    progress = measure_progress(opened.audit, decisions, random)
+    return Review(counts, progress, corrections.before, corrections.after)
 
 
 def _suspect(items: "Items", i: int) -> Suspect:
@@ -133,10 +190,10 @@ def _suspect(items: "Items", i: int) -> Suspect:
     words += [(cell.name, shorten_number(cell.value)) for cell in items.describe(row)]
     return Suspect(
         row,
+        items.name_of(row),
         names[int(items.given[row])],
         names[int(items.suggested[i])],
         float(items.wrong_probability[i]),
-        float(items.uncertainty[i]),
         _to_url(*picture) if picture else "",
         tuple(words),
         items.is_small,

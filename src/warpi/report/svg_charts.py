@@ -1,22 +1,41 @@
-"""Charts as inline SVG. They use the colors of the page, and so follow its dark mode; no library or file is needed."""
+"""Templates of the HTML page, and charts as inline SVG, which follow the colors and the dark mode of the page."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warpi.report.curves import Curve
-from warpi.report.render_template import render
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
 
 COLORS = 7  # classes c0 .. c6 of page.css
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")  # tell lines apart when there are more lines than colors
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 390, 10, 192  # edges of the plotted area
 _AREA = {"width": 400, "height": 230, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("warpi.report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def render(template: str, **values: Any) -> "Markup":
+    """The text of a file in `report/templates`, filled with these values.
+
+    All values are escaped, except those that a template has rendered.
+    """
+    from markupsafe import Markup
+
+    return Markup(_environment().get_template(template).render(values))
 
 
 class Series(NamedTuple):
@@ -47,8 +66,10 @@ def swatch(look: int) -> Shape:
     return stroke("M0 4H28", look)
 
 
-def lines(title: str, series: Sequence[Series], unit: str = "", low: float | None = None) -> "Markup":
-    """Means over the epochs, with a band of one standard deviation; logarithmic if the values are far apart."""
+def lines(
+    title: str, series: Sequence[Series], unit: str = "", low: float | None = None, x_label: str = "epoch"
+) -> "Markup":
+    """Means over epochs or another number, with a band of one standard deviation; logarithmic if they are far apart."""
     shown = [s for s in series if s.curve.epochs]
     values = [v for s in shown for v in s.curve.mean]
     edges = [m + side * d for s in shown for m, d in zip(s.curve.mean, s.curve.std, strict=True) for side in (-1, 1)]
@@ -69,7 +90,7 @@ def lines(title: str, series: Sequence[Series], unit: str = "", low: float | Non
         if len(middle) == 1:
             shapes.append(Shape("dot", f"M{middle[0]}m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", s.look % COLORS))
     ticks = [(x(t), str(t)) for t in sorted({round(v) for v in x.ticks(5)})]
-    return _chart(title, y, unit, ticks, "epoch", shapes, clip=True)
+    return _chart(title, y, unit, ticks, x_label, shapes, clip=True)
 
 
 def histogram(

@@ -20,7 +20,7 @@ _MOST_POINTS = 120
 
 
 class Concern(NamedTuple):
-    """A reason not to rely on the audit, and what to do."""
+    """A reason not to rely on the audit, and what to do. Commands are in backticks."""
 
     problem: str
     advice: str
@@ -55,7 +55,7 @@ class Progress:
         return sorted({round(m * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)})
 
     def hint(self, run: str | None = None) -> str:
-        """What to do next, in one or two sentences."""
+        """What to do next, in one or two sentences. Commands are in backticks."""
         name = "RUN" if run is None else shlex.quote(run)
         if self.n_random < MIN_CHECKS:
             n = MIN_CHECKS - self.n_random
@@ -64,15 +64,18 @@ class Progress:
                 f"interval: {check_command(name, 2 * max(n, 10))}."
             )
         if self.n_new >= AHEAD:
-            return f"The audit does not know {self.n_new} of the decisions. Let it learn from them: warpi audit {name}."
+            return (
+                f"The audit does not know {self.n_new} of the decisions. Let it learn from them: `warpi audit {name}`."
+            )
         if self.can_stop:
             return (
                 f"You can stop: the {AHEAD} most useful further decisions are expected to correct less than one label. "
-                f"Write the corrected data: warpi correct {name} --out corrected.csv."
+                f"Write the corrected data: `warpi correct {name} --out corrected.csv`."
             )
         return (
-            f"It is worth going on: the {AHEAD} most useful further decisions are expected to correct "
-            f"{self.next_gain:.0f} more labels. Sort by expected gain to see these rows."
+            f"More decisions still pay: the {AHEAD} most useful ones are expected to correct {self.next_gain:.0f} more "
+            f"labels. Sort the review by expected gain: `warpi review {name}`. To use what is known now: "
+            f"`warpi correct {name} --out corrected.csv`."
         )
 
 
@@ -115,8 +118,8 @@ def _accumulate(right: Floats, places: NDArray[np.int64]) -> Floats:
 
 
 def check_command(run: str, n: int = 40) -> str:
-    """The commands to check n rows, half of them drawn at random."""
-    return f"warpi pick {n} {run} --csv check.csv, then warpi review {run} --rows check.csv"
+    """The commands to check n rows, half of them drawn at random, in backticks."""
+    return f"`warpi pick {n} {run} --csv check.csv`, then `warpi review {run} --rows check.csv`"
 
 
 def audit_concerns(audit: Audit) -> list[Concern]:

@@ -15,6 +15,9 @@ function make(tag, props = {}, ...children) {
   return node;
 }
 
+// Text with commands in backticks.
+const marked = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", { textContent: part }) : part));
+
 // ---- state ------------------------------------------------------------------------------------------------------
 let session; // names, classes, counts
 let items = []; // fetched so far, in the order of review
@@ -604,7 +607,7 @@ function openCurve() {
     const parts = m < 2 ? [make("p", { className: "muted", textContent: "The curve appears after a few decisions." })] : [drawCurve(progress.points)];
     parts.push(make("p", {}, `${m} decisions about ${progress.n_rows} rows, ${progress.n_random} of them about rows drawn at random. Expected share of right labels now: `,
       make("b", { textContent: text(people) }), " with your decisions only (Export), ", make("b", { textContent: text(audit) }), " if the suggestions are applied to all other rows as well (warpi correct)."),
-      make("p", { className: progress.can_stop && m ? "stop" : "", textContent: progress.hint }),
+      make("p", { className: progress.can_stop && m ? "stop" : "" }, ...marked(progress.hint)),
       make("p", { className: "muted", textContent: "Shares are expected values by the audit. Decisions show whether it was right about these rows." }));
     $("curve-text").replaceChildren(...parts);
     $("curve-dialog").showModal();
@@ -720,7 +723,7 @@ async function start() {
   filters.order = session.orders[0];
   $("order").closest("label").hidden = session.orders.length < 2;
   $("concerns").hidden = !session.concerns.length;
-  $("concerns").replaceChildren(...session.concerns.map((c) => make("p", {}, make("b", { textContent: c.problem }), ` ${c.advice}`)));
+  $("concerns").replaceChildren(...session.concerns.map((c) => make("p", {}, make("b", { textContent: c.problem }), " ", ...marked(c.advice))));
   if (!session.audited) $("scope").closest("label").hidden = $("suggested").closest("label").hidden = true;
   const plain = { first: session.counts.first.open, all: session.counts.all.open };
   if (!plain.first && plain.all) filters.scope = $("scope").value = "all";

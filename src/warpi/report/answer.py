@@ -1,0 +1,191 @@
+"""What a reader wants to know first: how many labels are wrong, where they are, and what to do next."""
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import warpi.report.svg_charts as charts
+from warpi.audit.rates import MIN_CHECKS, Rate
+from warpi.audit.result import Audit
+from warpi.report.curves import Curve
+from warpi.report.page_data import Detail, Review
+from warpi.review.progress import Progress, audit_concerns, check_command
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+MANY_CLASSES = 20
+_SHOWN_CLASSES = 10  # if there are many
+_SHOWN_PAIRS = 10
+
+
+class Grid(NamedTuple):
+    """A table of text."""
+
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    text: Sequence[int] = (0,)  # columns that are aligned to the left
+    mean: bool = False  # the last row is a mean
+
+
+def answer(detail: Detail) -> dict[str, Any] | None:
+    """The results about the labels of a run, for the page; None without an audit."""
+    audit = detail.audit
+    if audit is None:
+        return None
+    first, more = _class_rates(audit)
+    concerns = audit_concerns(audit)
+    return {
+        "tiles": [_wrong_tile(audit), _suspicious_tile(audit)],
+        "concerns": concerns,
+        "where": _where(audit),
+        "left_out": audit.facts.get("left_out") or 0,
+        "next_step": concerns[0].advice if concerns else _next_step(audit, detail.review),
+        "pairs": _pairs(audit),
+        "rates": first,
+        "more_rates": more,
+        "has_intervals": _has_interval(audit.facts["noise_rate"]),
+        "review": None if detail.review is None else _decisions(detail.review),
+        "suspects": detail.suspects,
+        "probabilities": audit.facts["probabilities"],
+        "uncertainty": audit.facts["uncertainty"],
+        "accuracy": audit.facts.get("trusted_accuracy"),
+    }
+
+
+def _has_interval(rate: Mapping[str, Any]) -> bool:
+    """Whether a rate has an interval that rests on checks. The intervals of older audits do not."""
+    return rate.get("level") is not None and rate["low"] is not None
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def _wrong_tile(audit: Audit) -> tuple[str, str]:
+    """How many labels are wrong."""
+    rate = audit.facts["noise_rate"]
+    number = f"{len(audit) * rate['rate']:,.0f} of {len(audit):,}"
+    text = f"labels are wrong, by estimate: {percent(rate['rate'])}."
+    if _has_interval(rate):
+        interval = f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
+        return number, f"{text} 90 % interval: {interval}, from {rate['checked']} labels that people checked at random"
+    return number, f"{text} The model alone says so, without an interval; it is usually too low"
+
+
+def _suspicious_tile(audit: Audit) -> tuple[str, str]:
+    """For how many rows the audit can say that their label is wrong."""
+    n = int(audit.is_label_issue.sum())
+    if not n:
+        return "0", "suspicious labels: the audit can tell how many labels are wrong, but not which"
+    return f"{n:,}", "suspicious labels: each of these is more probably wrong than right"
+
+
+def _where(audit: Audit) -> str:
+    """The most frequent confusions in one sentence."""
+    pairs = _count_pairs(audit)
+    if not pairs:
+        return ""
+    total = sum(n for _, n in pairs)
+    parts = [
+        f"{n:,} say “{audit.classes[given]}” where “{audit.classes[suggested]}” is more probable"
+        for (given, suggested), n in pairs[:3]
+    ]
+    rest = total - sum(n for _, n in pairs[:3])
+    others = f"; the other {rest:,} are spread over {len(pairs) - 3} more pairs of classes" if rest else ""
+    return f"Of the {total:,} suspicious labels, {', '.join(parts)}{others}."
+
+
+def _count_pairs(audit: Audit) -> list[tuple[tuple[int, int], int]]:
+    issues = audit.is_label_issue
+    pairs = zip(audit.given[issues].tolist(), audit.suggested[issues].tolist(), strict=True)
+    return Counter(pairs).most_common()
+
+
+def _pairs(audit: Audit) -> Grid:
+    """The most frequent pairs of given and suggested class."""
+    names = audit.classes
+    rows = [(names[given], names[suggested], f"{n:,}") for (given, suggested), n in _count_pairs(audit)]
+    return Grid(("given label", "suggestion", "suspicious labels"), rows[:_SHOWN_PAIRS], (0, 1))
+
+
+def _next_step(audit: Audit, review: Review | None) -> str:
+    run = audit.facts.get("run")
+    name = "RUN" if run is None else shlex.quote(str(run))
+    if not _has_interval(audit.facts["noise_rate"]) and (review is None or review.progress.n_random < MIN_CHECKS):
+        return (
+            "Have a person check some rows. It takes minutes, shows how many labels are wrong with an interval, and "
+            f"improves the audit: {check_command(name)}."
+        )
+    if review is None:
+        return f"Write the corrected data: `warpi correct {name} --out corrected.csv`."
+    return review.progress.hint(None if run is None else str(run))
+
+
+def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
+    """Rates of wrong labels by class. If there are many classes, the worst ones and then the others."""
+    many = len(audit.classes) > MANY_CLASSES
+    rates = list(enumerate(audit.error_rates))
+    backed = _has_interval(audit.facts["noise_rate"])
+    rows = []
+    for k, c in sorted(rates, key=lambda pair: -pair[1]["rate"]) if many else rates:
+        issues = audit.is_label_issue & (audit.given == k)
+        votes = np.bincount(audit.suggested[issues], minlength=len(rates))
+        instead = audit.classes[int(votes.argmax())] if issues.any() else "–"
+        interval = [f"{100 * c['low']:.0f} to {100 * c['high']:.0f} %" if c["low"] is not None else "–"] * backed
+        wrong = f"{c['n'] * c['rate']:,.0f}"
+        rows.append((c["class"], f"{c['n']:,}", wrong, percent(c["rate"]), *interval, f"{issues.sum():,}", instead))
+    heads = (
+        "given label",
+        "rows",
+        "wrong, by estimate",
+        "share",
+        *(["90 % interval"] * backed),
+        "suspicious",
+        "suggestion",
+    )
+    end = _SHOWN_CLASSES if many else len(rows)
+    text = (0, len(heads) - 1)
+    return Grid(heads, rows[:end], text), Grid(heads, rows[end:], text)
+
+
+def _decisions(review: Review) -> dict[str, Any]:
+    """What people decided, and its effect."""
+    counts = review.counts
+    progress = review.progress
+    n = counts["kept"] + counts["changed"] + counts["unsure"]
+    text = "Nobody has decided about a label yet."
+    if n:
+        text = (
+            f"People looked at {n:,} rows: they kept {counts['kept']:,} labels, changed {counts['changed']:,} and were "
+            f"unsure about {counts['unsure']:,}. {progress.n_random:,} of these rows were drawn at random."
+        )
+    if counts["accepted"]:
+        text += f" {counts['accepted']:,} suggestions of the audit were accepted without looking at the rows."
+    return {
+        "text": text,
+        "effect": [("as given", _number_of(review.before)), ("after warpi correct", _number_of(review.after))],
+        "curve": draw_progress(progress) if progress.n_decided > 1 else None,
+        "n_decided": progress.n_decided,
+    }
+
+
+def _number_of(rate: Rate) -> str:
+    share = f"{rate.rate:,.0f} ({percent(rate.rate / max(rate.n, 1))})"
+    if rate.low is None or rate.high is None:
+        return f"about {share}"
+    return f"about {share}, 90 % interval {rate.low:,.0f} to {rate.high:,.0f}"
+
+
+def draw_progress(progress: Progress) -> "Markup":
+    """The share of right labels against the number of decisions."""
+    points = progress.points()
+    zeros = [0.0] * len(points)
+    series = []
+    for look, (name, values) in enumerate((("with", progress.with_audit), ("without", progress.by_people))):
+        series.append(charts.Series(name, Curve(points, [100 * float(values[m]) for m in points], zeros), look))
+    lowest = min(min(s.curve.mean) for s in series)
+    return charts.lines("Right labels", series, " %", max(0.0, lowest - 1), "decisions of people")
