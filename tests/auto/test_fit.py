@@ -1,6 +1,7 @@
 """`fit_auto` on small tables: it learns through noise, its parts agree with each other, and odd inputs work."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,6 +288,23 @@ def test_the_last_fit_uses_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     group = torch.as_tensor(turned.x[::10])
     with torch.no_grad():
         assert part(group).exp()[:, 0].mean() > without(group).exp()[:, 0].mean()
+
+
+def test_with_many_rows_the_plain_models_are_fitted_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, int]] = []
+    fit_model = procedure.fit_model
+
+    def counted(model: Any, x: Any, q: Any, weight: Any, *args: Any, **how: Any) -> Any:
+        calls.append((model, int((weight == 1).sum())))
+        return fit_model(model, x, q, weight, *args, **how)
+
+    monkeypatch.setattr(procedure, "fit_model", counted)
+    monkeypatch.setattr(score, "MANY_ROWS", 100)
+    rows = make_rows()
+    result = fit_auto(rows, QUICK)
+    assert calls.count(("logistic", rows.n_noisy + rows.n_trusted)) == 1
+    assert result.trusted_score is not None
+    assert result.trusted_score.estimate > 0.8
 
 
 def test_without_time_for_gold_the_first_stack_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,15 @@ from scipy import sparse
 from torch import nn
 
 from warpi.auto.combine import pick
-from warpi.auto.models import Plan, check_model, do_nothing, find_columns, find_directions, find_projection
+from warpi.auto.models import (
+    Plan,
+    check_model,
+    do_nothing,
+    find_columns,
+    find_directions,
+    find_projection,
+    model_name,
+)
 from warpi.auto.modules import Mixture
 from warpi.auto.problem import Clock, Column, OutOfTimeError, Problem, build_mixture, pose_problem
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
@@ -116,7 +124,8 @@ def fit_auto(
     outcome = run(problem, models, plan, clock, outside, lambda name: say(name, 0.2 * (1 - 1 / next(steps))))
     later: Progress = lambda name, share: say(name, 0.2 + 0.6 * share)  # the repetitions take most of the time
     measurable = settings.measure and part.n_trusted > 1
-    nested = predict_nested(part, models, plan, outside, clock, later) if measurable else {}
+    plain = [column for column in outcome.columns if column.name in map(model_name, models)]
+    nested = predict_nested(part, models, plan, outside, clock, later, plain) if measurable else {}
     evidence = collect_evidence(rows, part, chosen, problem, outcome)
     top = outcome.final
     if chosen is not None:

@@ -47,15 +47,21 @@ class Outcome:
 
 
 def run_procedure(
-    problem: Problem, models: Sequence[Any], plan: Plan, clock: Clock, extra: Sequence[Column], report: Report
+    problem: Problem,
+    models: Sequence[Any],
+    plan: Plan,
+    clock: Clock,
+    extra: Sequence[Column],
+    report: Report,
+    plain: Sequence[Column] = (),
 ) -> Outcome:
-    """Fit all candidates and combine them. The problem has at least one trusted row."""
-    base, left_out = fit_base(problem, models, plan, clock, report)
+    """Fit all candidates, except for those in `plain`, and combine them. There is at least one trusted row."""
+    base, left_out = fit_base(problem, models, plan, clock, report, plain)
     base = [column.calibrate(problem) for column in [*base, *extra]]
     first = stack_first(problem, base)
-    plain = [column.p for column in base if column.name in map(model_name, models)]
+    predictions = [column.p for column in base if column.name in map(model_name, models)]
     prior = transition_prior(
-        problem.trusted(np.mean(plain, axis=0)), problem.truth, problem.given_trusted, problem.n_classes
+        problem.trusted(np.mean(predictions, axis=0)), problem.truth, problem.given_trusted, problem.n_classes
     )
     clock.lap()
     report("gold")
@@ -101,9 +107,16 @@ def best_plain_model(problem: Problem, models: Sequence[Any], base: list[Column]
 
 
 def fit_base(
-    problem: Problem, models: Sequence[Any], plan: Plan, clock: Clock, report: Report
+    problem: Problem,
+    models: Sequence[Any],
+    plan: Plan,
+    clock: Clock,
+    report: Report,
+    plain: Sequence[Column] = (),
 ) -> tuple[list[Column], dict[str, str]]:
     """The candidates that are fitted once. What does not fit into the budget is left out.
+
+    Models of all rows that are in `plain` are not fitted again.
 
     With many rows no candidate is pruned, and none repeats trusted rows.
     """
@@ -113,6 +126,10 @@ def fit_base(
     everything = problem.weights(1.0, 1.0)
 
     def add(name: str, model: Any, weight: Floats, **how: Any) -> Column | None:
+        known = [column for column in plain if column.name == name]
+        if known:
+            columns.extend(known)
+            return known[0]
         if columns and clock.left() < 3 * max(column.seconds for column in columns):
             left_out[name] = NO_TIME
             return None
@@ -139,16 +156,16 @@ def fit_base(
 
     for model in models:
         name = model_name(model)
-        plain = add(name, model, everything)
+        whole = add(name, model, everything)
         if not (plan.large and model == "boosting" and len(models) > 1):  # slow, and seldom the best for few rows
             add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
-        if plain is not None and not plan.large:
-            kept = keep_confident(problem.noisy(plain.p), problem)
+        if whole is not None and not plan.large:
+            kept = keep_confident(problem.noisy(whole.p), problem)
             add(f"{name}, pruned", model, problem.weights(kept, 1.0))
         if model == "forest" and not plan.large:
             add(f"{name}, trusted x10", model, problem.weights(1.0, HEAVY), weighted_draw=True)
     if problem.n_noisy and not plan.large:
-        model = choose_robust_model(problem, models, columns, plan)
+        model = "forest" if "forest" in models else best_plain_model(problem, models, columns)
         predictions = [column.p for column in columns if column.name in map(model_name, models)]
         kept = keep_agreeing([*predictions, vote_of_neighbors(problem, everything, plan)], problem)
         add(f"{model_name(model)}{AGREEING}", model, problem.weights(kept, 1.0))
@@ -172,13 +189,6 @@ def keep_confident(p: Floats, problem: Problem) -> Floats:
     confident = np.where(p >= threshold, p, -1.0)
     suspect = (confident.max(1) >= 0) & (confident.argmax(1) != given)
     return np.where(suspect, 0.0, 1.0)
-
-
-def choose_robust_model(problem: Problem, models: Sequence[Any], base: list[Column], plan: Plan) -> Any:
-    """The forest if its columns are those of the table, otherwise the best model."""
-    if "forest" in models and plan.projection is None:
-        return "forest"
-    return best_plain_model(problem, models, base)
 
 
 def vote_of_neighbors(problem: Problem, weight: Floats, plan: Plan) -> Floats:

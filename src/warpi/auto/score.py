@@ -12,13 +12,14 @@ from scipy import stats
 from warpi.auto.models import Plan
 from warpi.auto.problem import Clock, Column, OutOfTimeError, pose_problem
 from warpi.auto.procedure import run_procedure
-from warpi.auto.rows import Floats, Rows, assign_folds, take_noisy
+from warpi.auto.rows import Floats, Rows, assign_folds
 
 N_FOLDS = 5
+FEW_FOLDS = 3  # with many rows
 SPREAD = 2.0  # variance of an accuracy, relative to independent rows; chosen on development tables
 RATE_SPREAD = 1.3  # the same for the noise rate
 SHARE_OF_TREES = 0.8  # of the trees of the shipped forests; with fewer the accuracy would be too low
-MOST_NOISY_ROWS = 3_000  # in one of the repeated procedures
+MANY_ROWS = 3_000  # noisy rows from which the repeated procedures use the plain models of the first one
 
 
 def predict_nested(
@@ -28,29 +29,33 @@ def predict_nested(
     extra: Sequence[Column],
     clock: Clock,
     report: Callable[[str, float], None],
+    plain: Sequence[Column] = (),
 ) -> dict[str, Floats]:
     """Probabilities [n, K] of trusted rows by candidate name ("auto" is the procedure itself), or {} if time runs out.
 
     Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and the
-    switch. Candidates that were trained elsewhere keep their own cross-fitted predictions.
+    switch. Candidates that were trained elsewhere keep their own cross-fitted predictions. So do `plain`, the models of
+    all rows, if there are many rows: they have not seen the rows that they predict, and a few trusted rows more or less
+    do not change them.
     """
+    many = rows.n_noisy > MANY_ROWS
     rng = np.random.default_rng([plan.seed, 11])
-    folds = assign_folds(rows.y_trusted, N_FOLDS, rng, aligned=True)
+    folds = assign_folds(rows.y_trusted, FEW_FOLDS if many else N_FOLDS, rng, aligned=True)
     numbers = np.unique(folds)
     predicted: dict[str, Floats] = {}
     for done, fold in enumerate(numbers):
         started = clock.left()
         report(f"accuracy on trusted rows, {done + 1} of {len(numbers)}", done / len(numbers))
         out = np.flatnonzero(folds == fold)
-        noisy = np.sort(rng.permutation(rows.n_noisy)[:MOST_NOISY_ROWS])
-        order = np.concatenate([noisy, rows.n_noisy + np.flatnonzero(folds != fold), rows.n_noisy + out])
-        problem = pose_problem(take_noisy(rows, noisy), out)
+        inside = np.flatnonzero(folds != fold)
+        order = np.concatenate([np.arange(rows.n_noisy), rows.n_noisy + inside, rows.n_noisy + out])
+        problem = pose_problem(rows, out)
         trees = max(1, int(SHARE_OF_TREES * plan.n_trees))
         inner = replace(plan, folds=plan.folds[order], n_trees=trees, seed=plan.seed + 1000 + done)
         clock.enforced = True
-        outside = [replace(column, p=column.p[order]) for column in extra]
+        outside, known = ([replace(column, p=column.p[order]) for column in columns] for columns in (extra, plain))
         try:
-            outcome = run_procedure(problem, models, inner, Clock(), outside, lambda _: None)
+            outcome = run_procedure(problem, models, inner, Clock(), outside, lambda _: None, known if many else ())
         except OutOfTimeError:
             return {}
         for name, column in [*((column.name, column) for column in outcome.columns), ("auto", outcome.final)]:
