@@ -285,8 +285,9 @@ def _write_folder(path: Path, links: Mapping[tuple[str, str], str | bytes]) -> N
     try:
         for (folder, name), content in links.items():
             (part / folder).mkdir(parents=True, exist_ok=True)
-            if isinstance(content, str):
-                os.symlink(content, part / folder / name)
+            if isinstance(content, str):  # relative, so that data and set can be moved together
+                place = os.path.join(os.path.realpath(path.parent), path.name, folder)
+                os.symlink(os.path.relpath(content, place), part / folder / name)
             else:
                 (part / folder / name).write_bytes(content)
         os.replace(part, path)

@@ -1,6 +1,7 @@
 """Train a method in a run folder, and resume it after an interruption (`runs.run_folder`)."""
 
 import json
+import math
 import os
 import shlex
 import time
@@ -366,17 +367,19 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
 
 
 def _estimate_minutes(spec: RunSpec, method: Method) -> float:
-    """Roughly how long a training takes on this CPU, from the time of a forward pass and the cost of the method."""
-    x = torch.zeros(2, *method.task.shape)
+    """How long a training takes on this CPU, from the time of a gradient of one batch and the cost of the method."""
+    shape = method.task.shape
+    size = max(2, min(spec.recipe.batch_size, 500_000 // math.prod(shape)))  # a small batch would take too long per row
+    x = torch.zeros(size, *shape)
+    weights = [weight for weight in method.net.parameters() if weight.requires_grad]
     times: list[float] = []
-    with evaluating(method.nets), torch.no_grad(), seeded(0):
-        for _ in range(2):  # the first pass is slower
+    with evaluating(method.nets), seeded(0):
+        for _ in range(3):  # the first is slower
             began = time.perf_counter()
-            method.net(x)
+            torch.autograd.grad(method.net(x).sum(), weights, allow_unused=True)
             times.append(time.perf_counter() - began)
     costs = json.loads((resources.files("warpi.methods") / "costs.json").read_text())
-    passes = 3 * (costs.get(spec.method) or 1)  # a backward pass takes as long as two forward passes
-    return passes * min(times) / len(x) * len(method.task.train) * spec.recipe.epochs / 60
+    return (costs.get(spec.method) or 1) * min(times) / size * len(method.task.train) * spec.recipe.epochs / 60
 
 
 def _advise_slow(prepared: PreparedRun, minutes: float) -> str:

@@ -1,5 +1,6 @@
 """Progress of a training: a bar with the remaining time on a terminal, one line per epoch, and its result in words."""
 
+import math
 from collections.abc import Mapping
 from types import TracebackType
 
@@ -7,6 +8,7 @@ import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+MOST_LINES = 12  # epochs that are printed
 SHOWN = {"loss": "loss", "meta_loss": "meta", "trusted_acc": "trusted %", "val_acc": "val %", "test_acc": "test %"}
 
 
@@ -43,6 +45,10 @@ class Progress:
         self.bar.update(self.job, description=what, completed=share * (self.bar.tasks[0].total or 1))
 
     def line(self, record: dict[str, float]) -> None:
+        """Print an epoch. Of many epochs, about a dozen are printed, and always the last."""
+        every = math.ceil(self.epochs / MOST_LINES)
+        if record["epoch"] % every and record["epoch"] != self.epochs:
+            return
         shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in self.shown.items() if name in record)
         epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
         self.print(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")
