@@ -15,11 +15,9 @@ from warpi.auto.problem import Clock, OutOfTimeError, pose_problem
 from warpi.auto.procedure import give_share_to_trusted, keep_agreeing, keep_confident
 from warpi.auto.rows import Rows, assign_folds, trusted_importance
 from warpi.auto.score import (
-    Interval,
     accuracy_interval,
     noise_rate_interval,
     predict_nested,
-    rows_needed,
     weighted_error,
     wilson,
 )
@@ -188,15 +186,6 @@ def test_accuracy_interval_weights_rows_and_narrows_with_more_of_them() -> None:
     assert few.estimate == many.estimate == pytest.approx(0.5)
     assert few.low < many.low < 0.5 < many.high < few.high
     assert weighted_error(hits, np.ones(20)) == pytest.approx(hits.std(ddof=1) / np.sqrt(20))
-
-
-def test_a_tighter_interval_needs_more_rows() -> None:
-    score = Interval(0.8, 0.6, 0.9)
-    assert rows_needed(score, 0.05) > 3.9 * rows_needed(score, 0.1) > 0
-    n = rows_needed(score, 0.05)
-    hits = np.r_[np.ones(int(0.8 * n)), np.zeros(n - int(0.8 * n))]
-    interval = accuracy_interval(hits, np.ones(n))
-    assert (interval.high - interval.low) / 2 == pytest.approx(0.05, abs=0.005)
 
 
 def test_the_noise_rate_is_right_although_the_model_is_not() -> None:

@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from warpi.auto.forest import trees_to_module
-from warpi.auto.modules import Linear, TreeSum, Wrapped, round_down
+from warpi.auto.forest import Nodes, join_trees, trees_to_module
+from warpi.auto.modules import Linear, TreeSum, Wrapped
 from warpi.auto.rows import Floats
 
 UNUSED = -1e4  # the logit of a class that a model has not seen
@@ -71,32 +71,16 @@ def boosting_to_module(estimator: HistGradientBoostingClassifier, n_classes: int
     baseline[classes] = 0
     targets = classes[1:] if len(classes) == 2 else classes
     baseline[targets] = start
-    roots, feature, threshold, branches, value, depth, size = [], [], [], [], [], 0, 0
+    trees, depth = [], 0
     for iteration in estimator._predictors:
         for target, tree in zip(targets, iteration, strict=True):
-            nodes = tree.nodes
-            leaf = nodes["is_leaf"].astype(bool)
-            own = np.arange(len(nodes))
-            left = np.where(leaf, own, nodes["left"].astype(np.int64))
-            right = np.where(leaf, own, nodes["right"].astype(np.int64))
-            logits = np.zeros((len(nodes), n_classes))
-            logits[:, target] = np.where(leaf, nodes["value"], 0)
-            roots.append(size)
-            feature.append(np.where(leaf, 0, nodes["feature_idx"]).astype(np.int64))
-            threshold.append(np.where(leaf, 0, nodes["num_threshold"]))
-            branches.append(np.stack([left, right], axis=1) + size)
-            value.append(logits)
-            depth = max(depth, int(nodes["depth"].max()))
-            size += len(nodes)
-    return TreeSum(
-        roots,
-        np.concatenate(feature),
-        round_down(np.concatenate(threshold)),
-        np.concatenate(branches),
-        np.concatenate(value),
-        depth,
-        baseline,
-    )
+            n = tree.nodes
+            leaf = n["is_leaf"].astype(bool)
+            logits = np.zeros((len(n), n_classes))
+            logits[:, target] = np.where(leaf, n["value"], 0)
+            trees.append(Nodes(leaf, n["feature_idx"], n["num_threshold"], n["left"], n["right"], logits))
+            depth = max(depth, int(n["depth"].max()))
+    return join_trees(trees, depth, baseline)
 
 
 class MeanOf:

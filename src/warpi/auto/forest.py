@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,24 +92,40 @@ def draw_rows(weight: Floats, rng: np.random.Generator, weighted_draw: bool) -> 
 
 def trees_to_module(trees: list[Any], classification: bool = False) -> TreeSum:
     """Put the nodes of scikit-learn's trees into one array."""
-    sizes = [tree.node_count for tree in trees]
-    roots = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    feature, threshold, branches, value = [], [], [], []
-    for root, tree in zip(roots, trees, strict=True):
-        own = np.arange(tree.node_count)
-        leaf = tree.children_left < 0
-        left = np.where(leaf, own, tree.children_left)
-        right = np.where(leaf, own, tree.children_right)
-        feature.append(np.where(leaf, 0, tree.feature))
-        threshold.append(np.where(leaf, 0, tree.threshold))
-        branches.append(np.stack([left, right], axis=1) + root)
+    nodes = []
+    for tree in trees:
         votes = tree.value[:, 0, :] if classification else tree.value[:, :, 0]
-        value.append(votes / np.maximum(votes.sum(1, keepdims=True), 1e-12) if classification else votes)
+        value = votes / np.maximum(votes.sum(1, keepdims=True), 1e-12) if classification else votes
+        leaf = tree.children_left < 0
+        nodes.append(Nodes(leaf, tree.feature, tree.threshold, tree.children_left, tree.children_right, value))
+    return join_trees(nodes, depth=max(tree.max_depth for tree in trees))
+
+
+class Nodes(NamedTuple):
+    """The n nodes of a tree, as scikit-learn numbers them."""
+
+    leaf: Any  # [n] bool
+    feature: Any  # [n] column that is compared with the threshold
+    threshold: Any  # [n]
+    left: Any  # [n] the next node if the feature is not above the threshold
+    right: Any  # [n]
+    value: Any  # [n, K]
+
+
+def join_trees(trees: list[Nodes], depth: int, baseline: Floats | None = None) -> TreeSum:
+    """Put the nodes of all trees into one array. A leaf becomes its own child."""
+    roots = np.cumsum([0, *(len(tree.leaf) for tree in trees[:-1])])
+    branches = []
+    for root, tree in zip(roots, trees, strict=True):
+        own = np.arange(len(tree.leaf))
+        left, right = (np.where(tree.leaf, own, child.astype(np.int64)) for child in (tree.left, tree.right))
+        branches.append(np.stack([left, right], axis=1) + root)
     return TreeSum(
         roots,
-        np.concatenate(feature),
-        round_down(np.concatenate(threshold)),
+        np.concatenate([np.where(tree.leaf, 0, tree.feature).astype(np.int64) for tree in trees]),
+        round_down(np.concatenate([np.where(tree.leaf, 0, tree.threshold) for tree in trees])),
         np.concatenate(branches),
-        np.concatenate(value),
-        depth=max(tree.max_depth for tree in trees),
+        np.concatenate([tree.value for tree in trees]),
+        depth,
+        baseline,
     )

@@ -110,13 +110,6 @@ def weighted_error(values: Floats, importance: Floats) -> float:
     return float(np.sqrt(np.square(importance * (values - center)).sum() * n / (n - 1)) / importance.sum())
 
 
-def rows_needed(score: Interval, half_width: float = 0.05) -> int:
-    """About how many trusted rows an interval of +- half_width needs, drawn as the present ones."""
-    quantile = float(stats.norm.ppf((1 + score.level) / 2))
-    share = min(max(score.estimate, 0.05), 0.95)  # no share of a few rows is known to be 0 or 1
-    return int(np.ceil(SPREAD * quantile**2 * share * (1 - share) / half_width**2))
-
-
 def noise_rate_interval(
     wrong: Floats, wrong_trusted: Floats, differs: Floats, importance: Floats, level: float = 0.9
 ) -> Interval:

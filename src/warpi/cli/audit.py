@@ -51,9 +51,8 @@ def audit(argv: list[str]) -> None:
     if not given["quiet"]:
         _log_to_stderr()
     run = reopen(given["run"], given["device"])
-    checked = given["checked"].split(",") if given["checked"] else []
     options = {name: given[name] for name in ("folds", "rows", "threshold")}
-    result = audit_run(run, checked=checked, **options)
+    result = audit_run(run, checked=read_names(given["checked"]), **options)
     files = run.data.dataset.files
     paths = files.paths if files else None
     copied = _read_copied(run, given)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from warpi.cli.data_flags import read_names
 from warpi.errors import UserError, unknown
 from warpi.runs.schema import CHECKPOINT
 from warpi.utils.flags import Parser
@@ -30,7 +31,7 @@ def figures(argv: list[str]) -> None:
     from warpi.report.figures import FIGURES, FROM_ARRAYS, draw_figures
     from warpi.utils.files import write_with_folder
 
-    requested = [name.strip() for name in (given["only"] or "").split(",") if name.strip()]
+    requested = read_names(given["only"])
     for name in requested:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warpi.cli.data_flags import add_data_flags
+from warpi.cli.data_flags import add_data_flags, read_names
 from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser, add_fields
 
@@ -155,9 +155,12 @@ def compare(argv: list[str]) -> None:
     else:
         options = {name: given[name] for name in ("seed", "device")}
         run = run_fit(given["out"], method="auto", budget=budget, quiet=False, **options, **data)
-    methods = [name.strip() for name in given["methods"].split(",")] if given["methods"] else []
     entries = compare_methods(
-        run, methods, folds=given["folds"], budget=budget, say=lambda text: print(f"warpi: {text}", file=sys.stderr)
+        run,
+        read_names(given["methods"]),
+        folds=given["folds"],
+        budget=budget,
+        say=lambda text: print(f"warpi: {text}", file=sys.stderr),
     )
     _print_candidates(entries, len(entries))
     print(f"auto: {getattr(run.method, 'reason', '')}")

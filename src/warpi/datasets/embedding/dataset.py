@@ -16,7 +16,7 @@ from warpi.datasets.embedding.embed import embed_in_memory
 from warpi.datasets.embedding.embedders import Embedder, open_embedder
 from warpi.datasets.embedding.folder import FeatureFolder, is_features
 from warpi.datasets.embedding.sources import Source, list_new, list_source, list_with_classes
-from warpi.errors import UserError, blame_file, unknown
+from warpi.errors import UserError, blame_file
 
 _CPU = torch.device("cpu")
 
@@ -50,8 +50,9 @@ def read_features(path: Path, like: Dataset | None = None) -> Dataset:
     """Read a folder that `warpi embed` has written. If it is a second set, `like` is the first one."""
     vectors = _read_vectors(FeatureFolder(path))
     if like is not None:
-        first = _first_embedder(like, path)
-        _check_same_embedder(vectors.embedder, first, path)
+        if not isinstance(like.examples, Embedded):
+            raise UserError(f"{path} holds features, but {like.name} does not; embed both, or neither")
+        _check_same_embedder(vectors.embedder, like.examples.embedder, path)
         vectors.listed = list_with_classes(vectors.listed, like.classes, str(path))
     return _make_dataset(vectors)
 
@@ -90,8 +91,8 @@ def read_new_vectors(data: str, settings: Mapping[str, Any], first: Embedded, cl
     if is_features(path):
         vectors = _read_vectors(FeatureFolder(path))
         _check_same_embedder(vectors.embedder, first.embedder, path)
-        labels = {"label": _encode_known(vectors.listed, classes)} if vectors.listed.y else {}
-        listed = vectors.listed
+        listed = list_with_classes(vectors.listed, classes, data)
+        labels = {"label": np.array(listed.y)} if listed.y else {}
     else:
         root = Path(settings["root"]) if settings.get("root") else None
         listed = list_new(
@@ -152,12 +153,6 @@ def _make_dataset(vectors: _Vectors) -> Dataset:
     )
 
 
-def _first_embedder(like: Dataset, path: Path) -> Mapping[str, Any]:
-    if not isinstance(like.examples, Embedded):
-        raise UserError(f"{path} holds features by `warpi embed`, but {like.name} does not; give both in the same form")
-    return like.examples.embedder
-
-
 def _check_same_embedder(embedder: Mapping[str, Any], first: Mapping[str, Any], where: object) -> None:
     for name, what in {"name": "embedder", "image_size": "size of the images", "sha256": "weights"}.items():
         if embedder[name] != first[name]:
@@ -196,13 +191,3 @@ def _digest(listed: Source, row: int) -> bytes:
         return hashlib.sha256(listed.content(row)).digest()
     except OSError:
         return b""  # the embedder reports files that cannot be read
-
-
-def _encode_known(listed: Source, classes: tuple[str, ...]) -> NDArray[np.int64]:
-    """The labels of all rows as positions in `classes`."""
-    for name in listed.classes:
-        if name not in classes:
-            raise unknown(f"class of {listed.name}:", name, classes)
-    number = np.array([classes.index(name) for name in listed.classes])
-    labels: NDArray[np.int64] = number[np.array(listed.y)]
-    return labels
