@@ -46,7 +46,7 @@ MOST_FINAL_CELLS = 5_000_000
 
 @dataclass(frozen=True)
 class AutoSettings:
-    """What a user can choose."""
+    """The settings that a user can choose."""
 
     models: tuple[Any, ...] = DEFAULT_MODELS
     budget: float | None = None
@@ -286,7 +286,7 @@ def measure_noise(
 
 
 def list_candidates(rows: Rows, outcome: Outcome, nested: dict[str, Floats], importance: Floats) -> list[Candidate]:
-    """Every candidate with its nested score; those without one have none."""
+    """All candidates, with their nested scores if they have any."""
     weights = {id(column): weight for column, weight in zip(outcome.final.inputs, outcome.final.weights, strict=True)}
     weights[id(outcome.final)] = 1.0
     listed = []

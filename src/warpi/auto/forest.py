@@ -1,4 +1,4 @@
-"""A random forest on soft labels whose out-of-bag predictions are right also for rows with large weights."""
+"""A random forest on soft labels whose out-of-bag predictions are also valid for rows with large weights."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Linear(Part):
 
 
 class Neighbors(Part):
-    """The mean soft label of the k nearest rows in standardized columns, each weighted by its weight."""
+    """The mean soft label of the k nearest rows in standardized columns, weighted by the weights of these rows."""
 
     kind = "neighbors"
     mean: Tensor

@@ -178,7 +178,7 @@ def fit_plain(model: Any, problem: Problem, _posterior: Floats, plan: Plan) -> F
 
 
 def keep_confident(p: Floats, problem: Problem) -> Floats:
-    """Confident learning: 1 for noisy rows to keep, 0 for rows that are confidently of another class.
+    """Confident learning: 1 for noisy rows to keep, 0 for rows that confidently belong to another class.
 
     The threshold of a class is the mean probability of the class over the rows with that label.
     """
@@ -261,7 +261,7 @@ def lead_of_trusted(problem: Problem, base: list[Column], gold: Column) -> float
     """By how many standard errors the best model of trusted rows alone beats gold on trusted rows; 0 if it does not.
 
     Gold's predictions of trusted rows are optimistic, because the posterior of other rows was formed with their help.
-    So a switch away from gold is careful, and no switch towards it is made by this score.
+    So this score is only used to switch away from gold, and only if the lead is clear.
     """
     alone = [column for column in base if column.trusted_only]
     missing = len(np.unique(problem.truth)) < problem.n_classes  # models of trusted rows do not know these classes
@@ -285,7 +285,7 @@ def explain(final: Column, lead: float) -> str:
     order = np.argsort(final.weights)[::-1][:3]
     shares = ", ".join(f"{final.inputs[i].name} {100 * final.weights[i]:.0f} %" for i in order)
     if lead > SWITCH_AT:
-        return f"mostly models of the trusted rows, which beat those of the noisy rows on trusted rows: {shares}"
+        return f"mostly models fitted on the trusted rows alone, which predict trusted rows best: {shares}"
     return f"a mixture, weighted by how well candidates predict trusted rows: {shares}"
 
 
@@ -319,7 +319,7 @@ def run_without_trusted(
 
 
 def keep_unless_all_disagree(predictions: Sequence[Floats], problem: Problem) -> Floats:
-    """0 for rows on whose label all models agree with each other but not with the given label, otherwise 1."""
+    """0 for rows for which all models predict the same class, and it is not the given label; otherwise 1."""
     votes = np.stack([problem.noisy(p).argmax(1) for p in predictions])
     suspect = (votes == votes[0]).all(0) & (votes[0] != problem.given)
     kept = np.where(suspect, 0.0, 1.0)

@@ -75,7 +75,7 @@ def join_rows(*blocks: Matrix) -> Matrix:
 
 
 def trusted_importance(class_sizes: Floats | Ints, truth: Ints) -> Floats:
-    """The weight of each trusted row, with mean 1, from about how many noisy rows each class has.
+    """The weight of each trusted row, with mean 1, given the approximate number of noisy rows of each class.
 
     Trusted rows are often drawn class by class. The weight is the share of a class among all rows, divided by
     its share among the trusted rows, so that weighted means over trusted rows stand for all rows.
@@ -89,7 +89,7 @@ def trusted_importance(class_sizes: Floats | Ints, truth: Ints) -> Floats:
 def assign_folds(labels: Ints, n_folds: int, rng: np.random.Generator, aligned: bool = False) -> Ints:
     """Give each row a fold, so that each class is spread evenly.
 
-    A class starts where the one before it ended. With `aligned` classes with at least `n_folds` rows start at fold 0,
+    A class starts where the one before it ended. With `aligned`, classes with at least `n_folds` rows start at fold 0,
     so that a fold removes as many rows of one class as of another of the same size.
     """
     folds = np.empty(len(labels), dtype=np.int64)
