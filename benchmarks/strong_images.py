@@ -73,7 +73,7 @@ RUNS: dict[str, dict[str, Any]] = {
 SEVERAL_TERMS: dict[str, Any] = {"meta": 0, "lr": 0.1, "weight_decay": 1e-3}
 SOP: dict[str, Any] = {"method": "sop", "meta": 0, "epochs": 300}
 SOP_PLUS: dict[str, Any] = {"method": "sop_plus", "meta": 0, "epochs": 280}
-PROMIX: dict[str, Any] = {"method": "promix", "epochs": 85, "warm_up": 5.0, "tau": 0.95, **SEVERAL_TERMS}
+PROMIX: dict[str, Any] = {"method": "promix", "epochs": 95, "warm_up": 10.0, "tau": 0.8, **SEVERAL_TERMS}
 SHORT_SOP_PLUS: dict[str, Any] = {**SOP_PLUS, "epochs": 120}  # about two minutes
 SHORT_PROMIX: dict[str, Any] = {**PROMIX, "epochs": 36, "warm_up": 4.0, "tau": 0.9}
 DISC: dict[str, Any] = {"method": "disc", "epochs": 150, **SEVERAL_TERMS}
@@ -92,8 +92,8 @@ RUNS |= {
     "sop_plus_random1_short": {**SHORT_SOP_PLUS, "noise": "given:random1"},
     "sop_plus_flip_short": {**SHORT_SOP_PLUS, "noise": "flip:0.4", "lr_v": 100.0},
     "promix_random1_short": {**SHORT_PROMIX, "noise": "given:random1"},
-    "promix_flip_short": {**SHORT_PROMIX, "noise": "flip:0.4", "confidence_penalty": 1.0},
-    "promix_random1_short_trusted": {**SHORT_PROMIX, "noise": "given:random1", **TRUSTED},
+    "promix_random1_short_warm": {**PROMIX, "noise": "given:random1", "epochs": 36},
+    "promix_flip_short": {**PROMIX, "noise": "flip:0.4", "epochs": 36, "confidence_penalty": 1.0},
     "disc_random1_short": {**DISC, "noise": "given:random1", "epochs": 65},
     "disc_random1": {**DISC, "noise": "given:random1"},
     "disc_flip": {**DISC, "noise": "flip:0.4", "memory": 0.95},
