@@ -22,6 +22,14 @@ _SHOWN_CLASSES = 10  # if there are many
 _SHOWN_PAIRS = 10
 
 
+class Tile(NamedTuple):
+    """A number that a reader looks for first."""
+
+    number: str
+    text: str
+    note: str = ""
+
+
 class Grid(NamedTuple):
     """A table of text."""
 
@@ -65,23 +73,23 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
-def _wrong_tile(audit: Audit) -> tuple[str, str]:
+def _wrong_tile(audit: Audit) -> Tile:
     """How many labels are wrong."""
     rate = audit.facts["noise_rate"]
-    number = f"{len(audit) * rate['rate']:,.0f} of {len(audit):,}"
-    text = f"labels are wrong, by estimate: {percent(rate['rate'])}."
+    note = "Estimated by the model alone, which is usually too low; no interval yet"
     if _has_interval(rate):
         interval = f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
-        return number, f"{text} 90 % interval: {interval}, from {rate['checked']} labels that people checked at random"
-    return number, f"{text} The model alone says so, without an interval; it is usually too low"
+        note = f"90 % interval: {interval}, from {rate['checked']} labels that people checked at random"
+    number = f"{len(audit) * rate['rate']:,.0f} of {len(audit):,}"
+    return Tile(number, f"labels are wrong, by estimate ({percent(rate['rate'])})", note)
 
 
-def _suspicious_tile(audit: Audit) -> tuple[str, str]:
+def _suspicious_tile(audit: Audit) -> Tile:
     """For how many rows the audit can say that their label is wrong."""
     n = int(audit.is_label_issue.sum())
     if not n:
-        return "0", "suspicious labels: the audit can tell how many labels are wrong, but not which"
-    return f"{n:,}", "suspicious labels: each of these is more probably wrong than right"
+        return Tile("0", "suspicious labels", "The audit can tell how many labels are wrong, but not which")
+    return Tile(f"{n:,}", "suspicious labels", "Each of these is more probably wrong than right")
 
 
 def _where(audit: Audit) -> str:
@@ -174,10 +182,13 @@ def _decisions(review: Review) -> dict[str, Any]:
 
 
 def _number_of(rate: Rate) -> str:
-    share = f"{rate.rate:,.0f} ({percent(rate.rate / max(rate.n, 1))})"
+    n = max(rate.n, 1)
+    share = f"about {rate.rate:,.0f} ({percent(rate.rate / n)})"
     if rate.low is None or rate.high is None:
-        return f"about {share}"
-    return f"about {share}, 90 % interval {rate.low:,.0f} to {rate.high:,.0f}"
+        return share
+    if rate.rate < 0.5:
+        return f"at most about {rate.high:,.0f} ({percent(rate.high / n)}), by the 90 % interval"
+    return f"{share}, 90 % interval {rate.low:,.0f} to {rate.high:,.0f}"
 
 
 def draw_progress(progress: Progress) -> "Markup":

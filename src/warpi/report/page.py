@@ -8,7 +8,7 @@ from typing import Any
 import warpi.report.svg_charts as charts
 from warpi.audit.label_scores import wilson_interval
 from warpi.errors import MALFORMED_ERRORS, UserError
-from warpi.report.answer import Grid, answer
+from warpi.report.answer import Grid, Tile, answer
 from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, group_by, machine, number, versions
 from warpi.report.figure_data import EDGES, KINDS, Arrays
@@ -36,6 +36,7 @@ _DATA = {
 _TEST_LABELS = {"clean": "known to be right", "given": "as given: they may be wrong"}
 _KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "labels that nobody has checked"}
 _LOOKS = {"right": 0, "wrong": 1, "unknown": 6}
+_TRUSTED = "of the trusted rows are predicted right by models that were not trained on them"
 _WORST = 10  # number of classes in the table of the worst ones
 _INTERVAL = (
     "95 % Wilson intervals over the test examples: the accuracy of this trained network on many more examples of the "
@@ -90,21 +91,22 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
     }
 
 
-def _tiles(g: Experiment) -> list[tuple[str, str]]:
+def _tiles(g: Experiment) -> list[Tile]:
     """How accurate the model is."""
     facts = g.first.facts
     tiles = _trusted_tile(g)
     last = [value for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
     against = "" if facts.get("test_labels") == "clean" else " against noisy labels"
     if len(last) == 1:
-        tiles.append((f"{last[0]:.1f} %", f"test accuracy{against}; 95 % interval {_interval(last[0], g.counted[0])}"))
+        interval = f"95 % interval {_interval(last[0], g.counted[0])}"
+        tiles.append(Tile(f"{last[0]:.1f} %", f"test accuracy{against}", interval))
     elif last:
         mean = f"{statistics.fmean(last):.1f} ± {statistics.stdev(last):.1f} %"
-        tiles.append((mean, f"test accuracy{against}; {len(last)} seeds"))
+        tiles.append(Tile(mean, f"test accuracy{against}", f"{len(last)} seeds"))
     return tiles
 
 
-def _trusted_tile(g: Experiment) -> list[tuple[str, str]]:
+def _trusted_tile(g: Experiment) -> list[Tile]:
     """The accuracy on trusted rows that the models have not seen, if the method measures it."""
     names = ("trusted_acc", "trusted_low", "trusted_high")
     scores = [[number(run.epochs[-1], name) for name in names] for run in g.counted]
@@ -112,13 +114,12 @@ def _trusted_tile(g: Experiment) -> list[tuple[str, str]]:
     n = g.first.facts.get("n_meta") or 0
     if len(known) == 1:
         accuracy, low, high = known[0]
-        text = f"accuracy of the model on {n:,} trusted rows, each predicted without training on it."
-        interval = f"90 % interval: {low:.0f} to {high:.0f} %; about {4 * n:,} trusted rows would halve it"
-        return [(f"{accuracy:.1f} %", f"{text} {interval}")]
+        note = f"{n:,} rows; 90 % interval: {low:.0f} to {high:.0f} %; about {4 * n:,} trusted rows would halve it"
+        return [Tile(f"{accuracy:.1f} %", _TRUSTED, note)]
     if known:
         values = [score[0] for score in known]
         mean = f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f} %"
-        return [(mean, f"accuracy on {n:,} trusted rows, each predicted without training on it; {len(values)} seeds")]
+        return [Tile(mean, _TRUSTED, f"{n:,} rows; {len(values)} seeds")]
     return []
 
 
