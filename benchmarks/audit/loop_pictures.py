@@ -1,8 +1,8 @@
-"""The commands of the README on a folder of images with wrong labels and no trusted examples.
+"""Pictures of the review page: a folder of images with wrong labels and no trusted examples.
 
-    python -m benchmarks.audit.whole_loop
+    python -m benchmarks.audit.loop_pictures
 
-Writes benchmarks/results/whole_loop.json and docs/pictures/loop-*.png; needs the dev extra and Chromium. The images are
+Writes docs/pictures/loop-*.png and prints figures; needs the dev extra and Chromium. The images are
 digits, 40 % of them in the folder of the next class. Each command runs in its own process. The review page is used in a
 real browser by a simulated user who makes no mistakes.
 """
@@ -133,7 +133,6 @@ def main() -> None:
             results["right_after_review"] = right([(int(r["row"]), r["label"]) for r in csv.DictReader(file)])
     machine = f"{os.cpu_count()} CPU cores, python {platform.python_version()}, torch {torch.__version__}"
     results |= {"machine": machine, "date": f"{date.today()}", "seed": 0}
-    (ROOT / "benchmarks/results/whole_loop.json").write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
 
 
