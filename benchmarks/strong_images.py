@@ -99,8 +99,8 @@ RUNS |= {
     "disc_flip": {**DISC, "noise": "flip:0.4", "memory": 0.95},
 }
 # DivideMix and ELR+: the published settings for each kind of noise. `stop` ends a run after some of its epochs.
-DIVIDEMIX: dict[str, Any] = {"method": "dividemix", "meta": 0, "epochs": 90}
-ELR_PLUS: dict[str, Any] = {"method": "elr_plus", "meta": 0, "epochs": 190}
+DIVIDEMIX: dict[str, Any] = {"method": "dividemix", "meta": 0, "epochs": 120}
+ELR_PLUS: dict[str, Any] = {"method": "elr_plus", "meta": 0, "epochs": 140}
 OF_AUTHORS: dict[str, Any] = {
     "recipe": None,
     "net": "preact18",
@@ -112,13 +112,13 @@ OF_AUTHORS: dict[str, Any] = {
 }
 RUNS |= {
     "dividemix_random1": {**DIVIDEMIX, "noise": "given:random1"},
-    "dividemix_random1_short": {**DIVIDEMIX, "noise": "given:random1", "epochs": 36},
+    "dividemix_random1_short": {**DIVIDEMIX, "noise": "given:random1", "epochs": 50},
     "dividemix_random1_weak": {**DIVIDEMIX, "noise": "given:random1", "augment": "weak"},
     "dividemix_flip": {**DIVIDEMIX, "noise": "flip:0.4", "lambda_u": 0.0, "confidence_penalty": 1.0},
     "dividemix_fine": {**DIVIDEMIX, **FINE, "warm_up": 15.0},
     "dividemix_paper_random1": {**DIVIDEMIX, **OF_AUTHORS, "noise": "given:random1", "epochs": 300, "stop": 20},
     "elr_plus_random1": {**ELR_PLUS, "noise": "given:random1"},
-    "elr_plus_random1_short": {**ELR_PLUS, "noise": "given:random1", "epochs": 80},
+    "elr_plus_random1_short": {**ELR_PLUS, "noise": "given:random1", "epochs": 55},
     "elr_plus_flip": {**ELR_PLUS, "noise": "flip:0.4", "beta": 0.9, "strength": 1.0},
     "elr_plus_fine": {**ELR_PLUS, **FINE, "beta": 0.9, "strength": 7.0},
 }

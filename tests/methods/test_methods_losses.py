@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
@@ -471,11 +473,39 @@ def test_dividemix_with_the_strong_recipe_guesses_with_averaged_networks_from_we
     batch = next(method.loader.epoch(1))
     seen: list[torch.Tensor] = []
     match = method.match
-    monkeypatch.setattr(method, "match", lambda k, *others: seen.append(others[3]) or match(k, *others))
+    monkeypatch.setattr(method, "match", lambda k, *others: seen.append(others[4]) or match(k, *others))
     expected = [net(batch.views[0]).softmax(1) for net in method.averaged_nets]
     method.step(batch)
     for p, own in zip(expected, seen, strict=True):
         torch.testing.assert_close(own, p.detach())
+
+
+def test_strong_views_of_dividemix_are_learned_without_mixup(
+    pictures: TaskAndTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss with strong views is that of the weak ones plus the weighted cross-entropy with the same targets."""
+    method = DivideMix(alpha=0.0, lambda_u=0.0, lambda_r=0.0, tau=0.5)
+    method.start(pictures[0], replace(RECIPE, net="conv4", average=0.9, augment="strong", batch_size=16))
+    method.warming = False
+    method.clean.copy_(torch.rand(method.clean.shape, generator=rng(4)))
+    batch = method.loader.draw()
+    p = [net(batch.views[0]).softmax(1).detach() for net in method.averaged_nets]
+    logits = [deepcopy(net)(torch.cat(batch.views)).detach().chunk(2) for net in method.nets]
+    seen: list[float] = []
+    monkeypatch.setattr("warpi.methods.dividemix.descend", lambda loss, _: seen.append(loss.item()) or loss.detach())
+    method.step(batch)
+    for k in (0, 1):
+        weak, strong, used = [], 0.0, 0
+        for i, row in enumerate(batch.rows.tolist()):
+            w = float(method.clean[k, row])
+            y = losses.one_hot(batch.y[i], 3)
+            target = (w * y + (1 - w) * p[k][i] if w >= 0.5 else (p[0][i] + p[1][i]) / 2) ** 2
+            target = target / target.sum()
+            used += w >= 0.5
+            weak += [float(F.cross_entropy(logits[k][0][i], target))] if w >= 0.5 else []
+            strong += (1.0 if w >= 0.5 else float(target.max())) * float(F.cross_entropy(logits[k][1][i], target)) / 16
+        assert 0 < used < 16
+        assert seen[k] == pytest.approx(sum(weak) / used + strong, rel=1e-4)
 
 
 def test_step_of_dividemix_without_mixup_agrees_with_loops(tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """DivideMix: learning with noisy labels as semi-supervised learning."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,8 @@ from warpi.training.method import Log, Method, descend, evaluating
 from warpi.training.outputs import predict_rows
 from warpi.training.warmup import capped_warmup
 from warpi.utils.settings import setting
+
+Views = tuple[Tensor, ...]
 
 
 @dataclass
@@ -38,8 +40,10 @@ class DivideMix(Method):
 
     Half of the partners in mixup are unlabeled examples, as in the paper, whose batches are half labeled.
 
-    With averaged weights, the averaged networks divide and guess. With strong augmentation, they guess from a weak
-    view, and a weak and a strong view are mixed.
+    With averaged weights, the averaged networks divide and guess. With strong augmentation, each example has a weak
+    view, for the steps above, and a strong view s, which is learned without mixup:
+
+        L += mean_i c_i CE(target_i, p(s_i)),    c_i = 1 in X, the largest entry of the target in U
     Differs from the paper in the batches: docs/methods/dividemix.md.
     Reference: Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020.
     """
@@ -102,9 +106,12 @@ class DivideMix(Method):
         full = self.full_weight_u if self.lambda_u is None else self.lambda_u
         self.weight_u.add_(full / self.ramp_steps).clamp_(max=full)
         y = one_hot(batch.y, self.task.n_classes)  # [B, K]
-        own, others = self.guess(batch.views[:1] if self.recipe.augment == "strong" else batch.views)
-        x = torch.cat(batch.views)  # [M B, ...]
-        logs = [self.match(k, x, y, self.clean[k, batch.rows], own[k], others[1 - k]) for k in (0, 1)]
+        n = 1 if self.recipe.augment == "strong" else self.n_views  # weak views, M
+        own, others = self.guess(batch.views[:n])
+        logs = [
+            self.match(k, batch.views[:n], batch.views[n:], y, self.clean[k, batch.rows], own[k], others[1 - k])
+            for k in (0, 1)
+        ]
         return {name: (logs[0][name] + logs[1][name]) / 2 for name in logs[0]}
 
     def warm(self, batch: Batch) -> Log:
@@ -118,7 +125,7 @@ class DivideMix(Method):
             total += descend(loss, optimizer) / 2
         return {"loss": total}
 
-    def guess(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def guess(self, views: Views) -> tuple[Tensor, Tensor]:
         """Predictions of each network for itself and for the other one, as means over views.  2 x [2, B, K]
 
         A network predicts for itself in training mode, as published, so that BatchNorm also sees unmixed examples.
@@ -130,21 +137,26 @@ class DivideMix(Method):
         with evaluating(self.nets):
             return own, torch.stack([mean_prediction(partial(infer, net), views) for net in self.nets])
 
-    def match(self, k: int, x: Tensor, y: Tensor, w: Tensor, own: Tensor, other: Tensor) -> dict[str, Tensor]:
+    def match(
+        self, k: int, weak: Views, strong: Views, y: Tensor, w: Tensor, own: Tensor, other: Tensor
+    ) -> dict[str, Tensor]:
         """One step of network k, given its own predictions and those of the other network."""
         labeled = (w >= self.tau).float()  # [B]
         w = w[:, None]  # [B, 1]
         refined = w * y + (1 - w) * own  # Eq. (3)
         guessed = (own + other) / 2  # co-guessing
         target = sharpen(torch.where(labeled[:, None] > 0, refined, guessed), self.temperature)  # Eq. (4)
-        in_x = labeled.repeat(self.n_views)  # [M B]
+        in_x = labeled.repeat(len(weak))  # [M B]
         b = beta(self.alpha, self.generator)
         partner = balanced_partners(in_x, self.generator)
-        x, q = (mix(a, partner, torch.maximum(b, 1 - b)) for a in (x, target.repeat(self.n_views, 1)))  # Eqs. (5) - (8)
-        z = self.nets[k](x)  # [M B, K]
+        both = torch.cat(weak), target.repeat(len(weak), 1)
+        x, q = (mix(a, partner, torch.maximum(b, 1 - b)) for a in both)  # Eqs. (5) to (8)
+        z, *z_strong = self.nets[k](torch.cat([x, *strong])).split([len(x), *(len(s) for s in strong)])
         loss_x = selected_mean(soft_cross_entropy(z, q), in_x)  # Eq. (9)
         loss_u = selected_mean(squared_error(z, q), 1 - in_x)  # Eq. (10)
         loss = loss_x + self.weight_u * loss_u + self.lambda_r * prior_penalty(z)  # Eqs. (11), (12)
+        for z in z_strong:
+            loss = loss + (target.amax(1).maximum(labeled) * soft_cross_entropy(z, target)).mean()
         return {"loss": descend(loss, self.optimizers[k]), "labelled": labeled.mean()}
 
 
@@ -161,7 +173,7 @@ def few_classes(lambda_u: float, n_classes: int) -> float:
     return lambda_u * min(n_classes, 10) / 10
 
 
-def mean_prediction(net: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> Tensor:
+def mean_prediction(net: Callable[[Tensor], Tensor], views: Views) -> Tensor:
     """The predicted probabilities, averaged over the views of each example.  M x [B, ...] -> [B, K]"""
     return torch.stack([net(x).softmax(dim=1) for x in views]).mean(0)
 

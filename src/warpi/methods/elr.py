@@ -54,7 +54,8 @@ class ELRPlus(Method):
         v   <- gamma_s v + (1 - gamma_s) w,                                gamma_s = gamma exp(-5 (1 - s/S)^2)
 
     for each network; gamma_s rises over the first S steps and equals gamma afterwards. If the recipe averages weights,
-    v are those of the recipe. With strong augmentation, a weak view fills the memory, and a strong view is learned.
+    v are those of the recipe. With strong augmentation, the steps above have a weak view, and the loss is the mean of
+    that and of the same loss of a strong view that is not mixed.
 
     Differs from the published code: both networks see the same batches, one after the other; S is a fraction of the
     steps (published: 40,000 of 78,000); labels are not sharpened by the memory (published: on CIFAR-100 only).
@@ -87,7 +88,9 @@ class ELRPlus(Method):
             t = update_memory(self.memories[k], batch.rows, self.predict_averaged(1 - k, batch.x), self.beta)
             b = beta(self.alpha, self.generator)
             order = partners(len(y), self.generator)
-            x, q, t = (mix(a, order, torch.maximum(b, 1 - b)) for a in (batch.views[-1], y, t))
+            mixed = [mix(a, order, torch.maximum(b, 1 - b)) for a in (batch.x, y, t)]
+            others = [(x, y, t) for x in batch.views[1:]]  # the strong view, if there is one
+            x, q, t = (torch.cat(parts) for parts in zip(mixed, *others, strict=True))
             z = net(x)
             loss = (soft_cross_entropy(z, q) + self.strength * memory_regularizer(z, t)).mean()
             losses.append(descend(loss, self.optimizers[k]))
