@@ -1,24 +1,19 @@
-"""Fixtures and hooks that several test files share."""
+"""Fixtures and hooks that several test files share.
+
+Imports that take long are inside functions, because the process that only distributes the tests imports this file too.
+"""
 
 import gc
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from warpi.auto import fit as auto_fit
-from warpi.data.augment import Crop
-from warpi.data.dataset import Dataset
-from warpi.data.examples import Scale, TensorExamples
-from warpi.data.image_files import FileExamples
-from warpi.datasets.digits import digits as read_digits
-from warpi.methods import warpi as warpi_method
-from warpi.training.task import Task, Truth, make_task
-
-torch.set_num_threads(1)  # the last bit of a sum depends on the number of threads
+if TYPE_CHECKING:
+    from warpi.data.dataset import Dataset
+    from warpi.training.task import Task, Truth
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,14 +44,25 @@ def _let_loggers_propagate() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that start processes first: they take long, and workers would wait for them at the end."""
-    slow = ("test_faults.py", "test_distributed.py", "test_review_browser.py", "test_sweep.py")
-    items.sort(key=lambda item: item.path.name not in slow)
+    """Run the files that take longest first, so that no worker waits long for the other at the end."""
+    slow = ("test_distributed.py", "test_estimator.py", "test_contract.py", "test_passes.py", "test_sweep.py")
+    slow += ("test_faults.py", "test_examples.py", "test_review_browser.py", "test_predict_moved.py", "test_figures.py")
+    items.sort(key=lambda item: slow.index(item.path.name) if item.path.name in slow else len(slow))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def use_one_thread() -> None:
+    """The last bit of a sum depends on the number of threads."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def read_images_in_the_main_process() -> None:
     """Start reader processes only in tests that set `workers`: starting them takes most of the time of small tests."""
+    from warpi.data.image_files import FileExamples
+
     init: Any = FileExamples.__init__
     size, _, *others = init.__defaults__  # the second is `workers`
     init.__defaults__ = (size, 0, *others)
@@ -71,24 +77,38 @@ def do_not_wait_for_the_disk() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def fit_small_models() -> None:
     """Let `auto` grow few trees, and WarPI fit its rectifier in few steps. Tests of their quality restore both."""
+    from warpi.auto import fit as auto_fit
+    from warpi.methods import warpi as warpi_method
+
     auto_fit.N_TREES = 20
     warpi_method.FIT_STEPS = 20
 
 
 @pytest.fixture(scope="session")
-def digits() -> Dataset:
+def digits() -> "Dataset":
+    from warpi.datasets.digits import digits as read_digits
+
     return read_digits()
 
 
 @pytest.fixture(scope="session")
-def tiny(digits: Dataset) -> tuple[Task, Truth]:
+def tiny(digits: "Dataset") -> "tuple[Task, Truth]":
     """A small part of digits with fast epochs: about 190 noisy rows, 20 trusted."""
+    from warpi.training.task import make_task
+
     return make_task(digits, "pair:0.4", meta=20, limit=300, seed=3)
 
 
 @pytest.fixture(scope="session")
-def pictures() -> tuple[Task, Truth]:
+def pictures() -> "tuple[Task, Truth]":
     """Three classes of noise images as bytes, with augmentation."""
+    import torch
+
+    from warpi.data.augment import Crop
+    from warpi.data.dataset import Dataset
+    from warpi.data.examples import Scale, TensorExamples
+    from warpi.training.task import make_task
+
     rng = torch.Generator().manual_seed(5)
     x = torch.randint(256, (120, 3, 6, 6), generator=rng, dtype=torch.uint8)
     y = torch.arange(120) % 3

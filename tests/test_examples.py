@@ -94,6 +94,7 @@ def test_text_tfidf() -> None:
     assert auroc > 0.9
 
 
+@pytest.mark.slow  # tests/estimator/test_estimator.py trains custom modules, too
 def test_own_module() -> None:
     accuracy, precision = runpy.run_path(str(ROOT / "examples" / "own_module.py"))["main"](epochs=4)
     assert accuracy > 75
@@ -108,6 +109,7 @@ def test_table_csv(tmp_path: Path) -> None:
     assert [line.rpartition(",")[0] for line in noisy] == [line.rpartition(",")[0] for line in corrected]
 
 
+@pytest.mark.slow  # tests/datasets/test_image_folders.py and tests/audit do the same in less time
 def test_image_folder(tmp_path: Path) -> None:
     accuracy, precision, recall = runpy.run_path(str(ROOT / "examples" / "image_folder.py"))["main"](
         tmp_path, epochs=11
