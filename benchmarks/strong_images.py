@@ -82,6 +82,8 @@ RUNS |= {
     "sop_random1": {**SOP, "noise": "given:random1"},
     "sop_plus_random1": {**SOP_PLUS, "noise": "given:random1"},
     "sop_plus_flip": {**SOP_PLUS, "noise": "flip:0.4", "lr_v": 100.0},
+    "sop_plus_uniform": {**SOP_PLUS, "noise": "uniform:0.6"},
+    "sop_plus_fine": {**SOP_PLUS, **FINE, "lr_u": 1.0},
     "sop_plus_random1_trusted": {**SOP_PLUS, "noise": "given:random1", **TRUSTED},
     "promix_random1": {**PROMIX, "noise": "given:random1"},
     "promix_random1_tau99": {**PROMIX, "noise": "given:random1", "tau": 0.99},

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from benchmarks import leaderboard, strong_images
+from benchmarks.pages import strong
 from warpi.methods.registry import METHODS
+from warpi.report.experiments import find_runs
 from warpi.runs.spec import DataCache
 from warpi.training.named_recipes import RECIPES
 from warpi.training.recipe import Recipe
@@ -75,3 +77,11 @@ def test_epochs_within_a_time(seconds: float, first: float, later: float, warm_u
 def test_seconds_of_an_epoch_leave_out_compiling() -> None:
     assert leaderboard.from_history([30.0, 1.0, 1.0, 20.0, 3.0, 3.0], 3.0) == (1.0, 3.0)
     assert leaderboard.from_history([30.0, 2.0, 2.0, 2.0], 0.0) == (2.0, 2.0)
+
+
+def test_page_shows_our_runs_beside_published_figures() -> None:
+    (run,) = [run for run in find_runs([strong.KEPT]) if run.path.name == "sop_plus_random1_short_seed0"]
+    finished = {name: [run] if name == "sop_plus_random1_short" else [] for name in strong_images.RUNS}
+    *_, row = strong.rivals(finished)
+    assert row == "| `sop_plus` (`sop_plus_random1_short`) | 95.77 | 120 | 103 | 95.70 |"
+    assert strong.rivals({name: [] for name in strong_images.RUNS}) == []
