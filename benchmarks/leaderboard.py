@@ -61,6 +61,8 @@ FOR_LABELS: dict[tuple[str, str], dict[str, Any]] = {
     ("elr_plus", "fine"): _ELR_FINE,
     ("dividemix", "flip"): {"lambda_u": 0.0, "confidence_penalty": 1.0},
     ("promix", "flip"): {"confidence_penalty": 1.0},
+    ("sop_plus", "flip"): {"lr_v": 100.0},
+    ("sop_plus", "fine"): {"lr_u": 1.0},
     ("promix", "fine"): {"debias_loss": 0.5, "debias_labels": 0.5},
     ("sop_plus", "flip"): {"lr_v": 100.0},
     ("sop_plus", "fine"): {"lr_u": 1.0},

@@ -104,7 +104,7 @@ RUNS |= {
 DIVIDEMIX: dict[str, Any] = {"method": "dividemix", "meta": 0, "epochs": 120}
 ELR_PLUS: dict[str, Any] = {"method": "elr_plus", "meta": 0, "epochs": 140}
 OF_AUTHORS: dict[str, Any] = {
-    "recipe": None,
+    "recipe": "paper",
     "net": "preact18",
     "batch_size": 64,
     "lr": 0.02,
