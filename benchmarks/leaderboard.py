@@ -64,8 +64,6 @@ FOR_LABELS: dict[tuple[str, str], dict[str, Any]] = {
     ("sop_plus", "flip"): {"lr_v": 100.0},
     ("sop_plus", "fine"): {"lr_u": 1.0},
     ("promix", "fine"): {"debias_loss": 0.5, "debias_labels": 0.5},
-    ("sop_plus", "flip"): {"lr_v": 100.0},
-    ("sop_plus", "fine"): {"lr_u": 1.0},
     ("disc", "flip"): {"memory": 0.95},
 }
 _PROBE = {"epochs": 6, "warm_up": 3.0, "compile": True}  # `compile`: short runs are not compiled otherwise
