@@ -81,7 +81,7 @@ class SOPPlus(SOP):
         L+ = L + lambda_C 1/B sum_i KL(p_i || p'_i) + lambda_B CE(mean_i q_i, uniform)
 
     with p_i (constant in the first term), q_i and L from the weak view as in SOP, and p'_i from the strong view. The
-    defaults are those for CIFAR-10 with human labels.
+    defaults are those of a re-run by others on CIFAR-10 with human labels.
 
     Differs from the published code: lr_u and lr_v are scaled as in SOP. The strong view is that of this library
     (rotation, shear, zoom, colors, a covered square) instead of AutoAugment.
