@@ -22,7 +22,7 @@ from test_review_browser import (
 )
 
 from warpi.audit.rates import Rate
-from warpi.audit.result import Audit, read_audit
+from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.report import svg_charts as charts
@@ -227,6 +227,9 @@ def test_examples_are_spread_over_the_pairs_of_classes() -> None:
     chosen = choose_examples(audit, 9)
     assert chosen == [0, 20, 26, 1, 21, 27, 2, 22, 28]
     assert choose_examples(audit, 35)[-5:] == [30, 31, 32, 33, 34]  # the others follow by suspicion
+    one = np.ones(1)
+    pairs = CheckedPairs(np.ones((1, 3)) / 3, given[:1], suggested[:1], one > 0, one, np.array([0]))
+    assert choose_examples(replace(audit, pairs=pairs), 3) == [1, 20, 26]  # a person has checked the first one
 
 
 def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -> None:

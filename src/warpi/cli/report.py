@@ -8,6 +8,7 @@ from warpi.utils.flags import Parser
 
 
 def report(argv: list[str]) -> None:
+    from warpi.report.answer import next_step
     from warpi.report.experiments import find_runs
     from warpi.report.page_data import Detail
     from warpi.report.paired_tests import compare
@@ -42,5 +43,8 @@ def report(argv: list[str]) -> None:
     console.print(to_rich(rows))
     if given["out"]:
         console.print(f"report: {given['out'] / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+        for detail in details if len(details) == 1 else []:
+            if step := next_step(detail).replace("`", ""):
+                console.print(f"next: {step}", markup=False, emoji=False, soft_wrap=True)
     if broken:
         raise SystemExit(1)

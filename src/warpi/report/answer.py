@@ -45,13 +45,12 @@ def answer(detail: Detail) -> dict[str, Any] | None:
     if audit is None:
         return None
     first, more = _class_rates(audit)
-    concerns = audit_concerns(audit)
     return {
         "tiles": [_wrong_tile(audit), _suspicious_tile(audit)],
-        "concerns": concerns,
+        "concerns": audit_concerns(audit),
         "where": _where(audit),
         "left_out": audit.facts.get("left_out") or 0,
-        "next_step": concerns[0].advice if concerns else _next_step(audit, detail.review),
+        "next_step": next_step(detail),
         "pairs": _pairs(audit),
         "rates": first,
         "more_rates": more,
@@ -62,6 +61,14 @@ def answer(detail: Detail) -> dict[str, Any] | None:
         "uncertainty": audit.facts["uncertainty"],
         "accuracy": audit.facts.get("trusted_accuracy"),
     }
+
+
+def next_step(detail: Detail) -> str:
+    """What to do after reading the page; '' without an audit. Commands are in backticks."""
+    if detail.audit is None:
+        return ""
+    concerns = audit_concerns(detail.audit)
+    return concerns[0].advice if concerns else _advise(detail.audit, detail.review)
 
 
 def _has_interval(rate: Mapping[str, Any]) -> bool:
@@ -120,7 +127,7 @@ def _pairs(audit: Audit) -> Grid:
     return Grid(("given label", "suggestion", "suspicious labels"), rows[:_SHOWN_PAIRS], (0, 1))
 
 
-def _next_step(audit: Audit, review: Review | None) -> str:
+def _advise(audit: Audit, review: Review | None) -> str:
     run = audit.facts.get("run")
     name = "RUN" if run is None else shlex.quote(str(run))
     if not _has_interval(audit.facts["noise_rate"]) and (review is None or review.progress.n_random < MIN_CHECKS):

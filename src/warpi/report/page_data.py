@@ -143,9 +143,10 @@ def choose_examples(audit: Audit, n: int = SUSPECTS) -> list[int]:
     """Positions of suspicious labels, spread over the pairs of given and suggested class.
 
     The most frequent pairs come first, and from each pair in turn the most suspicious label. If there are fewer
-    suspicious labels than n, the most suspicious of the others follow.
+    suspicious labels than n, the most suspicious of the others follow. Labels that a person has checked are left out.
     """
-    ranked = audit.ranked.tolist()
+    checked = set() if audit.pairs is None else set(audit.pairs.position.tolist())
+    ranked = [i for i in audit.ranked.tolist() if i not in checked]
     by_pair: dict[tuple[int, int], list[int]] = {}
     for i in ranked:
         if audit.is_label_issue[i]:

@@ -608,7 +608,7 @@ function openCurve() {
     parts.push(make("p", {}, `${m} decisions about ${progress.n_rows} rows, ${progress.n_random} of them about rows drawn at random. Expected share of right labels now: `,
       make("b", { textContent: text(people) }), " with your decisions only (Export), ", make("b", { textContent: text(audit) }), " if the suggestions are applied to all other rows as well (warpi correct)."),
       make("p", { className: progress.can_stop && m ? "stop" : "" }, ...marked(progress.hint)),
-      make("p", { className: "muted", textContent: "Shares are expected values by the audit. Decisions show whether it was right about these rows." }));
+      make("p", { className: "muted", textContent: "For rows that nobody has checked, the share is the expectation of the audit." }));
     $("curve-text").replaceChildren(...parts);
     $("curve-dialog").showModal();
   });
