@@ -38,7 +38,7 @@ from warpi.utils.files import write_atomically
 
 SIDE, TRUSTED, BATCH = 128, 1000, 500
 NOISES = ("given:random1", "pair:0.4")
-METHODS = (*(name for name in CORE if name != "auto"), "wann", "dmlp", "auto")  # auto has no linear head
+METHODS = (*(name for name in CORE if name != "auto"), "wann", "dmlp")  # auto has no linear head
 KEPT = RESULTS / "features_gpu.json"
 PAGE = ROOT / "docs" / "embeddings.md"
 MARKS = ("<!-- features_gpu -->", "<!-- end of features_gpu -->")

@@ -103,12 +103,15 @@ def test_open_clip_embeds_images_and_texts(monkeypatch):
     def get_tokenizer(_):
         return lambda texts: torch.tensor([[len(text)] * 3 for text in texts])
 
-    install(monkeypatch, "open_clip", create_model=create_model, get_tokenizer=get_tokenizer)
+    functions = {"create_model": create_model, "get_tokenizer": get_tokenizer}
+    install(monkeypatch, "open_clip", list_pretrained_tags_by_model=lambda _: ["openai", "laion"], **functions)
     images = open_embedder("open_clip:ViT-B-32/openai", "images", CPU)
     assert images.compute(torch.rand(2, 3, 5, 5)).shape == (2, 4)
-    texts = open_embedder("open_clip:ViT-B-32", "texts", CPU)
+    texts = open_embedder("open_clip:hf-hub:me/clip", "texts", CPU)
     assert texts.compute(["a", "bcd"]).tolist() == [[1] * 3, [3] * 3]
-    assert asked == [("ViT-B-32", "openai", "cpu"), ("ViT-B-32", None, "cpu")]
+    assert asked == [("ViT-B-32", "openai", "cpu"), ("hf-hub:me/clip", None, "cpu")]
+    with pytest.raises(UserError, match=r"names no weights; write open_clip:ViT-B-32/WEIGHTS, one of .*openai"):
+        open_embedder("open_clip:ViT-B-32", "images", CPU)  # the package would use random weights
 
 
 def test_sentence_transformers(monkeypatch):

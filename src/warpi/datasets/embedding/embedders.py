@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from warpi.datasets.text_files import shorten_list
 from warpi.errors import UserError, first_line, unknown
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -148,7 +149,12 @@ def remove_last_layer(net: nn.Module) -> None:
 
 def _open_clip(name: str, kind: str, device: torch.device) -> Embedder:
     clip = _load("open_clip", "open_clip_torch", "--with open_clip:NAME")
-    model, _, tag = name.partition("/")
+    model, _, tag = (name, "", "") if ":" in name else name.partition("/")  # hf-hub:NAME has one kind of weights
+    if not tag and ":" not in name:
+        known = clip.list_pretrained_tags_by_model(model)
+        raise UserError(
+            f"open_clip:{name} names no weights; write open_clip:{model}/WEIGHTS, one of {shorten_list(known)}"
+        )
     net = _fetch(f"open_clip:{name}", lambda: clip.create_model(model, pretrained=tag or None, device=device))
     net = _prepare(net, device)
     if kind == "texts":
