@@ -101,7 +101,8 @@ def page(folder: Path = KEPT) -> str:
     rows = [table_row(group, [by_name[run.path.name] for run in group]) for group in finished.values() if group]
     about = {key: each(runs.values(), key) for key in ("gpu", "torch", "python", "date")}
     notes = (folder / "notes.md").read_text().strip()
-    lines = [HEAD, *rows, "", *cut_off(by_name.values()), PUBLISHED, *published(finished), *rivals(finished)]
+    lines = [HEAD, *rows, "", *cut_off(by_name.values()), *beginnings(runs.values())]
+    lines += [PUBLISHED, *published(finished), *rivals(finished)]
     lines += ["", notes, ""]
     return INTRO.format(**about) + "\n".join(lines)
 
@@ -150,9 +151,26 @@ def compiling(run: RunRecord) -> float:
 def cut_off(rows: Iterable[Summary]) -> list[str]:
     """Name the runs that did not reach their last epoch. They have no row in the table."""
     stopped = [
-        f"`{row['name']}`, {row['test_acc']:.2f} at epoch {row['epochs']}" for row in rows if not row["finished"]
+        f"`{row['name']}`, {row['test_acc']:.2f} at epoch {row['epochs']}"
+        for row in rows
+        if not row["finished"] and "stop" not in RUNS[row["name"].rpartition("_seed")[0]]
     ]
     return [f"Cut off, and therefore not in the table: {'; '.join(stopped)}."] if stopped else []
+
+
+def beginnings(runs: Iterable[RunRecord]) -> list[str]:
+    """Accuracies of the runs of the first epochs of a longer schedule, that of the authors of a method."""
+    lines = []
+    for run in runs:
+        if "stop" in RUNS.get(run.path.name.rpartition("_seed")[0], {}):
+            recipe = run.spec["recipe"]
+            shown = [f"{e['test_acc']:.2f} at epoch {e['epoch']}" for e in run.epochs if e["epoch"] % 10 == 0]
+            settings = f"{recipe['net']}, batches of {recipe['batch_size']}, learning rate {recipe['lr']:g}"
+            lines.append(
+                f"The first epochs of the authors' schedule of {recipe['epochs']} (`{run.path.name}`; {settings}): "
+                f"{', '.join(shown)}."
+            )
+    return ["", *lines] if lines else []
 
 
 def published(finished: dict[str, list[RunRecord]]) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from benchmarks import leaderboard, strong_images
 from benchmarks.pages import strong
 from warpi.methods.registry import METHODS
-from warpi.report.experiments import find_runs
+from warpi.report.experiments import RunRecord, find_runs
 from warpi.runs.spec import DataCache
 from warpi.training.named_recipes import RECIPES
 from warpi.training.recipe import Recipe
@@ -85,3 +85,35 @@ def test_page_shows_our_runs_beside_published_figures() -> None:
     *_, row = strong.rivals(finished)
     assert row == "| `sop_plus` (`sop_plus_random1_short`) | 95.77 | 120 | 103 | 95.70 |"
     assert strong.rivals({name: [] for name in strong_images.RUNS}) == []
+
+
+def test_page_shows_the_first_epochs_of_a_longer_schedule() -> None:
+    spec = {"recipe": {"net": "preact18", "batch_size": 64, "lr": 0.02, "epochs": 300}}
+    epochs = [{"epoch": t, "test_acc": 70.0 + t} for t in range(1, 21)]
+    run = RunRecord(Path("dividemix_paper_random1_seed0"), spec, {}, {}, epochs, done=False)
+    (_, line) = strong.beginnings([run])
+    assert "schedule of 300" in line
+    assert line.endswith("80.00 at epoch 10, 90.00 at epoch 20.")
+    row = {"name": run.path.name, "finished": False, "epochs": 20, "test_acc": 90.0}
+    assert strong.cut_off([row]) == [], "it was meant to stop"
+    assert len(strong.cut_off([{**row, "name": "plus_flip_seed0"}])) == 1
+
+
+def test_measured_seconds_give_the_number_of_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(strong_images, "COMMON", {"data": "digits", "val": 0.0, "limit": 300, "threads": 1})
+    monkeypatch.setattr(leaderboard, "TABLE", tmp_path / "epochs.json")
+    monkeypatch.setattr(leaderboard, "LABELS", {"random1": {"noise": "pair:0.4"}})
+    monkeypatch.setattr(leaderboard, "_PROBE", {"epochs": 4, "warm_up": 2.0})
+    monkeypatch.setattr(leaderboard, "from_kept", dict)
+    leaderboard.measure(tmp_path, ["ce", "dividemix"], "", time.monotonic() + 60, DataCache())
+    table = json.loads(leaderboard.TABLE.read_text())
+    assert set(table) == {"ce", "dividemix"}
+    assert 0 < table["ce"]["seconds"] == table["ce"]["warm_up_seconds"]
+    monkeypatch.setattr("sys.argv", ["x", "--root", "x", "--out", str(tmp_path), "--plan", "--methods", "ce"])
+    leaderboard.main()
+    assert int(capsys.readouterr().out.split()[-2]) >= 2
+    monkeypatch.setattr("sys.argv", ["x", "--root", "x", "--out", str(tmp_path), "--plan", "--methods", "warpi"])
+    with pytest.raises(SystemExit, match="warpi; run with --measure"):
+        leaderboard.main()
