@@ -1,6 +1,7 @@
 """Training with the strong recipe as a benchmark: `benchmarks/strong_images.py`."""
 
 import json
+import shutil
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import leaderboard, strong_images
-from benchmarks.pages import strong
+from benchmarks.pages import leaderboard as leaderboard_page, strong
 from warpi.methods.registry import METHODS
 from warpi.report.experiments import RunRecord, find_runs
 from warpi.runs.spec import DataCache
@@ -117,3 +118,24 @@ def test_measured_seconds_give_the_number_of_epochs(
     monkeypatch.setattr("sys.argv", ["x", "--root", "x", "--out", str(tmp_path), "--plan", "--methods", "warpi"])
     with pytest.raises(SystemExit, match="warpi; run with --measure"):
         leaderboard.main()
+
+
+def test_leaderboard_page(tmp_path: Path) -> None:
+    """Ranks are over the label sets; a published figure is shown beside runs without trusted images."""
+    source = strong.KEPT / "sop_plus_random1_short_seed0"
+    scores = {"ce": (90.0, 91.0, 60.0), "sop_plus": (95.0, 90.0, 65.0), "warpi": (92.0, 92.0, None)}
+    for entry, row in scores.items():
+        for labels, score in zip(leaderboard.LABELS, row, strict=True):
+            for seed in (0, 1) if score is not None else ():
+                folder = shutil.copytree(source, tmp_path / f"{entry}_{labels}_seed{seed}")
+                stored = json.loads((folder / "spec.json").read_text())
+                stored["spec"] |= {"method": entry, "data": "cifar10", **leaderboard.LABELS[labels], "seed": seed}
+                (folder / "spec.json").write_text(json.dumps(stored))
+                (folder / "results.jsonl").write_text(
+                    json.dumps({"epoch": 1, "test_acc": score, "seconds": 2.0}) + "\n"
+                )
+    page = leaderboard_page.page(tmp_path)
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows[0] == "| `sop_plus` | 95.00 (2) / 95.70 | 90.00 (2) | 65.00 (2) / 63.88 | 1.3 | 1 | 2, 2 |"
+    assert rows[1] == "| `ce` | 90.00 (2) | 91.00 (2) | 60.00 (2) | 1.7 | 1 | 2, 2 |"
+    assert rows[2] == "| `warpi`* | 92.00 (2) | 92.00 (2) | – | – | 1 | 2, 2 |"
