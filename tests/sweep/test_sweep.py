@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import ForkedPopen
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 from torch import Tensor
@@ -982,6 +983,7 @@ def test_stopped_sweep_and_killed_worker_change_no_result(
                 os.kill(killed[0], signal.SIGKILL)
 
     monkeypatch.setattr(Board, "show", kill_one)
+    monkeypatch.setattr(subprocess, "Popen", ForkedPopen)
     assert sweep(file, out, "--jobs", "2") == 0, "the other process has not finished all runs"
     assert "a process of the sweep ended with code -9" in capsys.readouterr().out
     begun, done = ([event.run for event in events if event.kind == kind] for kind in ("begun", "done"))

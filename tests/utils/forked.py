@@ -9,14 +9,22 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
+
+from warpi.cli.app import main
 
 PROC = Path("/proc")
 
 
 class Forked:
-    """A running process. Its exit code is what `work` returns, or 99 after an unexpected error."""
+    """A running process. Its exit code is what `work` returns, or 99 after an unexpected error.
 
-    def __init__(self, work: Callable[[], int | None], log: Path, environment: dict[str, str] | None = None) -> None:
+    Its output goes to the file `log`, or to a file descriptor.
+    """
+
+    def __init__(
+        self, work: Callable[[], int | None], log: Path | int, environment: dict[str, str] | None = None
+    ) -> None:
         self.log = log
         self.code: int | None = None
         with warnings.catch_warnings():
@@ -32,7 +40,7 @@ class Forked:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            file = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            file = self.log if isinstance(self.log, int) else os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(file, 1), os.dup2(file, 2)
             sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))  # not captured by pytest
             code = work() or 0
@@ -60,7 +68,7 @@ class Forked:
         return self.code
 
     def output(self) -> str:
-        return self.log.read_text() if self.log.exists() else ""
+        return self.log.read_text() if isinstance(self.log, Path) and self.log.exists() else ""
 
     def ended(self) -> bool:
         try:
@@ -82,3 +90,27 @@ class Forked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
         return self.wait()
+
+
+class ForkedPopen(Forked):
+    """Stands in for `subprocess.Popen` with a command of warpi and a pipe for its output."""
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        reading, writing = os.pipe()
+        super().__init__(lambda: main(command[command.index("warpi") + 1 :]), writing)
+        os.close(writing)
+        self.stdout = os.fdopen(reading, "rb")
+
+    def poll(self) -> int | None:
+        return self.wait() if self.ended() else None
+
+    def terminate(self) -> None:
+        if self.code is None and not self.ended():
+            os.kill(self.pid, signal.SIGTERM)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+        self.stdout.close()
