@@ -7,6 +7,7 @@ from importlib import import_module
 
 import warpi
 from warpi.errors import UserError, unknown
+from warpi.utils.terminal import say, show_warnings
 
 COMMANDS = {
     "fit": ("warpi.cli.fit:fit", "train a classifier that is robust to wrong labels, and write a run folder"),
@@ -70,10 +71,11 @@ def _run(argv: list[str]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code. A `UserError` is printed on one line, with exit code 2."""
+    show_warnings()
     try:
         _run(sys.argv[1:] if argv is None else argv)
     except UserError as e:
-        print(f"warpi: {' '.join(str(e).split())}", file=sys.stderr)
+        say(f"warpi: {' '.join(str(e).split())}", error=True)
         return 2
     except BrokenPipeError:  # nobody reads the output any more, as in `warpi list methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

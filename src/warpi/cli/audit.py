@@ -13,6 +13,7 @@ from warpi.errors import UserError
 from warpi.runs.schema import NOT_READ, READ
 from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
+from warpi.utils.terminal import VisibleFormatter, cell, say
 
 if TYPE_CHECKING:
     from warpi.audit.result import Audit
@@ -82,9 +83,9 @@ def _print_audit(audit: "Audit") -> None:
     from warpi.audit.result import describe_rate
 
     rate = describe_rate(audit.facts["noise_rate"])
-    print(f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate {rate}")
+    say(f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate {rate}")
     if audit.facts["left_out"]:
-        print(f"{audit.facts['left_out']} held-out rows are not audited; --rows all adds them")
+        say(f"{audit.facts['left_out']} held-out rows are not audited; --rows all adds them")
     table = Table(box=None)
     has_intervals = audit.facts["noise_rate"].get("level") is not None and audit.facts["noise_rate"]["low"] is not None
     heads = ["label", "rows", "wrong %", *(["90 % interval"] if has_intervals else []), "issues"]
@@ -97,16 +98,16 @@ def _print_audit(audit: "Audit") -> None:
         cells = [c["class"], str(c["n"]), f"{100 * c['rate']:.1f}"]
         if has_intervals:
             cells.append("" if c["low"] is None else f"{100 * c['low']:.1f} to {100 * c['high']:.1f}")
-        table.add_row(*cells, str(int(issues.sum())), most_frequent)
+        table.add_row(*map(cell, (*cells, int(issues.sum()), most_frequent)))
     Console(highlight=False).print(table)
-    print(f"probabilities: {audit.facts['probabilities']}")
-    print(f"uncertainty: {audit.facts['uncertainty']}")
+    say(f"probabilities: {audit.facts['probabilities']}")
+    say(f"uncertainty: {audit.facts['uncertainty']}")
     if audit.facts["run"] is not None:
         run = shlex.quote(audit.facts["run"])
         if audit.facts["noise_rate"]["low"] is None:
-            print(f"next: warpi pick 40 {run} --csv check.csv, then warpi review {run} --rows check.csv")
+            say(f"next: warpi pick 40 {run} --csv check.csv, then warpi review {run} --rows check.csv")
         else:
-            print(f"next: warpi review {run}, or warpi correct {run} --out corrected.csv")
+            say(f"next: warpi review {run}, or warpi correct {run} --out corrected.csv")
 
 
 def pick(argv: list[str]) -> None:
@@ -159,10 +160,10 @@ def pick(argv: list[str]) -> None:
         picked = pick_from_data(given["n"], DataSpec(**settings), coverage=given["coverage"], **options)
     picked.to_csv(given["csv"])
     n, random = len(picked.row), int(picked.random.sum())
-    print(f"{given['csv']}: {n} rows to check: {random} random and {n - random} informative")
+    say(f"{given['csv']}: {n} rows to check: {random} random and {n - random} informative")
     if given["run"] is not None:
         run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))
-        print(f"next: warpi review {run} --rows {listed}, or fill it and run warpi audit {run} --checked {listed}")
+        say(f"next: warpi review {run} --rows {listed}, or fill it and run warpi audit {run} --checked {listed}")
 
 
 def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -179,25 +180,25 @@ def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     rate = estimate_noise_rate(rows)
     if given["json"]:
         write_json(given["json"], rate)
-    print(
+    say(
         f"noise rate {100 * rate['rate']:.1f} % (95 % interval {100 * rate['low']:.1f} to {100 * rate['high']:.1f}) "
         f"from {rate['checked']} checked rows of {rate['drawn']} that were drawn at random"
     )
     if rate["left_out"]:
-        print(
+        say(
             f"{rate['left_out']} more of these are checked, but not in the order of the list; they are left out, since "
             "they may have been chosen because they look suspicious"
         )
     if rate["unchecked_classes"]:
-        print(f"no rows were checked for: {', '.join(rate['unchecked_classes'])}; the estimate excludes these classes")
+        say(f"no rows were checked for: {', '.join(rate['unchecked_classes'])}; the estimate excludes these classes")
 
 
 def print_trusted_set(summary: "TrustedSetSummary") -> None:
     """Print what is in a trusted set that was written, and warn about classes without an example."""
-    print(summary)
+    say(summary)
     if summary.missing:
         names = ", ".join(summary.missing)
-        print(f"warpi: no trusted example yet of: {names}; check at least one row of each class", file=sys.stderr)
+        say(f"warpi: no trusted example yet of: {names}; check at least one row of each class", error=True)
 
 
 def _log_to_stderr() -> None:
@@ -205,6 +206,6 @@ def _log_to_stderr() -> None:
     logger = logging.getLogger("warpi.audit")
     _HANDLER.stream = sys.stderr  # notebooks and tests replace it between calls
     if not logger.handlers:
-        _HANDLER.setFormatter(logging.Formatter("warpi: %(message)s"))
+        _HANDLER.setFormatter(VisibleFormatter("warpi: %(message)s"))
         logger.addHandler(_HANDLER)
         logger.setLevel(logging.INFO)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser, add_fields
+from warpi.utils.terminal import say
 
 
 def corrupt(argv: list[str]) -> None:
@@ -31,7 +32,7 @@ def corrupt(argv: list[str]) -> None:
     changed = labels.y != dataset.y if labels.replaced is None else labels.replaced >= 0
     share = 100 * float(changed.double().mean())
     digest = hash_labels(labels.y, labels.replaced)
-    print(f"{out}: {len(labels.y)} labels of {dataset.name}, {share:.2f} % changed, sha256 {digest}")
+    say(f"{out}: {len(labels.y)} labels of {dataset.name}, {share:.2f} % changed, sha256 {digest}")
 
 
 def bench(argv: list[str]) -> None:

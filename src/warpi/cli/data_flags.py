@@ -1,7 +1,6 @@
 """The flags that name the data of a command, with their deprecated names."""
 
 import os
-import sys
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from warpi.errors import UserError
 from warpi.runs.schema import DataSettings, given_labels, is_label_file
 from warpi.utils.flags import Parser, add_fields
+from warpi.utils.terminal import say
 
 
 def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = ()) -> None:
@@ -67,4 +67,4 @@ class _Store(Action):
 def warn_deprecated(old: str, new: str) -> None:
     """Print one line, but not again in each process of `--devices N`."""
     if "LOCAL_RANK" not in os.environ:
-        print(f"warpi: {old} is deprecated; use {new}", file=sys.stderr)
+        say(f"warpi: {old} is deprecated; use {new}", error=True)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from warpi.utils.flags import Parser
+from warpi.utils.terminal import say
 
 
 def embed(argv: list[str]) -> None:
@@ -28,5 +29,5 @@ def embed(argv: list[str]) -> None:
     result = embed_source(embedder=embedder, **given)
     if not given["quiet"]:
         new = "nothing new" if not result.computed else f"{result.computed:,} of them computed now"
-        print(f"{result.path}: {result.rows:,} vectors of {result.dimensions} numbers by {embedder} ({new})")
-        print(f"train on them with: warpi fit --data {result.path} --out DIR")
+        say(f"{result.path}: {result.rows:,} vectors of {result.dimensions} numbers by {embedder} ({new})")
+        say(f"train on them with: warpi fit --data {result.path} --out DIR")

@@ -1,7 +1,6 @@
 """`warpi fewshot fit | evaluate | plot`."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from warpi.errors import UserError, unknown
 from warpi.utils.files import write_atomically, write_json
 from warpi.utils.flags import Parser, add_fields
+from warpi.utils.terminal import cell, say
 
 if TYPE_CHECKING:
     from warpi.fewshot.run import Run
@@ -87,12 +87,12 @@ def fit(argv: list[str]) -> None:
     try:
         run = run_fit(**settings)
     except Stopped as e:
-        print(f"warpi: {e}", file=sys.stderr)
+        say(f"warpi: {e}", error=True)
         raise SystemExit(128 + e.signum) from e
     if not given["quiet"]:
         best = (min if run.data.regression else max)(record["val_mean"] for record in run.history)
         what = "mean squared error" if run.data.regression else "accuracy"
-        print(f"{run.spec.label()}: best validation {what} {best:.4g}; run folder {run.path}")
+        say(f"{run.spec.label()}: best validation {what} {best:.4g}; run folder {run.path}")
 
 
 def evaluate(argv: list[str]) -> None:
@@ -187,7 +187,7 @@ def plot(argv: list[str]) -> None:
     else:
         content = {"bases": draw.plot_bases, "versatility": draw.plot_versatility}[kind](rows, picture)
     write_atomically(given["out"], content)
-    print(given["out"])
+    say(given["out"])
     _write_rows(given["json"], rows)
 
 
@@ -279,7 +279,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         side: Any = "right" if i > 3 else "left"
         table.add_column(head, justify=side, overflow="fold", max_width=most, no_wrap=i not in (0, 2))
     for line in lines[1:]:
-        table.add_row(*line)
+        table.add_row(*map(cell, line))
     console.print(table)
 
 

@@ -1,7 +1,6 @@
 """`warpi figures`: compute arrays from the weights of runs, and draw figures from the arrays."""
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from warpi.cli.data_flags import read_names
 from warpi.errors import UserError, unknown
 from warpi.runs.schema import CHECKPOINT
 from warpi.utils.flags import Parser
+from warpi.utils.terminal import say
 
 if TYPE_CHECKING:
     from warpi.report.experiments import RunRecord
@@ -53,7 +53,7 @@ def figures(argv: list[str]) -> None:
     write_with_folder(given["out"] / "figures.json", text + "\n")
     for path in paths:
         if path.suffix == ".png":
-            print(f"{path} (and .svg)")
+            say(f"{path} (and .svg)")
 
 
 def _read_flags(argv: list[str]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _read_flags(argv: list[str]) -> dict[str, Any]:
 
 
 def _warn(text: str) -> None:
-    print(f"warpi: {' '.join(text.split())}", file=sys.stderr)
+    say(f"warpi: {' '.join(text.split())}", error=True)
 
 
 def _find_readable(paths: Sequence[Path]) -> "list[RunRecord]":
@@ -108,7 +108,7 @@ def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) ->
         for run in with_weights:
             try:
                 measure(run.path, device, cache=cache)
-                print(f"{run.path} measured")
+                say(f"{run.path} measured")
             except UserError as error:
                 _warn(f"{run.path} is not measured: {error}")
     without = [str(run.path) for run in bare if run not in with_weights]

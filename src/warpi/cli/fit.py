@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from warpi.cli.data_flags import add_data_flags, read_names
 from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser, add_fields
+from warpi.utils.terminal import cell, say
 
 if TYPE_CHECKING:
     from warpi.runs.run import Run
@@ -77,7 +77,7 @@ def fit(argv: list[str]) -> None:
             is_first = distributed.rank() == 0
     except Stopped as e:
         if e.rank == 0:
-            print(f"warpi: {e}", file=sys.stderr)
+            say(f"warpi: {e}", error=True)
         raise SystemExit(128 + e.signum) from e
     except distributed.RemoteRankError as e:
         raise SystemExit(2) from e
@@ -109,18 +109,18 @@ def _print_result(run: "Run") -> None:
         score = f"test accuracy {last['test_acc']:.2f} %{against}"
     trusted = describe_trusted_accuracy(last, len(run.task.meta or ()))
     if not choice:
-        print(f"{done}: {score}; run folder {run.path}")
+        say(f"{done}: {score}; run folder {run.path}")
         return
-    print(f"{done}; run folder {run.path}")
+    say(f"{done}; run folder {run.path}")
     if trusted:
-        print(trusted)
+        say(trusted)
     if "test_acc" in last:
-        print(score)
-    print(_describe_noise(run.method))
+        say(score)
+    say(_describe_noise(run.method))
     if run.task.meta is None:
-        print(f"warpi: {WITHOUT_TRUSTED}", file=sys.stderr)
+        say(f"warpi: {WITHOUT_TRUSTED}", error=True)
     elif not trusted:
-        print("warpi: the budget left no time to measure the accuracy on trusted rows", file=sys.stderr)
+        say("warpi: the budget left no time to measure the accuracy on trusted rows", error=True)
 
 
 def compare(argv: list[str]) -> None:
@@ -160,11 +160,11 @@ def compare(argv: list[str]) -> None:
         read_names(given["methods"]),
         folds=given["folds"],
         budget=budget,
-        say=lambda text: print(f"warpi: {text}", file=sys.stderr),
+        say=lambda text: say(f"warpi: {text}", error=True),
     )
     _print_candidates(entries, len(entries))
-    print(f"auto: {getattr(run.method, 'reason', '')}")
-    print(f"{run.path}/choice.json: {len(entries)} candidates")
+    say(f"auto: {getattr(run.method, 'reason', '')}")
+    say(f"{run.path}/choice.json: {len(entries)} candidates")
 
 
 def _describe_noise(method: "Method") -> str:
@@ -189,12 +189,12 @@ def _print_candidates(choice: Sequence[Mapping[str, Any]], most: int = _SHOWN) -
     for c in shown[:most]:
         score = "" if c["score"] is None else f"{100 * c['score']:.1f} ± {100 * (c['error'] or 0):.1f} %"
         weight = f"{c['weight']:.2f}" if c["weight"] else "–"
-        table.add_row(c["candidate"], score, f"{c['seconds']:.1f}", weight)
+        table.add_row(cell(c["candidate"]), score, f"{c['seconds']:.1f}", weight)
     Console(highlight=False).print(table)
     if len(choice) > most:
-        print(f"choice.json lists all {len(choice)} candidates")
+        say(f"choice.json lists all {len(choice)} candidates")
     for note in dict.fromkeys(c.get("note") for c in choice if c.get("note")):
-        print(f"{note}: {'; '.join(c['candidate'] for c in choice if c.get('note') == note)}")
+        say(f"{note}: {'; '.join(c['candidate'] for c in choice if c.get('note') == note)}")
 
 
 def _first_flags(argv: list[str]) -> argparse.Namespace:

@@ -5,6 +5,7 @@ from pathlib import Path
 from warpi.cli.data_flags import add_copied_columns, read_names
 from warpi.runs.predictions import predict as predict_data
 from warpi.utils.flags import Parser
+from warpi.utils.terminal import say
 
 
 def predict(argv: list[str]) -> None:
@@ -27,7 +28,7 @@ def predict(argv: list[str]) -> None:
     if given["quiet"]:
         return
     unread = f"; {predictions.unread} images cannot be read and are left out" if predictions.unread else ""
-    print(f"{given['csv']}: {len(predictions)} rows of {given['data']}{unread}")
+    say(f"{given['csv']}: {len(predictions)} rows of {given['data']}{unread}")
     for name, (accuracy, n) in predictions.accuracy.items():
         doubt = "" if name in ("clean_label", "clean") else ", some of which may be wrong"
-        print(f"accuracy against the labels of {given['data']} ({name!r}, {n} rows{doubt}): {accuracy:.2f} %")
+        say(f"accuracy against the labels of {given['data']} ({name!r}, {n} rows{doubt}): {accuracy:.2f} %")

@@ -1,10 +1,10 @@
 """`warpi report`, which does not load torch unless it writes a page."""
 
-import sys
 from pathlib import Path
 
 from warpi.errors import UserError
 from warpi.utils.flags import Parser
+from warpi.utils.terminal import say
 
 
 def report(argv: list[str]) -> None:
@@ -30,7 +30,7 @@ def report(argv: list[str]) -> None:
     if not runs:
         raise UserError("; ".join(map(str, broken)))
     for error in broken:
-        print(f"warpi: left out: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"warpi: left out: {' '.join(str(error).split())}", error=True)
     if given["against"] is not None:  # raises if the name is wrong, before anything is computed
         compare(runs, given["against"])
     details: list[Detail] = []
@@ -42,9 +42,9 @@ def report(argv: list[str]) -> None:
     console = screen()
     console.print(to_rich(rows))
     if given["out"]:
-        console.print(f"report: {given['out'] / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+        say(f"report: {given['out'] / 'report.html'}")
         for detail in details if len(details) == 1 else []:
             if step := next_step(detail).replace("`", ""):
-                console.print(f"next: {step}", markup=False, emoji=False, soft_wrap=True)
+                say(f"next: {step}")
     if broken:
         raise SystemExit(1)

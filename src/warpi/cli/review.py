@@ -17,6 +17,7 @@ from warpi.errors import UserError
 from warpi.runs.schema import NOT_READ, READ
 from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
+from warpi.utils.terminal import say
 
 if TYPE_CHECKING:
     from warpi.audit.decisions import Store
@@ -97,14 +98,14 @@ def _accept(opened: "OpenedRun", store: "Store", given: Mapping[str, Any]) -> No
     run = shlex.quote(str(given["run"]))
     if given["undo_accepted"]:
         rows = undo_accepted(store)
-        print(f"{len(rows)} accepted suggestions taken back")
+        say(f"{len(rows)} accepted suggestions taken back")
     else:
         rows = accept_suggestions(opened, store, given["accept_above"])
-        print(
+        say(
             f"{len(rows)} suggestions that are more probable than {given['accept_above']:g} accepted; nobody looked at "
             f"these rows, so they do not count as checked; take them back with: warpi review {run} --undo-accepted"
         )
-    print(f"next: warpi review {run}, or warpi correct {run} --out corrected.csv")
+    say(f"next: warpi review {run}, or warpi correct {run} --out corrected.csv")
 
 
 def correct(argv: list[str]) -> None:
@@ -133,7 +134,7 @@ def correct(argv: list[str]) -> None:
     if given["json"]:
         write_json(given["json"], {name: asdict(getattr(corrections, name)) for name in ("before", "after")})
     print(corrections)
-    print(f"next: {command}")
+    say(f"next: {command}")
 
 
 def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
@@ -146,23 +147,23 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
     if given["export"]:
         corrected = write_corrected(items, decisions, given["export"])
         n = sum(decision.label is not None and not decision.is_automatic for decision in decisions.values())
-        print(f"{given['export']}: labels of {len(items.given)} rows, {n} of them decided by a person")
+        say(f"{given['export']}: labels of {len(items.given)} rows, {n} of them decided by a person")
         if corrected != given["export"]:
-            print(f"{corrected}: the same labels, for warpi fit --labels {shlex.quote(str(corrected))}")
+            say(f"{corrected}: the same labels, for warpi fit --labels {shlex.quote(str(corrected))}")
     if given["export_trusted"]:
         trusted = write_trusted(items, decisions, given["export_trusted"], given["balanced"])
         print_trusted_set(trusted)
         if (trusted.left_out or trusted.corrected_only) and corrected is None:
-            print("warpi: add --export FILE.csv to also train on the other corrected labels", file=sys.stderr)
-        print(f"next: {fit_command(items, session.settings, given['export_trusted'], corrected)}")
+            say("warpi: add --export FILE.csv to also train on the other corrected labels", error=True)
+        say(f"next: {fit_command(items, session.settings, given['export_trusted'], corrected)}")
 
 
 def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
     from warpi.review.server import Server
 
     with Server(session, given["port"]) as server:
-        print(server.link, flush=True)
-        print("warpi: open this link on this machine; Ctrl-C stops; every decision is stored at once", file=sys.stderr)
+        say(server.link, flush=True)
+        say("warpi: open this link on this machine; Ctrl-C stops; every decision is stored at once", error=True)
         # Without a display, a text browser would take over the terminal.
         has_display = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
         if has_display and not given["no_browser"]:
@@ -170,4 +171,4 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print(f"warpi: decisions are in {session.store.path}; run the same command to continue", file=sys.stderr)
+            say(f"warpi: decisions are in {session.store.path}; run the same command to continue", error=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from warpi.report.experiments import Experiment, RunRecord, group, group_by, number
 from warpi.report.plot_style import GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
+from warpi.utils.terminal import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ def _draw(groups: Sequence[Experiment], styles: Mapping[str, LineStyle]) -> "Fig
     if any(curve.epochs for curve in meta_losses):
         handles = [Line2D([], [], color=GREY, linestyle="-"), Line2D([], [], color=GREY, linestyle="--")]
         right.legend(handles, ["training examples", "trusted examples (meta loss)"], loc="best")
-    figure.suptitle(title(groups), parse_math=False)
+    figure.suptitle(visible(title(groups)), parse_math=False)
     handles = [Line2D([], [], linewidth=2, color=style.color, marker=style.marker) for _, style in lines]
     legend = figure.legend(handles, names, loc="outside lower center", ncols=columns)
     for text in legend.get_texts():

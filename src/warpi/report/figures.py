@@ -16,6 +16,7 @@ from warpi.report.curves import average_curve, lowest, plot_curve, title
 from warpi.report.experiments import Experiment, RunRecord, best_epochs, group, group_by, number
 from warpi.report.figure_data import EDGES, KINDS, Array, Arrays, matrix_error, read_arrays
 from warpi.report.plot_style import COLORS, GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
+from warpi.utils.terminal import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -299,7 +300,7 @@ def _panels(title: str, rows: int, columns: int, size: tuple[float, float]) -> t
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(size[0] * columns, size[1] * rows + 0.5), layout="constrained")
-    figure.suptitle(title, parse_math=False)
+    figure.suptitle(visible(title), parse_math=False)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

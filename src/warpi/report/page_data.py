@@ -5,7 +5,6 @@ Torch is imported only when something has to be computed.
 
 import base64
 import io
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from warpi.report.experiments import RunRecord, group
 from warpi.report.figure_data import Arrays, read_arrays, write_arrays
 from warpi.review.progress import Progress, measure_progress
 from warpi.runs.schema import CHECKPOINT
+from warpi.utils.terminal import say
 
 if TYPE_CHECKING:
     from warpi.review.items import Items
@@ -113,7 +113,7 @@ def _left_out(path: Path, what: str, error: UserError, required: bool) -> str:
     """Print why something is not on the page and return that; raise the error if it is required."""
     if required:
         raise error
-    print(f"warpi: {path}: {what} are not on the page: {error}", file=sys.stderr)
+    say(f"warpi: {path}: {what} are not on the page: {error}", error=True)
     return f"{what}: {error}"
 
 
@@ -125,7 +125,7 @@ def _measure(path: Path, device: str) -> Arrays:
     try:
         write_arrays(path, arrays)
     except UserError as error:  # the page can still be written
-        print(f"warpi: losses and confusion are not stored in the run: {error}", file=sys.stderr)
+        say(f"warpi: losses and confusion are not stored in the run: {error}", error=True)
     return arrays
 
 

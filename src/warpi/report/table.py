@@ -17,6 +17,7 @@ from rich.text import Text
 
 from warpi.report.experiments import Difference, Row
 from warpi.utils.files import write_with_folder
+from warpi.utils.terminal import cell, visible, visible_lines
 
 HEADS = ("method", "seeds", "last", "best on validation", "best on test (oracle)")
 LEGEND = (
@@ -146,12 +147,12 @@ class _TerminalTables:
             layouts = [make(form) for make in (_names_beside, _names_above) for form in (block, _remarks_below(block))]
             yield next((table for width, table in layouts if width <= options.max_width), layouts[-1][1])
         notes = dict.fromkeys(block.note for block in shown)
-        yield Text("\n".join([*notes, legend(self.rows)]), style="dim")
+        yield Text("\n".join([*map(visible, notes), legend(self.rows)]), style="dim")
 
 
 def _names_beside(block: Block) -> tuple[int, ConsoleRenderable]:
     """The number of columns of the terminal that this layout needs, and the table."""
-    table = Table(title=Text(block.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=cell(block.title, "bold"), title_justify="left", box=box.SIMPLE_HEAD)
     if compared := len(block.heads) > len(HEADS):
         table.padding = 0, 1, 0, 0  # leaves more space for the names
     widths = _widths(block)
@@ -160,7 +161,7 @@ def _names_beside(block: Block) -> tuple[int, ConsoleRenderable]:
     for name, lines in block.sections:
         table.add_row(Text(name, style="italic"))
         for line in lines:
-            cells = [Text(cell) for cell in line.cells]
+            cells = [Text(visible_lines(text)) for text in line.cells]
             if line.bold:
                 cells[2].stylize("bold")
             table.add_row(*cells)
@@ -177,15 +178,15 @@ def _names_above(block: Block) -> tuple[int, ConsoleRenderable]:
         for i, width in enumerate(widths):
             style = "bold" if i in bold else ""
             grid.add_column(width=width, justify="right", vertical=vertical, style=style)
-        grid.add_row(*map(Text, cells))
+        grid.add_row(*(Text(visible_lines(text)) for text in cells))
         return grid
 
     heads = numbers(map(_narrow, block.heads[1:]), range(len(widths)), "bottom")
-    parts: list[ConsoleRenderable] = [Text(f"{block.title}\n", style="bold"), heads, Text("─" * sum(widths))]
+    parts: list[ConsoleRenderable] = [Text(f"{visible(block.title)}\n", style="bold"), heads, Text("─" * sum(widths))]
     for name, lines in block.sections:
         parts.append(Text(name, style="italic"))
         for line in lines:
-            parts += [Text(line.cells[0]), numbers(line.cells[1:], [1] if line.bold else [])]
+            parts += [cell(line.cells[0]), numbers(line.cells[1:], [1] if line.bold else [])]
         parts.append(Text())
     return sum(widths), Group(*parts)
 

@@ -10,6 +10,7 @@ from warpi.report.page_data import Detail
 from warpi.report.paired_tests import compare
 from warpi.report.table import to_latex, to_markdown, write_json
 from warpi.utils.files import write_with_folder
+from warpi.utils.terminal import visible_lines
 
 
 def write_report(
@@ -33,7 +34,7 @@ def write_report(
         write_json(rows, out / "summary.json")
         images = [path for path in draw_curves(runs, out) if path.suffix == ".png"]
         links = "".join(f"\n![{path.stem}]({path.name})\n" for path in images)
-        write_with_folder(out / "report.md", to_markdown(rows) + links)
-        write_with_folder(out / "report.tex", to_latex(rows))
-        write_with_folder(out / "report.html", to_html(rows, runs, details))
+        write_with_folder(out / "report.md", visible_lines(to_markdown(rows) + links))
+        write_with_folder(out / "report.tex", visible_lines(to_latex(rows)))
+        write_with_folder(out / "report.html", visible_lines(to_html(rows, runs, details)))
     return rows

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,7 @@ from warpi.runs.defaults import BY_DATASET
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.queue import RunEvent
 from warpi.sweep.run_states import State
+from warpi.utils.terminal import cell, visible
 
 _QUIET = 10.0  # seconds between two epoch lines if there is no terminal
 
@@ -75,7 +77,7 @@ class Board:
         return total / max(1, self.count("active"))
 
     def print(self, text: str) -> None:
-        self.console.print(text, markup=False, emoji=False, soft_wrap=True)
+        self.console.print(cell(text), soft_wrap=True)
 
     def _time_left(self) -> str:
         seconds = self.seconds_left()
@@ -88,7 +90,9 @@ class Board:
                 self.bars.remove_task(self.rows.pop(event.run))
             return
         if event.run not in self.rows:
-            self.rows[event.run] = self.bars.add_task(f"  {event.run}", total=self.epochs[event.run], note="")
+            self.rows[event.run] = self.bars.add_task(
+                escape(f"  {visible(event.run)}"), total=self.epochs[event.run], note=""
+            )
         self.bars.update(self.rows[event.run], completed=self.epoch[event.run], note=format_scores(event.record))
 
     def _print_event(self, event: RunEvent) -> None:
@@ -124,7 +128,7 @@ def states_table(plan: Plan, states: Mapping[str, State]) -> Table:
             text = f"at epoch {state.epoch} of {state.epochs or '?'}"
         else:
             text = "missing"
-        table.add_row(Text(job.name, overflow="fold"), Text(text))
+        table.add_row(Text(visible(job.name), overflow="fold"), cell(text))
     return table
 
 

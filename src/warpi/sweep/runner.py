@@ -34,6 +34,7 @@ from warpi.sweep.queue import Queue, RunEvent
 from warpi.sweep.run_states import State, run_folder, run_state
 from warpi.sweep.worker import work
 from warpi.utils.devices import catch_signals, cpu_threads, pick_device
+from warpi.utils.terminal import cell, say
 
 _MOST_CPU_JOBS = 8  # default limit: each process holds its own copy of the data
 _JOBS_UNDER_MPS = 3  # three runs fill a GPU with a small network (docs/speed.md)
@@ -112,7 +113,7 @@ def dry_run(plan: Plan) -> None:
     counts = f"{n_done} done, {n_begun} begun, {len(states) - n_done - n_begun - n_refused} missing"
     if n_refused:
         counts += f", {n_refused} refused"
-    console.print(f"{len(states)} runs in {plan.out}: {counts}", markup=False, emoji=False, soft_wrap=True)
+    console.print(cell(f"{len(states)} runs in {plan.out}: {counts}"), soft_wrap=True)
 
 
 def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: Path | None = None) -> int:
@@ -145,7 +146,7 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
                 board.print(line)
     if caught:
         resume = shlex.join(["warpi", *plugins.flags(), "sweep", *command])
-        print(f"warpi: stopped by {signal.Signals(caught[0]).name}; resume with: {resume}", file=sys.stderr)
+        say(f"warpi: stopped by {signal.Signals(caught[0]).name}; resume with: {resume}", error=True)
         return 128 + caught[0]
     return _report(plan, board.failed, time.monotonic() - began, json_file)
 
@@ -271,13 +272,13 @@ def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Pa
         console.print(to_rich(write_report(runs, None, json_file)))
     n_done = sum(state.done for state in states.values())
     summary = f"{n_done} of {len(states)} runs done in {format_duration(seconds)}; run folders in {plan.out}"
-    console.print(summary, markup=False, emoji=False, soft_wrap=True)
+    console.print(cell(summary), soft_wrap=True)
     for error in broken:
-        print(f"warpi: not in the table: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"warpi: not in the table: {' '.join(str(error).split())}", error=True)
     for reason, (first, *others) in group_by(failed, lambda name: " ".join(failed[name].split())).items():
         names = f"{first} and {len(others)} more" if others else first
-        print(f"warpi: {names} failed: {reason}", file=sys.stderr)
+        say(f"warpi: {names} failed: {reason}", error=True)
     unfinished = [name for name, state in states.items() if name not in failed and not state.done]
     for name in unfinished:
-        print(f"warpi: {name} is not finished; run the sweep again", file=sys.stderr)
+        say(f"warpi: {name} is not finished; run the sweep again", error=True)
     return 1 if failed or unfinished or broken else 0

@@ -8,6 +8,8 @@ import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from warpi.utils.terminal import cell
+
 MOST_LINES = 12  # epochs that are printed
 SHOWN = {"loss": "loss", "meta_loss": "meta", "trusted_acc": "trusted %", "val_acc": "val %", "test_acc": "test %"}
 
@@ -35,7 +37,7 @@ class Progress:
 
     def print(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(cell(text), soft_wrap=True)
 
     def step(self) -> None:
         self.bar.advance(self.job)

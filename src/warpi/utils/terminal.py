@@ -1,0 +1,47 @@
+"""Show text that may hold strings of a user's files. A terminal or a page must show these, not act on them."""
+
+import logging
+import re
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+# Control characters, line separators, direction marks, and the bytes of file names that are not UTF-8.
+_ACTIVE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: object) -> str:
+    r"""The text on one line, with an escape such as \x1b in place of each character that a terminal acts on."""
+    return _ACTIVE.sub(lambda found: found.group().encode("unicode_escape").decode(), str(text))
+
+
+def visible_lines(text: str) -> str:
+    """The text as `visible`, except that line breaks stay."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def say(text: object, *, error: bool = False, flush: bool = False) -> None:
+    """Print one line of `visible` text, to standard error if `error`."""
+    print(visible(text), file=sys.stderr if error else sys.stdout, flush=flush)
+
+
+def cell(text: object, style: str = "") -> "Text":
+    """The `visible` text for a table of rich, which reads square brackets in plain strings as markup."""
+    from rich.text import Text
+
+    return Text(visible(text), style=style)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats log records as `visible` text. A traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return visible(super().formatMessage(record))
+
+
+def show_warnings() -> None:
+    """Format the warnings of loggers without a handler, which Python prints to standard error, as `visible` text."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(VisibleFormatter())
