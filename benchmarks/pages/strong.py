@@ -1,4 +1,4 @@
-"""Write docs/results/strong.md: CIFAR-10 with the strong recipe.
+"""Write docs/results/strong.md: CIFAR-10 and CIFAR-100 with the strong recipe.
 
     python -m benchmarks.strong_images --root DATA --out runs/strong --runs ce_clean plus_random1 plus_flip
     python -m benchmarks.pages.strong runs/strong [FOLDER ...]         (without folders: only the page)
@@ -25,15 +25,18 @@ from warpi.utils.files import write_with_folder
 KEPT = ROOT / "docs" / "results" / "strong"
 PAGE = ROOT / "docs" / "results" / "strong.md"
 Summary = dict[str, Any]
-INTRO = """# CIFAR-10 with the strong recipe
+INTRO = """# CIFAR-10 and CIFAR-100 with the strong recipe
 
 [`--recipe strong`](../strong_recipe.md): `fastnet`, bf16, compiled, batches of 512, one run at a time on one GPU.
 Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
 
-    SHARED="--root DATA --out runs/strong --seconds 900"
-    python -m benchmarks.strong_images $SHARED --seeds 0 1 --runs plus_random1 plus_flip plus_uniform
-    python -m benchmarks.strong_images $SHARED --runs ce_clean ce_random1 plus_random1_untrusted
-    python -m benchmarks.strong_images $SHARED --runs plus_random1_strict plus_random1_v plus_flip_v
+    SHARED="--root DATA --out runs/strong --seconds 3000"
+    python -m benchmarks.strong_images $SHARED --seeds 0 1 2 --runs plus_random1 plus_flip plus_uniform
+    python -m benchmarks.strong_images $SHARED --runs plus_fine plus_c100_flip ce_clean ce_random1
+    python -m benchmarks.strong_images $SHARED --runs plus_random1_untrusted sop_plus_random1_short
+    python -m benchmarks.strong_images $SHARED --runs promix_random1_short dividemix_random1_short
+    python -m benchmarks.strong_images $SHARED --runs plus_random1_strict plus_flip_strict plus_uniform_strict
+    python -m benchmarks.strong_images $SHARED --runs plus_fine_strict plus_random1_v plus_flip_v
     python -m benchmarks.pages.strong runs/strong
 
 `make results` writes this page from the runs in [docs/results/strong](strong), which `warpi report` can read as well.
@@ -42,11 +45,11 @@ Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
   image and its mirror image; *one view*: from the image alone.
 - *Best on test*: the best epoch on the test set, an oracle, which no user has.
 - *Right*: fraction of right labels among the examples selected in the last epoch. *Recall*: fraction of right labels
-  that are selected. *AUROC*: how well the predictions P in memory separate wrong from right labels of the training set.
-  It was computed from the training run, not by `warpi audit`.
+  that are selected. *AUROC*: how well wrong labels of the training set are separated from right ones, by the
+  predictions P in memory and, after a slash, by the audit of the trained network where it was measured.
 - *Seconds*: all epochs, including an evaluation on the test set after each. In brackets the part that was spent on
-  compiling: the time by which the first epoch, and the first one after a warm-up of the method, exceeds the next epoch.
-  A process compiles less for its later runs.
+  compiling: the time by which the first epoch, and the first one after a warm-up, exceeds the next epoch. A process
+  compiles less for its later runs.
 
 """
 HEAD = """\
@@ -57,12 +60,13 @@ PUBLISHED = """
 
 Networks, training time and (for the paper) the choice of the epoch differ from ours. WarPI's figures are printed in its
 paper: the best epoch on the test set, with 1,000 trusted images. The others are published last-epoch figures for
-CIFAR-10N, without trusted images. ProMix, DivideMix and ELR+ train two networks for several hundred epochs; the figure
-of SOP+ is from a re-run by others.
+CIFAR-10N and CIFAR-100N, without trusted images. ProMix, DivideMix and ELR+ train two networks for several hundred
+epochs; the figures of SOP+ are from a re-run by others.
 
 | labels | ours: last epoch, mean of seeds | published |
 |:---|:---|:---|"""
 HUMAN = {"ProMix": 97.39, "SOP+": 95.70, "DivideMix": 95.16, "ELR+": 94.43}  # last epoch, random1
+FINE = {"ProMix": 73.79, "DivideMix": 71.13, "ELR+": 66.72, "SOP+": 63.88}  # last epoch, CIFAR-100N
 RIVALS = """
 Our own runs of these methods on `random1`, with the strong recipe and much less time, and without trusted images if
 none are named:
@@ -127,11 +131,16 @@ def table_row(group: list[RunRecord], rows: list[Summary]) -> str:
     cells.append(listed(group, lambda run: f"{max(e['test_acc'] for e in run.epochs):.2f}"))
     if "selected_right" in rows[0]:
         cells.append("; ".join(f"{100 * r['selected_right']:.1f}, {100 * r['recall_of_right']:.1f}" for r in rows))
-        cells.append(listed(rows, lambda r: f"{r['auroc_wrong']:.3f}"))
+        cells.append(listed(rows, auroc))
     else:
         cells += ["–", "–"]
     cells.append(listed(group, lambda run: f"{sum(seconds(run)):.0f} ({compiling(run):.0f})"))
     return f"| {' | '.join(cells)} |"
+
+
+def auroc(row: Summary) -> str:
+    audit = f" / {row['audit_auroc']:.3f}" if "audit_auroc" in row else ""
+    return f"{row['auroc_wrong']:.3f}{audit}"
 
 
 def listed(items: Sequence[Any], text: Callable[[Any], str]) -> str:
@@ -175,14 +184,25 @@ def beginnings(runs: Iterable[RunRecord]) -> list[str]:
 
 def published(finished: dict[str, list[RunRecord]]) -> list[str]:
     lines = []
-    human = ", ".join(f"{name} {figure:.2f}" for name, figure in HUMAN.items())
-    for name, others in (("random1", human), ("flip", printed("asymmetric")), ("uniform", printed("uniform"))):
+    figures = {
+        "random1": in_words(HUMAN),
+        "flip": printed("asymmetric", "cifar10"),
+        "uniform": printed("uniform", "cifar10"),
+        "fine": in_words(FINE),
+        "c100_flip": printed("asymmetric", "cifar100"),
+    }
+    for name, others in figures.items():
         ours = f"`warpi_plus` {mean(finished[f'plus_{name}'])}"
         if without := finished.get(f"plus_{name}_untrusted"):
             ours += f"; without trusted images {mean(without)}"
-        noise = RUNS[f"plus_{name}"]["noise"].removeprefix("given:")
-        lines.append(f"| `{noise}` | {ours} | {others} |")
+        settings = RUNS[f"plus_{name}"]
+        data = "CIFAR-100, " if settings.get("data") == "cifar100" else ""
+        lines.append(f"| {data}`{settings['noise'].removeprefix('given:')}` | {ours} | {others} |")
     return lines
+
+
+def in_words(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {figure:.2f}" for name, figure in figures.items())
 
 
 def rivals(finished: dict[str, list[RunRecord]]) -> list[str]:
@@ -200,10 +220,10 @@ def rivals(finished: dict[str, list[RunRecord]]) -> list[str]:
     return [RIVALS, *lines] if lines else []
 
 
-def printed(table: str) -> str:
+def printed(table: str, data: str) -> str:
     """WarPI's figure in a table of the paper."""
     rate, net = {"asymmetric": ("0.4", "ResNet-32"), "uniform": ("0.6", "WRN-28-10")}[table]
-    column = PAPER[table]["columns"].index(["cifar10", rate])
+    column = PAPER[table]["columns"].index([data, rate])
     (acc,) = [row["values"][column] for row in PAPER[table]["rows"] if row["name"] == "WarPI"]
     return f"WarPI {acc:.2f} ({net})"
 
