@@ -10,12 +10,12 @@ import pytest
 
 from warpi import load_dataset
 from warpi.audit.decisions import Choice, Decision, Store, read_decisions
-from warpi.audit.result import Audit, read_audit
+from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli import main
 from warpi.data.dataset import Dataset
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
-from warpi.review.correct import apply_corrections, write_corrections
+from warpi.review.correct import apply_corrections, write_corrections, write_trusted_set
 from warpi.review.items import Items, items_from_data
 
 CLASSES = ("a", "b", "c")
@@ -163,3 +163,27 @@ def check_accepting(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{n} accepted suggestions taken back" in capsys.readouterr().out
     assert main(["review", "--data", str(run.parent / "x.npz"), "--out", str(run / "o"), "--undo-accepted"]) == 2
     stored.save(run)
+
+
+def test_the_trusted_set_of_corrected_data(items: Items, p: np.ndarray, tmp_path: Path) -> None:
+    """`given` is the label that a checked row would have had if the audit had corrected it without the check."""
+    n = len(items.given)
+    pairs = CheckedPairs(
+        q=p[[0, 4]],
+        given=items.given[[0, 4]],
+        true=np.array([1, items.given[4]]),
+        random=np.array([True, False]),
+        weight=np.ones(2),
+        position=np.array([0, 4]),
+    )
+    audit = replace(make_audit(items.dataset, p), pairs=pairs)
+    corrections = apply_corrections(replace(items, probabilities=p), audit, {})
+    assert corrections.changed_by[0] == "person"
+    assert corrections.label[0] == 1
+    summary = write_trusted_set(corrections, tmp_path / "trusted.csv")
+    (line,) = csv.DictReader((tmp_path / "trusted.csv").read_text().splitlines())  # row 4 was not drawn at random
+    assert (summary.size, summary.corrected_only) == (1, 1)
+    assert (line["id"], line["kind"], line["given"]) == ("100", "b", "c")
+    command = write_corrections(corrections, tmp_path / "out.csv", tmp_path / "trusted.csv")
+    assert f"--trusted {tmp_path / 'trusted.csv'}" in command
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == n + 2  # the header and the test row

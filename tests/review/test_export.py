@@ -1,6 +1,7 @@
 """Exports of a review: corrected labels and trusted sets."""
 
 import csv
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -246,6 +247,13 @@ def test_trusted_folder_does_not_depend_on_the_location_of_the_data(photos: Path
         names.append(sorted(str(p.relative_to(tmp_path / f"of-{place}")) for p in tmp_path.glob(f"of-{place}/*/*")))
     assert names[0] == names[1]
     assert len(names[0]) == 4
+    targets = [os.readlink(link) for link in tmp_path.glob("of-one/*/*") if link.is_symlink()]
+    assert targets
+    assert not any(map(os.path.isabs, targets)), "data and set can be moved together"
+    (tmp_path / "moved").mkdir()
+    for name in ("one", "of-one"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    assert all(link.exists() for link in (tmp_path / "moved" / "of-one").glob("*/*"))
 
 
 def test_empty_trusted_set_is_refused(items: Items, tmp_path: Path) -> None:
