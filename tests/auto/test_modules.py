@@ -139,3 +139,13 @@ def test_a_mixture_is_exported_to_onnx(tmp_path) -> None:
         )
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert np.allclose(session.run(None, {"x": x.numpy()})[0], mixture(x), atol=1e-4)
+
+
+def test_a_selection_of_columns_is_an_index_with_the_same_result() -> None:
+    rng = np.random.default_rng(0)
+    linear = Linear(np.zeros(2), np.ones(2), rng.normal(size=(2, 3)), np.zeros(3), 6.0)
+    selected = Projected(np.eye(5)[:, [3, 1]], linear)
+    x = torch.as_tensor(rng.normal(size=(7, 5)), dtype=torch.float32)
+    assert selected.columns is not None
+    assert torch.equal(selected(x), linear(x[:, [3, 1]]))
+    assert Projected(2 * np.eye(5)[:, [3, 1]], linear).columns is None

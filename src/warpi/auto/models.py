@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ SAMPLE = 2000  # rows that show what kind of columns there are
 WIDE = 256  # more dense columns are replaced by as many principal directions
 MOST_BOOSTED = 30_000  # rows of one fit of boosting
 MOST_BOOSTED_AT_LAST = 150_000  # the same for the fit on all rows
+MOST_LINEAR = 40_000  # rows of a linear model in the fit on all rows
 MOST_POINTS = 20_000  # of the nearest-neighbor model
 ESTIMATOR_FOLDS = 3  # of boosting and of classifiers of the user, which are slower than the others
 SMALLEST_SHARE = 0.1  # a soft label below this share is left out when a row is repeated once per class
@@ -94,6 +95,8 @@ def _fit_model(model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: 
         return Fitted(forest.p, partial(_project, plan.projection, forest.module))
     if model == "logistic":
         scaled = plan.c is not None
+        if plan.complete:
+            x, q, weight, plan = thin_out(x, q, weight, plan)
         softmax = fit_softmax(x, q, weight, plan.folds, plan.c or c, scaled, plan.check)
         return Fitted(softmax.p, softmax.module)
     if model == "knn":
@@ -103,6 +106,15 @@ def _fit_model(model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: 
         most = MOST_BOOSTED_AT_LAST if plan.complete else MOST_BOOSTED
         return fit_estimator(make_boosting(int(used.sum()), q.shape[1]), x, q, weight, plan, most)
     return fit_estimator(model, x, q, weight, plan)
+
+
+def thin_out(x: Matrix, q: Floats, weight: Floats, plan: Plan) -> tuple[Matrix, Floats, Floats, Plan]:
+    """A random part of the rows for a linear model, which learns little from more of them."""
+    used = np.flatnonzero(weight > 0)
+    if len(used) <= MOST_LINEAR:
+        return x, q, weight, plan
+    kept = np.sort(np.random.default_rng([plan.seed, 13]).choice(used, MOST_LINEAR, replace=False))
+    return x[kept], q[kept], weight[kept], replace(plan, folds=plan.folds[kept])
 
 
 def _same(module: Neighbors) -> Neighbors:
