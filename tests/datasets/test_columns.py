@@ -325,7 +325,7 @@ def test_runs_on_texts(texts: Path, tmp_path: Path) -> None:
     assert predictions.paths == ("0.txt", "1.txt", "2.txt", "3.txt")
     items, _ = open_data(DataSpec(data=str(tmp_path / "elsewhere")))
     first = (tmp_path / "elsewhere" / "train" / "money" / "01.txt").read_text()
-    assert items.describe(0) == [("text", first)]
+    assert [(cell.name, cell.value) for cell in items.describe(0)] == [("text", first)]
     (neighbor, *_) = items.nearest_trusted(0, {})
     assert neighbor["cells"][0][1] in make_texts(6, seed=6)
 
