@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 def digits(at: Path) -> Items:
     """Digits with pair noise, 50 trusted examples."""
     run = fit(at / "digits", data="digits", noise="pair:0.4", meta=50, threads=1)
-    return items_from_run(load_dataset("digits")[0], run.task, run.method.net, audit(run), None, None)
+    result = audit(run)
+    result = replace(result, facts={**result.facts, "run": "runs/digits"})  # the page names the folder in its hints
+    return items_from_run(load_dataset("digits")[0], run.task, run.method.net, result, None, None)
 
 
 def wine(at: Path) -> Items:
@@ -100,6 +103,8 @@ def main() -> None:
             take_screenshot(
                 browser, link, out / "review-grid.png", f"g Space {right} {right} A {right} {right} {right}", laptop
             )
+            take_screenshot(browser, link, out / "review-progress.png", "a a a a k a a a a p", laptop)
+            take_screenshot(browser, link, out / "review-many.png", "b Tab Tab Enter", laptop)
         with served(wine(at), at / "two") as link:
             take_screenshot(browser, link, out / "review-table.png", "", laptop)
         browser.close()

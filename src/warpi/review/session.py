@@ -276,9 +276,10 @@ class ReviewSession:
         """Undo the last step of a tab. Its rows may be missing from the list that is reviewed now."""
         done = self.store.undo(_text(request, "tab"), _text(request, "step"))
         order = self.order(request.get("order"))
-        place = {int(self.items.row[i]): p for p, i in enumerate(order.tolist())}
-        rows = sorted((row for row in done if row in place), key=lambda row: place[row])
-        changed = [self.item(self.items.position[row], done[row], place[row]) for row in rows[:_MAX_ITEMS]]
+        place = np.argsort(order)
+        found = sorted((self.items.position[row] for row in done if row in self.items.position), key=lambda i: place[i])
+        rows = self.items.row
+        changed = [self.item(i, done[int(rows[i])], int(place[i])) for i in found[:_MAX_ITEMS]]
         return {"items": changed, "rows": sorted(done), "counts": self.counts()}
 
     def export(self, request: Json) -> Json:  # noqa: ARG002

@@ -14,6 +14,7 @@ from warpi.utils.seeding import generator
 Floats = NDArray[np.float64]
 _MOST_ROWS = 20_000  # from which means and variances are computed
 _MOST_FEATURES = 5_000
+_MOST_VALUES = 10**7
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +54,9 @@ def class_means(examples: Examples, row: NDArray[np.int64], q: Floats) -> ClassM
     """
     if not isinstance(examples, TensorExamples) or len(examples.shape) != 1 or examples.shape[0] > _MOST_FEATURES:
         return None
-    if len(row) > _MOST_ROWS:
-        chosen = torch.randperm(len(row), generator=generator(0, "class means"))[:_MOST_ROWS].numpy()
+    most = min(_MOST_ROWS, _MOST_VALUES // examples.shape[0])
+    if len(row) > most:
+        chosen = torch.randperm(len(row), generator=generator(0, "class means"))[:most].numpy()
         row, q = row[chosen], q[chosen]
     return ClassMeans.of(examples.flat(torch.from_numpy(row)).double().cpu().numpy(), q)
 
