@@ -241,25 +241,28 @@ def make_page(stored: dict[str, Any]) -> str:
             }
             if not found["auto"]:
                 continue
-            shown = [format_cell([row["accuracy"] for row in found[model]]) for model in MODELS]
+            shown = [format_cell([row["accuracy"] for row in found[model]], len(seeds)) for model in MODELS]
             printed = [row["printed"][0] for row in found["auto"] if "printed" in row]
             seconds = mean(row["cpu_seconds"] for row in found["auto"])
             cells = [name, str(n), *shown, f"{mean(printed):.1f}" if printed else "–", f"{seconds:.0f}"]
             lines.append(f"| {' | '.join(cells)} |")
+    versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "scikit-learn", "cleanlab") if name in about)
     lines += [
         "",
         "The forests with 30 trusted images are those without any: 30 rows of 6,030 change little.",
         "",
-        f"One thread, {about['machine']}, torch {about['torch']}, scikit-learn {about['scikit-learn']}, cleanlab "
-        f"{about['cleanlab']}; results in `benchmarks/results/{KEPT.name}`.",
+        "A number in parentheses counts the seeds of a cell that has fewer than the others.",
+        "",
+        f"One thread, {about['machine']}, {versions}; results in `benchmarks/results/{KEPT.name}`.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def format_cell(values: list[float]) -> str:
+def format_cell(values: list[float], n_seeds: int) -> str:
     if not values:
         return "–"
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{spread}" + (f" ({len(values)})" if len(values) < n_seeds else "")
 
 
 def main() -> None:
