@@ -65,17 +65,10 @@ def fit_softmax(
 
 
 def standardize(x: Matrix, used: Ints) -> tuple[Matrix, Floats, Floats]:
-    """Columns with mean 0 and standard deviation 1 over the used rows. The columns of a sparse matrix are only scaled.
-
-    Columns with many zeros, such as words, have one common scale, for which a row has about length 1. With a scale of
-    their own, rare words would matter as much as frequent ones.
-    """
+    """Columns with mean 0 and standard deviation 1 over the used rows. Sparse columns are only scaled."""
     if sparse.issparse(x):
-        taken = sparse.csr_array(x[used])
-        square = np.asarray(taken.multiply(taken).mean(axis=0)).ravel()
+        square = np.asarray(x[used].multiply(x[used]).mean(axis=0)).ravel()
         scale = np.sqrt(square)
-        rare = np.bincount(taken.indices[taken.data != 0], minlength=x.shape[1]) < 0.5 * len(used)
-        scale[rare] = np.sqrt(square[rare].sum())
         scale[scale < 1e-9] = 1
         z = sparse.csr_array(x / scale)
         z.data = np.clip(z.data, -CLIP, CLIP)
