@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,12 +76,25 @@ def do_not_wait_for_the_disk() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def read_digits_once() -> None:
+    """Most of the time of a short run on digits is spent on reading them."""
+    import sklearn.datasets
+
+    sklearn.datasets.load_digits = cache(sklearn.datasets.load_digits)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def fit_small_models() -> None:
-    """Let `auto` grow few trees, and WarPI fit its rectifier in few steps. Tests of their quality restore both."""
+    """Let `auto` grow few trees, audits fit it once or twice, and WarPI fit its rectifier in few steps.
+
+    Tests of their quality restore the values.
+    """
+    from warpi.audit import cross_fit
     from warpi.auto import fit as auto_fit
     from warpi.methods import warpi as warpi_method
 
-    auto_fit.N_TREES = 20
+    auto_fit.N_TREES = 8
+    cross_fit.FITS = 2
     warpi_method.FIT_STEPS = 20
 
 

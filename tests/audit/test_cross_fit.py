@@ -25,6 +25,11 @@ X = (2 * np.eye(3)[Y] + 0.5 * RNG.normal(size=(N, 3))).astype(np.float32)
 GIVEN = np.where(RNG.random(N) < 0.3, (Y + 1) % 3, Y)
 
 
+@pytest.fixture(autouse=True)
+def as_many_fits_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FITS", FITS)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     verified = np.arange(N) < 10  # four of class 0
