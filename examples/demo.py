@@ -1,6 +1,6 @@
 """Train several methods on digits with 40 % wrong labels, 50 trusted examples and five seeds.
 
-    make demo                                  five methods on `pair` noise, to runs/demo
+    make demo                                  six methods on `pair` noise, to runs/demo
     python examples/demo.py --all OUT          more methods and outputs of WarPI, on three kinds of noise
 
 Each run is a `warpi fit`; at the end `warpi report` compares all runs. Finished runs are not repeated, so a second call
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from warpi.cli.app import main as warpi
 
-DEMO = ("warpi", "warpi_detc", "mwnet", "clean_only", "ce")
+DEMO = ("auto", "warpi", "warpi_detc", "mwnet", "clean_only", "ce")
 PUBLISHED = "warpi --output sigmoid --label-input embedding"  # as in the published code
 ALL = (*DEMO, "fine_tune", PUBLISHED, "warpi --output sigmoid", "warpi --output unbounded")
 SEEDS = range(10, 15)  # the defaults for tables were chosen on seeds 0 to 5
