@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from scipy.stats import chi2
 from torch import Generator, Tensor
 
 from warpi.data.dataset import Dataset
@@ -349,20 +350,30 @@ def _warn_few(y: Tensor, classes: tuple[str, ...], held_out: bool) -> None:
 
 
 def _warn_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:
-    """Warn if the class frequencies of the trusted examples are neither uniform nor like those of the data."""
+    """Warn if the class frequencies of the trusted examples are neither uniform nor like those of the data.
+
+    A few examples that were drawn at random are uneven by chance, so both differences must be significant.
+    """
     n_trusted = torch.bincount(trusted.cpu(), minlength=len(classes)).double()
     n_given = torch.bincount(given.cpu(), minlength=len(classes)).double()
     if not bool((n_trusted > 0).all()):  # methods say what a missing class means for them
         return
     relative = (n_trusted / n_trusted.sum()) / (n_given / n_given.sum())
     excess = torch.minimum(n_trusted[:, None] / n_trusted, relative[:, None] / relative)  # [K, K] class i over class j
-    if excess.max() >= 3:
+    expected = [n_trusted.sum() * share for share in (n_given / n_given.sum(), torch.ones_like(n_given) / len(classes))]
+    if excess.max() >= 3 and all(_differ(n_trusted, counts) for counts in expected):
         most, least = divmod(int(excess.argmax()), len(classes))
         log.warning(
             "the trusted examples are uneven (%d of %s, %d of %s), unlike the data: meta methods get worse "
             "(WarPI by ten points on digits); check more of the rare ones, or trust as many of each (fit: --meta N)",
             *(int(n_trusted[most]), classes[most], int(n_trusted[least]), classes[least]),
         )
+
+
+def _differ(counts: Tensor, expected: Tensor) -> bool:
+    """Whether the counts of classes differ from what is expected by more than chance (5 %)."""
+    statistic = float(((counts - expected).square() / expected.clamp_min(1e-9)).sum())
+    return bool(chi2.sf(statistic, len(counts) - 1) < 0.05)
 
 
 def _warn_shifted(trusted: Split, train: Split) -> None:
