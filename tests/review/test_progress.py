@@ -68,10 +68,10 @@ def test_columns_that_tell_come_first_and_the_given_class_is_shown() -> None:
     assert speaks == sorted(speaks, reverse=True)
     assert speaks[0] > 1
     for row in range(5):
-        near = items.nearest_trusted(row, {}, n=2)
-        given = items.classes[int(items.given[row])]
-        assert len(near) == 2
-        assert given in [n["label"] for n in near]
+        given, suggested = (items.classes[int(k)] for k in (items.given[row], items.suggested[row]))
+        near = items.nearest_trusted(row, {}, n=3, required=[given, suggested])
+        assert len(near) == 3
+        assert {given, suggested} <= {n["label"] for n in near}
 
 
 def test_curve_of_right_labels_agrees_with_a_loop() -> None:

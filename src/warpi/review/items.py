@@ -227,10 +227,12 @@ class Items:
             return [Cell("text", examples.originals.values[row])]
         return [Cell(name, text) for name, text in feature_cells(examples, row, columns)]
 
-    def nearest_trusted(self, row: int, decided: Mapping[int, str], n: int = 5) -> list[dict[str, Any]]:
+    def nearest_trusted(
+        self, row: int, decided: Mapping[int, str], n: int = 5, required: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
         """The n examples nearest to a row among the trusted ones and those decided so far, nearest first.
 
-        If none of them has the given label of the row, the nearest one that has it replaces the last.
+        Among them is the nearest one of each of the `required` classes, if there is any.
         """
         limit = _MAX_CANDIDATES[self.examples.always_readable]
         count = 0 if self.trusted is None else len(self.trusted)
@@ -241,7 +243,6 @@ class Items:
         center = vectors.pop(("row", row), None)
         if center is None:
             return []
-        given = self.classes[int(self.given[row])]
         ranked = sorted(vectors, key=lambda place: float((vectors[place] - center).norm()))
         nearest: list[tuple[str, int]] = []
         for place in ranked:
@@ -250,10 +251,10 @@ class Items:
             # A row that was decided and later used as a trusted example would appear twice.
             if not any(torch.equal(vectors[place], vectors[other]) for other in nearest):
                 nearest.append(place)
-        if given not in {self._label_at(place, decided) for place in nearest}:
-            contrast = next((place for place in ranked if self._label_at(place, decided) == given), None)
-            nearest[n - 1 :] = [contrast] if contrast else nearest[n - 1 :]
-        return [self._describe_neighbor(place, decided) for place in nearest]
+        labels = {place: self._label_at(place, decided) for place in reversed(ranked)}
+        first = {label: place for place, label in labels.items()}  # the nearest one of each class
+        chosen = list(dict.fromkeys([*(first[label] for label in required if label in first), *nearest]))[:n]
+        return [self._describe_neighbor(place, decided) for place in sorted(chosen, key=ranked.index)]
 
     def _label_at(self, place: tuple[str, int], decided: Mapping[int, str]) -> str:
         kind, k = place

@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "progress"]:
                 self._json(review.progress())
             case ["api", "near", row]:
-                self._json(review.near(_id(row)))
+                self._json(review.near(_id(row), query))
             case ["api", "corrected.csv"]:
                 content = corrected_csv(items, review.store.current_decisions()).encode(errors="surrogateescape")
                 extra = {"Content-Disposition": 'attachment; filename="corrected.csv"'}

@@ -224,12 +224,17 @@ class ReviewSession:
         k = int(self.items.suggested[i])
         return self.items.classes[k] if k >= 0 else None
 
-    def near(self, row: int) -> Json:
-        """The trusted and decided examples nearest to a row."""
-        self.place(row)
+    def near(self, row: int, query: Mapping[str, str]) -> Json:
+        """The trusted and decided examples nearest to a row.
+
+        There is one of the given class and one of the suggestion, unless these labels are hidden.
+        """
+        labels = [self.suggested(self.place(row)), self.items.classes[int(self.items.given[row])]]
+        known = [label for label in dict.fromkeys(labels) if label is not None]
+        required = [] if query.get("hidden") == "yes" else known
         decisions = {r: d for r, d in self.store.current_decisions().items() if not d.is_automatic}
         decided = {r: d.label for r, d in decisions.items() if d.label is not None}
-        near = self.items.nearest_trusted(row, decided)
+        near = self.items.nearest_trusted(row, decided, required=required)
         return {"near": [{**n, "cells": _cells_to_json(n["cells"])} for n in near]}
 
     def decide(self, request: Json) -> Json:

@@ -280,7 +280,7 @@ function showOne(item) {
   const long = Math.max(item.given.length, item.suggested?.length ?? 0) > 7;
   setName($("given-name"), hidden ? "hidden until you choose" : item.given, long || hidden);
   $("reveal").hidden = !hidden;
-  setName($("guess-name"), item.suggested ?? "", long);
+  setName($("guess-name"), hidden ? "" : item.suggested ?? "", long);
   const tile = $("guess-name").parentNode;
   tile.classList.toggle("same", item.suggested === item.given);
   tile.hidden = tile.previousElementSibling.hidden = item.suggested === null || hidden;
@@ -355,7 +355,7 @@ async function showNear(item, cells, hidden) {
   $("neighbors").replaceChildren();
   let near = [];
   try {
-    near = (await request(`/api/near/${item.row}`)).near;
+    near = (await request(`/api/near/${item.row}${hidden ? "?hidden=yes" : ""}`)).near;
   } catch {
     return; // optional information; connection errors are shown when a decision is saved
   }
@@ -369,15 +369,16 @@ async function showNear(item, cells, hidden) {
   } else {
     $("neighbors").replaceChildren(...near.map((n) => make("span", { className: "tag", textContent: n.label })));
     const old = $("stage").querySelector(".table");
-    if (old && innerWidth > 560) old.replaceWith(table(item, cells, contrast(item, near), hidden));
+    if (old && innerWidth > 560) old.replaceWith(table(item, cells, contrast(item, near, hidden), hidden));
   }
 }
 
-// At most three trusted rows next to the row: the nearest two, and the nearest one of the given class.
-function contrast(item, near) {
-  const two = near.slice(0, 2);
-  const other = near.find((n) => n.label === item.given);
-  return two.some((n) => n.label === item.given) || !other ? near.slice(0, 3) : [...two, other];
+// At most three trusted rows next to the row, with the nearest ones of the suggestion and of the given class.
+function contrast(item, near, hidden) {
+  const wanted = hidden ? [] : [item.suggested, item.given].map((label) => near.find((n) => n.label === label));
+  const chosen = new Set([...wanted.filter((n) => n), ...near].slice(0, 3));
+  for (const n of near) if (chosen.size < Math.min(3, near.length)) chosen.add(n);
+  return near.filter((n) => chosen.has(n));
 }
 
 // A bar to the right speaks for the suggestion, to the left for the given label.
