@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from warpi.audit.label_scores import Floats, Ints, posterior
 from warpi.errors import DAMAGED_ARRAY_ERRORS, MALFORMED_ERRORS, UserError, missing_package
 from warpi.utils.files import write_atomically, write_csv
+from warpi.utils.limits import check_array_file
 
 AUDIT_FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
@@ -199,6 +200,7 @@ def describe_rate(rate: Mapping[str, Any]) -> str:
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Read the arrays of a .npz file without unpickling anything; raise ValueError if the file is damaged."""
     try:
+        check_array_file(path)
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, KeyError, *DAMAGED_ARRAY_ERRORS) as e:

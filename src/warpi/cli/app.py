@@ -77,6 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as e:
         say(f"warpi: {' '.join(str(e).split())}", error=True)
         return 2
+    except MemoryError as e:
+        say(f"warpi: out of memory {e}; use a machine with more memory, or less data", error=True)
+        return 2
     except BrokenPipeError:  # nobody reads the output any more, as in `warpi list methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

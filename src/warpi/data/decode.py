@@ -26,28 +26,39 @@ SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", "
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # without EPS and others, which start other programs
 _MAX_ASPECT = 100  # ratio of the sides: an enlarged image of 1 x 100,000 pixels would fill the memory
 
+_PIXELS = int(os.environ.get("WARPI_LIMIT_PIXELS") or 89_478_485)  # as in `warpi.utils.limits`, without importing it
+_TOO_LARGE = f"{{}} pixels, more than {_PIXELS:,}; if you trust it, set the environment variable WARPI_LIMIT_PIXELS"
+
 
 def decode(path: str, short: int) -> "Image":
     """The image as 8-bit RGB, upright, scaled so that its shorter side has `short` pixels."""
     from PIL import Image, ImageOps
 
+    if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < _PIXELS:
+        Image.MAX_IMAGE_PIXELS = _PIXELS  # the user has raised the limit
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(path, formats=_FORMATS) as image:
+                _check_pixels(image)
                 image.draft(None, (2 * short, 2 * short))  # large JPEGs are decoded at 1/2, 1/4 or 1/8
                 image.load()
                 with suppress(*BROKEN):  # the pixels are good even if the orientation tag is damaged
                     ImageOps.exif_transpose(image, in_place=True)
                 upright = _rgb(image)
         except Image.DecompressionBombError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(_TOO_LARGE.format("too many")) from error
     low, high = min(upright.size), max(upright.size)
     if high > _MAX_ASPECT * low:
         raise ValueError(f"{upright.width} x {upright.height} pixels: too long and narrow")
     width, height = (max(short, round(side * short / low)) for side in upright.size)
     return upright.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _check_pixels(image: "Image") -> None:
+    """Raise if an image claims more pixels than the limit, before they are decoded."""
+    if image.width * image.height > _PIXELS:
+        raise ValueError(_TOO_LARGE.format(f"{image.width} x {image.height}"))
 
 
 def image_size(path: str) -> tuple[int, int] | None:

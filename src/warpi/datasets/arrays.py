@@ -18,6 +18,7 @@ from warpi.datasets.label_columns import OLD_NAMES, find_trusted_column, warn_ol
 from warpi.datasets.labels import check_label, encode_labels, parse_marks, sort_classes, to_texts
 from warpi.datasets.text_files import check_suffix, parse_numbers, reading, shorten_list
 from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError
+from warpi.utils.limits import check_array_file
 
 _KEYS = {"x", "clean", "verified", "trusted", "classes"}  # and the labels
 _KEYS |= {f"{name}_{part}" for name in "xy" for part in ("test", "trusted", "meta")}
@@ -190,6 +191,7 @@ def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[An
             if not file.read(6).startswith((b"PK", b"\x93NUMPY")):
                 raise UserError(f"{path}: not a readable file of plain arrays (it does not start like .npz or .npy)")
             file.seek(0)
+            check_array_file(path)
             content = np.load(file, allow_pickle=False)
             if isinstance(content, np.ndarray):
                 return content

@@ -19,6 +19,7 @@ from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES, read_label_co
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, warn_similar_classes
 from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list, warn_once
 from warpi.errors import UserError, unknown
+from warpi.utils.limits import limit, refuse
 
 logger = logging.getLogger("warpi.datasets")
 
@@ -135,15 +136,17 @@ def _scan(path: Path, classes: tuple[str, ...]) -> ImageList:
 def _find_images(path: Path, name: str, unread: Counter[str]) -> list[str]:
     """Paths, relative to `path`, of all images in its folder `name`. The suffixes of other files go to `unread`."""
 
-    def refuse(error: OSError) -> None:  # os.walk would skip a folder without read permission
+    def reraise(error: OSError) -> None:  # os.walk would skip a folder without read permission
         raise error
 
     images: list[str] = []
     with reading(path / name):
-        for folder, below, files in os.walk(path / name, onerror=refuse):
+        for folder, below, files in os.walk(path / name, onerror=reraise):
             below[:] = [entry for entry in below if not entry.startswith(".")]
             relative = os.path.relpath(folder, path)
             images.extend(os.path.join(relative, file) for file in files if _is_image(file))
+            if len(images) > limit("FILES"):
+                raise refuse(path / name, "holds too many files", "FILES")
             others = (file for file in map(str.lower, files) if file[0] != "." and file not in _CLUTTER)
             unread.update(os.path.splitext(file)[1] for file in others if not _is_image(file))
     return images

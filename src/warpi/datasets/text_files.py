@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.errors import UserError
+from warpi.utils.limits import limit, refuse
 from warpi.utils.settings import join_names
 
 logger = logging.getLogger("warpi.datasets")
@@ -93,10 +94,10 @@ def iterate_rows(path: Path, delimiter: str | None = None) -> Iterator[tuple[int
 def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
     skip_blank = delimiter is None
     if delimiter is None:
-        first_line = next((line for line in file if line.strip("\r\n")), "")
+        first_line = next((line for line in _bounded_lines(path, file) if line.strip("\r\n")), "")
         delimiter = detect_separator(first_line)
         file.seek(0)
-    reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+    reader = csv.reader(_bounded_lines(path, file), delimiter=delimiter, skipinitialspace=True, strict=True)
     width = 0
     try:
         for row in reader:
@@ -114,6 +115,17 @@ def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tup
             yield reader.line_num, cells
     except csv.Error as e:
         raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
+
+
+def _bounded_lines(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines of a file. Raises if one is so long that it would fill the memory."""
+    longest = limit("LINE")
+    number = 0
+    while line := file.readline(longest + 1):
+        number += 1
+        if len(line) > longest:
+            raise refuse(f"{path}: line {number}", "is too long", "LINE")
+        yield line
 
 
 def _first_broken_line(path: Path) -> int:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from warpi.errors import MALFORMED_ERRORS, UserError, first_line, missing_package
+from warpi.utils.limits import check_array_file
 
 # Errors that the readers raise if bytes are missing or changed.
 _DAMAGED = (*MALFORMED_ERRORS, OSError, EOFError, AssertionError, MemoryError, struct.error, SafetensorError)
@@ -28,7 +29,10 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         raise UserError(f"there is no weight file {str(path)!r}; give the path of a .safetensors, .pt or .pth file")
     state: Any
     try:
+        check_array_file(path)
         state = load_file(path) if kind == ".safetensors" else _unpickle(path)
+    except UserError:
+        raise
     except pickle.UnpicklingError as error:
         raise UserError(
             f"the weight file {str(path)!r} is damaged, or contains more than tensors and could run code when opened: "

@@ -1,6 +1,7 @@
 """Open a finished run again: its trained method from the checkpoint, with its data or without."""
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch import Generator
 from warpi.data.image_files import PHOTO
 from warpi.data.placeholder import InputsNotAvailable
 from warpi.errors import UserError, blame_file
+from warpi.runs import plugins
 from warpi.runs.packed_task import unpack_task
 from warpi.runs.plugins import flags
 from warpi.runs.run import Run, describe_training
@@ -21,6 +23,8 @@ from warpi.runs.same_run import check_same_run, current_folder, restore_spec
 from warpi.runs.spec import DataCache, prepare
 from warpi.training import checkpoint
 from warpi.training.method import Method
+from warpi.training.recipe import Recipe
+from warpi.training.task import Task
 from warpi.utils.devices import pick_device
 from warpi.utils.seeding import derive, seeded
 
@@ -75,8 +79,10 @@ def reopen_without_data(path: Path | str, device: str = "auto", custom: Mapping[
         )
     task = unpack_task(packed, stored["facts"], where, folder.checkpoint)
     method = spec.make_method()
-    with seeded(derive(spec.recipe.seed, "training")):
-        method.start(task, replace(spec.recipe, weights=None))  # its initial weights are not needed
+    recipe = replace(spec.recipe, weights=None)  # its initial weights are not needed
+    _check_network_size(recipe, task, checkpoint.newest(folder.checkpoint))
+    with seeded(derive(recipe.seed, "training")):
+        method.start(task, recipe)
     facts = {"n_test": None, **stored["facts"], "n_parameters": sum(p.numel() for p in method.net.parameters())}
     now = json.loads(json.dumps({"spec": spec.to_json(), "facts": facts}))
     check_same_run(stored, now, folder.path)
@@ -86,6 +92,21 @@ def reopen_without_data(path: Path | str, device: str = "auto", custom: Mapping[
                 weights[name] = value.get_state()  # from another kind of device; a finished run draws nothing anyway
         checkpoint.restore(method, weights)
     return method
+
+
+def _check_network_size(recipe: Recipe, task: Task, file: Path) -> None:
+    """Refuse a checkpoint that claims inputs for which the network would be larger than the checkpoint itself."""
+    if not isinstance(recipe.net, str) or recipe.net in plugins.NET_PLUGINS:
+        return
+    with torch.device("meta"):  # allocates nothing
+        net = recipe.make_net(task.shape, task.n_classes, 0)
+    needed = sum(p.numel() * p.element_size() for p in net.parameters())
+    stored = os.path.getsize(file)
+    if needed > stored:
+        raise UserError(
+            f"{file} is damaged: it has {stored:,} bytes, but a network for the inputs {list(task.shape)} that it "
+            f"claims needs {needed:,}; copy it again from where the run was made"
+        )
 
 
 def read_run_spec(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
+from warpi.utils.limits import check_json_size
 
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # opening them by name would truncate a redirected file
 
@@ -88,11 +89,15 @@ def write_json(path: Path, value: object) -> None:
 def read_json(file: Path, advice: str) -> Any:
     """The content of a JSON file. Raises FileNotFoundError if it is missing; other errors end with the advice."""
     try:
-        return json.loads(file.read_bytes())
+        with file.open("rb") as opened:
+            check_json_size(file, os.fstat(opened.fileno()).st_size)
+            return json.loads(opened.read())
     except FileNotFoundError:
         raise
     except OSError as e:
         raise UserError(f"cannot read {file}: {e.strerror}; {advice}") from e
+    except UserError:
+        raise
     except (ValueError, RecursionError) as e:
         raise UserError(f"{file} is not JSON ({e}); {advice}") from e
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError, blame_file
 from warpi.utils.files import read_json, sha256, write_atomically, write_json
+from warpi.utils.limits import check_array_file
 
 FORMAT = "warpi-features-1"
 MANIFEST = "features.json"
@@ -106,6 +107,7 @@ class FeatureFolder:
         if not file.exists():
             return None
         try:
+            check_array_file(file)
             records: Records = np.load(file, mmap_mode="r", allow_pickle=False)
             rows = records["row"]
             possible = rows_of_shard(k, manifest)
