@@ -307,6 +307,19 @@ def test_with_many_rows_the_plain_models_are_fitted_only_once(monkeypatch: pytes
     assert result.trusted_score.estimate > 0.8
 
 
+@pytest.mark.parametrize("kinds", [("forest", "logistic", "boosting"), ("knn",)])
+def test_fast_predictions_are_those_of_the_module(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows()
+    monkeypatch.setattr(fit_module, "MOST_ROWS", 60)
+    monkeypatch.setattr(procedure, "REFIT_FROM", 2.0)
+    result = fit_auto(rows, AutoSettings(models=kinds, measure=False))
+    chosen = fit_module.choose_rows(rows, 0, 60, 10**6)
+    rest = np.setdiff1d(np.arange(rows.n_noisy), chosen)
+    with torch.no_grad():
+        expected = result.model(torch.as_tensor(rows.x[rest])).exp().numpy()
+    assert np.allclose(result.p[rest], expected, atol=1e-4)
+
+
 def test_without_time_for_gold_the_first_stack_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_error(*_args: object) -> None:
         raise OutOfTimeError

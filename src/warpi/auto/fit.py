@@ -24,7 +24,15 @@ from warpi.auto.models import (
     model_name,
 )
 from warpi.auto.modules import Mixture
-from warpi.auto.problem import Clock, Column, OutOfTimeError, Problem, build_mixture, pose_problem
+from warpi.auto.problem import (
+    Clock,
+    Column,
+    OutOfTimeError,
+    Problem,
+    build_mixture,
+    pose_problem,
+    predict_by_column,
+)
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
 from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, trusted_importance
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
@@ -42,6 +50,7 @@ MOST_ROWS = 10_000  # noisy rows that candidates are compared on
 MOST_CELLS = 2_000_000  # the same as rows times classes
 MOST_FINAL_ROWS = 150_000  # noisy rows of the last fit; more are only predicted
 MOST_FINAL_CELLS = 5_000_000
+BATCH = 20_000  # rows that are predicted at a time
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,8 @@ def fit_auto(
     measurable = settings.measure and part.n_trusted > 1
     plain = [column for column in outcome.columns if column.name in map(model_name, models)]
     nested = predict_nested(part, models, plan, outside, clock, later, plain) if measurable else {}
-    evidence = collect_evidence(rows, part, chosen, problem, outcome)
+    say("predictions of all rows" if chosen is not None else "mixture", 0.8)
+    evidence = collect_evidence(rows, chosen, wide, problem, outcome, lambda: say(*latest))
     top = outcome.final
     if chosen is not None:
         top = fit_last(rows, wide, top, evidence.posterior, plan, lambda name: say(name, 0.9))
@@ -217,11 +227,13 @@ class Evidence:
     posterior: Floats  # [N, K]
 
 
-def collect_evidence(rows: Rows, part: Rows, chosen: Any, problem: Problem, outcome: Outcome) -> Evidence:
+def collect_evidence(
+    rows: Rows, chosen: Any, wide: Floats | None, problem: Problem, outcome: Outcome, tick: Callable[[], None]
+) -> Evidence:
     p = problem.noisy(outcome.final.p)
-    transition, posterior = estimate_transition(p, part.given, outcome.prior)
+    transition, posterior = estimate_transition(p, problem.given, outcome.prior)
     if chosen is not None:
-        p = predict_rest(build_mixture(outcome.final), rows, chosen, p)
+        p = predict_rest(outcome.final, rows, chosen, wide, p, tick)
         posterior = bayes(p, transition, rows.given)
     return Evidence(p, transition, posterior)
 
@@ -258,14 +270,20 @@ def estimate_class_sizes(p: Floats, posterior: Floats) -> Floats:
     return np.asarray((posterior.sum(0) + hard) / 2)
 
 
-def predict_rest(model: Mixture, rows: Rows, chosen: Any, p: Floats, batch: int = 20_000) -> Floats:
-    """Predictions of all noisy rows: cross-fitted for the chosen ones, by the final model for the others."""
+def predict_rest(
+    top: Column, rows: Rows, chosen: Any, wide: Floats | None, p: Floats, check: Callable[[], None]
+) -> Floats:
+    """Predictions of all noisy rows: cross-fitted for the chosen ones, by the mixture `top` for the others."""
     complete = np.zeros((rows.n_noisy, rows.n_classes))
-    for start in range(0, rows.n_noisy, batch):
-        x = rows.x[start : start + batch]
-        dense = x.toarray() if sparse.issparse(x) else x
-        with torch.no_grad():
-            complete[start : start + batch] = model(torch.as_tensor(dense)).exp().numpy()
+    for start in range(0, rows.n_noisy, BATCH):
+        check()
+        x = rows.x[start : start + BATCH]
+        predicted = predict_by_column(top, x if wide is None else x @ wide)
+        if predicted is None:
+            dense = x.toarray() if sparse.issparse(x) else x
+            with torch.no_grad():
+                predicted = build_mixture(top)(torch.as_tensor(dense)).exp().numpy()
+        complete[start : start + BATCH] = predicted
     complete[chosen] = p
     return complete
 

@@ -25,6 +25,13 @@ class FittedForest:
     trees: list[Any]
     p: Floats  # [M, K] of all rows: out-of-bag for rows with a positive weight, all trees for the others
 
+    def predict(self, x: Matrix) -> Floats:
+        """Probabilities of other rows, much faster than `module` on a CPU."""
+        total = np.zeros((x.shape[0], self.p.shape[1]))
+        for tree in self.trees:
+            total += tree.value[tree.apply(x), :, 0]
+        return np.asarray(total / total.sum(1, keepdims=True))
+
     def module(self) -> TreeSum:
         return trees_to_module(self.trees)
 

@@ -38,7 +38,8 @@ def fit_gold(
         for model in models if number == ROUNDS - 1 or not plan.large else leave_out_slow(models):
             refit = partial(fit_part, model)
             fitted = refit(problem, posterior, step)
-            parts.append(Column(f"gold {model_name(model)}", fitted.p, module=fitted.module, refit=refit))
+            name = f"gold {model_name(model)}"
+            parts.append(Column(name, fitted.p, module=fitted.module, predict=fitted.predict, refit=refit))
         gold = pool_parts(problem, parts, transition)
         p = gold.p
     transition, _ = estimate_transition(problem.noisy(p), problem.given, prior)

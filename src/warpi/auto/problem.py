@@ -9,7 +9,7 @@ from time import monotonic
 import numpy as np
 from torch import nn
 
-from warpi.auto.combine import calibrate, sharpen
+from warpi.auto.combine import SMOOTH, calibrate, mix, pool, sharpen, smooth
 from warpi.auto.models import Fitted, Plan
 from warpi.auto.modules import Mixture, Node
 from warpi.auto.rows import Floats, Ints, Matrix, Rows, join_rows, one_hot, trusted_importance
@@ -94,6 +94,8 @@ class Column:
     geometric: bool = False
     power: float = 1.0
     """The power that calibrates `p` on trusted rows."""
+    predict: Callable[[Matrix], Floats] | None = None
+    """Predicts other rows of the problem's columns faster than the module; None for candidates without it."""
     refit: Refit | None = None
     """Fits the same model on other rows; None for candidates that stay as they are."""
 
@@ -104,6 +106,29 @@ class Column:
 
     def calibrated(self) -> Floats:
         return sharpen(self.p, self.power)
+
+
+def predict_by_column(top: Column, x: Matrix) -> Floats | None:
+    """What the mixture of a column predicts for rows x of the problem's columns; None if a part has no `predict`."""
+    known: dict[int, Floats | None] = {}
+
+    def visit(column: Column) -> Floats | None:
+        if id(column) not in known:
+            known[id(column)] = compute(column)
+        return known[id(column)]
+
+    def compute(column: Column) -> Floats | None:
+        if not column.inputs:
+            return None if column.predict is None else column.predict(x)
+        predictions = [visit(part) for part in column.inputs]
+        complete = [p for p in predictions if p is not None]
+        if len(complete) < len(predictions):
+            return None
+        parts = [sharpen(p, power) for p, power in zip(complete, column.powers, strict=True)]
+        weights = np.array(column.weights)
+        return smooth(pool(parts, weights), 2 * SMOOTH) if column.geometric else mix(parts, weights)
+
+    return visit(top)
 
 
 def build_mixture(top: Column) -> Mixture:

@@ -149,6 +149,7 @@ def fit_base(
             left_out[name] = f"left out: {first_line(e)}"
             return None
         column = Column(name, fitted.p, clock.lap(), name.endswith("trusted only"), fitted.module)
+        column.predict = fitted.predict
         if weight is everything:
             column.refit = partial(fit_plain, model)
         columns.append(column)
@@ -298,14 +299,15 @@ def run_without_trusted(
         clock.lap()
         report(model_name(model))
         fitted = fit_model(model, problem.x, problem.labels, problem.weights(1.0, 0.0), plan)
-        column = Column(model_name(model), fitted.p, clock.lap(), module=fitted.module)
+        column = Column(model_name(model), fitted.p, clock.lap(), module=fitted.module, predict=fitted.predict)
         column.refit = partial(fit_plain, model)
         plain.append(column)
     start = combine("plain mean", [*plain, *extra], np.full(len(plain) + len(extra), 1 / (len(plain) + len(extra))))
     report("pruned")
     kept = keep_unless_all_disagree([column.p for column in plain], problem)
     fitted = fit_model(models[0], problem.x, problem.labels, problem.weights(kept, 0.0), plan)
-    pruned = Column(f"{model_name(models[0])}, pruned", fitted.p, clock.lap(), module=fitted.module)
+    name = f"{model_name(models[0])}, pruned"
+    pruned = Column(name, fitted.p, clock.lap(), module=fitted.module, predict=fitted.predict)
     report("gold")
     prior = diagonal_prior(problem.n_noisy, problem.n_classes)
     gold, transition = fit_gold(problem, models, start.p, prior, plan)

@@ -28,6 +28,15 @@ class FittedSoftmax:
     p: Floats  # [M, K] of all rows: by a model of the other folds for rows with a positive weight
     limit: float = CLIP
 
+    def predict(self, x: Matrix) -> Floats:
+        """Probabilities of other rows."""
+        z = sparse.csr_array(x / self.scale) if sparse.issparse(x) else (x - self.mean) / self.scale
+        if sparse.issparse(z):
+            z.data = np.clip(z.data, -self.limit, self.limit)
+        else:
+            z = np.clip(z, -self.limit, self.limit)
+        return predict(z, self.coefficients)
+
     def module(self) -> Linear:
         return Linear(self.mean, self.scale, self.coefficients[:-1], self.coefficients[-1], self.limit)
 
