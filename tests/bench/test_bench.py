@@ -44,11 +44,11 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> tuple
 
 class TestRows:
     def test_names_and_ratios(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        argv = ["--variants", "warpi,double_backward", "--samples", "1,4", "--threads", "1"]
+        argv = ["--variants", "warpi_eager,double_backward", "--samples", "1,4", "--threads", "1"]
         rows, out, err = run(capsys, tmp_path, *argv, "--plot", str(tmp_path / "steps.svg"))
         assert [(r["variant"], r["samples"]) for r in rows] == [
             ("sgd", None),
-            *(("warpi", 1), ("warpi", 4)),
+            *(("warpi_eager", 1), ("warpi_eager", 4)),
             *(("double_backward", 1), ("double_backward", 4)),
         ], "plain training is always measured"
         expected = {"net": "mlp", "precision": "32", "batch": 8, "device": "cpu", "gpu": None, "threads": 1}
