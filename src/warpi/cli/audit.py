@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
 from warpi.errors import UserError
-from warpi.runs.schema import NOT_READ, READ
+from warpi.runs.rerun_command import flag
+from warpi.runs.schema import NOT_READ, READ, to_written_names
 from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import VisibleFormatter, cell, say
@@ -164,6 +165,10 @@ def pick(argv: list[str]) -> None:
     if given["run"] is not None:
         run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))
         say(f"next: warpi review {run} --rows {listed}, or fill it and run warpi audit {run} --checked {listed}")
+    else:
+        words = [word for name, value in to_written_names(settings).items() for word in flag(name, value)]
+        listed = shlex.join([*words, "--rows", str(given["csv"]), "--out", "checked"])
+        say(f"next: warpi review {listed}")
 
 
 def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,7 @@ def _print_result(run: "Run") -> None:
     trusted = describe_trusted_accuracy(last, len(run.task.meta or ()))
     if not choice:
         say(f"{done}: {score}; run folder {run.path}")
+        _print_next(run)
         return
     say(f"{done}; run folder {run.path}")
     if trusted:
@@ -121,6 +123,14 @@ def _print_result(run: "Run") -> None:
         say(f"warpi: {WITHOUT_TRUSTED}", error=True)
     elif not trusted:
         say("warpi: the budget left no time to measure the accuracy on trusted rows", error=True)
+    _print_next(run)
+
+
+def _print_next(run: "Run") -> None:
+    """Print the next command, if the true labels are unknown."""
+    if run.truth.clean is None:
+        path = shlex.quote(str(run.path))
+        say(f"next: warpi audit {path} --csv audit.csv, or warpi predict {path} --data NEW --csv predicted.csv")
 
 
 def compare(argv: list[str]) -> None:
