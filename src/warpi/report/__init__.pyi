@@ -7,7 +7,7 @@ from warpi.report.experiments import (
 )
 from warpi.report.page import to_html as to_html
 from warpi.report.page_data import Detail as Detail, read_details as read_details
-from warpi.report.paired_tests import compare as compare
+from warpi.report.paired_tests import compare as compare, rank_methods as rank_methods
 from warpi.report.table import (
     to_latex as to_latex,
     to_markdown as to_markdown,

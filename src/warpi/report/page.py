@@ -44,8 +44,13 @@ _INTERVAL = (
 )
 
 
-def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[Detail] = ()) -> str:
-    """The page of one run, of the seeds of one experiment, or of several experiments that are compared."""
+def to_html(
+    rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[Detail] = (), ranks: dict[str, Any] | None = None
+) -> str:
+    """The page of one run, of the seeds of one experiment, or of several experiments that are compared.
+
+    ranks : mean ranks of the methods: tables `methods` and `pairs`, `note`, and `picture` as a data URL
+    """
     experiments = group(runs)
     known = {detail.run: detail for detail in details}
     first = experiments[0]
@@ -60,6 +65,7 @@ def to_html(rows: Sequence[Row], runs: Sequence[RunRecord], details: Iterable[De
         shown.append({"name": name, "table": tables[name], "curves": _curves(members, len(experiments) > 1)})
     parts = [_experiment(g, known) for g in experiments]
     values = {"title": title, "blocks": shown, "table_legend": legend(rows), "experiments": parts, "colors": COLORS}
+    values["ranks"] = ranks
     return str(charts.render("page.html", **values))
 
 

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group
 from rich.table import Table
 from rich.text import Text
 
+from warpi.report.answer import Grid
 from warpi.report.experiments import Difference, Row
 from warpi.utils.files import write_with_folder
 from warpi.utils.terminal import cell, visible, visible_lines
@@ -77,6 +78,13 @@ def to_markdown(rows: Sequence[Row]) -> str:
                 out.append(_pipes(cells))
         parts.append("\n".join([*out, "", _markdown(block.note)]))
     return "\n\n".join([*parts, legend(rows)]) + "\n"
+
+
+def grid_markdown(table: Grid, note: str = "") -> str:
+    """A table of text as Markdown, with a note below."""
+    alignment = "|" + "".join(":---|" if i in table.text else "---:|" for i in range(len(table.heads)))
+    lines = [_pipes(table.heads), alignment, *(_pipes(map(_markdown, row)) for row in table.rows)]
+    return "\n".join([*lines, "", _markdown(note)]).rstrip() + "\n"
 
 
 def to_latex(rows: Sequence[Row]) -> str:
