@@ -65,8 +65,7 @@ def to_html(
         shown.append({"name": name, "table": tables[name], "curves": _curves(members, len(experiments) > 1)})
     parts = [_experiment(g, known) for g in experiments]
     values = {"title": title, "blocks": shown, "table_legend": legend(rows), "experiments": parts, "colors": COLORS}
-    values["ranks"] = ranks
-    return str(charts.render("page.html", **values))
+    return str(charts.render("page.html", ranks=ranks, **values))
 
 
 def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def signed_rank_p(differences: Sequence[float]) -> float:
         counts = [n + (counts[i - rank] if i >= rank else 0) for i, n in enumerate(counts)]
     positive = sum(rank for rank, d in zip(doubled, nonzero, strict=True) if d > 0)
     tail = sum(counts[: min(positive, sum(doubled) - positive) + 1])
-    return min(1.0, 2 * tail / 2 ** len(nonzero))
+    return min(1.0, 2.0 * tail / 2.0 ** len(nonzero))
 
 
 def seeds_t_p(tables: Sequence[Sequence[float]]) -> float | None:
