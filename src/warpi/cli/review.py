@@ -41,6 +41,7 @@ def review(argv: list[str]) -> None:
         "rows whose labels are hidden until you choose a class (default: random ones, with at most 10 classes)",
     )
     parser.add("--port N", "port on 127.0.0.1 (default: a free one)", int, 0)
+    parser.add("--host ADDRESS", "listen on this address, unencrypted, for other machines (default: 127.0.0.1)")
     parser.add("--no-browser", "print the link without opening a browser")
     parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
     add_trusted_output(parser, "write the trusted examples as a set for `warpi fit --trusted`", "PATH")
@@ -159,9 +160,16 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
 
 
 def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
-    from warpi.review.server import Server
+    from warpi.review.server import LOCAL, Server
 
-    with Server(session, given["port"]) as server:
+    host = given["host"] or LOCAL
+    if host not in (LOCAL, "localhost"):
+        say(
+            f"warpi: warning: --host {host} lets other machines connect, and nothing is encrypted: everybody who can "
+            "read the traffic can see the data and change decisions; an SSH tunnel to 127.0.0.1 is safer",
+            error=True,
+        )
+    with Server(session, given["port"], host) as server:
         say(server.link, flush=True)
         say("warpi: open this link on this machine; Ctrl-C stops; every decision is stored at once", error=True)
         # Without a display, a text browser would take over the terminal.

@@ -1,9 +1,16 @@
-"""HTTP server of the review page, for one person on this machine who has the printed link with its secret key."""
+"""HTTP server of the review page, for a person who has the printed link with its secret key.
+
+It listens on this machine only, unless another address is given.
+"""
 
 import hmac
+import io
 import json
 import secrets
+import socket
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,45 +22,107 @@ from warpi.errors import UserError
 from warpi.review.corrected_labels import corrected_csv
 from warpi.review.session import Json, RequestRefused, ReviewSession
 
+LOCAL = "127.0.0.1"
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 _ASSETS |= {"/page.css": ("page.css", "text/css"), "/icon.svg": ("icon.svg", "image/svg+xml")}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 _MAX_BYTES = 1 << 20  # of a request
+_MAX_CONNECTIONS = 200  # at once; more are closed without an answer
+_IDLE_SECONDS = 60  # between two requests of a connection, and for a client that does not read its answer
+_REQUEST_SECONDS = 10  # from the first byte of a request to its last
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server that listens on 127.0.0.1 only."""
+    """HTTP server with one thread per connection, so that a slow client delays nobody else."""
 
     daemon_threads = True
+    request_queue_size = 128
 
-    def __init__(self, review: ReviewSession, port: int = 0) -> None:
+    def __init__(self, review: ReviewSession, port: int = 0, host: str = LOCAL) -> None:
         self.review = review
         self.token = secrets.token_urlsafe(32)
         try:
-            super().__init__(("127.0.0.1", port), _Handler)
+            super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as e:
-            raise UserError(f"cannot listen on port {port}: {e}; choose another --port, or 0 for a free one") from e
-        self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
+            where = f"port {port}" if host == LOCAL else f"{host}, port {port}"
+            raise UserError(f"cannot listen on {where}: {e}; choose another --port, or 0 for a free one") from e
+        self.host = socket.gethostname() if host in ("0.0.0.0", "") else host  # as the link names it
+        self.hosts = {f"{name}:{self.server_port}" for name in (LOCAL, "localhost", self.host)}
+        self.free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self.cookie = f"warpi_{self.server_port}"  # cookies are shared among the ports of a host
 
     @property
     def link(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/?token={self.token}"
+        return f"http://{self.host}:{self.server_port}/?token={self.token}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in a new thread; close it if there are too many."""
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
+
+
+class _TimedReader(io.RawIOBase):
+    """The bytes that a client sends. A request must be complete `_REQUEST_SECONDS` after its first byte."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.deadline: float | None = None  # None: no byte of the next request has arrived
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = _IDLE_SECONDS if self.deadline is None else self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request was sent too slowly")
+        self.connection.settimeout(left)
+        try:
+            n = self.connection.recv_into(buffer)
+        finally:
+            self.connection.settimeout(_IDLE_SECONDS)
+        if self.deadline is None:
+            self.deadline = time.monotonic() + _REQUEST_SECONDS
+        return n
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "warpi", ""
-    timeout = 60
+    timeout = _IDLE_SECONDS
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.reader = _TimedReader(self.connection)
+        self.rfile = io.BufferedReader(self.reader)
+
+    def handle_one_request(self) -> None:
+        self.reader.deadline = None
+        super().handle_one_request()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """Answer a request that is not HTTP, or of another kind than GET and POST, without repeating its text."""
+        self.close_connection = True
+        self._send(HTTPStatus(code), "text/plain", HTTPStatus(code).phrase.encode(), {"Connection": "close"})
 
     def do_GET(self) -> None:
         self._answer(self._get)
