@@ -371,6 +371,15 @@ def test_accepting_a_pair_of_classes_undo_progress_and_export(
         page.keyboard.press("e")
         expect(page.locator("#exported")).to_contain_text("Corrected labels of all rows")
         expect(page.locator("#exported")).to_contain_text("do not represent the data")
+        page.keyboard.press("Escape")
+        page.keyboard.press("b")
+        page.locator("#bulk-pairs button").first.click()
+        page.locator("#bulk-accept").click()
+        expect(page.locator("#toast")).to_contain_text("labels changed")
+        page.keyboard.press("e")
+        expect(page.locator("#exported")).to_contain_text("nobody has checked them")
+        folder = Path(page.locator("#exported code").nth(0).inner_text()).parent
+        assert (folder / "corrected.csv").read_text().count(",accepted,0,") > 0
         page.context.close()
 
 

@@ -538,6 +538,8 @@ function exportAll() {
       else text.append(make("p", { className: "muted", textContent: "No trusted examples: the decided rows looked suspicious, so they do not represent the data. Their corrected labels are used." }));
       if (made.missing?.length) text.append(make("p", { className: "note", textContent: `No trusted example yet of: ${short(made.missing)}.` }));
       if (made.corrected_only) text.append(make("p", { className: "muted", textContent: `${made.corrected_only} more decided rows correct their labels but are not trusted examples: they looked suspicious, so they do not represent the data.` }));
+      const accepted = session.counts.all.accepted;
+      if (accepted) text.append(make("p", { className: "muted", textContent: `${rowsOf(accepted)} with accepted suggestions: the labels are corrected, but nobody has checked them.` }));
       text.append(make("p", {}, "Train with them:", make("pre", { textContent: made.command })));
     } catch (error) {
       if (error.status !== 409) throw error;
