@@ -11,6 +11,7 @@ import torch
 
 import warpi
 import warpi.audit.label_scores as scores
+from warpi.audit.any_model.audit_array import audit_probabilities
 from warpi.audit.checked_labels import RowChecks, collect_row_checks, digest_decisions
 from warpi.audit.cross_fit import can_cross_fit, cross_fit
 from warpi.audit.label_scores import Floats, Ints
@@ -37,7 +38,7 @@ _LEVEL = 0.9  # of the intervals
 
 
 def audit(
-    run: Path | str | Run | Method,
+    run: Path | str | Run | Method | None = None,
     *,
     folds: int | None = None,
     rows: str | None = None,
@@ -45,9 +46,13 @@ def audit(
     device: str = "auto",
     save: bool = True,
     checked: Sequence[Path | str] = (),
+    probabilities: object = None,
+    labels: object = None,
+    trusted: object = None,
+    classes: Sequence[str] | None = None,
     **custom: Any,
 ) -> Audit:
-    """Audit the labels a run was trained on.
+    """Audit the labels a run was trained on, or any labels by the probabilities of any model.
 
     Rows that a person has checked make it better: decisions of `warpi review` in the run folder, the lists `checked`,
     and trusted rows whose label before the check is known. With 20 such rows or more, the probabilities are learned
@@ -65,8 +70,20 @@ def audit(
         device: "auto", "cpu" or "cuda".
         save: whether to store the result in the run folder.
         checked: lists of `warpi pick`, in which a person has filled the column `checked_label`.
+        probabilities: instead of a run: an array [N, K], or a .npy, .csv or .parquet file, from models that were not
+            trained on the row they predict. A .npy file is read in chunks.
+        labels: with probabilities: the given labels [N], as class names or numbers, or a file.
+        trusted: with probabilities: (rows, true labels), a dict from row to true label, or a table with the columns
+            `true_label` and `row` (or `given_label`, if the rows are not known).
+        classes: with probabilities: the class of each column, if the file does not name them.
         custom: the custom `method` or `net` that the run was trained with, as in `fit(resume=True)`.
     """
+    if probabilities is not None:
+        if run is not None or folds or rows or checked or custom:
+            raise UserError("with probabilities, give labels, trusted, classes and threshold only")
+        return audit_probabilities(probabilities, labels, trusted, classes, threshold)
+    if run is None or labels is not None or trusted is not None:
+        raise UserError("give a run, or probabilities and labels; trusted rows of a run are given to fit")
     _check_arguments(folds, rows, threshold)
     if isinstance(run, Path | str):
         run = reopen(run, device, custom)
@@ -76,7 +93,22 @@ def audit(
         raise UserError("this method has not been trained; train it first, or give a run folder")
     if rows is None:
         rows = "all" if isinstance(run, Run) and not run.truth.test_is_clean else "train"
-    held_out = _held_out_splits(run, method)
+    result = _audit_method(method, path, _held_out_splits(run, method), folds, rows, threshold, checked)
+    if save and path is not None:
+        _store(result, path)
+    return result
+
+
+def _audit_method(
+    method: Method,
+    path: Path | None,
+    held_out: list[Split],
+    folds: int | None,
+    rows: str,
+    threshold: float,
+    checked: Sequence[Path | str],
+) -> Audit:
+    """The audit of a trained method; `path` is its run folder."""
     predicted = _predict(method, folds, path, held_out if rows == "all" else [])
     T, row, predictions = predicted.T, predicted.row, predicted.rows
     y = predictions.y
@@ -112,8 +144,6 @@ def audit(
     known = posterior.pairs if len(posterior.pairs.true) else None
     result = Audit(row, y, *judged, uncertainty, predictions.p, T, classes, rates, facts, learned, known)
     _warn(facts, predicted.trusted_left_out)
-    if save and path is not None:
-        _store(result, path)
     return result
 
 

@@ -10,6 +10,8 @@ Without pairs, b = mu, which is Bayes' rule with the soft transition matrix T. U
 represent mistakes that cluster where classes look alike. Pure NumPy functions; see `label_scores` for p, y and T.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, softmax
@@ -57,15 +59,25 @@ def pair_features(p: Floats, y: Ints, votes: Floats | None = None, others: int =
 
     The transition matrices are estimated without the last `others` rows.
     """
-    K = p.shape[1]
-    p = np.maximum(np.asarray(p, np.float64), _LEAST)
-    p /= p.sum(1, keepdims=True)
     n = len(p) - others
+    p = raise_small(p)
+    return features_of(p, y, soft_transition(p[:n], y[:n]), estimate_transition(p[:n], y[:n]), votes)
+
+
+def raise_small(p: Floats) -> Floats:
+    """Probabilities of at least about 1e-4, so that logarithms are moderate.  [N, K]"""
+    p = np.maximum(np.asarray(p, np.float64), _LEAST)
+    return np.asarray(p / p.sum(1, keepdims=True))
+
+
+def features_of(p: Floats, y: Ints, soft: Floats, em: Floats, votes: Floats | None = None) -> tuple[Floats, list[str]]:
+    """The features [N, K, D] for two transition matrices [K, K] that are known, and their names."""
+    K = p.shape[1]
     columns = {
         "p": np.log(p),
-        "T": np.log(np.maximum(soft_transition(p[:n], y[:n]), _FLOOR))[:, y].T,
+        "T": np.log(np.maximum(soft, _FLOOR))[:, y].T,
         "keep": np.eye(K)[y],
-        "T_em": np.log(np.maximum(estimate_transition(p[:n], y[:n]), _FLOOR))[:, y].T,
+        "T_em": np.log(np.maximum(em, _FLOOR))[:, y].T,
     }
     if votes is not None:
         total = votes.sum(1, keepdims=True)
@@ -116,17 +128,30 @@ def cross_fit_pairs(
 
     `checked` [m] are positions of the checked rows, and `true` [m] their classes.  [N, K], [m, K]
     """
-    m = len(checked)
+    fits, left_out = fit_folds(features[checked], names, true, folds, seed)
+    return mean_posterior(features, fits), left_out
+
+
+def mean_posterior(features: Floats, fits: Sequence[Floats]) -> Floats:
+    """The mean of the posteriors under several fits b.  [N, K]"""
+    mean = np.zeros(features.shape[:2])
+    for b in fits:
+        mean += pair_posterior(features, b) / len(fits)
+    return mean
+
+
+def fit_folds(
+    features: Floats, names: list[str], true: Ints, folds: int = 5, seed: int = 0
+) -> tuple[list[Floats], Floats]:
+    """Fit b without one fold of the checked rows each; also their posteriors out of fold.  [D] each, [m, K]"""
+    m = len(true)
     folds = min(folds, m)
     if folds < 2:
-        q = pair_posterior(features, fit_pairs(features[checked], names, true))
-        return q, pair_posterior(features[checked], fit_pairs(features[:0], names, true[:0]))
+        fit = fit_pairs(features, names, true)
+        return [fit], pair_posterior(features, fit_pairs(features[:0], names, true[:0]))
     fold = np.random.default_rng(seed).permutation(m) % folds
-    mean = np.zeros(features.shape[:2])
+    fits = [fit_pairs(features[fold != f], names, true[fold != f]) for f in range(folds)]
     left_out = np.zeros((m, features.shape[1]))
-    for f in range(folds):
-        b = fit_pairs(features[checked[fold != f]], names, true[fold != f])
-        q = pair_posterior(features, b)
-        mean += q / folds
-        left_out[fold == f] = q[checked[fold == f]]
-    return mean, left_out
+    for f, b in enumerate(fits):
+        left_out[fold == f] = pair_posterior(features[fold == f], b)
+    return fits, left_out

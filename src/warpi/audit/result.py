@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -111,9 +111,7 @@ class Audit:
     ) -> None:
         """Write the table, one line per example in the order of the rows; `paths` and `copied` as in `columns`."""
         columns = self.columns(paths, copied)
-        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        lines = ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
-        write_csv(Path(path), list(columns), lines)
+        write_csv(Path(path), list(columns), _format_lines(columns))
 
     def to_parquet(
         self,
@@ -186,6 +184,13 @@ class Audit:
         path = Path(folder) / AUDIT_FILE
         write_atomically(path, content.getvalue())
         return path
+
+
+def _format_lines(columns: Mapping[str, Any], size: int = 20_000) -> Iterator[list[object]]:
+    """The lines of a table. Columns are converted in chunks: a list of all cells takes ten times their memory."""
+    for start in range(0, len(next(iter(columns.values()))), size):
+        for row in zip(*(column[start : start + size].tolist() for column in columns.values()), strict=True):
+            yield [f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row]
 
 
 def describe_rate(rate: Mapping[str, Any]) -> str:

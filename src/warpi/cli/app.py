@@ -13,8 +13,11 @@ COMMANDS = {
     "fit": ("warpi.cli.fit:fit", "train a classifier that is robust to wrong labels, and write a run folder"),
     "compare": ("warpi.cli.fit:compare", "compare models and methods on trusted rows that they have not seen"),
     "predict": ("warpi.cli.predict:predict", "predict the classes of new rows with a trained run"),
-    "embed": ("warpi.cli.embed:embed", "compute the vectors of images or texts once, by a pretrained model"),
-    "audit": ("warpi.cli.audit:audit", "find the labels of a run's data that are probably wrong"),
+    "embed": ("warpi.cli.predict:embed", "compute the vectors of images or texts once, by a pretrained model"),
+    "audit": (
+        "warpi.cli.audit:audit",
+        "find the labels that are probably wrong, by a run or by any model's probabilities",
+    ),
     "pick": ("warpi.cli.audit:pick", "choose which examples a person should check first"),
     "review": ("warpi.cli.review:review", "check and correct labels in the browser"),
     "correct": ("warpi.cli.review:correct", "write the data with corrected labels"),

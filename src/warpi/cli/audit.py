@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
+from warpi.cli.labels import add_probability_flags, audit_probabilities, check_probability_flags
 from warpi.errors import UserError
 from warpi.runs.rerun_command import flag
 from warpi.runs.schema import NOT_READ, READ, to_written_names
@@ -25,8 +26,12 @@ _HANDLER = logging.StreamHandler()
 
 
 def audit(argv: list[str]) -> None:
-    parser = Parser("warpi audit", "Find the labels of a run's data that are probably wrong.")
-    parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder; the audit is also stored there")
+    parser = Parser(
+        "warpi audit", "Find the labels that are probably wrong: by a run, or by the probabilities of any model."
+    )
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="DIR", help="a finished run folder; the audit is also stored there"
+    )
     parser.add_output("--csv", "write a table with one line per example")
     parser.add_output("--parquet", "write the same table as parquet")
     parser.add_output("--json", "write the transition matrix, the error rates by class and how they were estimated")
@@ -46,18 +51,12 @@ def audit(argv: list[str]) -> None:
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print only errors")
+    add_probability_flags(parser)
     given = parser.read(argv)
-    from warpi.audit.make_audit import audit as audit_run
-    from warpi.runs.reopen import reopen
-
     if not given["quiet"]:
         _log_to_stderr()
-    run = reopen(given["run"], given["device"])
-    options = {name: given[name] for name in ("folds", "rows", "threshold")}
-    result = audit_run(run, checked=read_names(given["checked"]), **options)
-    files = run.data.dataset.files
-    paths = files.paths if files else None
-    copied = _read_copied(run, given)
+    check_probability_flags(given)
+    result, paths, copied = audit_probabilities(given) if given["probabilities"] else _audit_run(given)
     if given["csv"]:
         result.to_csv(given["csv"], paths, copied)
     if given["parquet"]:
@@ -66,6 +65,18 @@ def audit(argv: list[str]) -> None:
         write_json(given["json"], result.summary())
     if not given["quiet"]:
         _print_audit(result)
+
+
+def _audit_run(given: Mapping[str, Any]) -> "tuple[Audit, list[str] | None, dict[str, list[str]]]":
+    """The audit of a run, the image files of its data, and the columns to copy."""
+    from warpi.audit.make_audit import audit as audit_run
+    from warpi.runs.reopen import reopen
+
+    run = reopen(given["run"], given["device"])
+    options = {name: given[name] for name in ("folds", "rows", "threshold")}
+    result = audit_run(run, checked=read_names(given["checked"]), **options)
+    files = run.data.dataset.files
+    return result, list(files.paths) if files else None, _read_copied(run, given)
 
 
 def _read_copied(run: "Run", given: Mapping[str, Any]) -> dict[str, list[str]]:

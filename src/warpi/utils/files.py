@@ -4,6 +4,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 from warpi.errors import UserError
 from warpi.utils.limits import check_json_size
 
+_CSV_ROWS = 20_000  # that are converted at once
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # opening them by name would truncate a redirected file
 
 
@@ -21,22 +23,25 @@ class Busy(UserError):
     """Another process is writing to this folder."""
 
 
-def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes], keep: Path | None = None) -> None:
     """Replace a file atomically: after a crash, either the old or the new version exists, complete.
+
+    `content` may also be given in parts, which are written one after the other.
 
     With `keep`, the old version is renamed to that path. A link remains a link and its target is replaced, except
     with `keep`, which renames the link. Pipes and devices are written to directly.
     """
     check_no_folder(path)
+    parts = [content] if isinstance(content, bytes) else content
     if str(path) in _STREAMS or (os.path.exists(path) and not os.path.isfile(path)):
-        _write_directly(path, content)
+        _write_directly(path, parts)
         return
     if keep is None and os.path.islink(path):
         path = _link_target(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as f:
-            f.write(content)
+            f.writelines(parts)
             f.flush()
             os.fsync(f.fileno())
         if keep is not None and path.exists():
@@ -65,7 +70,7 @@ def write_with_folder(path: Path, content: str | bytes) -> None:
     write_atomically(path, data)
 
 
-def format_csv(header: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
+def format_csv(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """A csv table as text, with a first line of column names."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -78,7 +83,14 @@ def write_csv(
     path: Path, header: Sequence[object], rows: Iterable[Iterable[object]], errors: str = "backslashreplace"
 ) -> None:
     """Write a csv table atomically. `errors` says what to do with file names that are not valid UTF-8."""
-    write_atomically(path, format_csv(header, rows).encode(errors=errors))
+    write_atomically(path, _csv_parts(header, rows, errors))
+
+
+def _csv_parts(header: Sequence[object], rows: Iterable[Iterable[object]], errors: str) -> Iterator[bytes]:
+    """A csv table in parts of many rows, so that a large one does not have to fit into memory."""
+    lines = itertools.chain([header], rows)
+    while part := list(itertools.islice(lines, _CSV_ROWS)):
+        yield format_csv(part[0], part[1:]).encode(errors=errors)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -131,7 +143,7 @@ def _link_target(path: Path) -> Path:
     return target
 
 
-def _write_directly(path: Path, content: bytes) -> None:
+def _write_directly(path: Path, parts: Iterable[bytes]) -> None:
     """Write to a stream, a pipe or a device."""
     try:
         stream = _STREAMS.get(str(path))
@@ -139,7 +151,7 @@ def _write_directly(path: Path, content: bytes) -> None:
             sys.stdout.flush()  # earlier output comes first
             sys.stderr.flush()
         with open(path if stream is None else stream, "wb", closefd=stream is None) as f:
-            f.write(content)
+            f.writelines(parts)
     except OSError as e:
         raise UserError(f"cannot write {path}: {e.strerror}; choose another file") from e
 

@@ -1,0 +1,216 @@
+"""Audit an array of probabilities, which may be larger than the memory: it is read in chunks of rows."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import warpi
+import warpi.audit.label_scores as scores
+from warpi.audit.any_model.read_files import (
+    TrustedRows,
+    choose_classes,
+    encode,
+    read_labels,
+    read_probabilities,
+    read_trusted,
+)
+from warpi.audit.label_scores import Floats, Ints
+from warpi.audit.pair_model import features_of, fit_folds, mean_posterior, raise_small, soft_transition
+from warpi.audit.rates import Checks, estimate_class_rates, estimate_rate
+from warpi.audit.result import Audit, CheckedPairs
+from warpi.errors import UserError
+
+log = logging.getLogger("warpi.audit")
+MIN_PAIRS = 20  # with fewer, Bayes' rule with the transition matrix is as good
+CHUNK = 65_536  # rows
+_SAMPLE_ROWS, _SAMPLE_CELLS = 200_000, 20_000_000  # most rows and numbers from which transition matrices are estimated
+_PAIR_STRENGTH = 10.0  # weight of the estimated T against pairs of labels, in pairs of each true class
+_LEVEL = 0.9  # of the intervals
+_LOW_ACCURACY = 0.7
+_TOLERANCE = 0.02  # of sums of probabilities in half precision
+NO_TRUSTED = (
+    "without trusted rows nothing checks the probabilities: the ranking is as good as the model, and the noise "
+    "rate has no interval; check 100 random rows and give them as trusted"
+)
+
+
+def audit_array(
+    probabilities: NDArray[Any],
+    given: Ints,
+    classes: tuple[str, ...],
+    trusted: TrustedRows | None = None,
+    threshold: float = 0.5,
+    chunk: int = CHUNK,
+) -> Audit:
+    """Audit labels `given` [N] by the probabilities [N, K] of any model that was not trained on the row it predicts.
+
+    With 20 trusted rows or more, P(true class | probabilities, given label) is learned from them (`pair_model`).
+    Pairs of labels without row numbers only correct the transition matrix. Results do not depend on the size of the
+    chunks, except by rounding.
+    """
+    _check_shapes(probabilities, given, classes, threshold)
+    trusted = trusted or TrustedRows.none()
+    at = trusted.row
+    judge = _fit(probabilities, given, trusted)
+    N, K = probabilities.shape
+    q = np.empty((N, K), np.float32)
+    wrong, uncertainty = np.empty(N), np.empty(N)
+    for rows, p in _chunks(probabilities, chunk):
+        part = judge.posterior(p, given[rows])
+        wrong[rows] = 1 - np.clip(part[np.arange(len(part)), given[rows]], 0, 1)
+        uncertainty[rows] = -(part * np.log(np.maximum(part, 1e-30))).sum(1) / np.log(K)
+        q[rows] = part
+    checks = _make_checks(given, wrong.copy(), trusted, judge.left_out)
+    q[at] = np.eye(K)[trusted.true]
+    wrong[at] = trusted.true != given[at]
+    uncertainty[at] = 0.0
+    suggested = q.argmax(1)
+    issue = (wrong > threshold) & (suggested != given)
+    rates = estimate_class_rates(checks, K, _LEVEL)
+    facts = _describe(judge, trusted, classes, threshold) | {
+        "noise_rate": {**asdict(estimate_rate(checks, _LEVEL)), "level": _LEVEL}
+    }
+    _warn(facts, judge, len(trusted.pairs_true))
+    error_rates = tuple({"class": name, **asdict(rate)} for name, rate in zip(classes, rates, strict=True))
+    pairs = CheckedPairs(judge.left_out, given[at], trusted.true, trusted.random, trusted.weight, at)
+    values = (np.arange(N), given, suggested, wrong, 1 - wrong, issue, uncertainty, probabilities, judge.T)
+    return Audit(*values, classes, error_rates, facts, q, pairs if len(at) else None)
+
+
+class _Judge(NamedTuple):
+    """What decides P(true class | probabilities, given label)."""
+
+    T: Floats  # [K, K]
+    soft: Floats  # [K, K]
+    fits: list[Floats]  # of the pair model; empty: Bayes' rule with T
+    left_out: Floats  # [m, K] posteriors of the trusted rows, from fits without them
+    accuracy: float | None  # of the model on the trusted rows
+
+    def posterior(self, p: Floats, y: Ints) -> Floats:
+        if not self.fits:
+            return scores.posterior(p, y, self.T)
+        return mean_posterior(features_of(raise_small(p), y, self.soft, self.T)[0], self.fits)
+
+
+def _fit(probabilities: NDArray[Any], given: Ints, trusted: TrustedRows) -> _Judge:
+    N, K = probabilities.shape
+    n = min(N, _SAMPLE_ROWS, max(_SAMPLE_CELLS // K, 1))
+    rows = np.arange(N) if n == N else np.sort(np.random.default_rng(0).choice(N, n, replace=False))
+    p, y = _normalize(probabilities[rows]), given[rows]
+    at, true = trusted.row, trusted.true
+    trusted_p = _normalize(probabilities[at])
+    accuracy = float((trusted_p.argmax(1) == true).mean()) if len(at) else None
+    if len(at) >= MIN_PAIRS:
+        p, trusted_p = raise_small(p), raise_small(trusted_p)
+        soft, T = soft_transition(p, y), scores.estimate_transition(p, y)
+        features, names = features_of(trusted_p, given[at], soft, T)
+        fits, left_out = fit_folds(features, names, true)
+        return _Judge(T, soft, fits, left_out, accuracy)
+    T = scores.estimate_transition(p, y)
+    if len(trusted.pairs_true):
+        T = correct_transition(T, trusted.pairs_given, trusted.pairs_true)
+    return _Judge(T, T, [], scores.posterior(trusted_p, given[at], T), accuracy)
+
+
+def correct_transition(T: Floats, given: Ints, true: Ints) -> Floats:
+    """The mean of T [K, K] after pairs of labels, with T as a prior that counts as ten pairs of each true class."""
+    counts = _PAIR_STRENGTH * T
+    np.add.at(counts, (true, given), 1)
+    return np.asarray(counts / counts.sum(1, keepdims=True))
+
+
+def _chunks(probabilities: NDArray[Any], size: int) -> Iterator[tuple[slice, Floats]]:
+    for start in range(0, len(probabilities), size):
+        rows = slice(start, start + size)
+        yield rows, _normalize(probabilities[rows], start)
+
+
+def _normalize(values: NDArray[Any], start: int = 0) -> Floats:
+    """Rows that sum to 1 exactly. Rounded probabilities are accepted, other numbers are not."""
+    p = np.asarray(values, np.float64)
+    total = p.sum(1, keepdims=True)
+    fine = np.isfinite(p).all(1) & (p >= 0).all(1) & (np.abs(total[:, 0] - 1) <= _TOLERANCE)
+    if not fine.all():
+        row = int(np.flatnonzero(~fine)[0])
+        raise UserError(
+            f"probabilities of row {start + row} are not numbers of at least 0 with sum 1 (sum {total[row, 0]:.4g}); "
+            "apply softmax to logits, and remove missing values"
+        )
+    return np.asarray(p / total)
+
+
+def _make_checks(given: Ints, wrong: Floats, trusted: TrustedRows, left_out: Floats) -> Checks:
+    m = len(trusted.row)
+    label = given[trusted.row]
+    wrong_left_out = 1 - left_out[np.arange(m), label]
+    none, is_wrong = np.zeros(m, np.bool_), label != trusted.true
+    certain = np.zeros(len(given), np.bool_)
+    return Checks(given, wrong, certain, label, is_wrong, wrong_left_out, trusted.random, none, trusted.weight)
+
+
+def _describe(judge: _Judge, trusted: TrustedRows, classes: tuple[str, ...], threshold: float) -> dict[str, Any]:
+    m = len(trusted.row)
+    source = "given by you; columns are " + ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+    return {
+        "run": None,
+        "method": "given probabilities",
+        "version": warpi.__version__,
+        "rows": "all",
+        "left_out": 0,
+        "folds": 0,
+        "probabilities": source,
+        "n_trusted": m,
+        "trusted_accuracy": judge.accuracy,
+        "uncertainty": "entropy of P(true class | x, given label) / log K",
+        "threshold": threshold,
+        "n_checked": m,
+        "learned": bool(judge.fits),
+    }
+
+
+def _warn(facts: dict[str, Any], judge: _Judge, n_pairs: int) -> None:
+    """Log each reason not to trust the audit."""
+    if not facts["n_trusted"] and not n_pairs:
+        log.warning(NO_TRUSTED)
+    elif n_pairs:
+        log.info("%d pairs of labels without row numbers correct the transition matrix, and nothing else", n_pairs)
+    elif not judge.fits:
+        log.warning("%d trusted rows are too few to learn from; give at least %d", facts["n_trusted"], MIN_PAIRS)
+    if judge.accuracy is not None and judge.accuracy < _LOW_ACCURACY:
+        log.warning("only %.0f %% of the trusted rows are predicted correctly", 100 * judge.accuracy)
+
+
+def _check_shapes(probabilities: NDArray[Any], given: Ints, classes: tuple[str, ...], threshold: float) -> None:
+    if probabilities.ndim != 2 or probabilities.dtype.kind not in "fiu" or probabilities.shape[1] < 2:
+        shape = f"{probabilities.dtype} {list(probabilities.shape)}"
+        raise UserError(f"probabilities must be numbers with one row per example and one column per class, got {shape}")
+    if len(probabilities) != len(given) or not len(given):
+        raise UserError(f"there are {len(probabilities)} rows of probabilities for {len(given)} labels; give one each")
+    if probabilities.shape[1] != len(classes):
+        raise UserError(
+            f"probabilities have {probabilities.shape[1]} columns for {len(classes)} classes; name the class of each "
+            "column with --classes A,B,..., or in the first line of a csv file"
+        )
+    if not 0 < threshold < 1:
+        raise UserError(f"threshold must be a probability in (0, 1), got {threshold}")
+
+
+def audit_probabilities(
+    probabilities: object,
+    labels: object,
+    trusted: object = None,
+    classes: Sequence[str] | None = None,
+    threshold: float = 0.5,
+) -> Audit:
+    """Audit labels by the probabilities of any model; see `warpi.audit.audit` for the arguments."""
+    p, columns = read_probabilities(probabilities)
+    if p.ndim != 2:
+        raise UserError(f"probabilities must have one row per example and one column per class, got {list(p.shape)}")
+    values = read_labels(labels)
+    names = choose_classes(values, columns, p.shape[1], classes)
+    given = encode(values, names, "labels")
+    return audit_array(p, given, names, read_trusted(trusted, names, len(given)), threshold)

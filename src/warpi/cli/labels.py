@@ -1,0 +1,76 @@
+"""`warpi audit --probabilities`: labels that are judged without a run. Heavy imports wait until it runs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from warpi.cli.data_flags import read_names
+from warpi.errors import UserError
+from warpi.utils.flags import Parser
+
+if TYPE_CHECKING:
+    from warpi.audit.result import Audit
+
+_INSTEAD = ("data", "label", "labels", "trusted", "classes", "out")  # flags that need --probabilities
+_OF_A_RUN = ("folds", "rows", "checked")
+
+
+def add_probability_flags(parser: Parser) -> None:
+    parser.start_group("the probabilities of any model, instead of a run")
+    parser.add("--probabilities FILE", ".npy, .csv or .parquet: one row per example, one column per class", Path)
+    parser.add("--data PATH", "the data, for its labels, class names, ids and image files")
+    parser.add("--label COLUMN", "column of --data with the labels (default: label)")
+    parser.add("--labels FILE", "the given labels, one per row: .npy, or a table with the column label", Path)
+    parser.add("--trusted FILE", "table with the columns row (from 0) and true_label of checked rows", Path)
+    parser.add("--classes A,B,...", "the class of each column of the probabilities (default: sorted names)")
+    parser.add("--out DIR", "write audit.csv and audit.json into this folder", Path)
+
+
+def check_probability_flags(given: dict[str, Any]) -> None:
+    """Check that there is either a run or probabilities; `--out` sets `--csv` and `--json`."""
+    if not given["probabilities"]:
+        if given["run"] is None:
+            raise UserError("warpi audit: required: DIR, a finished run folder, or --probabilities FILE")
+        if wrong := [name for name in _INSTEAD if given[name] is not None]:
+            raise UserError(f"--{wrong[0]} belongs to --probabilities FILE; a run knows its data")
+        return
+    if given["run"] is not None:
+        raise UserError("give either a run folder or --probabilities, not both")
+    if wrong := [name for name in _OF_A_RUN if given[name]]:
+        raise UserError(f"--{wrong[0]} needs a run; checked rows are given with --trusted FILE")
+    if not given["data"] and not given["labels"]:
+        raise UserError("--probabilities needs the given labels: --labels FILE or --data PATH")
+    if given["out"]:
+        try:
+            given["out"].mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UserError(f"cannot make the folder {given['out']}: {e.strerror}; choose another --out") from e
+        for name in ("csv", "json"):
+            given[name] = given[name] or given["out"] / f"audit.{name}"
+
+
+def audit_probabilities(given: Mapping[str, Any]) -> "tuple[Audit, list[str] | None, dict[str, list[str]]]":
+    """The audit, the image files of the data, and the columns to copy."""
+    import numpy as np
+
+    from warpi.audit.any_model.audit_array import audit_probabilities
+    from warpi.audit.any_model.read_files import read_probabilities
+
+    classes = read_names(given["classes"]) or None
+    labels: Any = given["labels"]
+    paths, copied = None, {}
+    if given["data"]:
+        from warpi.datasets.columns.copied import read_copied_columns
+        from warpi.runs.spec import DataSpec
+
+        dataset = DataSpec(data=given["data"], label=given["label"]).read()
+        names = read_probabilities(given["probabilities"])[1]
+        if labels is None and not classes and not names:
+            classes, labels = list(dataset.classes), dataset.y.numpy()
+        elif labels is None:
+            labels = np.array(dataset.classes)[dataset.y.numpy()]
+        paths = list(dataset.files.paths) if dataset.files else None
+        ids, keep = (read_names(given[name]) for name in ("id", "keep"))
+        copied = read_copied_columns(given["data"], dataset.encoding, ids, keep)
+    result = audit_probabilities(given["probabilities"], labels, given["trusted"], classes, given["threshold"])
+    return result, paths, copied
