@@ -1,12 +1,12 @@
 """Audit of the probabilities of another model: `audit(probabilities=...)` and cleanlab on the same array.
 
-    python -m benchmarks.audit.any_model --labels DATA/cifar-n/cifar10n.npz --features FILE.npz [--seeds 100,101] [--page]
+    python -m benchmarks.audit.any_model --labels DATA/cifar-n/cifar10n.npz --features FILE.npz [--page]
     python -m benchmarks.audit.any_model --memory 5000000     peak memory for that many rows of 10 classes, float16
 
-FILE.npz holds features `f` [n, d] of the first n images of CIFAR-10's training set and their true labels `y`. The model
-is scikit-learn's logistic regression on 128 principal components, 5 folds, trained on the labels `random1` of CIFAR-10N.
-A seed draws the folds and 200 trusted rows at random; all figures are about the other rows. The best of cleanlab's
-scores is chosen by the true labels, which no user could do.
+FILE.npz holds features `f` [n, d] of the first n images of CIFAR-10's training set and their true labels `y`. The
+model is scikit-learn's logistic regression on 128 principal components, 5 folds, trained on labels `random1` of
+CIFAR-10N. A seed draws the folds and 200 trusted rows at random; all figures are about the other rows. The best of
+cleanlab's scores is chosen by the true labels, which no user could do.
 """
 
 import argparse

@@ -167,11 +167,11 @@ def read_trusted(source: object, classes: Sequence[str], n_rows: int) -> Trusted
         row, labels = np.asarray(source[0]), np.asarray(source[1])
     else:
         every = np.asarray(source)
-        row = np.flatnonzero(every >= 0) if every.dtype.kind in "iu" and len(every) == n_rows else None
-        if row is None:
+        if every.dtype.kind not in "iu" or every.shape != (n_rows,):
             raise UserError(
-                "trusted must be (rows, labels), a dict from row to label, or one number per row, -1: unknown"
+                "trusted must be (rows, labels), a dict from row to label, or a number per row, -1: unknown"
             )
+        row = np.flatnonzero(every >= 0)
         labels = every[row]
     if len(row) != len(labels):
         raise UserError(f"trusted has {len(row)} rows and {len(labels)} labels; give one label for each row")
