@@ -122,6 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """Answer a request that is not HTTP, or of another kind than GET and POST, without repeating its text."""
         self.close_connection = True
+        self.request_version = self.protocol_version  # HTTP/0.9 has no headers
         self._send(HTTPStatus(code), "text/plain", HTTPStatus(code).phrase.encode(), {"Connection": "close"})
 
     def do_GET(self) -> None:

@@ -1,0 +1,43 @@
+"""Run commands on a run folder and list every file that is opened and every process that is started.
+
+Arguments: the run folder, the data, a folder for output. Prints one line of JSON.
+"""
+
+import json
+import os
+import sys
+
+opened: set[str] = set()
+started: list[str] = []
+
+
+def _record(event: str, args: tuple[object, ...]) -> None:
+    if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+        opened.add(os.path.realpath(os.fsdecode(args[0])))
+    elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pty.spawn", "socket.connect"):
+        started.append(f"{event} {args!r:.200}")
+
+
+def main(run: str, data: str, out: str) -> None:
+    sys.addaudithook(_record)
+    from warpi.cli.app import main as warpi
+
+    commands = {
+        "predict": ["predict", run, "--data", data, "--csv", f"{out}/p.csv"],
+        "audit": ["audit", run, "--folds", "0", "--csv", f"{out}/a.csv"],
+        "report": ["report", run, "--out", f"{out}/page"],
+        "review": ["review", run, "--export", f"{out}/labels.csv"],
+        "fit": ["fit", "--out", run, "--resume"],
+        "check": ["check", run],
+    }
+    codes: dict[str, object] = {}
+    for name, command in commands.items():
+        try:
+            codes[name] = warpi(command)
+        except SystemExit as error:
+            codes[name] = error.code
+    print("\n" + json.dumps({"codes": codes, "opened": sorted(opened), "started": started}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
