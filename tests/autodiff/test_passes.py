@@ -34,7 +34,7 @@ CONFIGS = {
     "traced, in parts": PassConfig(compile=True, accumulate=3),
 }
 REPEATED = ("resnet32", "preact", "preact18", "dropout of channels", "attention, dropout", "weight norm, dropout")
-REPEATED += ("spectral norm, dropout", "functional dropout", "attention", "tied", "unused")
+REPEATED += ("spectral norm, dropout", "functional dropout", "attention", "lstm", "tied", "unused")
 """Networks whose operators also occur in smaller ones or in `test_a_traced_step_equals_the_plain_step`."""
 
 
