@@ -22,7 +22,7 @@ COMMANDS = {
     "review": ("warpi.cli.review:review", "check and correct labels in the browser"),
     "correct": ("warpi.cli.review:correct", "write the data with corrected labels"),
     "report": ("warpi.cli.report:report", "show one run, or compare many"),
-    "check": ("warpi.cli.check:check", "say what a run or data from elsewhere is, and what opening it reads"),
+    "check": ("warpi.cli.check:check", "say what a run or data from elsewhere is; with --use, check your methods"),
     "sweep": ("warpi.cli.benchmarks:sweep", "train many runs described in one file"),
     "figures": ("warpi.cli.figures:figures", "draw the figures of the WarPI paper from runs"),
     "fewshot": ("warpi.cli.fewshot:fewshot", "few-shot learning: MetaVRF and baselines"),

@@ -1,4 +1,7 @@
-"""`warpi check`: what a run folder or data from elsewhere is, without using it. Nothing is trained or written."""
+"""`warpi check`: what a run folder or data from elsewhere is, without using it. Nothing is trained or written.
+
+Without a path, `warpi --use FILE.py check` checks the custom methods of FILE.py instead.
+"""
 
 import hashlib
 import os
@@ -27,15 +30,40 @@ def check(argv: list[str]) -> None:
     parser = Parser(
         "warpi check",
         "Say what a run folder or data is, whether it is complete, which files it refers to, and what opening it "
-        "does. Nothing is trained, written or executed. The exit code is 1 if there is a problem.",
+        "does. Nothing is trained, written or executed. The exit code is 1 if there is a problem. Without a path, "
+        "`warpi --use FILE.py check` checks the methods of FILE.py on small generated data: whether they train, predict "
+        "probabilities, depend on the seed only, resume exactly and state what they need. The exit code is then 2 if a "
+        "check fails.",
     )
-    parser.add_argument("path", type=Path, metavar="RUN|DATA", help="a run folder, a folder of data, or a data file")
+    parser.add_argument(
+        "path", type=Path, nargs="?", metavar="RUN|DATA", help="a run folder, a folder of data, or a data file"
+    )
     given = parser.read(argv)
+    if given["path"] is None:
+        _check_methods()
+        return
     findings = [*inspect(given["path"])]
     for finding in findings:
         say(f"{'PROBLEM ' if finding.is_problem else ''}{finding.topic}: {finding.text}")
     if any(finding.is_problem for finding in findings):
         raise SystemExit(1)
+
+
+def _check_methods() -> None:
+    """Check the methods of all `--use` files, with one line per check."""
+    from warpi.methods.registry import METHODS
+    from warpi.runs.plugins import METHOD_PLUGINS
+    from warpi.training.contract import check_method
+
+    if not METHOD_PLUGINS:
+        raise UserError("give a run or data to check, or a file with METHODS: warpi --use FILE.py check")
+    failed = 0
+    for name in METHOD_PLUGINS:
+        for finding in check_method(METHODS[name]):
+            failed += finding.result == "failed"
+            say(f"{name}: {finding.result:<8}{finding.name}{f': {finding.note}' * bool(finding.note)}", flush=True)
+    if failed:
+        raise UserError(f"{failed} check{'s' * (failed > 1)} failed; CONTRIBUTING.md describes the contract")
 
 
 def inspect(path: Path) -> Iterator[Finding]:
