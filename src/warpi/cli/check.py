@@ -31,9 +31,9 @@ def check(argv: list[str]) -> None:
         "warpi check",
         "Say what a run folder or data is, whether it is complete, which files it refers to, and what opening it "
         "does. Nothing is trained, written or executed. The exit code is 1 if there is a problem. Without a path, "
-        "`warpi --use FILE.py check` checks the methods of FILE.py on small generated data: whether they train, predict "
-        "probabilities, depend on the seed only, resume exactly and state what they need. The exit code is then 2 if a "
-        "check fails.",
+        "`warpi --use FILE.py check` checks the methods of FILE.py on small generated data: whether they train, "
+        "predict probabilities, depend on the seed only, resume exactly and state what they need. The exit code is "
+        "then 2 if a check fails.",
     )
     parser.add_argument(
         "path", type=Path, nargs="?", metavar="RUN|DATA", help="a run folder, a folder of data, or a data file"
