@@ -244,11 +244,13 @@ def describe(results: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
         expected = np.mean([100 - 100 * case["expected"]["after"]["rate"] / case["rows"] for case in cases])
         cells = [mean("right_as_given"), mean("right_corrected"), mean("right_cleanlab"), expected]
         cells += [mean("accuracy_before"), mean("accuracy_after")]
-        lines.append(f"| {name}, {cases[0]['rows']:,} rows | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+        seeds = [key.split()[1] for key in results if key.startswith(f"{name} ")]
+        what = f"{name}, {cases[0]['rows']:,} rows, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+        lines.append(f"| {what} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
     note = (
         "Right labels in %: as given, after `warpi correct`, and after cleanlab's corrections with a forest and the "
         "same 140 checked labels; what `warpi correct` expected; accuracy on test rows of the run on 40 trusted rows "
-        f"and of the run after the loop. Means of seeds {about['seeds']}. {about['machine']}, warpi {about['warpi']}, "
+        f"and of the run after the loop. Means of the seeds. {about['machine']}, warpi {about['warpi']}, "
         f"scikit-learn {about['scikit-learn']}, cleanlab {about['cleanlab']}, {about['date']}."
     )
     return "\n".join([*lines, "", note])
