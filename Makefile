@@ -1,4 +1,4 @@
-# make demo | test | test-all | check | setup: each target installs what it needs into .venv.
+# make demo | test | test-all | fuzz | check | setup: each target installs what it needs into .venv.
 # Requires only Python >= 3.11 and make. PYTHON=python3.12 selects another interpreter.
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # uv installs in seconds instead of minutes. It uses the folders of local wheels that pip is configured with.
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt
 
-.PHONY: demo test test-all coverage browser check setup format lint results clean
+.PHONY: fuzz demo test test-all coverage browser check setup format lint results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,12 @@ test-all: $(VENV)/.dev browser
 # The test suite with branch coverage.
 coverage: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 -m "not gpu" --cov --cov-report=term-missing --cov-fail-under=97
+
+# Damaged and hostile files for every command, for ten minutes: make fuzz SECONDS=60 SEED=1
+SECONDS ?= 600
+SEED ?= 0
+fuzz: $(VENV)/.dev
+	$(BIN)/python tests/hostile/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
 # The browser for the tests of `warpi review`. Without it they are skipped, or fail if WARPI_BROWSER=required (CI).
 browser:

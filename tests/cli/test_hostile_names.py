@@ -61,7 +61,7 @@ def _commands(folder: Path) -> Iterator[list[str]]:
     yield ["correct", run, "--out", str(folder / "corrected.csv")]
     yield ["report", run, "--out", str(folder / "page")]
     yield ["figures", run, "--out", str(folder / "figures"), "--only", "calibration"]
-    yield ["corrupt", *read, "--noise", "sym:0.2", "--out", str(folder / "noise.json")]
+    yield ["corrupt", *read, "--noise", "symmetric:0.2", "--out", str(folder / "noise.json")]
     yield ["audit", str(folder / "missing\x1b[5m")]
 
 

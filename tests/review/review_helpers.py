@@ -110,7 +110,7 @@ class Client:
             sent |= {"Origin": f"http://127.0.0.1:{self.port}", "Content-Type": "application/json"}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[misc]
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in sent.items():
                 if value is not None:

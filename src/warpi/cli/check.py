@@ -194,7 +194,7 @@ def _paths_that_leave(path: Path) -> Iterator[Finding]:
     column = [name.strip().lower() for name in names].index("path")
     top = os.path.realpath(path.parent)
     for row, line in zip(rows, lines, strict=True):
-        target = os.path.realpath(os.path.join(top, row[column]))
+        target = os.path.realpath(os.path.join(top, row[column].replace("\0", "")))  # a name cannot hold it
         if not target.startswith(os.path.join(top, "")):
             yield Finding("refers to", f"line {line}: {row[column]} is outside of {path.parent}", True)
 
