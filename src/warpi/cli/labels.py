@@ -1,4 +1,7 @@
-"""`warpi audit --probabilities`: labels that are judged without a run. Heavy imports wait until it runs."""
+"""`warpi annotators` and `warpi audit --probabilities`: labels that are judged without a run.
+
+Heavy imports wait until a command runs.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import read_names
 from warpi.errors import UserError
+from warpi.utils.files import write_json
 from warpi.utils.flags import Parser
+from warpi.utils.terminal import cell, say
 
 if TYPE_CHECKING:
+    from warpi.audit.annotators.consensus import Consensus
     from warpi.audit.result import Audit
 
 _INSTEAD = ("data", "label", "labels", "trusted", "classes", "out")  # flags that need --probabilities
@@ -74,3 +80,58 @@ def audit_probabilities(given: Mapping[str, Any]) -> "tuple[Audit, list[str] | N
         copied = read_copied_columns(given["data"], dataset.encoding, ids, keep)
     result = audit_probabilities(given["probabilities"], labels, given["trusted"], classes, given["threshold"])
     return result, paths, copied
+
+
+def annotators(argv: list[str]) -> None:
+    parser = Parser(
+        "warpi annotators",
+        "Combine the labels of several annotators: the most probable class of each row, how good each annotator is, "
+        "and which rows to review.",
+    )
+    parser.add_argument(
+        "table", type=Path, metavar="TABLE", help="one column per annotator, or the columns row, annotator and label"
+    )
+    parser.add_output("--out", "write the consensus, one line per row", required=True)
+    parser.add("--columns A,B,...", "columns of the annotators (default: label_... and annotator...)")
+    parser.add("--probabilities FILE", "probabilities of a classifier for the rows, to combine with the labels", Path)
+    parser.add("--trusted FILE", "table with the columns row (from 0) and true_label of checked rows", Path)
+    parser.add("--classes A,B,...", "the class of each column of the probabilities (default: sorted names)")
+    parser.add_output("--json", "write the quality of the annotators as JSON")
+    parser.add("--quiet", "print only errors")
+    given = parser.read(argv)
+    from warpi.audit.annotators.consensus import combine_annotators
+
+    result = combine_annotators(
+        given["table"],
+        columns=read_names(given["columns"]),
+        probabilities=given["probabilities"],
+        trusted=given["trusted"],
+        classes=read_names(given["classes"]) or None,
+    )
+    result.to_csv(given["out"])
+    if given["json"]:
+        write_json(given["json"], result.summary())
+    if not given["quiet"]:
+        _print_consensus(result, given["out"])
+
+
+def _print_consensus(consensus: "Consensus", out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    about = consensus.summary()
+    say(f"{about['n']} rows with {about['n_labels']} labels by {len(about['annotators'])} annotators")
+    table = Table(box=None)
+    for name in ("annotator", "labels", "right %", "90 % interval", "trusted rows"):
+        table.add_column(name, justify="left" if name == "annotator" else "right")
+    for quality in sorted(about["annotators"], key=lambda quality: quality["accuracy"] or 0.0):
+        accuracy, interval = "", ""
+        if quality["n"]:
+            accuracy = f"{100 * quality['accuracy']:.1f}"
+            interval = f"{100 * quality['low']:.1f} to {100 * quality['high']:.1f}"
+        table.add_row(*map(cell, (quality["annotator"], quality["n"], accuracy, interval, quality["checked"])))
+    Console(highlight=False).print(table)
+    if not any(quality["checked"] for quality in about["annotators"]):
+        say("without trusted rows, the accuracies assume independent mistakes of the annotators and may be too high")
+    say(f"{out}: about {about['expected_wrong']:.0f} labels are wrong; {about['to_review']} rows to review")
+    say(f"train on them with: warpi fit --data {out} --drop n_labels,agreement,review --out DIR")

@@ -100,9 +100,9 @@ def _fit(probabilities: NDArray[Any], given: Ints, trusted: TrustedRows) -> _Jud
     N, K = probabilities.shape
     n = min(N, _SAMPLE_ROWS, max(_SAMPLE_CELLS // K, 1))
     rows = np.arange(N) if n == N else np.sort(np.random.default_rng(0).choice(N, n, replace=False))
-    p, y = _normalize(probabilities[rows]), given[rows]
+    p, y = normalize(probabilities[rows]), given[rows]
     at, true = trusted.row, trusted.true
-    trusted_p = _normalize(probabilities[at])
+    trusted_p = normalize(probabilities[at])
     accuracy = float((trusted_p.argmax(1) == true).mean()) if len(at) else None
     if len(at) >= MIN_PAIRS:
         p, trusted_p = raise_small(p), raise_small(trusted_p)
@@ -126,10 +126,10 @@ def correct_transition(T: Floats, given: Ints, true: Ints) -> Floats:
 def _chunks(probabilities: NDArray[Any], size: int) -> Iterator[tuple[slice, Floats]]:
     for start in range(0, len(probabilities), size):
         rows = slice(start, start + size)
-        yield rows, _normalize(probabilities[rows], start)
+        yield rows, normalize(probabilities[rows], start)
 
 
-def _normalize(values: NDArray[Any], start: int = 0) -> Floats:
+def normalize(values: NDArray[Any], start: int = 0) -> Floats:
     """Rows that sum to 1 exactly. Rounded probabilities are accepted, other numbers are not."""
     p = np.asarray(values, np.float64)
     total = p.sum(1, keepdims=True)

@@ -1,0 +1,1 @@
+"""Labels of several annotators per row: the most probable class of each row, and how good each annotator is."""
