@@ -114,14 +114,14 @@ def write_page(record: dict[str, Any]) -> None:
     }
     simulated = {name: np.mean([run[name] for run in record["simulated"]]) for name in record["simulated"][0]}
     text = (
-        f"\n\n{part['to_review']:,} of the 50,000 rows are to be reviewed; they hold {part['wrong_in_review']:,} of the "
-        f"{errors:,.0f} wrong labels. Simulated: 2,000 rows with 3 labels each by 60 people who differ have "
-        f"{', '.join(f'{value:.0f} wrong labels ({name})' for name, value in simulated.items())} (mean of seeds 0 to 9)."
+        f"\n\n{part['to_review']:,} of the 50,000 rows are to be reviewed; they hold {part['wrong_in_review']:,} of "
+        f"the {errors:,.0f} wrong labels. Simulated: 2,000 rows with 3 labels each by 60 people who differ have "
+        f"{', '.join(f'{value:.0f} wrong labels ({name})' for name, value in simulated.items())}, mean of seeds 0 to 9."
         f"\n\nWithout trusted rows the accuracies of the three are estimated as {lists['without_trusted']} %; in truth "
         f"they are {lists['accuracy']} %. With 200 trusted rows, {intervals['inside']} of {intervals['of']} intervals "
-        f"(90 %) contain the true value; they are {100 * intervals['width']:.1f} points wide (8,000 images, 20 seeds).\n\n"
-        f"{about['machine']}, python {about['python']}, warpi {about['warpi']}, crowd-kit {record['crowdkit']}, numpy "
-        f"{about['numpy']}; {part['seconds']:.1f} s for all images; {about['date']}."
+        f"(90 %) contain the true value; they are {100 * intervals['width']:.1f} points wide (8,000 images, 20 seeds)."
+        f"\n\n{about['machine']}, python {about['python']}, warpi {about['warpi']}, crowd-kit {record['crowdkit']}, "
+        f"numpy {about['numpy']}; {part['seconds']:.1f} s for all images; {about['date']}."
     )
     write_between(ROOT / "docs" / "annotators.md", MARKS, "\n" + "\n".join(lines) + text + "\n")
 
