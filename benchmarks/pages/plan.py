@@ -42,6 +42,7 @@ STAGES: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = [
 ]
 FILES = {
     "asymmetric, asymmetric-others, uniform, instance, clothing1m, food101n": "the tables of the WarPI paper",
+    "animal10n, mini_webvision": "methods without trusted examples on photos with labels from the web",
     "curves, samples, samples-time, ablation, v-output, v-output-small": "figures of the paper; one setting changed",
     "digits, digits-why, digits-quick": "every method on digits, in minutes on a CPU",
     "cifar10-short, cifar10-why": "every method on CIFAR-10 for 20 epochs",

@@ -26,7 +26,7 @@ from warpi.data.image_files import FileExamples, load_images
 from warpi.data.loader import Loader
 from warpi.data.split import Split
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
-from warpi.datasets.web_images import CLOTHING1M, clothing1m, food101n
+from warpi.datasets.web_images import ANIMAL10N, CLOTHING1M, animal10n, clothing1m, food101n, mini_webvision
 from warpi.errors import UserError
 from warpi.training.task import make_task
 
@@ -947,6 +947,91 @@ def test_food101n_errors(food, monkeypatch):
     write(food / "meta" / "verified_train.tsv", "class_name/key\tverification_label", "waffles/0.jpg\t0")
     with pytest.raises(UserError, match=r"no file .*food-101/meta/test\.txt"):
         food101n(food)
+
+
+@pytest.fixture
+def animals(tmp_path):
+    for name in ("training/3_7.jpg", "training/0_12.jpg", "training/9_1.jpg", "testing/5_3.jpg"):
+        picture(tmp_path / name, np.full((64, 64, 3), 10 * int(Path(name).name[0]), np.uint8))
+    (tmp_path / "training" / "readme.txt").write_text("not an image")
+    return tmp_path
+
+
+def test_animal10n(animals, tmp_path_factory):
+    data = animal10n(animals, in_memory=False)
+    assert data.classes == ANIMAL10N
+    assert len(set(ANIMAL10N)) == 10
+    assert data.examples.paths == ("0_12.jpg", "3_7.jpg", "9_1.jpg")
+    assert data.y.tolist() == [0, 3, 9]
+    assert data.test.y.tolist() == [5]
+    assert data.clean is data.meta is data.trusted is None
+    assert data.examples.shape == (3, 64, 64)
+    values = data.examples.flat(torch.arange(3)).mean(1)
+    assert (values - torch.tensor([0.0, 30.0, 90.0])).abs().max() <= 2
+    above = tmp_path_factory.mktemp("all")
+    (above / "animal10n").symlink_to(animals)
+    assert animal10n(above, size=SIZE, in_memory=True).y.tolist() == [0, 3, 9]
+
+
+def test_animal10n_errors(animals, monkeypatch):
+    monkeypatch.delenv("WARPI_DATA", raising=False)
+    with pytest.raises(UserError, match="animal10n needs its files: name the folder that holds training/ and testing/"):
+        animal10n(None)
+    picture(animals / "testing" / "cat.jpg", pixels(1))
+    with pytest.raises(UserError, match=r"cat\.jpg: the name must begin with the class 0\.\.9"):
+        animal10n(animals)
+    (animals / "testing").rename(animals / "other")
+    with pytest.raises(UserError, match=r"no folder .*testing; unpack raw_image\.zip"):
+        animal10n(animals)
+
+
+@pytest.fixture
+def web(tmp_path):
+    keys = ["google/q0001/a.jpg", "google/q0002/b.jpg", "google/q0900/c.jpg"]
+    write(tmp_path / "info" / "train_filelist_google.txt", f"{keys[0]} 1", f"{keys[2]} 50", f"{keys[1]} 49")
+    write(tmp_path / "info" / "val_filelist.txt", "val000001.jpg 999", "val000002.jpg 49", "val000003.jpg 0")
+    picture(tmp_path / keys[0], np.full((20, 20, 3), 50, np.uint8))
+    picture(tmp_path / "val_images_256" / "val000003.jpg", np.full((20, 20, 3), 90, np.uint8))
+    return tmp_path
+
+
+def test_mini_webvision(web, tmp_path_factory):
+    data = mini_webvision(web, size=SIZE, in_memory=False)
+    assert data.classes == tuple(map(str, range(50)))
+    assert data.examples.paths == ("google/q0001/a.jpg", "google/q0002/b.jpg")
+    assert data.y.tolist() == [1, 49]
+    assert data.test.examples.paths == ("val000002.jpg", "val000003.jpg")
+    assert data.test.y.tolist() == [49, 0]
+    assert data.clean is data.meta is data.trusted is None
+    assert (data.examples.flat(torch.tensor([0])) - 50).abs().max() <= 2
+    assert (data.test.examples.flat(torch.tensor([1])) - 90).abs().max() <= 2
+    write(
+        web / "info" / "synsets.txt",
+        *(f"n{k:08} crane, bird {k}" if k in (3, 4) else f"n{k:08} w{k}, x" for k in range(60)),
+    )
+    names = mini_webvision(web, size=SIZE, in_memory=False).classes
+    assert names[:6] == ("w0", "w1", "w2", "n00000003 crane, bird 3", "n00000004 crane, bird 4", "w5")
+    (web / "val_images_256").rename(web / "val_images")
+    above = tmp_path_factory.mktemp("all")
+    (above / "webvision").symlink_to(web)
+    moved = mini_webvision(above, size=SIZE, in_memory=False)
+    assert (moved.test.examples.flat(torch.tensor([1])) - 90).abs().max() <= 2
+
+
+def test_mini_webvision_errors(web, monkeypatch):
+    monkeypatch.delenv("WARPI_DATA", raising=False)
+    with pytest.raises(UserError, match=r"mini_webvision needs its files: .* info/train_filelist_google\.txt"):
+        mini_webvision(None)
+    write(web / "info" / "synsets.txt", "n00000001 tench")
+    with pytest.raises(UserError, match=r"synsets\.txt has 1 classes, expected at least 50"):
+        mini_webvision(web)
+    for wrong in ("a.jpg", "a.jpg x", "a.jpg -1"):
+        write(web / "info" / "val_filelist.txt", "b.jpg 1", wrong)
+        with pytest.raises(UserError, match=r"val_filelist\.txt line 2: got 'a\.jpg"):
+            mini_webvision(web)
+    (web / "info" / "val_filelist.txt").unlink()
+    with pytest.raises(UserError, match=r"no file .*val_filelist\.txt"):
+        mini_webvision(web)
 
 
 def test_unreadable_file_in_memory_is_logged(tmp_path, caplog):

@@ -251,7 +251,7 @@ def test_few_rows_take_more_and_smaller_steps() -> None:
 
 @pytest.fixture
 def published(here: Path) -> Callable[[str], Path]:
-    """The layouts of Clothing1M and Food-101N with one image per part."""
+    """The layouts of the data sets from the web with one image per part."""
     keys = [f"images/{k}.png" for k in range(3)]
     for key in keys:
         picture(here / "clothing1m" / key)
@@ -266,6 +266,14 @@ def published(here: Path) -> Callable[[str], Path]:
     write(here / "food101n" / "food-101" / "meta" / "test.txt", "soup/2")
     for path in (food / "images/pie/0.jpg", food / "images/soup/1.jpg", here / "food101n/food-101/images/soup/2.jpg"):
         picture(path)
+    web = here / "mini_webvision"
+    write(web / "info" / "train_filelist_google.txt", "google/q0001/0.jpg 0")
+    write(web / "info" / "val_filelist.txt", "val000001.jpg 1")
+    animals = here / "animal10n"
+    for path in (web / "google/q0001/0.jpg", web / "val_images_256/val000001.jpg"):
+        picture(path)
+    for path in (animals / "training/0_0.jpg", animals / "testing/1_1.jpg"):
+        picture(path)
     return lambda name: here / name
 
 
@@ -274,9 +282,10 @@ def test_built_in_image_files_at_any_size(published: Callable[[str], Path], name
     for size in (None, 16):
         dataset, defaults = load_dataset(name, root=published(name), image_size=size)
         assert dataset.test is not None
-        assert dataset.meta is not None
-        for examples in (dataset.examples, dataset.test.examples, dataset.meta.examples):
-            assert examples.shape == (3, size or 224, size or 224)
+        assert (dataset.meta is None) == (name in ("animal10n", "mini_webvision"))
+        side = size or (64 if name == "animal10n" else 224)
+        for split in (dataset, dataset.test, *([dataset.meta] if dataset.meta else [])):
+            assert split.examples.shape == (3, side, side)
         assert dataset.name == name
         assert defaults == BY_DATASET[name]
     with pytest.raises(UserError, match=r"image files need size >= 1.*size 0"):
@@ -298,7 +307,10 @@ def test_fixed_image_size(name: str) -> None:
     [
         ("cifra10", "unknown data set 'cifra10'; did you mean 'cifar10'"),
         ("Digits", "did you mean 'digits'"),
-        ("zzz", "unknown data set 'zzz'; allowed: cifar10, cifar100, clothing1m, digits, food101n"),
+        (
+            "zzz",
+            "unknown data set 'zzz'; allowed: animal10n, cifar10, cifar100, clothing1m, digits, food101n, mini_web",
+        ),
         ("", "unknown data set ''; allowed"),
         ("tabel.csv", r"no file or folder 'tabel\.csv'"),
         ("no/such/folder", "no file or folder 'no/such/folder'"),

@@ -151,6 +151,46 @@ def dishes(root: Path) -> None:
         photo(root / "food-101" / "images" / name / "9.jpg")
 
 
+def animals(root: Path) -> None:
+    for part, n in (("training", 3), ("testing", 1)):
+        for k in range(10):
+            for i in range(n):
+                photo(root / part / f"{k}_{i}.jpg")
+
+
+def web(root: Path) -> None:
+    train = [(f"google/q{k:04}/{i}.jpg", k) for k in range(52) for i in range(2)]
+    test = [(f"val{k:06}.jpg", k) for k in range(52)]
+    write_lines(root / "info" / "train_filelist_google.txt", (f"{key} {k}" for key, k in train))
+    write_lines(root / "info" / "val_filelist.txt", (f"{key} {k}" for key, k in test))
+    for key, k in train:
+        if k < 50:
+            photo(root / key)
+    for key, k in test:
+        if k < 50:
+            photo(root / "val_images_256" / key)
+
+
+@pytest.mark.parametrize(("name", "make", "n_test"), [("animal10n", animals, 10), ("mini_webvision", web, 50)])
+def test_recipes_without_trusted_photographs_run(
+    name: str, make: Any, n_test: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs of cross-entropy in the published layout, with a small network and real JPEG files."""
+    make(tmp_path / "data")
+    for net in ("resnet18", "resnet50"):
+        monkeypatch.setitem(nets.NETS, net, nets.NetEntry("a small network", resnet20))
+    argv = ["sweep", str(ROOT / "recipes" / f"{name}.toml"), "--root", str(tmp_path / "data"), "--jobs", "1"]
+    argv += ["--out", str(tmp_path / "runs"), "--device", "cpu", "--set", "seed=0", "--set", "epochs=2"]
+    argv += ["--set", "image_size=16", "--set", "threads=1", "--set", "method=ce"]
+    assert main(argv) == 0
+    (run,) = (tmp_path / "runs").glob("*/spec.json")
+    facts = json.loads(run.read_text())["facts"]
+    assert (facts["n_test"], facts["n_meta"]) == (n_test, 0)
+    records = [json.loads(line) for line in (run.parent / "results.jsonl").read_text().splitlines()]
+    assert len(records) == 2
+    assert all(np.isfinite(record["loss"]) and "test_acc" in record for record in records)
+
+
 @pytest.mark.parametrize(("name", "make", "n_test"), [("clothing1m", clothes, 14), ("food101n", dishes, 3)])
 def test_recipes_for_photographs_run(
     name: str, make: Any, n_test: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

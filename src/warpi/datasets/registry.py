@@ -41,4 +41,12 @@ DATASETS: dict[str, DatasetEntry] = {
     "food101n": DatasetEntry(
         "warpi.datasets.web_images:food101n", "Food-101N with the Food-101 test set, 101 classes", resizable=True
     ),
+    "animal10n": DatasetEntry(
+        "warpi.datasets.web_images:animal10n", "55,000 photos of animals, 64 x 64, 10 classes", resizable=True
+    ),
+    "mini_webvision": DatasetEntry(
+        "warpi.datasets.web_images:mini_webvision",
+        "WebVision 1.0, the first 50 classes of Google's images",
+        resizable=True,
+    ),
 }

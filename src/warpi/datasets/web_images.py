@@ -1,6 +1,11 @@
-"""Clothing1M and Food-101N, image data sets with labels from the web, in their published layouts."""
+"""Image data sets with labels from the web, in their published layouts.
+
+Clothing1M, Food-101N, ANIMAL-10N and mini-WebVision.
+"""
 
 import logging
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +16,7 @@ from warpi.data.image_files import PHOTO
 from warpi.datasets.image_folders import ImageList, make_image_dataset
 from warpi.datasets.text_files import data_root, reading
 from warpi.errors import UserError, unknown
+from warpi.utils.limits import limit, refuse
 
 logger = logging.getLogger("warpi.datasets")
 
@@ -18,6 +24,11 @@ CLOTHING1M = (
     *("T-shirt", "Shirt", "Knitwear", "Chiffon", "Sweater", "Hoodie", "Windbreaker"),
     *("Jacket", "Down coat", "Suit", "Shawl", "Dress", "Vest", "Underwear"),
 )
+ANIMAL10N = (
+    *("cat", "lynx", "wolf", "coyote", "cheetah", "jaguar"),
+    *("chimpanzee", "orangutan", "hamster", "guinea pig"),
+)
+MINI_WEBVISION = 50  # number of classes
 
 
 def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
@@ -102,6 +113,90 @@ def food101n(
     }
     size = PHOTO if size is None else size
     return make_image_dataset("food101n", classes, size, in_memory, lists, test_is_clean=True)
+
+
+def animal10n(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
+    """ANIMAL-10N: 50,000 images of five pairs of similar animals, about 8 % wrong labels, and 5,000 for testing.
+
+    `root` holds the folders training and testing of the published images, or a folder animal10n that does. The number
+    of the class is the first part of a file's name, as in 3_12345.jpg. The images have 64 x 64 pixels, which is the
+    default size. No trusted examples come with the data. The labels of the test set are taken as right.
+
+    Reference: Song et al., SELFIE: refurbishing unclean samples for robust deep learning, ICML 2019.
+    """
+    root = data_root(root, "animal10n", "name the folder that holds training/ and testing/ with --root FOLDER")
+    with reading(root):
+        root = root / "animal10n" if (root / "animal10n" / "training").is_dir() else root
+    lists = {part: _list_numbered(root / folder) for part, folder in (("train", "training"), ("test", "testing"))}
+    size = 64 if size is None else size
+    return make_image_dataset("animal10n", ANIMAL10N, size, in_memory, lists, test_is_clean=True)
+
+
+def _list_numbered(folder: Path) -> ImageList:
+    """The images of a folder whose names begin with the number of their class, sorted by name."""
+    with reading(folder):
+        if not folder.is_dir():
+            raise UserError(f"no folder {folder}; unpack raw_image.zip of ANIMAL-10N, or give another folder")
+        names = []
+        for name in os.listdir(folder):
+            if name.lower().endswith((".jpg", ".jpeg", ".png")) and not name.startswith("."):
+                names.append(name)
+        if len(names) > limit("FILES"):
+            raise refuse(folder, "holds too many files", "FILES")
+    for name in names:
+        if not re.match(r"[0-9]_", name):
+            raise UserError(f"{folder / name}: the name must begin with the class 0..9 and _, as in 3_12345.jpg")
+    names.sort()
+    return ImageList(folder, names, [int(name[0]) for name in names])
+
+
+def mini_webvision(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
+    """Mini-WebVision: the images of WebVision 1.0 that Google found for the first 50 classes, about 66,000.
+
+    `root` holds WebVision's folders info, google and val_images_256 (or val_images), or a folder webvision that does.
+    Training rows are those of info/train_filelist_google.txt, test rows those of info/val_filelist.txt, 50 per class.
+    Classes have the names of info/synsets.txt if it is there, else their numbers. No trusted examples come with it.
+
+    Reference: Li et al., WebVision database: visual learning and understanding from web data, 2017; Jiang et al.,
+    MentorNet, ICML 2018 (the first 50 classes).
+    """
+    root = _find_root(root, "mini_webvision", "webvision", "info/train_filelist_google.txt")
+    train = _read_numbered(root / "info" / "train_filelist_google.txt")
+    test = _read_numbered(root / "info" / "val_filelist.txt")
+    folders = (root / "val_images_256", root / "val_images")
+    with reading(root):
+        pictures = next((folder for folder in folders if folder.is_dir()), folders[0])
+    lists = {
+        "train": ImageList(root, list(train), list(train.values())),
+        "test": ImageList(pictures, list(test), list(test.values())),
+    }
+    classes = _read_synsets(root / "info" / "synsets.txt")
+    size = PHOTO if size is None else size
+    return make_image_dataset("mini_webvision", classes, size, in_memory, lists, test_is_clean=True)
+
+
+def _read_numbered(path: Path) -> dict[str, int]:
+    """Images and their classes, of the classes that are used."""
+    labels = {}
+    for line, text in _read_lines(path):
+        key, _, label = text.rpartition(" ")
+        if not key or not label.isdecimal():
+            raise UserError(f"{path} line {line}: got {text!r}, expected an image and the number of its class")
+        if int(label) < MINI_WEBVISION:
+            labels[key.strip()] = int(label)
+    return labels
+
+
+def _read_synsets(path: Path) -> tuple[str, ...]:
+    """The first name of each class that is used, or its whole line if that is not unique."""
+    with reading(path):
+        if not path.is_file():
+            return tuple(map(str, range(MINI_WEBVISION)))
+    lines = [text for _, text in _read_lines(path)][:MINI_WEBVISION]
+    if len(lines) < MINI_WEBVISION:
+        raise UserError(f"{path} has {len(lines)} classes, expected at least {MINI_WEBVISION}; unpack it again")
+    names = [text.partition(" ")[2].partition(",")[0].strip() or text for text in lines]
+    return tuple(name if names.count(name) == 1 else text for name, text in zip(names, lines, strict=True))
 
 
 def _find_root(root: Path | None, data: str, folder: str, first: str) -> Path:

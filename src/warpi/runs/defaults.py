@@ -108,6 +108,8 @@ BY_DATASET: dict[str, Mapping[str, Any]] = {
     "cifar100": _CIFAR,
     "clothing1m": _PHOTOS,
     "food101n": _PHOTOS,
+    "mini_webvision": _PHOTOS,
+    "animal10n": {**_CIFAR, "net": "resnet18", "meta": None},
 }
 DATA_DEPENDENT = frozenset({*_TABLE, *_LINEAR, *_CIFAR, *_PHOTOS, *_method_defaults(True, 2)})
 """Settings whose default depends on the data."""
