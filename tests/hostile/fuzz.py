@@ -82,8 +82,10 @@ class Corpus:
         predict = ["predict", run, "--data", str(work / "t.csv"), "--csv", str(work / "p.csv")]
         load = lambda name: ["corrupt", "--data", str(work / name), "--noise", "symmetric:0.2", "--out", out]
         labels = ["--labels", str(work / "noise.json"), "--out", str(work / "new"), "--method", "ce", "--epochs", "1"]
-        opened = [predict, ["report", run], ["check", run], ["audit", run, "--folds", "0"], ["fit", "--out", run]]
-        opened[-1].append("--resume")
+        correct = ["correct", run, "--out", str(work / "c.csv")]
+        opened = [predict, ["report", run], ["check", run], ["audit", run, "--folds", "0"], correct]
+        opened += [["review", run, "--export", str(work / "l.csv")], ["pick", "5", run, "--csv", str(work / "n.csv")]]
+        opened += [["figures", run, "--arrays"], ["fit", "--out", run, "--resume"]]
         return {
             **{name: [load(name), ["check", str(work / name)]] for name in ("t.csv", "t.npz", "t.npy", "t.parquet")},
             "y.npy": [load("t.npy")],
@@ -94,7 +96,7 @@ class Corpus:
             "run/spec.json": opened,
             "run/results.jsonl": opened[1:4],
             "run/checkpoint.safetensors": [predict, ["check", run], opened[-1]],
-            "run/audit.npz": [["correct", run, "--out", str(work / "c.csv")], ["check", run]],
+            "run/audit.npz": [correct, ["check", run]],
         }
 
 
@@ -205,7 +207,7 @@ def _mutate_bytes(content: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def run_case(corpus: Corpus, seed: int) -> tuple[str, str]:
+def run_case(corpus: Corpus, seed: int, target: str = "") -> tuple[str, str]:
     """Run one case; return its target and the bug, or ''."""
     from warpi.cli.app import main
 
@@ -214,7 +216,7 @@ def run_case(corpus: Corpus, seed: int) -> tuple[str, str]:
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(corpus.clean, work)
     targets = corpus.targets(work)
-    name = rng.choice([*targets])
+    name = rng.choice([name for name in targets if name.startswith(target)])
     file = work / name
     file.write_bytes(mutate(file.read_bytes(), name, rng))
     command = rng.choice(targets[name])
@@ -237,7 +239,7 @@ def run_case(corpus: Corpus, seed: int) -> tuple[str, str]:
     return name, ""
 
 
-def fuzz(seconds: float, seed: int = 0, only: int | None = None) -> dict[str, Any]:
+def fuzz(seconds: float, seed: int = 0, only: int | None = None, target: str = "") -> dict[str, Any]:
     """Run cases for some seconds; return their number per target, the bugs and the peak memory in MiB."""
 
     def hang(*_: object) -> None:
@@ -252,7 +254,7 @@ def fuzz(seconds: float, seed: int = 0, only: int | None = None) -> dict[str, An
         end = time.monotonic() + seconds
         case = seed * 10**6 if only is None else only
         while time.monotonic() < end:
-            name, bug = run_case(corpus, case)
+            name, bug = run_case(corpus, case, target)
             counts[name] += 1
             if bug:
                 bugs[case] = f"{name}: {bug}"
@@ -271,7 +273,8 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="repeat one case")
+    parser.add_argument("--target", default="", help="only files whose name starts with this, such as run/spec.json")
     flags = parser.parse_args()
-    result = fuzz(flags.seconds, flags.seed, flags.only)
+    result = fuzz(flags.seconds, flags.seed, flags.only, flags.target)
     print(json.dumps(result, indent=1))
     sys.exit(bool(result["bugs"]))

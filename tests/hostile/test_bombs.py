@@ -11,6 +11,7 @@ import torch
 from bombs import write_bombs
 
 from warpi.cli.app import main
+from warpi.data.image_files import FileExamples
 from warpi.datasets.image_folders import read_folder
 from warpi.errors import UserError
 from warpi.runs.reopen import reopen_without_data
@@ -45,6 +46,9 @@ def test_a_limit_is_set_by_an_environment_variable(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WARPI_LIMIT_LINE", "many")
     with pytest.raises(UserError, match="positive whole number"):
         limit("LINE")
+    monkeypatch.setenv("WARPI_LIMIT_PIXELS", "-1")
+    with pytest.raises(UserError, match="WARPI_LIMIT_PIXELS"):
+        FileExamples("", ())
 
 
 def test_too_many_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

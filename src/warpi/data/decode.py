@@ -26,7 +26,8 @@ SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", "
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # without EPS and others, which start other programs
 _MAX_ASPECT = 100  # ratio of the sides: an enlarged image of 1 x 100,000 pixels would fill the memory
 
-_PIXELS = int(os.environ.get("WARPI_LIMIT_PIXELS") or 89_478_485)  # as in `warpi.utils.limits`, without importing it
+_GIVEN = os.environ.get("WARPI_LIMIT_PIXELS", "").replace("_", "").strip()  # `warpi.utils.limits` checks it
+_PIXELS = int(_GIVEN) if _GIVEN.isascii() and _GIVEN.isdigit() else 89_478_485
 _TOO_LARGE = f"{{}} pixels, more than {_PIXELS:,}; if you trust it, set the environment variable WARPI_LIMIT_PIXELS"
 
 

@@ -27,6 +27,7 @@ from warpi.data.augment import Crop, distort
 from warpi.data.decode import decode_batch, image_size
 from warpi.data.examples import Examples, ReadBatch, Scale, TensorExamples, check_form, is_integer
 from warpi.errors import UserError, missing_package
+from warpi.utils.limits import limit
 
 logger = logging.getLogger("warpi.data")
 
@@ -73,6 +74,7 @@ class FileExamples(Examples):
             import PIL  # noqa: F401
         except ImportError:
             raise missing_package("pillow", "reading image files", "images") from None
+        limit("PIXELS")  # raises if the environment variable is not a number
         if self.size < 1 or self.workers < 0 or not 0 <= self.max_bad <= 1:
             values = f"size {self.size}, workers {self.workers}, max_bad {self.max_bad}"
             raise UserError(f"image files need size >= 1, workers >= 0 and max_bad in 0..1, got {values}")
