@@ -92,7 +92,7 @@ def measure_intervals(wide: np.ndarray, true: np.ndarray, seeds: range) -> dict[
     for seed in seeds:
         rows = np.random.default_rng(seed).choice(len(true), 200, replace=False)
         found = combine_annotators(wide, trusted=(rows, true[rows])).annotators
-        inside += sum(a["low"] <= value <= a["high"] for a, value in zip(found, accuracy, strict=True))
+        inside += sum(bool(a["low"] <= value <= a["high"]) for a, value in zip(found, accuracy, strict=True))
         width += float(np.mean([a["high"] - a["low"] for a in found])) / len(seeds)
     without = [a["accuracy"] for a in combine_annotators(wide).annotators]
     total = len(seeds) * wide.shape[1]

@@ -135,8 +135,9 @@ def test_annotators_who_share_mistakes_need_trusted_rows() -> None:
     wide = np.stack([one, one], 1)
     assert combine_annotators(wide).annotators[0]["accuracy"] > 0.95
     rows = RNG.choice(N, 150, replace=False)
-    annotator = combine_annotators(wide, trusted=(rows, TRUE[rows])).annotators[0]
-    assert annotator["low"] < (one == TRUE).mean() < annotator["high"]
+    consensus = combine_annotators(wide, trusted=(rows, TRUE[rows]))
+    for quality in (consensus.annotators[0], consensus.quality):
+        assert quality["low"] < (one == TRUE).mean() < quality["high"]
 
 
 def test_rows_to_review() -> None:

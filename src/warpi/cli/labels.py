@@ -133,5 +133,7 @@ def _print_consensus(consensus: "Consensus", out: Path) -> None:
     Console(highlight=False).print(table)
     if not any(quality["checked"] for quality in about["annotators"]):
         say("without trusted rows, the accuracies assume independent mistakes of the annotators and may be too high")
-    say(f"{out}: about {about['expected_wrong']:.0f} labels are wrong; {about['to_review']} rows to review")
+    right = about["consensus"]
+    interval = f"90 % interval {100 * right['low']:.1f} to {100 * right['high']:.1f}"
+    say(f"{out}: {100 * right['accuracy']:.1f} % of the labels are right ({interval}); {about['to_review']} to review")
     say(f"train on them with: warpi fit --data {out} --drop n_labels,agreement,review --out DIR")

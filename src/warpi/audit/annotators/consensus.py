@@ -49,6 +49,7 @@ class Consensus:
     review: tuple[str, ...]  # N reasons to review a row; '' for none
     classes: tuple[str, ...]
     annotators: tuple[Mapping[str, Any], ...]  # one dict each: annotator, n, accuracy, low, high, checked
+    quality: Mapping[str, Any]  # the same for the consensus itself, as it is without the trusted labels
     model: DawidSkene
     rows: Mapping[str, Sequence[object]]  # columns of the input that describe the rows
 
@@ -69,7 +70,7 @@ class Consensus:
             "n": len(self.label),
             "n_labels": int(self.n_labels.sum()),
             "to_review": sum(map(bool, self.review)),
-            "expected_wrong": float((1 - self.probability).sum()),
+            "consensus": dict(self.quality),
             "classes": list(self.classes),
             "annotators": [dict(annotator) for annotator in self.annotators],
             "strength": self.model.strength,
@@ -115,10 +116,13 @@ def _make_consensus(read: AnnotatorLabels, model: DawidSkene, trusted: TrustedRo
     n = votes.sum(1).astype(np.int64)
     agreement = votes[index, label] / np.maximum(n, 1)
     review = _reasons(q[index, label], votes, n, None if p is None else p.argmax(1), label, trusted.row)
-    quality = tuple(
-        {"annotator": name, **_rate_annotator(labels, model, trusted, a)} for a, name in enumerate(read.annotators)
-    )
-    return Consensus(label, q[index, label], q, n, agreement, review, read.classes, quality, model, read.rows)
+    annotators = []
+    for a, name in enumerate(read.annotators):
+        mine = labels.annotator == a
+        annotators.append({"annotator": name, **_rate(labels.row[mine], labels.label[mine], model, trusted)})
+    quality = _rate(index, model.q.argmax(1), model, trusted)
+    parts = (n, agreement, review, read.classes, tuple(annotators), quality, model, read.rows)
+    return Consensus(label, q[index, label], q, *parts)
 
 
 def _reasons(sure: Floats, votes: Floats, n: Ints, predicted: Ints | None, label: Ints, known: Ints) -> tuple[str, ...]:
@@ -134,14 +138,12 @@ def _reasons(sure: Floats, votes: Floats, n: Ints, predicted: Ints | None, label
     return tuple(reason.tolist())
 
 
-def _rate_annotator(labels: Labels, model: DawidSkene, trusted: TrustedRows, a: int) -> dict[str, Any]:
-    """The share of an annotator's labels that are right, with a 90 % interval.
+def _rate(row: Ints, label: Ints, model: DawidSkene, trusted: TrustedRows) -> dict[str, Any]:
+    """The share of labels that are right, of one annotator or of the consensus, with a 90 % interval.
 
-    From 20 labels of random trusted rows on, the interval rests on these: the mean probability over all labels of the
-    annotator is corrected by its mean error on the trusted rows. Otherwise it assumes that the model is right.
+    From 20 labels of random trusted rows on, the interval rests on these: the mean probability over all labels is
+    corrected by its mean error on the trusted rows. Otherwise it assumes that the model is right.
     """
-    mine = labels.annotator == a
-    row, label = labels.row[mine], labels.label[mine]
     wrong = 1 - model.q[row, label]
     order = np.searchsorted(trusted.row, row)
     found = np.flatnonzero(np.append(trusted.row, -1)[order] == row)
