@@ -138,14 +138,14 @@ def test_broken_spec_is_named(tmp_path: Path, text: str, words: str) -> None:
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "x" / "a", epochs_of([10.0]))
     with monkeypatch.context() as patch:
-        read = Path.read_bytes
+        open_file = Path.open
 
-        def refuse(path: Path) -> bytes:  # by hand: a test that runs as root may read everything
+        def refuse(path: Path, *how: Any, **options: Any) -> Any:  # a test that runs as root may read everything
             if path.name == name:
                 raise PermissionError(errno.EACCES, "Permission denied", str(path))
-            return read(path)
+            return open_file(path, *how, **options)
 
-        patch.setattr(Path, "read_bytes", refuse)
+        patch.setattr(Path, "open", refuse)
         with pytest.raises(UserError) as caught:
             find_runs([folder])
         assert str(caught.value).startswith(f"cannot read {folder / name}: Permission denied; ")
@@ -980,16 +980,20 @@ def test_write_report_without_folder_only_returns(tmp_path: Path) -> None:
 def test_the_command_reads_each_file_once_and_prints_plain_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, read, seen = make(tmp_path / "a", epochs_of([80.0])), Path.read_bytes, list[str]()
+    folder, open_file, read, seen = make(tmp_path / "a", epochs_of([80.0])), Path.open, Path.read_bytes, list[str]()
 
-    def count(path: Path) -> bytes:
-        seen.append(path.name)
+    def count(path: Path, mode: str = "r", *how: Any, **options: Any) -> Any:
+        seen.extend([path.name] * (mode == "rb"))
+        return open_file(path, mode, *how, **options)
+
+    def change(path: Path) -> bytes:
         content = read(path)
         if path.name == "results.jsonl":  # the run continues
             (folder / "results.jsonl").write_text(json.dumps({"epoch": 2, "test_acc": 95.0}) + "\n")
         return content
 
-    monkeypatch.setattr(Path, "read_bytes", count)
+    monkeypatch.setattr(Path, "open", count)
+    monkeypatch.setattr(Path, "read_bytes", change)
     out = tmp_path / "[bold]x :smile:" / ("long" * 30)
     assert main(["report", str(folder), "--out", str(out), "--json", str(tmp_path / "t.json")]) == 0
     assert sorted(name for name in seen if name in ("results.jsonl", "spec.json")) == ["results.jsonl", "spec.json"]
