@@ -205,6 +205,12 @@ def test_tables_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> 
         combine_annotators(file)
 
 
+@pytest.mark.parametrize("wide", [np.zeros((3, 1), int), np.full((3, 2), -1), np.zeros((0, 3), int)])
+def test_arrays_that_cannot_be_used(wide: np.ndarray) -> None:
+    with pytest.raises(UserError, match="column per annotator|no labels"):
+        combine_annotators(wide)
+
+
 def test_probabilities_of_a_long_table_need_row_numbers(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_text("id,annotator,label\nu,a,x\nu,b,x\nv,a,y\nv,b,y\n")

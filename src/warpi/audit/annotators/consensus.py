@@ -227,6 +227,8 @@ def _read_array(values: NDArray[Any], classes: Sequence[str] | None) -> Annotato
         raise UserError(
             f"labels must be class numbers with one row per example and a column per annotator, got {shape}"
         )
+    if not (values >= 0).any():
+        raise UserError("there are no labels; -1 means that an annotator did not label a row")
     names = tuple(classes or map(str, range(max(int(values.max()) + 1, 2))))
     row, by = np.nonzero(values >= 0)
     label = encode(values[row, by], tuple(map(str, range(len(names)))), "labels")
