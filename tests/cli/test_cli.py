@@ -65,7 +65,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["fti"], "unknown command 'fti'; did you mean 'fit'?"),
     (
         ["--bogus"],
-        "unknown command '--bogus'; allowed: audit, bench, compare, correct, corrupt, embed, fewshot, figures, fit, ",
+        "unknown command '--bogus'; allowed: annotators, audit, bench, check, compare, correct, ",
     ),
     (["FIT", "--epohcs", "3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
     (["FIT", "--epohcs=3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),

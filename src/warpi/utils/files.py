@@ -101,9 +101,8 @@ def write_json(path: Path, value: object) -> None:
 def read_json(file: Path, advice: str) -> Any:
     """The content of a JSON file. Raises FileNotFoundError if it is missing; other errors end with the advice."""
     try:
-        with file.open("rb") as opened:
-            check_json_size(file, os.fstat(opened.fileno()).st_size)
-            return json.loads(opened.read())
+        check_json_size(file, os.path.getsize(file))
+        return json.loads(file.read_bytes())
     except FileNotFoundError:
         raise
     except OSError as e:
