@@ -207,7 +207,7 @@ def test_tables_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> 
 
 @pytest.mark.parametrize("wide", [np.zeros((3, 1), int), np.full((3, 2), -1), np.zeros((0, 3), int)])
 def test_arrays_that_cannot_be_used(wide: np.ndarray) -> None:
-    with pytest.raises(UserError, match="column per annotator|no labels"):
+    with pytest.raises(UserError, match=r"column per annotator|no labels"):
         combine_annotators(wide)
 
 
