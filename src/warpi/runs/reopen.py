@@ -80,7 +80,8 @@ def reopen_without_data(path: Path | str, device: str = "auto", custom: Mapping[
     task = unpack_task(packed, stored["facts"], where, folder.checkpoint)
     method = spec.make_method()
     recipe = replace(spec.recipe, weights=None)  # its initial weights are not needed
-    _check_network_size(recipe, task, checkpoint.newest(folder.checkpoint))
+    if method.trains_network:
+        _check_network_size(recipe, task, checkpoint.newest(folder.checkpoint))
     with seeded(derive(recipe.seed, "training")):
         method.start(task, recipe)
     facts = {"n_test": None, **stored["facts"], "n_parameters": sum(p.numel() for p in method.net.parameters())}
