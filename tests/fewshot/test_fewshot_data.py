@@ -462,7 +462,7 @@ def test_image_with_too_many_pixels_is_reported(tmp_path: Path) -> None:
     content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
     file.write_bytes(content)
     for read in (_drawing, _photograph):
-        with pytest.raises(UserError, match=r"cannot read the image .*a\.png: too many pixels"):
+        with pytest.raises(UserError, match=r"cannot read the image .*a\.png: .*pixels"):
             _read_images({"a": [file]}, read)
 
 
