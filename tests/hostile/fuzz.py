@@ -239,7 +239,7 @@ def run_case(corpus: Corpus, seed: int, target: str = "") -> tuple[str, str]:
     return name, ""
 
 
-def fuzz(seconds: float, seed: int = 0, only: int | None = None, target: str = "") -> dict[str, Any]:
+def fuzz(seconds: float, cases: float, seed: int = 0, only: int | None = None, target: str = "") -> dict[str, Any]:
     """Run cases for some seconds; return their number per target, the bugs and the peak memory in MiB."""
 
     def hang(*_: object) -> None:
@@ -253,7 +253,7 @@ def fuzz(seconds: float, seed: int = 0, only: int | None = None, target: str = "
         corpus = Corpus(Path(folder))
         end = time.monotonic() + seconds
         case = seed * 10**6 if only is None else only
-        while time.monotonic() < end:
+        while time.monotonic() < end and counts.total() < cases:
             name, bug = run_case(corpus, case, target)
             counts[name] += 1
             if bug:
@@ -271,10 +271,11 @@ def fuzz(seconds: float, seed: int = 0, only: int | None = None, target: str = "
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Feed damaged and hostile files to the commands of warpi.")
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--cases", type=float, default=float("inf"), help="stop after this number of cases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="repeat one case")
     parser.add_argument("--target", default="", help="only files whose name starts with this, such as run/spec.json")
     flags = parser.parse_args()
-    result = fuzz(flags.seconds, flags.seed, flags.only, flags.target)
+    result = fuzz(flags.seconds, flags.cases, flags.seed, flags.only, flags.target)
     print(json.dumps(result, indent=1))
     sys.exit(bool(result["bugs"]))

@@ -147,6 +147,7 @@ def _read_bounded(path: Path, file: IO[bytes]) -> Any:
     names = [field.name for field in schema.schema_arrow if types.is_string(field.type) or types.is_binary(field.type)]
     file.seek(0)
     frame = parquet.ParquetFile(file, read_dictionary=names).read()
+    frame.validate(full=True)  # a damaged file may refer to values that do not exist
     for j, name in enumerate(frame.column_names):
         column = frame.column(j)
         if not types.is_dictionary(column.type) or name not in names:
