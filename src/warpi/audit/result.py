@@ -232,14 +232,19 @@ def read_audit(folder: Path | str) -> Audit:
         raise UserError(f"{path} is damaged or of another version ({e}); recreate it with: warpi audit {folder}") from e
 
 
+_OTHERS = ("classes", "error_rates", "facts", "pairs")  # fields that are not arrays
+
+
 def _check(audit: Audit) -> None:
     """Raise ValueError if the arrays do not fit together."""
     N, K = len(audit.row), len(audit.classes)
     shapes = {"probabilities": (N, K), "T": (K, K), "learned_posterior": (N, K)}
     for f in fields(audit):
         values = getattr(audit, f.name)
-        if not isinstance(values, np.ndarray):
+        if f.name in _OTHERS or (f.name == "learned_posterior" and values is None):
             continue
+        if not isinstance(values, np.ndarray):
+            raise ValueError(f"{f.name} is not an array")
         kind = {"row": "i", "given": "i", "suggested": "i", "is_label_issue": "b"}.get(f.name, "f")
         if values.shape != shapes.get(f.name, (N,)) or values.dtype.kind != kind:
             raise ValueError(f"{f.name} is {values.dtype} {list(values.shape)}")
