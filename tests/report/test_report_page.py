@@ -26,6 +26,7 @@ from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.report import svg_charts as charts
+from warpi.report.answer import draw_progress
 from warpi.report.curves import Curve
 from warpi.report.experiments import find_runs, summarize
 from warpi.report.page import to_html
@@ -118,7 +119,7 @@ def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert "> 99.9 %" in page.words
     for part in (
         "The audit is unreliable: its model is right for only 50 % of the trusted rows.",
-        "People looked at 3 rows: they kept 1 labels, changed 2",
+        "People looked at 3 rows: 1 labels kept, 2 changed, none unsure. Of the 3 rows, 2 were drawn at random.",
         "about 40 (40 %)",
         "about 20 (20 %), 90 % interval 15 to 28",
         "after each of the 3 decisions",
@@ -246,7 +247,7 @@ def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -
     ]
     places = [words.index(text) for text in order]
     assert places == sorted(places)
-    assert "1 say “cat” where “dog” is more probable" in words
+    assert "1 labeled “cat” look like “dog”" in words
     none = replace(audit, is_label_issue=np.zeros(2, bool))
     words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=none)])).words
     assert "The audit can tell how many labels are wrong, but not which" in words
@@ -254,7 +255,9 @@ def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -
     checked = {"n": 2, "rate": 0.15, "low": 0.1, "high": 0.2, "checked": 50, "level": 0.9}
     backed = replace(audit, facts={**audit.facts, "noise_rate": checked})
     words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=backed, review=a_review())])).words
-    assert "90 % interval: 10 to 20 %, from 50 labels that people checked at random" in words
+    assert (
+        "90 % interval 10 to 20 %, from the predictions for all rows, corrected by 50 labels checked at random" in words
+    )
     assert "18 more decisions about rows drawn at random" in words
 
 
@@ -263,6 +266,36 @@ def test_page_and_figures_have_the_same_colors(tmp_path: Path) -> None:
     text = to_html(summarize(runs), runs)
     for i, color in enumerate(COLORS):
         assert f"--c{i}: {color};" in text
+
+
+def test_text_and_chart_show_the_same_numbers_of_wrong_labels() -> None:
+    """The curve of decisions begins at 40 wrong labels of 100, that of the correction ends at 20."""
+    svg = draw_progress(a_review())
+    ends = [re.search(r"with(?:out)?: ([\d.]+) %", title) for title in re.findall(r"<title>([^<]*)</title>", svg)]
+    assert [float(end[1]) for end in ends if end] == [80.0, 80.0]
+    first = [float(d.split(" L")[0].split()[1]) for d in re.findall(r'<path class="line c\d"[^>]* d="M([^"]*)"', svg)]
+    scale = {float(text): float(y) - 4 for y, text in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+) %<', svg)}
+    (low, y_low), *_, (high, y_high) = sorted(scale.items())
+    shares = [low + (y - y_low) * (high - low) / (y_high - y_low) for y in first]
+    assert shares == pytest.approx([40.0, 60.0], abs=0.5)  # 100 - 30 * 20 / 10, and 100 - 40
+
+
+def test_errors_that_are_spread_evenly_are_described_so_and_rare_pairs_are_added_up(tmp_path: Path) -> None:
+    K = 12
+    audit = an_audit([f"c{k}" for k in range(K)], [0.1] * K, "word", accuracy=0.9)
+    numbers = np.arange(K)
+    even = replace(audit, suggested=(numbers + 1) % K, is_label_issue=np.ones(K, bool))
+    runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
+    review = a_review()._replace(n_unchecked=9, n_really_wrong=7)
+    runs[0].facts["wrong_share"] = 0.5
+    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=even, review=review)])).words
+    assert (
+        "The 12 suspicious labels are spread over 12 pairs of given and suggested class; no pair has more than 1."
+        in words
+    )
+    assert "suspicious labels, 9 still unchecked" in words
+    assert "Of the 12 suspicious labels, 7 are really wrong." in words
+    assert "other pairs (2)" in words
 
 
 # -- charts ----------------------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import pytest
 
 from warpi import load_dataset
 from warpi.audit.decisions import Choice, Decision, Store, read_decisions
+from warpi.audit.rates import Rate
 from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli import main
 from warpi.data.dataset import Dataset
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
-from warpi.review.correct import apply_corrections, write_corrections, write_trusted_set
+from warpi.review.correct import apply_corrections, prefer_expectation_to_zero, write_corrections, write_trusted_set
 from warpi.review.items import Items, items_from_data
 
 CLASSES = ("a", "b", "c")
@@ -88,6 +89,13 @@ def test_suggestions_and_decisions(items: Items, p: np.ndarray) -> None:
     assert str(decided).startswith("2 of 8 labels changed: 1 by a person, 1 by the audit\nwrong labels: about 1 before")
     accepted = {1: Decision(1, 1, "change", "a", "t", "now", "b", "auto-1")}
     assert apply_corrections(items, audit, accepted, above=0.9).changed_by[:2] == ("audit", "audit")
+
+
+def test_an_estimate_of_zero_wrong_labels_becomes_the_expectation_within_its_interval() -> None:
+    zero = Rate(100, 0.0, 0.0, 20.0, 30)
+    assert [prefer_expectation_to_zero(zero, n).rate for n in (6.0, 50.0)] == [6.0, 20.0]
+    for kept in (Rate(100, 3.0, 0.0, 20.0, 30), Rate(100, 0.0, None, None, 5)):
+        assert prefer_expectation_to_zero(kept, 6.0) == kept
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

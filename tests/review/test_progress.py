@@ -130,7 +130,9 @@ def test_advice_depends_on_what_is_missing() -> None:
     assert "20 more decisions about rows drawn at random" in measure_progress(audit, {}, {}).hint()
     assert "warpi audit runs/x" in measure_progress(audit, decisions, random).hint("runs/x")
     unsure = replace(audit, pairs=pairs_of(audit, list(range(40)), audit.posterior[:40]))
-    assert "More decisions still pay" in measure_progress(unsure, decisions, random).hint()
+    advice = measure_progress(unsure, decisions, random).hint(effect=", leaving none")
+    assert "Review 20 more rows, sorted by expected gain" in advice
+    assert "corrected.csv`, leaving none." in advice
     sure = replace(unsure, learned_posterior=np.eye(3)[audit.suggested] * 0.98 + 0.02 / 3)
     assert "You can stop" in measure_progress(sure, decisions, random).hint()
     low = replace(audit, facts={**audit.facts, "trusted_accuracy": 0.5})

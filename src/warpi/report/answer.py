@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 import warpi.report.svg_charts as charts
 from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit
 from warpi.report.curves import Curve
 from warpi.report.page_data import Detail, Review
-from warpi.review.progress import Progress, audit_concerns, check_command
+from warpi.review.progress import audit_concerns, check_command
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 MANY_CLASSES = 20
 _SHOWN_CLASSES = 10  # if there are many
 _SHOWN_PAIRS = 10
+_NAMED_PAIRS = 3  # in a sentence
 
 
 class Tile(NamedTuple):
@@ -46,10 +48,12 @@ def answer(detail: Detail) -> dict[str, Any] | None:
         return None
     first, more = _class_rates(audit)
     return {
-        "tiles": [_wrong_tile(audit), _suspicious_tile(audit)],
+        "tiles": [_wrong_tile(audit), _suspicious_tile(audit, detail.review)],
         "concerns": audit_concerns(audit),
         "where": _where(audit),
         "left_out": audit.facts.get("left_out") or 0,
+        "threshold": percent(audit.facts.get("threshold", 0.5)),
+        "really_wrong": _really_wrong(audit, detail.review),
         "next_step": next_step(detail),
         "pairs": _pairs(audit),
         "rates": first,
@@ -86,17 +90,31 @@ def _wrong_tile(audit: Audit) -> Tile:
     note = "Estimated by the model alone, which is usually too low; no interval yet"
     if _has_interval(rate):
         interval = f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
-        note = f"90 % interval: {interval}, from {rate['checked']} labels that people checked at random"
+        note = (
+            f"90 % interval {interval}, from the predictions for all rows, corrected by {rate['checked']} labels "
+            "checked at random"
+        )
     number = f"{len(audit) * rate['rate']:,.0f} of {len(audit):,}"
-    return Tile(number, f"labels are wrong, by estimate ({percent(rate['rate'])})", note)
+    return Tile(number, f"labels estimated to be wrong ({percent(rate['rate'])})", note)
 
 
-def _suspicious_tile(audit: Audit) -> Tile:
+def _suspicious_tile(audit: Audit, review: Review | None) -> Tile:
     """For how many rows the audit can say that their label is wrong."""
     n = int(audit.is_label_issue.sum())
     if not n:
         return Tile("0", "suspicious labels", "The audit can tell how many labels are wrong, but not which")
-    return Tile(f"{n:,}", "suspicious labels", "Each of these is more probably wrong than right")
+    unchecked = "" if review is None or review.n_unchecked is None else f", {review.n_unchecked:,} still unchecked"
+    threshold = percent(audit.facts.get("threshold", 0.5))
+    note = f"Each is wrong with a probability above {threshold}, and another class is more probable"
+    return Tile(f"{n:,}", f"suspicious labels{unchecked}", note)
+
+
+def _really_wrong(audit: Audit, review: Review | None) -> str:
+    """How many suspicious labels are wrong, if the truth is known."""
+    n = int(audit.is_label_issue.sum())
+    if not n or review is None or review.n_really_wrong is None:
+        return ""
+    return f"Of the {n:,} suspicious labels, {review.n_really_wrong:,} are really wrong."
 
 
 def _where(audit: Audit) -> str:
@@ -106,11 +124,16 @@ def _where(audit: Audit) -> str:
         return ""
     total = sum(n for _, n in pairs)
     parts = [
-        f"{n:,} say “{audit.classes[given]}” where “{audit.classes[suggested]}” is more probable"
-        for (given, suggested), n in pairs[:3]
+        f"{n:,} labeled “{audit.classes[given]}” look like “{audit.classes[suggested]}”"
+        for (given, suggested), n in pairs[:_NAMED_PAIRS]
     ]
-    rest = total - sum(n for _, n in pairs[:3])
-    others = f"; the other {rest:,} are spread over {len(pairs) - 3} more pairs of classes" if rest else ""
+    rest = total - sum(n for _, n in pairs[:_NAMED_PAIRS])
+    if 2 * rest > total:
+        return (
+            f"The {total:,} suspicious labels are spread over {len(pairs)} pairs of given and suggested class; no pair "
+            f"has more than {pairs[0][1]:,}."
+        )
+    others = f"; the other {rest:,} are in {len(pairs) - _NAMED_PAIRS} more pairs of classes" if rest else ""
     return f"Of the {total:,} suspicious labels, {', '.join(parts)}{others}."
 
 
@@ -121,10 +144,15 @@ def _count_pairs(audit: Audit) -> list[tuple[tuple[int, int], int]]:
 
 
 def _pairs(audit: Audit) -> Grid:
-    """The most frequent pairs of given and suggested class."""
+    """The most frequent pairs of given and suggested class; empty if a sentence names all of them."""
     names = audit.classes
-    rows = [(names[given], names[suggested], f"{n:,}") for (given, suggested), n in _count_pairs(audit)]
-    return Grid(("given label", "suggestion", "suspicious labels"), rows[:_SHOWN_PAIRS], (0, 1))
+    pairs = _count_pairs(audit)
+    if len(pairs) <= _NAMED_PAIRS:
+        return Grid()
+    rows = [(names[given], names[suggested], f"{n:,}") for (given, suggested), n in pairs[:_SHOWN_PAIRS]]
+    if rest := pairs[_SHOWN_PAIRS:]:
+        rows.append((f"other pairs ({len(rest)})", "", f"{sum(n for _, n in rest):,}"))
+    return Grid(("given label", "suggestion", "suspicious labels"), rows, (0, 1))
 
 
 def _advise(audit: Audit, review: Review | None) -> str:
@@ -137,7 +165,9 @@ def _advise(audit: Audit, review: Review | None) -> str:
         )
     if review is None:
         return f"Write the corrected data: `warpi correct {name} --out corrected.csv`."
-    return review.progress.hint(None if run is None else str(run))
+    before, after = f"{review.before.rate:,.0f}", f"{review.after.rate:,.0f}"
+    effect = f", leaving about {after} wrong labels instead of {before}"
+    return review.progress.hint(None if run is None else str(run), effect)
 
 
 def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
@@ -156,11 +186,11 @@ def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
     heads = (
         "given label",
         "rows",
-        "wrong, by estimate",
+        "estimated wrong",
         "share",
         *(["90 % interval"] * backed),
         "suspicious",
-        "suggestion",
+        "most frequent suggestion",
     )
     end = _SHOWN_CLASSES if many else len(rows)
     text = (0, len(heads) - 1)
@@ -173,17 +203,20 @@ def _decisions(review: Review) -> dict[str, Any]:
     progress = review.progress
     n = counts["kept"] + counts["changed"] + counts["unsure"]
     text = "Nobody has decided about a label yet."
+    unsure = f"{counts['unsure']:,}" if counts["unsure"] else "none"
     if n:
         text = (
-            f"People looked at {n:,} rows: they kept {counts['kept']:,} labels, changed {counts['changed']:,} and were "
-            f"unsure about {counts['unsure']:,}. {progress.n_random:,} of these rows were drawn at random."
+            f"People looked at {n:,} rows: {counts['kept']:,} labels kept, {counts['changed']:,} changed, "
+            f"{unsure} unsure. Of the {n:,} rows, {progress.n_random:,} were drawn at random."
         )
     if counts["accepted"]:
         text += f" {counts['accepted']:,} suggestions of the audit were accepted without looking at the rows."
     return {
         "text": text,
-        "effect": [("as given", _number_of(review.before)), ("after warpi correct", _number_of(review.after))],
-        "curve": draw_progress(progress) if progress.n_decided > 1 else None,
+        "effect": [("before", _number_of(review.before)), ("after", _number_of(review.after))],
+        "curve": draw_progress(review) if progress.n_decided > 1 else None,
+        "ends_at": f"{100 - 100 * review.after.rate / max(review.after.n, 1):.1f} %",
+        "accepted": counts["accepted"],
         "n_decided": progress.n_decided,
     }
 
@@ -193,17 +226,29 @@ def _number_of(rate: Rate) -> str:
     share = f"about {rate.rate:,.0f} ({percent(rate.rate / n)})"
     if rate.low is None or rate.high is None:
         return share
-    if rate.rate < 0.5:
-        return f"at most about {rate.high:,.0f} ({percent(rate.high / n)}), by the 90 % interval"
     return f"{share}, 90 % interval {rate.low:,.0f} to {rate.high:,.0f}"
 
 
-def draw_progress(progress: Progress) -> "Markup":
-    """The share of right labels against the number of decisions."""
+def draw_progress(review: Review) -> "Markup":
+    """The share of right labels against the number of decisions, with the same estimates as the text.
+
+    The curves of the audit are scaled so that the one of decisions begins at the number of wrong labels before the
+    correction, and the one of `warpi correct` ends at the number after it.
+    """
+    progress, before, after = review.progress, review.before, review.after
     points = progress.points()
     zeros = [0.0] * len(points)
+    people = 1 - progress.by_people
+    if not review.counts["accepted"]:  # otherwise this curve does not begin with the given labels
+        people = _scale(people, 0, before.rate / max(before.n, 1))
+    corrected = _scale(1 - progress.with_audit, -1, after.rate / max(after.n, 1))
     series = []
-    for look, (name, values) in enumerate((("with", progress.with_audit), ("without", progress.by_people))):
-        series.append(charts.Series(name, Curve(points, [100 * float(values[m]) for m in points], zeros), look))
+    for look, (name, wrong) in enumerate((("with", corrected), ("without", people))):
+        series.append(charts.Series(name, Curve(points, [100 - 100 * float(wrong[m]) for m in points], zeros), look))
     lowest = min(min(s.curve.mean) for s in series)
-    return charts.lines("Right labels", series, " %", max(0.0, lowest - 1), "decisions of people")
+    return charts.lines("Estimated share of correct labels", series, " %", max(0.0, lowest - 1), "Labels reviewed")
+
+
+def _scale(wrong: NDArray[np.float64], at: int, share: float) -> NDArray[np.float64]:
+    """Shares of wrong labels, multiplied so that the one at position `at` becomes `share`."""
+    return np.minimum(wrong * (share / wrong[at]), 1.0) if wrong[at] > 0 else wrong

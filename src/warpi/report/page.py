@@ -81,6 +81,7 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
         "answer": answer(detail),
         "tiles": _tiles(g),
         "swatches": [charts.swatch(0), charts.swatch(1)],
+        "n_val": g.first.facts.get("n_val"),
         "known_rate": g.first.facts.get("wrong_share"),
         "choice": _choice(next(iter(g.counted), g.first)),
         "facts": _facts(g),

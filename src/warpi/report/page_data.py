@@ -50,6 +50,8 @@ class Review(NamedTuple):
     progress: Progress
     before: Rate  # number of wrong labels as given
     after: Rate  # the same after `warpi correct`
+    n_unchecked: int | None = None  # suspicious labels that nobody has checked
+    n_really_wrong: int | None = None  # suspicious labels that are wrong, if the truth is known
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
     """The decisions in a run folder and their effect; without decisions that of the audit alone."""
     from warpi.audit.decisions import Store
     from warpi.review.correct import apply_corrections
-    from warpi.review.corrected_labels import ACCEPTED, STATES, state_of
+    from warpi.review.corrected_labels import ACCEPTED, STATES, final_labels, state_of
 
     items = opened.items
     file = path / "review" / "decisions.sqlite"
@@ -177,7 +179,14 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
         counts[state_of(decision)] += 1
     corrections = apply_corrections(items, opened.audit, decisions)
     progress = measure_progress(opened.audit, decisions, random)
-    return Review(counts, progress, corrections.before, corrections.after)
+    suspicious = opened.audit.row[opened.audit.is_label_issue]
+    checked = final_labels(items, corrections.decisions)
+    n_unchecked = sum(row not in checked for row in suspicious.tolist())
+    n_wrong = None
+    if items.dataset.truth_is_known:
+        given = opened.audit.given[opened.audit.is_label_issue]
+        n_wrong = int((items.dataset.truth.numpy()[suspicious] != given).sum())
+    return Review(counts, progress, corrections.before, corrections.after, n_unchecked, n_wrong)
 
 
 def _suspect(items: "Items", i: int) -> Suspect:

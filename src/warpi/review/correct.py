@@ -120,8 +120,16 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
         changed_by[row] = PERSON if k != items.given[row] else ""
         probability[row] = 1.0
     before, after = shift_number(before, n_wrong), shift_number(after, -removed)
+    after = prefer_expectation_to_zero(after, float((1 - probability[audit.row]).sum()))
     items = replace(items, random_rows=items.random_rows | checks.random)
     return Corrections(items, label, tuple(changed_by), probability, before, after, every, checks.posterior, above)
+
+
+def prefer_expectation_to_zero(number: Rate, expected: float) -> Rate:
+    """Replace an estimate of zero rows, which random checks often give, by the audit's expectation in the interval."""
+    if number.low is None or number.high is None or number.rate >= 0.5:
+        return number
+    return replace(number, rate=min(max(expected, number.low), number.high))
 
 
 def accept_suggestions(opened: OpenedRun, store: Store, above: float) -> list[int]:

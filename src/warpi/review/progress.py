@@ -54,8 +54,11 @@ class Progress:
         m = self.n_decided
         return sorted({round(m * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)})
 
-    def hint(self, run: str | None = None) -> str:
-        """What to do next, in one or two sentences. Commands are in backticks."""
+    def hint(self, run: str | None = None, effect: str = "") -> str:
+        """What to do next, in one or two sentences. Commands are in backticks.
+
+        `effect` follows the command that writes the corrected data.
+        """
         name = "RUN" if run is None else shlex.quote(run)
         if self.n_random < MIN_CHECKS:
             n = MIN_CHECKS - self.n_random
@@ -70,12 +73,12 @@ class Progress:
         if self.can_stop:
             return (
                 f"You can stop: the {AHEAD} most useful further decisions are expected to correct less than one label. "
-                f"Write the corrected data: `warpi correct {name} --out corrected.csv`."
+                f"Write the corrected data: `warpi correct {name} --out corrected.csv`{effect}."
             )
         return (
-            f"More decisions still pay: the {AHEAD} most useful ones are expected to correct {self.next_gain:.0f} more "
-            f"labels. Sort the review by expected gain: `warpi review {name}`. To use what is known now: "
-            f"`warpi correct {name} --out corrected.csv`."
+            f"Review {AHEAD} more rows, sorted by expected gain: `warpi review {name}`. This is expected to correct "
+            f"about {self.next_gain:.0f} more labels. "
+            f"Or export now: `warpi correct {name} --out corrected.csv`{effect}."
         )
 
 
