@@ -124,8 +124,8 @@ def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
         "about 20 (20 %), 90 % interval 15 to 28",
         "after each of the 3 decisions",
         "Losses",
-        "rectified: mean 0.10 (right), mean 2.00 (wrong)",
-        "Worst classes",
+        "rectified loss: mean 0.10 (right), mean 2.00 (wrong)",
+        "Accuracy by class, worst first",
         "cannot be read",
     ):
         assert part in page.words
@@ -142,10 +142,10 @@ def test_intervals_are_wilson_intervals(tmp_path: Path, accuracy: float, n: int)
     """The ends p of the interval solve (share - p)^2 = z^2 p (1 - p) / n."""
     runs = find_runs([make(tmp_path / "a", epochs_of([accuracy]), n_test=n)])
     words = Page(to_html(summarize(runs), runs)).words
-    match = re.search(r"95 % interval (\d+\.\d) to (\d+\.\d)", words)
+    match = re.search(r"90 % interval (\d+\.\d) to (\d+\.\d)", words)
     assert match
     for end in map(float, match.groups()):
-        gap = lambda p: (accuracy / 100 - p) ** 2 - 1.959964**2 * p * (1 - p) / n
+        gap = lambda p: (accuracy / 100 - p) ** 2 - 1.644854**2 * p * (1 - p) / n
         below, above = max(0.0, end / 100 - 0.0005), min(1.0, end / 100 + 0.0005)
         assert gap(below) * gap(above) <= 1e-12, (end, gap(below), gap(above))
 
@@ -156,7 +156,7 @@ def test_worst_classes_come_first(tmp_path: Path) -> None:
     confusion = np.array([[10, 0, 0], [3, 6, 1], [0, 2, 8]])
     arrays = {"classes": np.array(["x", "y", "z"]), "confusion_test": confusion, **losses}
     text = to_html(summarize(runs), runs, [Detail(runs[0].path, arrays)])
-    rows = re.findall(r"<tr>(.*?)</tr>", text.split("Worst classes")[1].split("</table>")[0])[1:]
+    rows = re.findall(r"<tr>(.*?)</tr>", text.split("Accuracy by class, worst first")[1].split("</table>")[0])[1:]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
     assert [(c[0], c[1], c[2], c[4]) for c in cells] == [
         ("y", "10", "60.0 %", "x (3)"),

@@ -33,14 +33,24 @@ _DATA = {
     "image_size": "image size",
     "limit": "limited to",
 }
+_SETTINGS = {"meta": "trusted rows held out", "meta_data": "trusted"}  # names in the table of settings
 _TEST_LABELS = {"clean": "known to be right", "given": "as given: they may be wrong"}
-_KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "labels that nobody has checked"}
+_KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "all labels (truth unknown)"}
 _LOOKS = {"right": 0, "wrong": 1, "unknown": 6}
-_TRUSTED = "of the trusted rows are predicted right by models that were not trained on them"
+_LOSSES = {"raw": "loss", "rectified": "rectified loss"}
+_CANDIDATES = {  # ends of the names of candidates
+    "gold": "trained on the estimated probabilities of the true classes instead of on the given labels",
+    "first stack": "a weighted mixture of the plain models, from which gold starts",
+    "trusted only": "trained on the trusted rows alone",
+    "pruned": "trained without suspicious rows",
+    "agreeing rows": "trained only on rows whose label several models predict",
+    "trusted x10": "a trusted row counts ten times",
+}
+_Z = 1.644854  # standard normal quantile of a 90 % interval, the level of the whole page
 _WORST = 10  # number of classes in the table of the worst ones
 _INTERVAL = (
-    "95 % Wilson intervals over the test examples: the accuracy of this trained network on many more examples of the "
-    "same kind. They do not include the variation between seeds."
+    "90 % Wilson intervals over the test examples: the accuracy of this model on many more examples of the same kind. "
+    "They do not include the variation between seeds."
 )
 
 
@@ -71,6 +81,7 @@ def to_html(
 def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
     detail = next((known[run.path] for run in g.runs if run.path in known), Detail(g.first.path))
     accuracy, note = _accuracy(g)
+    choice = _choice(next(iter(g.counted), g.first))
     truth = "true class" if g.first.facts.get("test_labels") == "clean" else "given label"
     about = ""
     if detail.run in known and len(g.counted) > 1:
@@ -83,7 +94,8 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
         "swatches": [charts.swatch(0), charts.swatch(1)],
         "n_val": g.first.facts.get("n_val"),
         "known_rate": g.first.facts.get("wrong_share"),
-        "choice": _choice(next(iter(g.counted), g.first)),
+        "choice": choice,
+        "candidates": _explain_candidates(choice),
         "facts": _facts(g),
         "settings": _settings(g.first.spec),
         "accuracy": accuracy,
@@ -98,18 +110,18 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
 
 
 def _tiles(g: Experiment) -> list[Tile]:
-    """How accurate the model is."""
-    facts = g.first.facts
-    tiles = _trusted_tile(g)
+    """How accurate the model is: first on a clean test set, if there is one."""
+    is_clean = g.first.facts.get("test_labels") == "clean"
+    tiles = []
     last = [value for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
-    against = "" if facts.get("test_labels") == "clean" else " against noisy labels"
+    against = "" if is_clean else " against noisy labels"
     if len(last) == 1:
-        interval = f"95 % interval {_interval(last[0], g.counted[0])}"
+        interval = f"90 % interval {_interval(last[0], g.counted[0])} %"
         tiles.append(Tile(f"{last[0]:.1f} %", f"test accuracy{against}", interval))
     elif last:
         mean = f"{statistics.fmean(last):.1f} ± {statistics.stdev(last):.1f} %"
         tiles.append(Tile(mean, f"test accuracy{against}", f"{len(last)} seeds"))
-    return tiles
+    return tiles + _trusted_tile(g) if is_clean else _trusted_tile(g) + tiles
 
 
 def _trusted_tile(g: Experiment) -> list[Tile]:
@@ -118,14 +130,16 @@ def _trusted_tile(g: Experiment) -> list[Tile]:
     scores = [[number(run.epochs[-1], name) for name in names] for run in g.counted]
     known = [[value for value in score if value is not None] for score in scores if None not in score]
     n = g.first.facts.get("n_meta") or 0
+    text = f"model accuracy, cross-validated on {n:,} trusted rows"
     if len(known) == 1:
         accuracy, low, high = known[0]
-        note = f"{n:,} rows; 90 % interval: {low:.0f} to {high:.0f} %; about {4 * n:,} trusted rows would halve it"
-        return [Tile(f"{accuracy:.1f} %", _TRUSTED, note)]
+        halve = f"About {4 * n:,} trusted rows would halve the width of this interval"
+        note = f"90 % interval {low:.0f} to {high:.0f} %. A mean weighted by class sizes. {halve}"
+        return [Tile(f"{accuracy:.1f} %", text, note)]
     if known:
         values = [score[0] for score in known]
         mean = f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f} %"
-        return [Tile(mean, _TRUSTED, f"{n:,} rows; {len(values)} seeds")]
+        return [Tile(mean, text, f"{len(values)} seeds")]
     return []
 
 
@@ -140,10 +154,19 @@ def _choice(run: RunRecord) -> Grid | None:
         for c in sorted(choice, key=lambda c: (-c["weight"], -(c["score"] or 0))):
             score = "–" if c["score"] is None else f"{100 * c['score']:.1f} ± {100 * (c['error'] or 0):.1f} %"
             weight = f"{c['weight']:.2f}" if c["weight"] else "–"
-            rows.append((c["candidate"], score, f"{c['seconds']:.1f}", weight, c.get("note") or ""))
+            seconds = f"{c['seconds']:.1f}" if c["seconds"] >= 0.1 else "< 0.1"
+            rows.append((c["candidate"], score, seconds, weight, c.get("note") or ""))
     except MALFORMED_ERRORS as e:
         raise UserError(f"{file} is not a list of candidates ({e}); train the run again") from e
-    return Grid(("candidate", "accuracy on trusted rows", "seconds", "weight", "note"), rows, (0, 4))
+    heads = ("candidate", "accuracy on trusted rows", "seconds", "weight", "note")
+    n = 5 if any(row[4] for row in rows) else 4
+    return Grid(heads[:n], [row[:n] for row in rows], (0, 4))
+
+
+def _explain_candidates(choice: Grid | None) -> list[tuple[str, str]]:
+    """What the names of the candidates mean, for those that occur."""
+    names = [] if choice is None else [row[0] for row in choice.rows]
+    return [(end, text) for end, text in _CANDIDATES.items() if any(name.endswith(end) for name in names)]
 
 
 def _facts(g: Experiment) -> dict[str, str]:
@@ -154,15 +177,18 @@ def _facts(g: Experiment) -> dict[str, str]:
     trusted = "held out from rows with known truth" if spec.get("meta") else "rows marked in the data, if any"
     test_labels = _TEST_LABELS.get(str(facts.get("test_labels")), "unknown")
     options = _pairs({**spec["options"], **spec["changed"]})
+    is_mixture = facts.get("n_parameters") == 0 and any((r.path / CHOICE).is_file() for r in g.runs)
+    network = g.net + (f", {facts['n_parameters']:,} parameters" if facts.get("n_parameters") else "")
     return {
         "Data": ", ".join([g.data, *data]) + (f"; {facts['n_classes']} classes" if facts.get("n_classes") else ""),
         "Rows": ", ".join(f"{facts[name]:,} {words}" for name, words in _SIZES.items() if facts.get(name) is not None),
-        "Noise": g.noise if g.noise != "given" else "given: the labels in the data",
+        "Noise": g.noise if g.noise != "given" else "none added; labels used as supplied",
         "Trusted": str(spec["meta_data"]) if spec.get("meta_data") else trusted,
         "Test labels": "" if facts.get("n_test") == 0 else test_labels,
         "Method": f"{spec['method']}" + (f" ({options})" if options else ""),
-        "Network": g.net + (f", {facts['n_parameters']:,} parameters" if facts.get("n_parameters") else ""),
-        "Training": _pairs({name: recipe.get(name) for name in _TRAINING}),
+        "Model": "predictions come from a weighted mixture of the candidates above" if is_mixture else "",
+        "Network": "" if is_mixture else network,
+        "Training": "" if is_mixture else _pairs({name: recipe.get(name) for name in _TRAINING}),
         "Time": _training_time(g),
         "Seeds": ", ".join(f"{r.spec['seed']}" + ("" if r.done else " (unfinished)") for r in g.runs),
         "Machine": machine(place) + (f", {place['date']}" if place.get("date") else ""),
@@ -176,8 +202,19 @@ def _settings(spec: dict[str, Any]) -> Grid:
         "training": spec["recipe"],
         "method": spec["options"],
     }
-    rows = [(part, name, format_value(value)) for part, values in parts.items() for name, value in values.items()]
+    rows = [
+        (part, _SETTINGS.get(name, name), _round(value))
+        for part, values in parts.items()
+        for name, value in values.items()
+    ]
     return Grid(("part", "setting", "value"), rows, (0, 1, 2))
+
+
+def _round(value: Any) -> str:
+    """A setting with at most four significant digits; the command below the table has all of them."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ",".join(map(_round, value)) if isinstance(value, list | tuple) else format_value(value)
 
 
 def _accuracy(g: Experiment) -> tuple[Grid, str]:
@@ -186,26 +223,27 @@ def _accuracy(g: Experiment) -> tuple[Grid, str]:
     if not g.counted:
         return Grid(), "No epoch has finished yet."
     if not last:
-        return Grid(), "There is no test set."
+        evidence = "the accuracy on trusted rows, at the top of this page" if _trusted_tile(g) else ""
+        return Grid(), f"No separate test set{f'; the best evidence is {evidence}' if evidence else ''}."
     if len(g.counted) > 1:
         rows = [(str(run.spec["seed"]), f"{value:.2f} %", _interval(value, run)) for run, value in last]
         values = [value for _, value in last]
         std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         rows.append((f"mean ± sd of {len(values)}", f"{statistics.fmean(values):.2f}{std}", ""))
         note = f"{_INTERVAL} The last line is the mean ± the sample standard deviation over seeds."
-        return Grid(("seed", "last epoch", "95 % interval"), rows, mean=True), note
+        return Grid(("seed", "last epoch", "90 % interval"), rows, mean=True), note
     (run,) = g.counted
     epochs = []
     if len(run.epochs) == 1:
         value = last[0][1]
         note = f"{_INTERVAL}{'' if run.done else ' The run has not ended.'}"
-        return Grid(("test accuracy", "95 % interval"), [(f"{value:.2f} %", _interval(value, run))], ()), note
+        return Grid(("test accuracy", "90 % interval"), [(f"{value:.2f} %", _interval(value, run))], ()), note
     for name, epoch in zip(HEADS[2:], best_epochs(run), strict=True):
         if epoch is not None and (value := number(epoch, "test_acc")) is not None:
             epochs.append((name, str(int(epoch["epoch"])), f"{value:.2f} %", _interval(value, run)))
     oracle = "Best on test is an oracle that chooses the epoch by the test set, which no user can do."
     end = "" if run.done else " The run has not ended."
-    return Grid(("which", "epoch", "test accuracy", "95 % interval"), epochs), f"{_INTERVAL} {oracle}{end}"
+    return Grid(("which", "epoch", "test accuracy", "90 % interval"), epochs), f"{_INTERVAL} {oracle}{end}"
 
 
 def _curves(experiments: Sequence[Experiment], compared: bool) -> dict[str, Any] | None:
@@ -238,10 +276,11 @@ def _losses(arrays: Arrays) -> dict[str, Any] | None:
     top = 1.3 * max(float(each.max()) for each in counts)
     shown = []
     for stage, each in zip(stages, counts, strict=True):
-        means = ", ".join(f"mean {arrays[f'loss_{stage}_mean'][i]:.2f} ({name})" for name, i in kinds.items())
+        known = {name: "" if name == "unknown" else f" ({name})" for name in kinds}
+        means = ", ".join(f"mean {arrays[f'loss_{stage}_mean'][i]:.2f}{known[name]}" for name, i in kinds.items())
         by_kind = {name: each[i] for name, i in kinds.items()}
         x_label = "cross-entropy with the given label"
-        shown.append(charts.histogram(f"{stage}: {means}", by_kind, edges, x_label, _LOOKS, top))
+        shown.append(charts.histogram(f"{_LOSSES[stage]}: {means}", by_kind, edges, x_label, _LOOKS, top))
     return {"charts": shown, "legend": [(charts.swatch(_LOOKS[name]), _KINDS[name]) for name in kinds]}
 
 
@@ -264,11 +303,11 @@ def _worst_classes(arrays: Arrays, truth: str) -> Grid:
     for k in order[:_WORST]:
         others = counts[k].copy()
         others[k] = 0
-        low, high = wilson_interval(right[k] / total[k], float(total[k]))
+        low, high = wilson_interval(right[k] / total[k], float(total[k]), _Z)
         confused = f"{classes[int(others.argmax())]} ({int(others.max())})" if others.any() else "–"
         share = f"{100 * right[k] / total[k]:.1f} %"
         rows.append((classes[k], f"{int(total[k])}", share, f"{100 * low:.0f} to {100 * high:.0f}", confused))
-    return Grid((truth, "examples", "accuracy", "95 % interval", "predicted as"), rows, (0, 4))
+    return Grid((truth, "examples", "accuracy", "90 % interval", "predicted as"), rows, (0, 4))
 
 
 def _rerun(run: RunRecord) -> tuple[str, str]:
@@ -283,7 +322,7 @@ def _rerun(run: RunRecord) -> tuple[str, str]:
 
 
 def _interval(percent: float, run: RunRecord) -> str:
-    low, high = wilson_interval(percent / 100, int(run.facts.get("n_test") or 0))
+    low, high = wilson_interval(percent / 100, int(run.facts.get("n_test") or 0), _Z)
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 

@@ -77,6 +77,9 @@ def lines(
     bottom = min(values) if logarithmic else min(0.0, *edges)
     top = max(values) if logarithmic else max(edges)
     y = _Axis(bottom if low is None else low, top, _BOTTOM, _TOP + 2, logarithmic)
+    if low is not None and len(ticks := y.ticks(5)) > 1 and not logarithmic:
+        step = ticks[1] - ticks[0]
+        y.low = step * math.floor(y.low / step + 1e-9)  # the axis begins with a number
     first = min(s.curve.epochs[0] for s in shown)
     x = _Axis(first, max(s.curve.epochs[-1] for s in shown), _LEFT, _RIGHT)
     shapes = []
@@ -89,8 +92,8 @@ def lines(
         shapes.append(stroke(f"M{' L'.join(middle)}", s.look, f"{s.label}: {s.curve.mean[-1]:.4g}{unit}"))
         if len(middle) == 1:
             shapes.append(Shape("dot", f"M{middle[0]}m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", s.look % COLORS))
-    ticks = [(x(t), str(t)) for t in sorted({round(v) for v in x.ticks(5)})]
-    return _chart(title, y, unit, ticks, x_label, shapes, clip=True)
+    x_ticks = [(x(t), str(t)) for t in sorted({round(v) for v in x.ticks(5)})]
+    return _chart(title, y, unit, x_ticks, x_label, shapes, clip=True)
 
 
 def histogram(
@@ -140,7 +143,7 @@ def matrix(title: str, counts: NDArray[Any], classes: Sequence[str], rows: str, 
         left=left,
         top=top,
         side=K * size,
-        width=left + K * size + (3 * longest if slanted and names else 2),
+        width=left + K * size + (max(2.0, 5.5 * longest - size / 2 + 8) if slanted and names else 2),
         cells=list(_cells(counts, share, classes, size, left, top)) if K <= 12 else [],
         paths=[] if K <= 12 else list(_cell_paths(share, size, left, top)),
     )
