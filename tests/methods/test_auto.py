@@ -163,8 +163,8 @@ def test_labels_before_the_check_give_an_interval(folder: Path, capsys: pytest.C
 def test_report(run: Run, tmp_path: Path) -> None:
     assert main(["report", str(run.path), "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page" / "report.html").read_text()
-    assert "of the trusted rows are predicted right by models that were not trained on them" in page
-    assert re.search(r"30 rows; 90 % interval: \d+ to \d+ %; about 120 trusted rows would halve it", page)
+    assert "model accuracy, cross-validated on 30 trusted rows" in page
+    assert re.search(r"90 % interval \d+ to \d+ %. .* About 120 trusted rows would halve the width", page)
     assert "<h3>Candidates</h3>" in page
 
 

@@ -261,6 +261,26 @@ def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -
     assert "18 more decisions about rows drawn at random" in words
 
 
+def test_a_mixture_of_candidates_is_named_and_explained(tmp_path: Path) -> None:
+    """The network and its epochs are not shown, because it does not predict; the clean test set comes first."""
+    epochs = epochs_of([95.0], trusted_acc=[91.5], trusted_low=[80.0], trusted_high=[97.0])
+    run = make(tmp_path / "a", epochs, n_test=200, n_meta=40, n_parameters=0)
+    names = {"gold": 0.9, "forest, pruned": 0.1}
+    choice = [
+        {"candidate": name, "score": 0.9, "error": 0.1, "seconds": 0.01, "weight": w} for name, w in names.items()
+    ]
+    (run / "choice.json").write_text(json.dumps(choice))
+    runs = find_runs([run])
+    words = Page(to_html(summarize(runs), runs)).words
+    assert words.index("test accuracy") < words.index("model accuracy, cross-validated on 40 trusted rows")
+    assert "About 160 trusted rows would halve the width of this interval" in words
+    assert "predictions come from a weighted mixture of the candidates above" in words
+    for part in ("trained without suspicious rows", "instead of on the given labels", "< 0.1"):
+        assert part in words
+    for part in ("Network", "trained on the trusted rows alone", "note"):
+        assert part not in words
+
+
 def test_page_and_figures_have_the_same_colors(tmp_path: Path) -> None:
     runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
     text = to_html(summarize(runs), runs)
