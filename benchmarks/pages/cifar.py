@@ -38,8 +38,9 @@ need a good network before they start their correction have little time for it.{
 
 If a method stays below `ce`, its page explains why under "On CIFAR-10, 20 epochs", based on its stored log, its code
 and its paper. Eight methods were fixed as a result (`ptd`, `m_correction`, `jocor`, `lccn`, `masking`, `gce_truncated`,
-`cal`, `backward`). `pencil`, `mslc`, `dividemix`, `elr_plus`, `selfie`, `gdw`, `mentornet_pd`, `mentornet_dd`, `s_model`
-and again `lccn`, `cal`, `ptd` and `backward` were changed after these runs; their rows show the results before. `recipes/cifar10-why.toml` has the runs that test the
+`cal`, `backward`). `pencil`, `mslc`, `dividemix`, `elr_plus`, `selfie`, `gdw`, `mentornet_pd`, `mentornet_dd`,
+`s_model` and again `lccn`, `cal`, `ptd` and `backward` were changed after these runs; their rows show the results
+before. `recipes/cifar10-why.toml` has the runs that test the
 explanations{why}.
 
     warpi sweep recipes/cifar10-short.toml --root DATA
