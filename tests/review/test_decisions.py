@@ -5,13 +5,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from review_helpers import make_choice, read_log
 
-from warpi.audit.decisions import AUTOMATIC, Store, read_decisions
+from warpi.audit.decisions import AUTOMATIC, Choice, Outcome, Store, read_decisions
 from warpi.errors import UserError
 
 
@@ -93,6 +95,46 @@ def test_failed_step_leaves_the_store_usable(store: Store) -> None:
     store._db.execute("PRAGMA max_page_count = 100000")
     store.decide([make_choice(3)], "tab", "2")
     assert set(store.current_decisions()) == {1, 3}
+
+
+def _decide_together(store: Store, steps: list[list[Choice]]) -> list[Outcome | BaseException]:
+    """Make decisions in threads that all wait for the store."""
+    with ThreadPoolExecutor(len(steps)) as pool:
+        with store._lock:
+            jobs = [pool.submit(store.decide, choices, "tab", str(n)) for n, choices in enumerate(steps)]
+            while len(store._waiting) < len(steps):
+                time.sleep(0.001)
+        return [job.exception() or job.result() for job in jobs]
+
+
+def test_steps_that_wait_share_a_transaction(store: Store) -> None:
+    commits: list[str] = []
+    store._db.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    outcomes = _decide_together(store, [[make_choice(n), make_choice(99)] for n in range(20)])
+    assert len(commits) == 1
+    assert all(isinstance(outcome, Outcome) and n in outcome.done for n, outcome in enumerate(outcomes))
+    assert sum(isinstance(outcome, Outcome) and 99 in outcome.done for outcome in outcomes) == 1
+    with closing(Store(store.path, {"classes": ["a", "b"]})) as other:
+        assert other.current_decisions() == store.current_decisions()
+        assert other.current_decisions().keys() == {*range(20), 99}
+
+
+def test_a_step_that_fails_does_not_stop_those_of_others(store: Store) -> None:
+    bad = [make_choice(3), make_choice(4, action="burn")]
+    first, failed, last = _decide_together(store, [[make_choice(1)], bad, [make_choice(2)]])
+    assert isinstance(first, Outcome)
+    assert isinstance(failed, sqlite3.IntegrityError)
+    assert isinstance(last, Outcome)
+    assert store.current_decisions().keys() == {1, 2}
+    assert read_log(store) == ["change", "change"]
+
+
+def test_decisions_of_another_process_are_seen(store: Store) -> None:
+    store.decide([make_choice(1)], "one", "1")
+    with closing(Store(store.path, {"classes": ["a", "b"]})) as other:
+        assert other.decide([make_choice(1, "a"), make_choice(2)], "two", "1").refused.keys() == {1}
+    assert store.current_decisions().keys() == {1, 2}
+    assert store.decide([make_choice(2, "a")], "one", "2").refused.keys() == {2}
 
 
 def test_random_steps_match_a_model_in_memory(store: Store) -> None:

@@ -1,11 +1,18 @@
 """The server under load: slow clients, many clients, oversized requests, and what it writes to its log."""
 
+import http.client
+import json
+import os
+import signal
 import socket
+import sqlite3
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +22,7 @@ from review_helpers import Client, make_audited_items, serve
 from warpi.review import server as module
 
 CLIENTS = 50
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -98,31 +106,115 @@ def test_many_clients_at_once_record_every_decision_once(client: Client) -> None
     _decide_all(client, rows=range(150))
 
 
-@pytest.mark.slow
-def test_five_thousand_decisions_of_fifty_clients(client: Client) -> None:
-    for seen in range(5):  # each row is decided five times
-        _decide_all(client, range(1000), tag=str(seen))
-
-
-def _decide_all(client: Client, rows: range, tag: str = "") -> None:
-    current = client.server.review.store.current_decisions
-    before = {row: decision.id for row, decision in current().items()}
-    seconds = []
-
+def _decide_all(client: Client, rows: range) -> None:
     def decide(row: int) -> None:
-        start = time.monotonic()
-        status, answer, _ = client.decide(
-            row, "change", "b", before.get(row, 0), tab=f"t{row % CLIENTS}", step=f"{tag}-{row}"
-        )
-        seconds.append(time.monotonic() - start)
+        status, answer, _ = client.decide(row, "change", "b", tab=f"t{row % CLIENTS}")
         assert status == 200, answer
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(decide, rows))
-    after = current()
-    assert after.keys() >= {*rows}
-    assert all(after[row].id != before.get(row) for row in rows)
-    print(f"{len(rows)} decisions of {CLIENTS} clients: p99 {1000 * np.quantile(seconds, 0.99):.0f} ms")
+    assert client.server.review.store.current_decisions().keys() == {*rows}
+
+
+class KilledServer:
+    """A server in a process of its own, which is killed and started again while clients use it."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        program = Path(__file__).with_name("killed_server.py")
+        command = [sys.executable, str(program), str(folder), str(rows)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.start()
+
+    def start(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("start\n")
+        self.process.stdin.flush()
+        pid, port, token = self.process.stdout.readline().split()
+        self.pid = int(pid)
+        self.place = int(port), token
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self.process.communicate("")
+
+
+class Tab:
+    """A browser tab that makes decisions one after the other without a pause, and repeats those without an answer."""
+
+    def __init__(self, server: KilledServer, number: int) -> None:
+        self.server = server
+        self.number = number
+        self.connection: http.client.HTTPConnection | None = None
+        self.ids: dict[int, int] = {}  # id of the stored decision, by row
+        self.seconds: list[float] = []  # of the requests that were answered
+        self.repeated = 0
+
+    def decide(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            while row not in self.ids:
+                try:
+                    self._decide(row)
+                except (OSError, http.client.HTTPException):  # killed
+                    self._close()
+                    self.repeated += 1
+                    time.sleep(0.005)
+        self._close()
+
+    def _decide(self, row: int) -> None:
+        port, token = self.server.place
+        start = time.monotonic()
+        if self.connection is None:
+            self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        choice = {"row": row, "seen": 0, "action": "change", "label": "b"}
+        request = json.dumps({"tab": f"t{self.number}", "step": str(row), "choices": [choice]})
+        headers = {"Origin": f"http://127.0.0.1:{port}", "Content-Type": "application/json"}
+        headers["Cookie"] = f"warpi_{port}={token}"
+        self.connection.request("POST", "/api/decide", request, headers)
+        answer = self.connection.getresponse()
+        content = json.loads(answer.read())
+        assert answer.status == 200, content
+        assert content["refused"] == {}
+        self.seconds.append(time.monotonic() - start)
+        self.ids[row] = content["done"][str(row)]["seen"]
+
+    def _close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+@pytest.mark.parametrize(
+    ("decisions", "kills"), [(500, 2), pytest.param(5000, 0, marks=SLOW), pytest.param(5000, 20, marks=SLOW)]
+)
+def test_killed_under_load(decisions: int, kills: int, tmp_path: Path) -> None:
+    """Fifty clients decide without pauses while the server is killed: each decision is stored once."""
+    with closing(KilledServer(tmp_path, decisions)) as server, ThreadPoolExecutor(CLIENTS) as pool:
+        tabs = [Tab(server, k) for k in range(CLIENTS)]
+        busy = [pool.submit(tab.decide, range(tab.number, decisions, CLIENTS)) for tab in tabs]
+        for k in range(kills):
+            while sum(len(tab.ids) for tab in tabs) < decisions * (k + 1) / (kills + 1):
+                assert not any(job.done() and job.exception() for job in busy)
+                time.sleep(0.002)
+            server.kill()
+            server.start()
+        for job in busy:
+            job.result()
+    with closing(sqlite3.connect(tmp_path / "decisions.sqlite")) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        log = db.execute("SELECT row, id FROM log").fetchall()
+    assert len(log) == decisions
+    answered = {row: number for tab in tabs for row, number in tab.ids.items()}
+    assert dict(log) == answered
+    repeated = sum(tab.repeated for tab in tabs)
+    assert (repeated > 0) == (kills > 0)
+    p50, p99 = 1000 * np.quantile([second for tab in tabs for second in tab.seconds], [0.5, 0.99])
+    print(f"{decisions} decisions, {kills} kills, {repeated} requests repeated: p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    if decisions == 5000:
+        assert p99 < 250
 
 
 def test_another_address_is_only_used_if_asked(tmp_path: Path) -> None:

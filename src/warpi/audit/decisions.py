@@ -3,14 +3,17 @@
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from warpi.errors import UserError
+
+T = TypeVar("T")
 
 FORMAT = "warpi-review/1"
 ACTIONS = ("keep", "change", "skip", "unsure")
@@ -80,16 +83,30 @@ class Outcome(NamedTuple):
     refused: dict[int, Decision | None]
 
 
+class _Step:
+    """A change that waits until it is on disk, with its result or error."""
+
+    def __init__(self, change: Callable[[], Any]) -> None:
+        self.change = change
+        self.result: Any = None
+        self.error: Exception | None = sqlite3.OperationalError("interrupted")
+        self.is_done = False
+
+
 class Store:
     """The decisions about one data set, in one file. Several tabs, threads and processes may use it at the same time.
 
-    Every step is one transaction, which is on disk when the method returns. Nothing is ever changed or deleted: undo
-    adds an entry to the log.
+    A step is on disk as a whole when its method returns. Steps that threads make at the same time share a transaction,
+    because each waits for the disk (group commit). Nothing is ever changed or deleted: undo adds an entry to the log.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path = path
         self._lock = threading.RLock()
+        self._waiting: deque[_Step] = deque()
+        self._in_force: dict[int, Decision] = {}  # the decisions in force, as of the state `_read_at` of the file
+        self._read_at: int | None = None
+        self._shown: Mapping[int, Decision] | None = None  # a copy of it that nobody changes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -126,6 +143,47 @@ class Store:
                     self._db.execute("ROLLBACK")
                 raise
 
+    def _commit(self, change: Callable[[], T]) -> T:
+        """Make a change of the file, in one transaction with all others that wait. It is on disk on return.
+
+        The first thread that gets the lock commits for all threads that wait for it.
+        """
+        step = _Step(change)
+        self._waiting.append(step)
+        with self._lock:
+            if not step.is_done:
+                self._commit_waiting()
+        if step.error is not None:
+            raise step.error
+        result: T = step.result
+        return result
+
+    def _commit_waiting(self) -> None:
+        steps = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        try:
+            self._run_together(steps)
+        except Exception:  # one of them fails, or their sum is too large for the disk
+            for step in steps:
+                try:
+                    self._run_together([step])
+                except Exception as error:
+                    step.error = error
+        finally:
+            for step in steps:
+                step.is_done = True
+
+    def _run_together(self, steps: list[_Step]) -> None:
+        """Run changes in one transaction. If it fails, none of them has happened."""
+        try:
+            with self._writing():
+                for step in steps:
+                    step.result = step.change()
+        except BaseException:
+            self._read_at = None  # the decisions in memory may contain some that were not stored
+            raise
+        for step in steps:
+            step.error = None
+
     def remember_random(self, weights: Mapping[int, float]) -> None:
         """Add rows that were drawn at random, in the order of their list, and how many rows each stands for."""
         with self._writing() as db:
@@ -144,60 +202,84 @@ class Store:
         with self._lock:
             return self._db.execute("SELECT 1 FROM log LIMIT 1").fetchone() is None
 
-    def current_decisions(self) -> dict[int, Decision]:
-        """The decisions in force, by row."""
+    def current_decisions(self) -> Mapping[int, Decision]:
+        """The decisions in force, by row: the same object until a decision is made."""
         with self._lock:
-            entries = self._db.execute(f"SELECT {_COLUMNS.format('standing')} FROM standing").fetchall()
-        return {entry[1]: Decision(*entry) for entry in entries}
+            self._read_again_if_changed()
+            if self._shown is None:
+                self._shown = dict(self._in_force)
+            return self._shown
 
-    def _decisions_about(self, rows: Iterable[int]) -> dict[int, Decision | None]:
+    def _read_again_if_changed(self) -> None:
+        """Read the decisions in force, if another process has written since they were read."""
+        (version,) = self._db.execute("PRAGMA data_version").fetchone()  # own changes do not count
+        if version != self._read_at:
+            entries = self._db.execute(f"SELECT {_COLUMNS.format('standing')} FROM standing").fetchall()
+            self._in_force = {entry[1]: Decision(*entry) for entry in entries}
+            self._read_at = version
+            self._shown = None
+
+    def _read_rows(self, rows: Iterable[int]) -> dict[int, Decision | None]:
+        """Read the decisions in force about some rows that have changed."""
         query = f"SELECT {_COLUMNS.format('valid')} FROM valid WHERE row = ? ORDER BY id DESC LIMIT 1"
-        with self._lock:
-            entries = {row: self._db.execute(query, (row,)).fetchone() for row in rows}
-        return {row: Decision(*entry) if entry else None for row, entry in entries.items()}
+        found: dict[int, Decision | None] = {}
+        self._shown = None
+        for row in rows:
+            entry = self._db.execute(query, (row,)).fetchone()
+            found[row] = Decision(*entry) if entry else None
+            if entry:
+                self._in_force[row] = Decision(*entry)
+            else:
+                self._in_force.pop(row, None)
+        return found
 
     def decide(self, choices: Iterable[Choice], tab: str, step: str) -> Outcome:
         """Store decisions. If someone else has decided a row that the person saw as open, the first decision stays.
 
         A step that is sent again because its answer was lost is stored only once.
         """
-        choices = list(choices)
+        asked = list(choices)
+        return self._commit(lambda: self._decide(asked, tab, step))
+
+    def _decide(self, choices: list[Choice], tab: str, step: str) -> Outcome:
+        self._read_again_if_changed()
+        if stored := self._rows_of_step(tab, step):
+            return Outcome({row: self._in_force.get(row) for row in stored}, {})
+        before = {choice.row: self._in_force.get(choice.row) for choice in choices}
+        seen = {row: decision.id if decision else 0 for row, decision in before.items()}
+        free = {choice.row: choice for choice in choices if seen[choice.row] == choice.seen}
         now = _now()
-        with self._writing() as db:
-            if stored := self._rows_of_step(tab, step):
-                return Outcome(self._decisions_about(stored), {})
-            before = self._decisions_about(choice.row for choice in choices)
-            seen = {row: decision.id if decision else 0 for row, decision in before.items()}
-            free = {choice.row: choice for choice in choices if seen[choice.row] == choice.seen}
-            db.executemany(
-                "INSERT INTO log (time, tab, step, row, action, label, given, suggested) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [(now, tab, step, row, c.action, c.label, c.given, c.suggested) for row, c in free.items()],
-            )
-            refused = {row: decision for row, decision in before.items() if row not in free}
-            return Outcome(self._decisions_about(free), refused)
+        self._db.executemany(
+            "INSERT INTO log (time, tab, step, row, action, label, given, suggested) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(now, tab, step, row, c.action, c.label, c.given, c.suggested) for row, c in free.items()],
+        )
+        refused = {row: decision for row, decision in before.items() if row not in free}
+        return Outcome(self._read_rows(free), refused)
 
     def undo(self, tab: str, step: str) -> dict[int, Decision | None]:
         """Undo the last step of a tab that is not undone yet; return the decisions then in force about its rows.
 
         Later decisions of other tabs about the same rows stay.
         """
+        return self._commit(lambda: self._undo(tab, step))
+
+    def _undo(self, tab: str, step: str) -> dict[int, Decision | None]:
+        self._read_again_if_changed()
+        if stored := self._rows_of_step(tab, step):
+            return {row: self._in_force.get(row) for row in stored}
+        last = self._db.execute("SELECT step FROM valid WHERE tab = ? ORDER BY id DESC LIMIT 1", (tab,)).fetchone()
+        if last is None:
+            return {}
+        entries = self._db.execute(
+            "SELECT id, row, given, suggested FROM valid WHERE tab = ? AND step = ?", (tab, last[0])
+        ).fetchall()
         now = _now()
-        with self._writing() as db:
-            if stored := self._rows_of_step(tab, step):
-                return self._decisions_about(stored)
-            last = db.execute("SELECT step FROM valid WHERE tab = ? ORDER BY id DESC LIMIT 1", (tab,)).fetchone()
-            if last is None:
-                return {}
-            entries = db.execute(
-                "SELECT id, row, given, suggested FROM valid WHERE tab = ? AND step = ?", (tab, last[0])
-            ).fetchall()
-            db.executemany(
-                "INSERT INTO log (time, tab, step, row, action, given, suggested, undoes) "
-                "VALUES (?, ?, ?, ?, 'undo', ?, ?, ?)",
-                [(now, tab, step, row, given, suggested, entry) for entry, row, given, suggested in entries],
-            )
-            return self._decisions_about(row for _, row, _, _ in entries)
+        self._db.executemany(
+            "INSERT INTO log (time, tab, step, row, action, given, suggested, undoes) "
+            "VALUES (?, ?, ?, ?, 'undo', ?, ?, ?)",
+            [(now, tab, step, row, given, suggested, entry) for entry, row, given, suggested in entries],
+        )
+        return self._read_rows(row for _, row, _, _ in entries)
 
     def _rows_of_step(self, tab: str, step: str) -> list[int]:
         entries = self._db.execute("SELECT row FROM log WHERE tab = ? AND step = ?", (tab, step)).fetchall()

@@ -5,7 +5,7 @@ Torch is imported only when something has to be computed.
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,7 +168,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
 
     items = opened.items
     file = path / "review" / "decisions.sqlite"
-    decisions: dict[int, Decision] = {}
+    decisions: Mapping[int, Decision] = {}
     random: dict[int, float] = {}
     if file.exists():
         with closing(Store(file, items.identity)) as store:

@@ -108,6 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "warpi", ""
     timeout = _IDLE_SECONDS
+    wbufsize = -1  # headers and content in one packet: the second of two would wait for the client to confirm the first
 
     def setup(self) -> None:
         super().setup()
@@ -262,6 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
+        self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing, so that the link stays visible in the terminal."""

@@ -45,6 +45,8 @@ class ReviewSession:
         self.folder = folder
         self.settings = settings  # of the run or the data, without defaults
         self.blind = blind or default_blind(items)  # rows whose labels are hidden until a class is chosen
+        self._is_first: list[bool] = items.review_first.tolist()  # indexing an array would cost more than counting
+        self._counted: tuple[Mapping[int, Decision] | None, Json] = (None, {})  # decisions and their counts
 
     def session(self) -> Json:
         """Information that the page requests once, and the progress of the review."""
@@ -66,13 +68,22 @@ class ReviewSession:
 
     def counts(self) -> Json:
         """Number of items by state: of all items, and of those to review first."""
+        decisions = self.store.current_decisions()
+        counted, counts = self._counted
+        if counted is not decisions:
+            counts = self._count(decisions)
+            self._counted = (decisions, counts)
+        return counts
+
+    def _count(self, decisions: Mapping[int, Decision]) -> Json:
         items = self.items
         total = dict.fromkeys(_ALL_STATES, 0)
         first = dict.fromkeys(_ALL_STATES, 0)
-        for row, decision in self.store.current_decisions().items():
+        for row, decision in decisions.items():
             if (i := items.position.get(row)) is not None:
-                total[state_of(decision)] += 1
-                first[state_of(decision)] += int(items.review_first[i])
+                state = state_of(decision)
+                total[state] += 1
+                first[state] += self._is_first[i]
         total["open"] = len(items) - sum(total.values())
         first["open"] = int(items.review_first.sum()) - sum(first.values())
         return {"all": total, "first": first}
