@@ -77,6 +77,12 @@ class Examples(ABC):
         """How to read new inputs of the same kind, as plain values and tensors; None if no file holds such inputs."""
         return None
 
+    def announce(self, rows: Tensor) -> None:  # noqa: B027 (only files need it)
+        """Prepare for reading rows that are close to each other."""
+
+    def release(self, rows: Tensor) -> None:  # noqa: B027
+        """Give back the memory of rows that are not needed soon."""
+
 
 class Scale(NamedTuple):
     """Normalization (x - mean) / std; each a scalar or shaped to broadcast over one input."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from warpi.data.batch import Batch
 from warpi.data.examples import TensorExamples
+from warpi.data.mapped import MappedExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.utils import distributed
@@ -120,7 +121,7 @@ class Loader:
     @property
     def resident(self) -> bool:
         """Whether the device can read a batch by itself."""
-        return isinstance(self.split.examples, TensorExamples)
+        return isinstance(self.split.examples, TensorExamples) and not isinstance(self.split.examples, MappedExamples)
 
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}

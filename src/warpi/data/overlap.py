@@ -13,11 +13,13 @@ from torch import Tensor
 
 from warpi.data.examples import TensorExamples
 from warpi.data.image_files import FileExamples
+from warpi.data.mapped import MappedExamples
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
 
 logger = logging.getLogger("warpi.data")
+_ROWS_AT_ONCE = 10_000
 
 
 def mark_shared(a: Split, b: Split) -> Tensor:
@@ -41,10 +43,12 @@ def mark_shared_once(a: Split, b: Split) -> Tensor:
     other_kind, other_keys = _comparable_inputs(b)
     if kind is None or kind != other_kind:
         return torch.zeros(len(a), dtype=torch.bool)
-    keys = list(keys)
-    counts = Counter(keys)
     others = set(other_keys)
-    return torch.tensor([counts[key] == 1 and key in others for key in keys], dtype=torch.bool)
+    found = [(i, key) for i, key in enumerate(keys) if key in others]  # few, even if `a` has millions of examples
+    counts = Counter(key for _, key in found)
+    shared = torch.zeros(len(a), dtype=torch.bool)
+    shared[[i for i, key in found if counts[key] == 1]] = True
+    return shared
 
 
 def match_labels(a: Split, b: Split) -> list[int | None]:
@@ -69,11 +73,15 @@ def labels_in(a: Split, b: Split) -> Tensor:
     """The labels that the examples of `a` have in `b`; -1 if `b` has no such input, or several of them.  [len(a)]"""
     kind, keys = _comparable_inputs(a)
     other_kind, other_keys = _comparable_inputs(b)
+    if kind is None or kind != other_kind:
+        return torch.full((len(a),), -1)
+    keys = list(keys)
+    wanted = set(keys)
     found: dict[Hashable, int] = {}
-    if kind is not None and kind == other_kind:
-        for key, label in zip(other_keys, b.y.tolist(), strict=True):
-            found[key] = -1 if key in found else label
-    return torch.tensor([found.get(key, -1) for key in keys], dtype=torch.int64) if found else torch.full((len(a),), -1)
+    for i, key in enumerate(other_keys):
+        if key in wanted:
+            found[key] = -1 if key in found else int(b.y[i])
+    return torch.tensor([found.get(key, -1) for key in keys], dtype=torch.int64)
 
 
 def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
@@ -113,8 +121,9 @@ def _repeated_fraction(keys: list[Hashable]) -> float:
 def _comparable_inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
     """The kind of the inputs (only inputs of one kind are comparable, None: none are), and a key per input."""
     match split.examples:
-        case TensorExamples(x=x):
-            return (x.shape[1:], x.dtype), _hash_rows(x, split.rows)
+        case TensorExamples(x=x) as examples:
+            dtype = torch.float32 if isinstance(examples, MappedExamples) else x.dtype
+            return (x.shape[1:], dtype), _hash_rows(x, split.rows, dtype)
         case FileExamples() as files:
             return FileExamples, _resolve_paths(files, split.rows)
         case SparseExamples() as sparse:
@@ -130,10 +139,12 @@ def _take(counts: Counter[Any], key: Hashable) -> bool:
     return True
 
 
-def _hash_rows(x: Tensor, rows: Tensor) -> Iterator[bytes]:
-    x = x[rows] + 0.0 if x.is_floating_point() else x[rows]  # -0.0 is 0.0
-    for row in x.flatten(1).cpu().numpy():
-        yield blake2b(row, digest_size=16).digest()
+def _hash_rows(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Iterator[bytes]:
+    for some in torch.split(rows, _ROWS_AT_ONCE):
+        part = x[some].to(dtype)
+        part = part + 0.0 if part.is_floating_point() else part  # -0.0 is 0.0
+        for row in part.flatten(1).cpu().numpy():
+            yield blake2b(row, digest_size=16).digest()
 
 
 def _resolve_paths(examples: FileExamples, rows: Tensor) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Arrays of inputs and labels (.npz, .npy)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,17 @@ from torch import Tensor
 from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Scale, TensorExamples
+from warpi.data.mapped import MappedExamples, RawRows
 from warpi.data.numeric import ROUNDING, make_features, needs_float64
 from warpi.datasets.label_columns import OLD_NAMES, find_trusted_column, warn_old_name
-from warpi.datasets.labels import check_label, encode_labels, parse_marks, sort_classes, to_texts
+from warpi.datasets.labels import CodedLabels, check_counts, parse_marks, sort_classes
 from warpi.datasets.text_files import check_suffix, parse_numbers, reading, shorten_list
 from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError
 from warpi.utils.limits import check_array_file
 
+LARGE = 2**26  # bytes: larger features stay in their file, or in its precision
+_Stored = NDArray[Any] | RawRows
+_Inputs = Tensor | RawRows
 _KEYS = {"x", "clean", "verified", "trusted", "classes"}  # and the labels
 _KEYS |= {f"{name}_{part}" for name in "xy" for part in ("test", "trusted", "meta")}
 
@@ -43,60 +47,85 @@ def read_arrays(path: Path, label: str | None = None, *, like: Dataset | None = 
     named = like is not None or "classes" in arrays
     x, texts = _read_parts(path, arrays, like, named)
     if "clean" in arrays:
-        texts["clean"] = _texts(arrays["clean"], f"{path}: clean", len(x["train"]))
+        texts["clean"] = _labels(_values(arrays["clean"]), f"{path}: clean", len(_tensor(x["train"])))
     classes = like.classes if like else None
     if classes is None and "classes" in arrays:
-        classes = tuple(_texts(arrays["classes"], f"{path}: classes"))
+        classes = tuple(_labels(_values(arrays["classes"]), f"{path}: classes").to_list())
         if len({*classes, ""}) <= len(classes):
             raise UserError(f"{path}: classes must be different names, got {shorten_list(classes)}")
-    if "clean" in texts and "-1" not in (classes or texts["train"]):
-        texts["clean"] = ["" if text == "-1" else text for text in texts["clean"]]
+    if "clean" in texts and "-1" not in (classes or texts["train"].texts):
+        texts["clean"] = texts["clean"].blank("-1")
     by_position = classes is not None and parse_numbers(classes) is None
-    classes = classes or sort_classes({text for column in texts.values() for text in column} - {""})
+    classes = classes or sort_classes({text for column in texts.values() for text in column.texts} - {""})
     y = {
-        part: encode_labels(column, classes, lambda row: f"{path}, row {row} of {part}", by_position)
+        part: column.encode(classes, lambda row: f"{path}, row {row} of {part}", by_position)
         for part, column in texts.items()
     }
     marks = find_trusted_column(arrays.keys() - {"clean"}, path)
     trusted = None
     if marks:
-        marked = _texts(arrays[marks], f"{path}: {marks}", len(x["train"]))
-        trusted = parse_marks(marked, lambda row: f"{path}, row {row}", marks)
+        marked = _labels(_values(arrays[marks]), f"{path}: {marks}", len(_tensor(x["train"])))
+        trusted = _parse_coded_marks(marked, lambda row: f"{path}, row {row}", marks)
     first = _first_examples(path, x, like)
-    parts = {part: (replace(first, x=x[part]), y[part]) for part in x}
+    parts = {part: (_examples(x[part], first), y[part]) for part in x}
     return Dataset.from_parts(path.stem, parts, classes, clean=y.get("clean"), trusted=trusted)
 
 
 def _read_parts(
-    path: Path, arrays: Mapping[str, NDArray[Any]], like: Dataset | None, named: bool
-) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+    path: Path, arrays: Mapping[str, _Stored], like: Dataset | None, named: bool
+) -> tuple[dict[str, _Inputs], dict[str, CodedLabels]]:
     """Inputs and labels of train, test and trusted."""
-    first = like.examples.x if like and isinstance(like.examples, TensorExamples) else None
-    x: dict[str, Tensor] = {}
-    texts: dict[str, list[str]] = {}
+    kind = _kind(like.examples) if like and isinstance(like.examples, TensorExamples) else None
+    x: dict[str, _Inputs] = {}
+    texts: dict[str, CodedLabels] = {}
     for part, end in {"train": "", "test": "_test", "trusted": "_trusted"}.items():
         if (f"x{end}" in arrays) != (f"y{end}" in arrays):
             raise UserError(f"{path}: x{end} and y{end} must be given together, got only one of them")
         if f"x{end}" in arrays:
-            x[part] = _inputs(arrays[f"x{end}"], f"{path}: x{end}", x.get("train") if first is None else first)
-            texts[part] = _texts(arrays[f"y{end}"], f"{path}: y{end}", len(x[part]))
-            if "" in texts[part]:
-                raise UserError(f"{path}: row {texts[part].index('')} of y{end} has no label")
-            check_label(texts[part], f"y{end}", path, named=named or bool(end))
+            x[part] = _inputs(arrays[f"x{end}"], f"{path}: x{end}", kind)
+            kind = kind or _kind(x[part])
+            texts[part] = _labels(_values(arrays[f"y{end}"]), f"{path}: y{end}", len(_tensor(x[part])))
+            count = texts[part].count_texts()
+            if (row := texts[part].first_row(count.keys() - {""})) is not None:
+                raise UserError(f"{path}: row {row} of y{end} has no label")
+            check_counts(count, f"y{end}", path, named=named or bool(end))
     return x, texts
 
 
-def _first_examples(path: Path, x: Mapping[str, Tensor], like: Dataset | None) -> TensorExamples:
+def _first_examples(path: Path, x: Mapping[str, _Inputs], like: Dataset | None) -> TensorExamples:
     """Examples of the form that all parts must have."""
+    train = x["train"]
     if like is not None:
         first = like.examples
+    elif isinstance(train, RawRows):
+        first = MappedExamples.of(train)
     else:
-        first = make_features(x["train"]) if x["train"].ndim == 2 else make_images(x["train"])
+        first = make_features(train) if train.ndim == 2 else make_images(train)
     if not isinstance(first, TensorExamples):
         raise UserError(f"{path} holds arrays, but the first data set does not; give both in the same format")
-    for part, tensor in x.items():
-        _check_like(tensor, first, f"{path}: an input of {part}")
+    for part, inputs in x.items():
+        _check_like(inputs, first, f"{path}: an input of {part}")
     return first
+
+
+def _examples(x: _Inputs, first: TensorExamples) -> TensorExamples:
+    """Examples like the first ones, whichever of them stay in a file."""
+    if isinstance(x, RawRows):
+        return MappedExamples.of(x).with_scale(first.scale)
+    if isinstance(first, MappedExamples):
+        return make_features(x).with_scale(first.scale)
+    return replace(first, x=x)
+
+
+def _tensor(x: _Inputs) -> Tensor:
+    return x.x if isinstance(x, RawRows) else x
+
+
+def _kind(x: _Inputs | TensorExamples) -> torch.dtype:
+    """The type of numbers that a network sees before they are scaled."""
+    if isinstance(x, RawRows | MappedExamples):
+        return torch.float32
+    return x.x.dtype if isinstance(x, TensorExamples) else x.dtype
 
 
 def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classes: tuple[str, ...]) -> NewInputs:
@@ -108,26 +137,37 @@ def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classe
         arrays = _read_npz(path, label, needs_label=False)
     else:
         label_file = path.with_name(f"{path.stem}_labels.npy")
-        arrays = _read_npy(path, str(label_file)) if label_file.is_file() else {"x": _one(path)}
-    x = _inputs(arrays["x"], f"{path}: x", first.x)
+        arrays = _read_npy(path, str(label_file)) if label_file.is_file() else {"x": _open_inputs(path)}
+    x = _inputs(arrays["x"], f"{path}: x", _kind(first))
     _check_like(x, first, f"{path}: an input")
 
     def labels(name: str) -> Tensor:
-        texts = _texts(arrays[name], f"{path}: {name}", len(x))
-        texts = ["" if text == "-1" and "-1" not in classes else text for text in texts]
-        return encode_labels(texts, classes, lambda row: f"{path}, row {row} of {name}", parse_numbers(classes) is None)
+        column = _labels(_values(arrays[name]), f"{path}: {name}", len(_tensor(x)))
+        column = column if "-1" in classes else column.blank("-1")
+        return column.encode(classes, lambda row: f"{path}, row {row} of {name}", parse_numbers(classes) is None)
 
-    return NewInputs(replace(first, x=x), {name: labels(name) for name in ("y", "clean") if name in arrays})
+    return NewInputs(_examples(x, first), {name: labels(name) for name in ("y", "clean") if name in arrays})
 
 
-def _check_like(x: Tensor, first: TensorExamples, what: str) -> None:
-    if x.shape[1:] != first.x.shape[1:] or x.dtype != first.x.dtype:
-        actual, expected = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape[1:])}" for t in (x, first.x))
+def _check_like(x: _Inputs, first: TensorExamples, what: str) -> None:
+    forms = [(_kind(x), _tensor(x).shape[1:]), (_kind(first), first.x.shape[1:])]
+    if forms[0] != forms[1]:
+        actual, expected = (f"{str(kind).removeprefix('torch.')} {list(shape)}" for kind, shape in forms)
         raise UserError(f"{what} is {actual}, expected {expected}")
 
 
-def _texts(values: NDArray[Any], what: str, n: int | None = None) -> list[str]:
-    """An array of n labels (integers or text) as text, '' if missing."""
+def _values(stored: _Stored) -> NDArray[Any]:
+    return stored.x.numpy() if isinstance(stored, RawRows) else stored
+
+
+def _parse_coded_marks(marked: CodedLabels, at: Callable[[int], str], name: str) -> Tensor:
+    """Which rows are marked.  [N] bool"""
+    marks = parse_marks(marked.texts, lambda k: at(int((marked.codes == k).argmax())), name)
+    return marks[torch.from_numpy(marked.codes)]
+
+
+def _labels(values: NDArray[Any], what: str, n: int | None = None) -> CodedLabels:
+    """An array of n labels (integers or text), '' if missing."""
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1 or values.dtype.kind not in "iubfUS":
         raise UserError(f"{what} must be integers or text, one per row; got {values.dtype} {list(values.shape)}")
@@ -136,10 +176,10 @@ def _texts(values: NDArray[Any], what: str, n: int | None = None) -> list[str]:
     if values.dtype.kind == "f" and (bad := np.isinf(values) | (np.floor(values) < values)).any():
         row = int(bad.argmax())
         raise UserError(f"{what}: row {row} holds {values[row]}; labels must be integers or text")
-    return to_texts(values)
+    return CodedLabels.of(values)
 
 
-def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dict[str, _Stored]:
     """The arrays under their lower-case names, the labels as y, and under new names if they have old ones."""
     stored = load_arrays(path, {*_KEYS, (label or "y").lower()})
     if not isinstance(stored, dict):
@@ -152,7 +192,7 @@ def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dic
             number = "more than one" if count else "no"
             shown = label if name == "y" else name
             raise UserError(f"{path} has {number} array {shown!r}; arrays: {shorten_list(stored)}")
-    arrays = {name: stored[key] for key, name in names.items()}
+    arrays: dict[str, _Stored] = {name: stored[key] for key, name in names.items()}
     for old in ("x_meta", "y_meta"):
         new = OLD_NAMES[old]
         if old in arrays and new not in arrays:
@@ -161,7 +201,7 @@ def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dic
     return arrays
 
 
-def _read_npy(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
+def _read_npy(path: Path, label: str | None) -> dict[str, _Stored]:
     files = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("y.npy")]
     if label:
         files = [Path(label), path.parent / label]
@@ -169,7 +209,23 @@ def _read_npy(path: Path, label: str | None) -> dict[str, NDArray[Any]]:
         label_file = next((file for file in files if file.is_file() and file != path), None)
     if label_file is None:
         raise UserError(f"no labels for {path}: there is no {' and no '.join(map(str, files))}; give --label FILE.npy")
-    return {"x": _one(path), "y": _one(label_file)}
+    return {"x": _open_inputs(path), "y": _one(label_file)}
+
+
+def _open_inputs(path: Path) -> _Stored:
+    """The array of a .npy file. A large one stays in the file if its form allows it."""
+    with reading(path):
+        is_large = path.stat().st_size >= LARGE
+    if is_large:
+        try:
+            check_array_file(path)
+            with reading(path):
+                raw = RawRows.open(path)
+        except DAMAGED_ARRAY_ERRORS:
+            raw = None  # the reader below explains it
+        if raw is not None:
+            return raw
+    return _one(path)
 
 
 def _one(path: Path) -> NDArray[Any]:
@@ -211,20 +267,23 @@ def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[An
         raise UserError(f"{path}: not a readable file of plain arrays; objects are rejected ({reason}){advice}") from e
 
 
-def _inputs(x: NDArray[Any], what: str, like: Tensor | None) -> Tensor:
-    """Features [N, D] of the same precision as `like` (None: the precision they need), or uint8 images [N, C, H, W]."""
+def _inputs(stored: _Stored, what: str, kind: torch.dtype | None) -> _Inputs:
+    """Features [N, D] of a type (None: the precision they need), or uint8 images [N, C, H, W].
+
+    Many features of low precision are not widened.
+    """
+    if isinstance(stored, RawRows):
+        _check_finite(stored, what)
+        return stored if kind in (None, torch.float32) else stored.x.to(kind)
+    x = stored
     if x.ndim == 2 and x.dtype.kind in "iufb" and x.size:
+        if x.dtype == np.float16 and x.nbytes >= LARGE and kind in (None, torch.float32):
+            return _inputs(RawRows(np.ascontiguousarray(x)), what, kind)
         with np.errstate(over="ignore"):
-            numbers = x.astype(np.float32)
-        if not np.isfinite(numbers).all():
-            bad = np.argwhere(~np.isfinite(numbers))
-            row, column = (int(i) for i in bad[0])
-            raise UserError(
-                f"{what}: row {row}, column {column} holds {x[row, column]}; {len(bad)} cells in "
-                f"{len({*bad[:, 1]})} columns are not finite numbers; fill them, or drop the rows or the columns"
-            )
-        double = needs_float64(x) if like is None else like.dtype == torch.float64
-        return torch.from_numpy(x.astype(np.float64) if double else numbers)
+            numbers = torch.from_numpy(x.astype(np.float32, order="C"))
+        _check_finite(RawRows(numbers.numpy()), what, x)
+        double = needs_float64(x) if kind is None else kind == torch.float64
+        return torch.from_numpy(x.astype(np.float64)) if double else numbers
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or (x.ndim == 4 and not {*x.shape[1::2]} & {1, 3}):
         raise UserError(
             f"{what} is {x.dtype} {list(x.shape)}; it must contain numbers [N, D], or images of uint8 [N, H, W], "
@@ -235,6 +294,29 @@ def _inputs(x: NDArray[Any], what: str, like: Tensor | None) -> Tensor:
     elif is_channels_last(x.shape):
         x = x.transpose(0, 3, 1, 2)  # [N, C, H, W]
     return torch.from_numpy(x.copy())
+
+
+def _check_finite(rows: RawRows, what: str, original: NDArray[Any] | None = None) -> None:
+    """Raise an error for numbers that are not finite. It shows the first of them as it is in `original`."""
+    first: tuple[int, int] | None = None
+    n_bad = 0
+    columns: set[int] = set()
+    for start, block in rows.blocks():
+        finite = torch.isfinite(block)
+        if bool(finite.all()):
+            continue
+        bad = (~finite).nonzero()
+        n_bad += len(bad)
+        columns |= set(bad[:, 1].tolist())
+        if first is None:
+            first = start + int(bad[0, 0]), int(bad[0, 1])
+    if first is not None:
+        row, column = first
+        value = rows.x[first].item() if original is None else original[first]
+        raise UserError(
+            f"{what}: row {row}, column {column} holds {value}; {n_bad} cells in {len(columns)} columns are not finite "
+            "numbers; fill them, or drop the rows or the columns"
+        )
 
 
 def is_channels_last(shape: tuple[int, ...]) -> bool:

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ MARK_NAMES = {"is_trusted", "clean", "is_clean", "checked", "is_checked", "is_ve
 """Names of columns that may be meant to mark trusted rows, but do not."""
 _MISSING_LABELS = MISSING - {"", "none"}  # 'none' may be the name of a class
 _ENOUGH_ROWS = 20  # with fewer rows, the frequency of labels is not checked
+_NARROW = 2**20  # integers in a smaller range are counted, not sorted
 _TRUE = {"1", "true", "t", "yes", "y", "x"}
 _FALSE = {"0", "false", "f", "no", "n", ""}
 
@@ -81,12 +82,63 @@ def check_allowed(
             raise UserError(f"{unknown(f'{what} in {at(row)}:', text, (name for name in allowed if name))}{advice}")
 
 
-def check_label(texts: Sequence[str], name: str, where: object, *, named: bool = False) -> None:
+class CodedLabels(NamedTuple):
+    """N labels as codes of the different texts among them: a text per row takes ten times the memory."""
+
+    texts: tuple[str, ...]  # '' if missing
+    codes: NDArray[np.int64]  # [N] positions in `texts`
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Self:
+        """Code an array [N] of numbers or text."""
+        if values.dtype.kind in "iu" and values.size and int(values.max()) - int(values.min()) < _NARROW:
+            low = int(values.min())
+            codes = values.astype(np.int64) - low
+            present = np.bincount(codes) > 0
+            different = np.flatnonzero(present) + low
+            codes = (np.cumsum(present) - 1)[codes]
+        else:
+            different, codes = np.unique(values, return_inverse=True, equal_nan=True)
+        return cls(tuple(to_texts(different)), codes)
+
+    def count_texts(self) -> Counter[str]:
+        """The number of rows of each text, in the order of the texts."""
+        numbers = np.bincount(self.codes, minlength=len(self.texts)).tolist()
+        count: Counter[str] = Counter()
+        for text, n in zip(self.texts, numbers, strict=True):
+            count[text] += n
+        return count
+
+    def blank(self, text: str) -> Self:
+        """The same labels, of which those with a text are missing."""
+        return self._replace(texts=tuple("" if t == text else t for t in self.texts))
+
+    def first_row(self, allowed: Collection[str]) -> int | None:
+        """The first row with a text that is not allowed."""
+        bad = np.array([text not in allowed for text in self.texts], dtype=np.bool_)
+        return int(bad[self.codes].argmax()) if bad.any() else None
+
+    def encode(self, classes: tuple[str, ...], at: Callable[[int], str], by_position: bool = False) -> Tensor:
+        """Positions in `classes`, as `encode_labels`.  [N]"""
+        encoded = encode_labels(self.texts, classes, lambda k: at(int((self.codes == k).argmax())), by_position)
+        return encoded[torch.from_numpy(self.codes)]
+
+    def to_list(self) -> list[str]:
+        """The text of every row."""
+        return [self.texts[code] for code in self.codes.tolist()]
+
+
+def check_label(texts: Iterable[str], name: str, where: object, *, named: bool = False) -> None:
     """Reject labels that mean a missing value, and quantities.
 
     Quantities are allowed if the classes are `named` elsewhere: a trusted set may have one example per class.
     """
-    count = Counter(texts)
+    check_counts(Counter(texts), name, where, named=named)
+
+
+def check_counts(count: Counter[str], name: str, where: object, *, named: bool = False) -> None:
+    """Check labels as `check_label`, given the number of rows of each."""
+    n_rows = count.total()
     for text, n in count.items():
         if text.lower() in _MISSING_LABELS:
             raise UserError(
@@ -95,14 +147,14 @@ def check_label(texts: Sequence[str], name: str, where: object, *, named: bool =
             )
     if not named:
         warn_similar_classes(count, name, where)
-    if named or len(texts) < _ENOUGH_ROWS or (numbers := parse_numbers(count)) is None:
+    if named or n_rows < _ENOUGH_ROWS or (numbers := parse_numbers(count)) is None:
         return
-    half = len(texts) // 2
+    half = n_rows // 2
     are_integers = bool((numbers == np.floor(numbers)).all())
     if len(count) > (half if are_integers else min(_ENOUGH_ROWS, half)):
         some = ", ".join(list(count)[:3])
         raise UserError(
-            f"{where}: {name!r} holds {len(count)} different numbers in {len(texts)} rows ({some}, ...): it looks like "
+            f"{where}: {name!r} holds {len(count)} different numbers in {n_rows} rows ({some}, ...): it looks like "
             "a quantity, but labels are classes; choose another column with --label, or cut it into classes"
         )
 

@@ -18,6 +18,7 @@ from warpi.noise.parse import Noise
 from warpi.utils.seeding import generator
 
 log = logging.getLogger("warpi.training")
+_ROWS_AT_ONCE = 50_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,7 +316,8 @@ def _draw_stratified(
     The classes with the largest remainders are rounded up, so that the total is right. With `leave`, a class is not
     rounded up if that would take its last row.
     """
-    groups = [rows[y[rows] == k] for k in sorted(set(y[rows].tolist()))]
+    labels = y[rows]
+    groups = [rows[labels == k] for k in torch.unique(labels).tolist()]
     exact = [min(share, 1.0) * len(group) for group in groups]
     n_up = round(sum(exact)) - sum(map(int, exact))
     candidates = [k for k, group in enumerate(groups) if not leave or int(exact[k]) + 1 < len(group)]
@@ -329,7 +331,11 @@ def _draw_stratified(
 
 
 def _without(rows: Tensor, others: Tensor) -> Tensor:
-    return rows[~torch.isin(rows, others)]
+    if not len(rows):
+        return rows
+    kept = torch.ones(int(rows.max()) + 1, dtype=torch.bool)  # `isin` would sort all rows
+    kept[others] = False
+    return rows[kept[rows]]
 
 
 def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str) -> None:
@@ -381,9 +387,12 @@ def _warn_shifted(trusted: Split, train: Split) -> None:
     if not isinstance(trusted.examples, Features) or not isinstance(train.examples, Features):
         return
     mean = trusted.examples.x[trusted.rows].double().mean(0)
-    x = train.examples.x[train.rows].double()
-    low = x.amin(0)
-    high = x.amax(0)
+    low = torch.full_like(mean, torch.inf)
+    high = torch.full_like(mean, -torch.inf)
+    for rows in torch.split(train.rows, _ROWS_AT_ONCE):
+        x = train.examples.x[rows].double()
+        low = torch.minimum(low, x.amin(0))
+        high = torch.maximum(high, x.amax(0))
     n_outside = int(((low < high) & ((mean < low) | (mean > high))).sum())
     if n_outside:
         log.warning(

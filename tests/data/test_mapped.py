@@ -1,0 +1,125 @@
+"""Features that stay in their file: the same batches, statistics and runs as in memory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import warpi.data.mapped as mapped
+from warpi.data.loader import Loader
+from warpi.data.mapped import MappedExamples, RawRows
+from warpi.data.numeric import Features, make_features
+from warpi.data.overlap import labels_in, mark_shared_once
+from warpi.data.split import Split
+from warpi.datasets import arrays
+from warpi.errors import UserError
+from warpi.runs.run import fit
+
+
+def write(folder: Path, n: int = 300, kind: Any = np.float16, seed: int = 0) -> Path:
+    """Features and noisy labels of three classes."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, 5)) + 2 * np.eye(3, 5)[y]
+    y = np.where(rng.random(n) < 0.2, rng.integers(0, 3, n), y)
+    np.save(folder / "a.npy", x.astype(kind))
+    np.save(folder / "a_labels.npy", y)
+    return folder / "a.npy"
+
+
+def read(path: Path, monkeypatch: pytest.MonkeyPatch, large: int) -> Any:
+    monkeypatch.setattr(arrays, "LARGE", large)
+    return arrays.read_arrays(path)
+
+
+@given(
+    n=st.integers(2, 60), kind=st.sampled_from(["float16", "float32"]), block=st.sampled_from([1, 64]), data=st.data()
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_equals_features_in_memory(tmp_path: Path, n: int, kind: str, block: int, data: st.DataObject) -> None:
+    x = np.random.default_rng(n).normal(3, 2, (n, 4)).astype(kind)
+    x[:, 3] = 7.25  # a constant column
+    np.save(tmp_path / "x.npy", x)
+    raw = RawRows.open(tmp_path / "x.npy")
+    assert raw is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapped, "BLOCK_BYTES", block)
+        on_disk: Features = MappedExamples.of(raw)
+        in_memory = make_features(torch.from_numpy(x.astype(np.float32)))
+        rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1))))
+        a, b = on_disk.fit_scale(rows), in_memory.fit_scale(rows)
+        torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(a.std, b.std, rtol=1e-6, atol=1e-7)
+        assert on_disk.digest() == in_memory.digest()
+        on_disk, in_memory = on_disk.with_scale(b), in_memory.with_scale(b)
+        y = torch.zeros(len(rows), dtype=torch.int64)
+        splits = [Split(examples, rows, y) for examples in (on_disk, in_memory)]
+        loaders = [Loader(split, 3, seed=1) for split in splits]
+        for _ in range(5):
+            first, second = (loader.draw() for loader in loaders)
+            assert torch.equal(first.x, second.x)
+            assert torch.equal(first.rows, second.rows)
+        assert torch.equal(on_disk.flat(rows), in_memory.flat(rows))
+        assert on_disk.form().keys() == in_memory.form().keys()
+        assert on_disk.form()["kind"] == in_memory.form()["kind"]
+
+
+def test_large_files_stay_in_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+    data = read(path, monkeypatch, 0)
+    assert isinstance(data.examples, MappedExamples)
+    assert data.examples.x.dtype == torch.float16
+    assert torch.equal(data.y, read(path, monkeypatch, 2**30).y)
+    np.save(path, np.asfortranarray(np.load(path), np.float32))  # rows are not in one piece
+    assert not isinstance(read(path, monkeypatch, 0).examples, MappedExamples)
+    np.savez(tmp_path / "b.npz", x=np.ones((4, 2), np.float16), y=[0, 1, 0, 1])
+    assert read(tmp_path / "b.npz", monkeypatch, 0).examples.x.dtype == torch.float16
+
+
+def test_the_same_errors_as_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+    x = np.load(path)
+    x[17, 2] = np.nan
+    x[40, 2] = np.inf
+    np.save(path, x)
+    messages = []
+    for large in (0, 2**30):
+        with pytest.raises(UserError) as error:
+            read(path, monkeypatch, large)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert "row 17, column 2 holds nan; 2 cells in 1 columns" in messages[0]
+
+
+def test_shared_rows_are_found_across_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = read(write(tmp_path), monkeypatch, 0)
+    some = torch.tensor([5, 9])
+    trusted = Split(make_features(data.examples.x[some].float()), torch.arange(2), data.y[some])
+    whole = Split(data.examples, torch.arange(len(data.y)), data.y)
+    assert mark_shared_once(whole, trusted).nonzero().flatten().tolist() == [5, 9]
+    assert torch.equal(labels_in(trusted, whole), data.y[some])
+
+
+@pytest.mark.parametrize("method", ["ce", "glc"])
+def test_a_run_equals_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    path = write(tmp_path)
+    np.savez(tmp_path / "trusted.npz", x=np.load(path)[:30].astype(np.float32), y=np.arange(30) % 3)
+    runs = []
+    for large in (0, 2**30):
+        monkeypatch.setattr(arrays, "LARGE", large)
+        out = tmp_path / f"run{large}"
+        options = {"method": method, "net": "linear", "epochs": 3, "device": "cpu", "test": 0.2}
+        run = fit(out, data=str(path), trusted=str(tmp_path / "trusted.npz"), **options)
+        facts = json.loads((out / "spec.json").read_text())["facts"]
+        runs.append((run, {name: value for name, value in facts.items() if name.endswith("_sha256")}))
+    (on_disk, facts), (in_memory, other_facts) = runs
+    assert isinstance(on_disk.task.train.examples, MappedExamples)
+    assert not isinstance(in_memory.task.train.examples, MappedExamples)
+    assert facts == other_facts
+    assert on_disk.history[-1]["loss"] == pytest.approx(in_memory.history[-1]["loss"], rel=1e-6)
+    for a, b in zip(on_disk.method.net.parameters(), in_memory.method.net.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
