@@ -1,6 +1,7 @@
 """Features that stay in their file: the same batches, statistics and runs as in memory."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+import warpi.data.loader as loader_module
 import warpi.data.mapped as mapped
 from warpi.data.loader import Loader
 from warpi.data.mapped import MappedExamples, RawRows
@@ -17,7 +19,7 @@ from warpi.data.overlap import labels_in, mark_shared_once
 from warpi.data.split import Split
 from warpi.datasets import arrays
 from warpi.errors import UserError
-from warpi.runs.run import fit
+from warpi.runs.run import fit, fitting
 
 
 def write(folder: Path, n: int = 300, kind: Any = np.float16, seed: int = 0) -> Path:
@@ -123,3 +125,43 @@ def test_a_run_equals_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert on_disk.history[-1]["loss"] == pytest.approx(in_memory.history[-1]["loss"], rel=1e-6)
     for a, b in zip(on_disk.method.net.parameters(), in_memory.method.net.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@given(n=st.integers(1, 70), size=st.integers(1, 20), block=st.integers(1, 9), mixed=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_blocks_are_a_function_of_seed_and_pass(n: int, size: int, block: int, mixed: int) -> None:
+    x = make_features(torch.arange(n, dtype=torch.float32)[:, None])
+    split = Split(x, torch.arange(n), torch.zeros(n, dtype=torch.int64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader_module, "BLOCK_ROWS", block)
+        patch.setattr(loader_module, "MIXED_BLOCKS", mixed)
+        loader = Loader(split, size, seed=3, in_blocks=True)
+        for p in range(3):
+            order = loader.order(p)
+            assert sorted(order.tolist()) == list(range(n))
+            drawn = [loader.draw().rows for _ in range(loader.per_pass)]
+            assert torch.equal(torch.cat(drawn), order[: loader.per_pass * loader.batch_size])
+            ends = [0, *loader_module.BlockOrder(split, 3, p).ends]
+            for start, stop in pairwise(ends):
+                assert len({row // block for row in order[start:stop].tolist()}) <= mixed
+        resumed = Loader(split, size, seed=3, in_blocks=True)
+        resumed.load_state_dict({"count": loader.count - 1})
+        assert torch.equal(resumed.draw().rows, drawn[-1])
+
+
+def test_block_shuffling_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+    monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(loader_module, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(loader_module, "MIXED_BLOCKS", 4)
+    options = {"method": "ce", "net": "linear", "epochs": 4, "device": "cpu", "shuffle": "blocks", "batch_size": 32}
+    whole = fit(tmp_path / "whole", data=str(path), **options)
+    steps = fitting(tmp_path / "part", data=str(path), checkpoint_seconds=0.0, **options)
+    for _ in range(14):  # a checkpoint after each step, the last one within an epoch
+        next(steps)
+    steps.close()
+    assert json.loads((tmp_path / "part/spec.json").read_text())["spec"]["recipe"]["shuffle"] == "blocks"
+    resumed = fit(tmp_path / "part", resume=True, device="cpu")
+    for a, b in zip(whole.method.net.parameters(), resumed.method.net.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert [r["loss"] for r in whole.history] == [r["loss"] for r in resumed.history]

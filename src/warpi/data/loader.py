@@ -1,6 +1,7 @@
 """Shuffled batches of a split, in an order that follows from a seed."""
 
 import itertools
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeGuard
@@ -16,6 +17,9 @@ from warpi.errors import UserError
 from warpi.utils import distributed
 from warpi.utils.seeding import derive, generator
 
+BLOCK_ROWS = 8192
+MIXED_BLOCKS = 16
+
 
 class Loader:
     """Endless shuffled batches of a split. Its only state is the number of batches it has returned.
@@ -25,11 +29,24 @@ class Loader:
     incomplete batch, unless a method sets another number. A batch of which fewer than two examples can be read is
     counted but skipped, because BatchNorm needs two.
 
+    With `in_blocks`, a pass mixes a few blocks of neighboring rows at a time (`BlockOrder`). This order also depends
+    only on (seed, p).
+
     With several ranks, all make the same batches, and each rank reads its share of every batch.
     """
 
-    def __init__(self, split: Split, batch_size: int, seed: int, *, augment: bool = True, views: int = 1) -> None:
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        seed: int,
+        *,
+        augment: bool = True,
+        views: int = 1,
+        in_blocks: bool = False,
+    ) -> None:
         self.split = split
+        self.in_blocks = in_blocks
         self.seed = seed
         self.augment = augment
         self.views = views
@@ -40,6 +57,7 @@ class Loader:
         self.count = 0
         self._endless: Iterator[Batch] | None = None
         self._order: tuple[int, Tensor] | None = None
+        self._blocks: BlockOrder | None = None
         self.planned = False  # whether batches are read on first access (`training/cuda_graph.py`)
         self._slot: Slot | None = None
         self.capturing: list[Slot] = []  # the next draws read these while a step is being captured
@@ -110,12 +128,21 @@ class Loader:
     def _index(self, k: int) -> Tensor:
         """Positions within the split of batch k.  [B]"""
         p, j = divmod(k, self.per_pass)
-        return self.order(p)[j * self.batch_size : (j + 1) * self.batch_size]
+        start, stop = j * self.batch_size, (j + 1) * self.batch_size
+        if not self.in_blocks:
+            return self.order(p)[start:stop]
+        if self._blocks is None or self._blocks.p != p:
+            self._blocks = BlockOrder(self.split, self.seed, p)
+        return self._blocks.between(start, stop)
 
     def order(self, p: int) -> Tensor:
         """The order of the rows in pass p.  [N]"""
         if self._order is None or self._order[0] != p:
-            self._order = p, torch.randperm(len(self.split), generator=generator(self.seed, "order", p))
+            n = len(self.split)
+            if self.in_blocks:
+                self._order = p, BlockOrder(self.split, self.seed, p).between(0, n)
+            else:
+                self._order = p, torch.randperm(n, generator=generator(self.seed, "order", p))
         return self._order[1]
 
     @property
@@ -129,6 +156,58 @@ class Loader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.count = state["count"]
         self._endless = None
+
+
+class BlockOrder:
+    """The order of pass p: blocks of neighboring rows in random order, and the rows of some blocks mixed at a time.
+
+    It is a function of (seed, p). Only the mixture in use is in memory, and its rows are read from the disk in blocks.
+    """
+
+    def __init__(self, split: Split, seed: int, p: int) -> None:
+        self.split = split
+        self.seed = seed
+        self.p = p
+        n_blocks = -(-len(split) // BLOCK_ROWS)
+        self.blocks = torch.randperm(n_blocks, generator=generator(seed, "blocks", p))
+        sizes = torch.full((n_blocks,), BLOCK_ROWS)
+        sizes[self.blocks == n_blocks - 1] = len(split) - (n_blocks - 1) * BLOCK_ROWS  # the last block may be shorter
+        ends = sizes.cumsum(0)
+        self.ends = ends[MIXED_BLOCKS - 1 :: MIXED_BLOCKS].tolist()  # positions in the order at which a mixture ends
+        if not self.ends or self.ends[-1] < len(split):
+            self.ends.append(len(split))
+        self._mixed: tuple[int, Tensor] | None = None
+
+    def between(self, start: int, stop: int) -> Tensor:
+        """Positions within the split of a part of the order.  [stop - start]"""
+        first = bisect_right(self.ends, start)
+        parts = []
+        for m in range(first, len(self.ends)):
+            begin = self.ends[m - 1] if m else 0
+            if begin >= stop:
+                break
+            parts.append(self._mix(m)[max(start - begin, 0) : stop - begin])
+        return torch.cat(parts)
+
+    def _mix(self, m: int) -> Tensor:
+        """The rows of mixture m in random order."""
+        if self._mixed is None or self._mixed[0] != m:
+            examples = self.split.examples
+            if self._mixed is not None:
+                for block in self._of(self._mixed[0]):
+                    examples.release(self.split.rows[block])
+            blocks = self._of(m)
+            for block in blocks:
+                examples.announce(self.split.rows[block])
+            rows = torch.cat([torch.arange(block.start, block.stop) for block in blocks])
+            order = torch.randperm(len(rows), generator=generator(self.seed, "mix", self.p, m))
+            self._mixed = m, rows[order]
+        return self._mixed[1]
+
+    def _of(self, m: int) -> list[slice]:
+        """The blocks of mixture m."""
+        chosen = self.blocks[m * MIXED_BLOCKS : (m + 1) * MIXED_BLOCKS].tolist()
+        return [slice(b * BLOCK_ROWS, min((b + 1) * BLOCK_ROWS, len(self.split))) for b in chosen]
 
 
 class Slot:

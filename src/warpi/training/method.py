@@ -93,7 +93,9 @@ class Method(ABC):
             self.averaged_nets = [deepcopy(net).requires_grad_(False).eval() for net in self.nets]
         n_views, strong = self.plan_views(recipe.augment == "strong")
         train = task.train.with_strong_views(strong)
-        self.loader = Loader(train, recipe.batch_size, derive(seed, "train batches"), views=n_views)
+        self.loader = Loader(
+            train, recipe.batch_size, derive(seed, "train batches"), views=n_views, in_blocks=recipe.shuffle == "blocks"
+        )
         if task.meta is not None:
             trusted = task.meta.with_strong_views(strong)
             trusted_seed = derive(seed, "meta batches")

@@ -14,7 +14,17 @@ from warpi.nets.registry import VECTOR_NETS, make_net
 from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import check_types, setting
 
-LATER = ("lr_warmup", "nesterov", "decay_norms", "average", "augment", "mixup", "label_smoothing", "mirror_test")
+LATER = (
+    "lr_warmup",
+    "nesterov",
+    "decay_norms",
+    "average",
+    "augment",
+    "mixup",
+    "label_smoothing",
+    "mirror_test",
+    "shuffle",
+)
 """Fields that older specifications lack."""
 Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 M = TypeVar("M", bound=nn.Module)
@@ -50,6 +60,9 @@ class Recipe:
     compile: bool | None = setting(None, "trace and fuse the network (default: for image nets on a GPU, epochs >= 10)")
     checkpointing: bool = setting(False, "save memory: recompute activations inside blocks (needs --compile)")
     accumulate: int = setting(1, "save memory: number of micro-batches into which a batch is divided", low=1)
+    shuffle: Literal["rows", "blocks"] = setting(
+        "rows", "order of an epoch; blocks: mix 16 blocks of 8192 neighboring rows at a time, for files beyond memory"
+    )
     meta_every: int = setting(1, "do a meta step only every N steps", low=1)
     meta_gradient: Literal["exact", "difference"] = setting("exact", "Jacobian product: exact or a finite difference")
     meta_depth: int = setting(0, "number of last child modules that the virtual step updates; 0: all", low=0)
