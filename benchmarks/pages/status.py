@@ -107,7 +107,7 @@ def statuses() -> dict[str, dict[str, Any]]:
 def sentence(entry: dict[str, Any]) -> str:
     """The status as it appears on the page of a method."""
     if entry["status"] == "no published figure":
-        return "**Status.** Unit-tested; there is no published figure to compare with."
+        return "**Status.** Unit-tested; no published figure exists to compare with."
     if entry["status"] == "unit-tested only":
         return "**Status.** Unit-tested only: no stored run has the data and the labels of a published figure."
     seeds = f"{entry['seeds']} seeds" if entry["seeds"] > 1 else "one seed"

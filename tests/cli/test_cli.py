@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import pytest
 
 from warpi.cli.app import main
 from warpi.errors import UserError
+from warpi.methods.registry import make_method
+from warpi.report.experiments import find_runs
+from warpi.runs.reopen import reopen
 from warpi.runs.rerun_command import command
 from warpi.runs.run import fit
 from warpi.runs.spec import RunSpec, prepare
 from warpi.sweep.plan import read_plan
+from warpi.sweep.run_states import read_settings
 
 FIT = ["fit", "--data", "digits", "--limit", "300", "--meta", "20", "--epochs", "1", "--method", "ce"]
 Files = dict[str, str]
@@ -331,6 +336,59 @@ class TestDeprecatedNames:
         assert [job.settings["noise"] for job in plans[0].jobs] == ["given:a.json", "given:b.json"]
         (job,) = read_plan(file, changes=["labels=c.json", "trusted=t.npz"]).jobs
         assert (job.settings["noise"], job.settings["meta_data"]) == ("given:c.json", "t.npz")
+
+
+class TestRenamedSettings:
+    """`reinitialize` of t_revision and ptd was `anew`."""
+
+    COMMON = ("fit", "--method", "t_revision", "--limit", "100", "--epochs", "1", "--quiet")
+
+    def test_on_the_command_line_and_in_a_stored_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = tmp_path / "run"
+        assert main([*self.COMMON, "--out", str(out), "--no-anew"]) == 0
+        assert capsys.readouterr().err == "warpi: --no-anew is deprecated; use --no-reinitialize\n"
+        file = out / "spec.json"
+        stored = json.loads(file.read_text())
+        assert stored["spec"]["changed"] == {"reinitialize": False}
+        for part in ("options", "changed"):  # as older versions stored it
+            stored["spec"][part]["anew"] = stored["spec"][part].pop("reinitialize")
+        file.write_text(json.dumps(stored))
+        for flag in ("--no-anew", "--no-reinitialize"):
+            assert main(["fit", "--out", str(out), "--resume", "--quiet", flag]) == 0
+        assert main(["fit", "--out", str(out), "--resume", "--quiet", "--reinitialize"]) == 2
+        assert "was started with reinitialize = False, not True" in capsys.readouterr().err
+        assert asdict(reopen(out).method)["reinitialize"] is False
+        (record,) = find_runs([out])
+        assert "--no-reinitialize" in command(record.spec)
+
+    def test_in_python(self, tmp_path: Path) -> None:
+        with pytest.warns(FutureWarning, match="anew is deprecated; use reinitialize"):
+            run = fit(tmp_path / "run", method="ptd", anew=False, limit=100, epochs=1)
+        assert asdict(run.method)["reinitialize"] is False
+        with pytest.warns(FutureWarning, match="anew is deprecated; use reinitialize"):
+            assert make_method("ptd", anew=False) == make_method("ptd", reinitialize=False)
+        with pytest.raises(UserError, match="anew is the deprecated name of reinitialize; leave it out"):
+            RunSpec.from_settings("ptd", anew=False, reinitialize=False)
+        with pytest.raises(UserError, match="unknown setting 'anew'"):
+            RunSpec.from_settings("ce", anew=False)
+
+    def test_in_a_sweep(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        file = tmp_path / "s.toml"
+        plans = []
+        for name in ("reinitialize", "anew"):
+            file.write_text(f'[defaults]\nmethod = "ptd"\n[grid]\n{name} = [true, false]\n')
+            caplog.clear()
+            plans.append(read_plan(file))
+            assert ("anew is deprecated; use reinitialize" in caplog.text) is (name == "anew")
+        assert plans[0].jobs == plans[1].jobs
+        assert plans[0].jobs[1].name == "ptd_given_anew-false_seed0"  # as in folders of older versions
+        assert plans[0].jobs[1].settings["reinitialize"] is False
+        (job,) = read_plan(file, changes=["anew=false"]).jobs
+        assert job == plans[0].jobs[1]
+        folder = tmp_path / job.name
+        folder.mkdir()
+        (folder / "sweep.json").write_text('{"method": "ptd", "anew": false}')
+        assert read_settings(folder / "sweep.json") == {"method": "ptd", "reinitialize": False}
 
 
 class TestSweep:

@@ -349,8 +349,10 @@ def test_restart_equals_a_fresh_start(optimizer: str, tiny: TaskAndTruth) -> Non
 @pytest.mark.parametrize("name", ["t_revision", "ptd"])
 def test_second_phase_restarts_or_continues(name: str, tiny: TaskAndTruth) -> None:
     first = weights(started(name, tiny[0]))
-    for anew in (True, False):
-        method = started(name, tiny[0], replace(RECIPE, epochs=4, lr=0.0, weight_decay=0.0), warmup=0.25, anew=anew)
+    for reinitialize in (True, False):
+        method = started(
+            name, tiny[0], replace(RECIPE, epochs=4, lr=0.0, weight_decay=0.0), warmup=0.25, reinitialize=reinitialize
+        )
         with torch.no_grad():
             for p in method.net.parameters():
                 p.add_(1)  # pretend that it has learned
@@ -362,7 +364,7 @@ def test_second_phase_restarts_or_continues(name: str, tiny: TaskAndTruth) -> No
         ]
         expected = [
             t
-            for t, buffer in zip(first if anew else learned, method.net.state_dict(), strict=True)
+            for t, buffer in zip(first if reinitialize else learned, method.net.state_dict(), strict=True)
             if "running" not in buffer
         ]
         assert same([t for t in moved if t.is_floating_point()], [t for t in expected if t.is_floating_point()])

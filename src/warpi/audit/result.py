@@ -19,7 +19,7 @@ from warpi.utils.limits import check_array_file
 AUDIT_FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
 _RATE_KEYS = ("n", "rate")
-_INTERVAL_KEYS = ("low", "high")  # None: there is no interval
+_INTERVAL_KEYS = ("low", "high")  # None: no interval was computed
 MODEL_BASED = "model-based, usually too low when mistakes cluster at class boundaries"
 """Describes a noise rate that is not backed by rows whose labels before and after a check are known."""
 _DESCRIPTIONS = ("probabilities", "uncertainty")  # facts that are sentences

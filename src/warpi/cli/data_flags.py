@@ -1,7 +1,7 @@
 """The flags that name the data of a command, with their deprecated names."""
 
 import os
-from argparse import SUPPRESS, Action, ArgumentParser, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace, _ArgumentGroup
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,22 @@ def add_trusted_output(parser: Parser, text: str, metavar: str = "FILE") -> None
     parser.add_argument("--trusted", action=_Store, dest="export_trusted", type=Path, default=SUPPRESS, help=SUPPRESS)
     if metavar == "FILE":
         parser.outputs.add("export_trusted")
+
+
+def add_old_switch(group: _ArgumentGroup, old: str, new: str) -> None:
+    """Add `--old` and `--no-old`, deprecated names of a switch, which set the field `new`."""
+    flags = (f"--{old.replace('_', '-')}", f"--no-{old.replace('_', '-')}")
+    group.add_argument(*flags, action=_OldSwitch, dest=new, nargs=0, default=SUPPRESS, help=SUPPRESS)
+
+
+class _OldSwitch(Action):
+    """Set a switch by its deprecated name, and warn."""
+
+    def __call__(self, _: ArgumentParser, namespace: Namespace, _value: Any, flag: str | None = None) -> None:
+        is_on = not str(flag).startswith("--no-")
+        name = self.dest.replace("_", "-")
+        warn_deprecated(str(flag), f"--{name}" if is_on else f"--no-{name}")
+        setattr(namespace, self.dest, is_on)
 
 
 class _Store(Action):

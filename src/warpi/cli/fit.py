@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warpi.cli.data_flags import add_data_flags, read_names
+from warpi.cli.data_flags import add_data_flags, add_old_switch, read_names
 from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser, add_fields
 from warpi.utils.terminal import cell, say
@@ -244,6 +244,7 @@ def _all_flags(argv: list[str], first: argparse.Namespace) -> dict[str, Any]:
 
 def _make_parser(method: str) -> Parser:
     """The parser of all flags, including the settings of a method."""
+    from warpi.methods.old_names import OLD_NAMES
     from warpi.methods.registry import METHODS, explain_unknown_setting
     from warpi.runs.defaults import DATA_DEPENDENT
     from warpi.training.named_recipes import RECIPES
@@ -276,5 +277,7 @@ def _make_parser(method: str) -> Parser:
     add_fields(parser, "training", Recipe, data_dependent=DATA_DEPENDENT)
     prefix = type(METHODS[method]).__name__ + "."
     data_dependent = {setting.removeprefix(prefix) for setting in DATA_DEPENDENT if setting.startswith(prefix)}
-    add_fields(parser, f"method {method}", METHODS[method], data_dependent=data_dependent)
+    group = add_fields(parser, f"method {method}", METHODS[method], data_dependent=data_dependent)
+    for old, new in OLD_NAMES.get(method, {}).items():
+        add_old_switch(group, old, new)
     return parser

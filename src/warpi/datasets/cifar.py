@@ -197,7 +197,7 @@ def _superclass(labels: NDArray[np.int64], n_classes: int, folder: Path) -> Tens
 
 
 def _human_labels(kind: _Kind, root: Path, y: Tensor) -> dict[str, Tensor]:
-    """The label sets of CIFAR-N by the names in `kind.label_sets`; empty if there is no such file."""
+    """The label sets of CIFAR-N by the names in `kind.label_sets`; empty if the file does not exist."""
     label_sets: dict[str, Tensor] = {}
     names = kind.label_sets | {"clean": "clean", "clean_label": "clean"}
     for path in _human_files(kind, root):

@@ -59,7 +59,7 @@ def read_folder(
         classes = _check_classes(path, folders, classes)
         return make_image_dataset(path.resolve().name, classes, size, in_memory, {"train": _scan(path, classes)})
     classes = _check_classes(path / "train", _list_folders(path / "train"), classes)
-    replaced = {"val": "test", "meta": "trusted"}  # used only if there is no folder of the other name
+    replaced = {"val": "test", "meta": "trusted"}  # used only if the folder of the other name does not exist
     unused = [name for name in folders if name not in _PARTS or replaced.get(name) in folders]
     if unused:
         logger.warning("%s: not used: %s; trusted examples are read from the folder 'trusted'", path, ", ".join(unused))

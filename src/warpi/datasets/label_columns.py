@@ -53,7 +53,7 @@ class LabelColumns(NamedTuple):
     classes: tuple[str, ...]
     y: Tensor  # [N] given labels
     clean: Tensor  # [N] true labels, -1 unknown
-    trusted: Tensor | None  # [N] bool, rows that a person has checked; None: there is no such column
+    trusted: Tensor | None  # [N] bool, rows that a person has checked; None: the data has no such column
     given: Tensor  # [N] labels before a person checked them, -1 unknown
     rows: dict[str, list[int]]  # of each part; 'train' is not empty
 

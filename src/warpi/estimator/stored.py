@@ -14,6 +14,7 @@ from warpi.errors import UserError
 from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier
 from warpi.methods.auto import MODELS
+from warpi.methods.old_names import use_current_names
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS, NetBuilder, make_net
 from warpi.runs.defaults import resolve_method, to_plain_types
@@ -100,7 +101,7 @@ def read_classifier(path: Path, net: nn.Module | NetBuilder | None, model: Any) 
     state = unpack(path, FORMAT, "give an unchanged file that NoisyLabelClassifier.save wrote")
     method, stored_net, stored_model = state["method"], state["net"], state.get("model")
     if isinstance(method, dict):
-        method = replace(METHODS[method["name"]], **method["options"])
+        method = replace(METHODS[method["name"]], **use_current_names(method["name"], method["options"]))
     if stored_net not in NETS and net is None and state["method_name"] != "auto":
         raise UserError(f"{path} contains the weights of {stored_net}, not the network; pass it: load(path, net=...)")
     if model is None and stored_model in MODELS:

@@ -78,7 +78,7 @@ class Position:
 
 
 def make_optimizer(parameters: list[nn.Parameter], training: Training) -> torch.optim.Optimizer | None:
-    """Adam, with a separate learning rate for scalar parameters; None if there are no parameters.
+    """Adam, with a separate learning rate for scalar parameters; None without parameters.
 
     Adam changes a parameter by at most its learning rate per step, so a scalar that must grow from 1 to 20 would take
     thousands of steps.

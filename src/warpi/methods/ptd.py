@@ -27,7 +27,8 @@ class PTD(Method):
     Phases, as fractions of the epochs: cross-entropy up to `warmup`; a restart with Delta T = 0 up to `revise` (the
     paper's PTD-R); then Delta T is learned together with theta (PTD-R-V).
 
-    Differs from the paper in the fit of the matrices, the normalizations and the restart (`anew`): docs/methods/ptd.md.
+    Differs from the paper in the fit of the matrices, the normalizations and the restart (`reinitialize`):
+    docs/methods/ptd.md.
     Reference: Xia et al., Part-dependent Label Noise: Towards Instance-dependent Label Noise, NeurIPS 2020.
     """
 
@@ -43,7 +44,7 @@ class PTD(Method):
     fit_lr: float = setting(0.02, "learning rate of that fit (Adam)", low=0)
     enough: float = setting(1e-3, "mean squared error of a class at which its fit stops", low=0)
     revision_lr: float = setting(5e-7, "learning rate of the correction of T (Adam)", low=0)
-    anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
+    reinitialize: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
     def create_state(self) -> None:
         self.beginnings = [0, warmup_epochs(self.warmup, self.recipe.epochs)]
@@ -58,7 +59,7 @@ class PTD(Method):
     def before_epoch(self, t: int) -> None:
         if t >= self.beginnings[1] and self.phase == 0:
             self._estimate()
-            restart(self, reinitialize=self.anew)
+            restart(self, reinitialize=self.reinitialize)
             self.phase = 1
         if t >= warmup_epochs(self.revise, self.recipe.epochs) and self.phase == 1:
             self.phase = 2

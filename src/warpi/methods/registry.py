@@ -1,5 +1,6 @@
 """All methods by name, with the default hyper-parameters of their papers."""
 
+import warnings
 from dataclasses import fields, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from warpi.methods.mlnt import MLNT
 from warpi.methods.mslc import MSLC
 from warpi.methods.mwnet import MWNet
 from warpi.methods.noiserank import NoiseRank
+from warpi.methods.old_names import OLD_NAMES, use_current_names
 from warpi.methods.pencil import PENCIL
 from warpi.methods.plain import CE, CleanOnly, FineTune
 from warpi.methods.plc import PLC
@@ -133,6 +135,9 @@ def make_method(name: str, **options: Any) -> Method:
     """Return a new instance of a registered method, with some of its hyper-parameters changed."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
+    for old in options.keys() & OLD_NAMES.get(name, {}).keys():
+        warnings.warn(f"{old} is deprecated; use {OLD_NAMES[name][old]}", FutureWarning, stacklevel=2)
+    options = use_current_names(name, options)
     allowed = [f.name for f in fields(METHODS[name])]
     for option in options:
         if option not in allowed:

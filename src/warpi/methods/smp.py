@@ -25,7 +25,7 @@ class SMP(Method):
 
     Prototypes are computed before each epoch.
 
-    Differs from the paper: there is no official code, so this follows the paper's description. The first phase is a
+    Differs from the paper: the authors published no code, so this follows the paper's description. The first phase is a
     fraction of the epochs (paper: 5 of 15).
     Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
     """

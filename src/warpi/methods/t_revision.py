@@ -26,7 +26,7 @@ class TRevision(Method):
 
     Phases, as fractions of the epochs: cross-entropy up to `warmup`, T^ up to `revise`, then Delta T.
 
-    Differs from the paper in the gradient of beta and the restart (`anew`): docs/methods/t_revision.md.
+    Differs from the paper in the gradient of beta and the restart (`reinitialize`): docs/methods/t_revision.md.
     Reference: Xia et al., Are Anchor Points Really Indispensable in Label-Noise Learning?, NeurIPS 2019.
     """
 
@@ -38,7 +38,7 @@ class TRevision(Method):
     revise: float = setting(0.6, "fraction of the epochs after which T is revised", low="warmup", high=1)
     quantile: float = setting(0.97, "quantile of p(i | x) at the anchor of class i; 1: the maximum", low=0, high=1)
     revision_lr: float = setting(5e-7, "learning rate of the revision of T (Adam)", low=0)
-    anew: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
+    reinitialize: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
     def create_state(self) -> None:
         self.beginnings = [0, warmup_epochs(self.warmup, self.recipe.epochs)]
@@ -51,7 +51,7 @@ class TRevision(Method):
         if t >= self.beginnings[1] and self.phase == 0:
             _, z = predict_rows(self.net, self.task.train)
             self.T.copy_(from_anchors(z.softmax(1), self.quantile))
-            restart(self, reinitialize=self.anew)
+            restart(self, reinitialize=self.reinitialize)
             self.phase = 1
         if t >= warmup_epochs(self.revise, self.recipe.epochs) and self.phase == 1:
             self.phase = 2

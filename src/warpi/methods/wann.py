@@ -37,7 +37,7 @@ class WANN(Method):
         p(x)  = argmax_p  sum_j n_j(x) log (T^T p)_j + sum_c m_c(x) log p_c        by EM
 
     where m_c counts the trusted rows of class c among the k nearest, each with the weight `trusted_weight` / k_min.
-    There are no gradients: the inputs must be features in which neighbors mean something.
+    Nothing is learned by gradients, so the inputs must be features in which neighbors mean something.
 
     Differs from the paper, which has no trusted rows: docs/methods/wann.md.
     Reference: Di Salvo et al., An Embedding is Worth a Thousand Noisy Labels, TMLR 2025.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from warpi.datasets.text_files import reading
 from warpi.errors import UserError
 from warpi.runs.rerun_command import format_value
-from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_record
+from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_record, use_current_spec
 from warpi.runs.stored_facts import base_key, describe_differences, later_keys
 from warpi.utils.files import read_json, sha256
 
@@ -204,6 +204,7 @@ def _read(folder: Path) -> RunRecord:
     if form != FORMAT:
         raise UserError(f"{file} has the format {form!r}, but this version reads {FORMAT!r}; leave the folder out")
     check_spec(content, file, _ADVICE, ("spec", "data", "method", "seed"))
+    content = use_current_spec(content)
     spec = content["spec"] | {name: content["spec"].get(name) or {} for name in ("options", "changed", "recipe")}
     done = (folder / DONE).exists()  # checked before the results are read: the run may end in between
     epochs, whole = _read_epochs(folder / RESULTS)

@@ -39,7 +39,7 @@ class Suspect(NamedTuple):
     suggested: str
     wrong: float  # probability
     image: str  # its picture as a data URL; empty if there is none
-    words: tuple[tuple[str, str], ...]  # names and values: the file, and the columns if there is no picture
+    words: tuple[tuple[str, str], ...]  # names and values: the file, and the columns of a row without a picture
     small: bool  # a picture of few pixels, which is enlarged without smoothing
 
 

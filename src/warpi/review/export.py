@@ -43,7 +43,7 @@ def trusted_name(items: Items) -> str:
 
 
 class NothingToTrust(UserError):
-    """There is no trusted example to write."""
+    """Raised if no row can be exported as trusted."""
 
 
 def write_trusted(

@@ -58,7 +58,7 @@ def open_run(
     id: Sequence[str] = (),
     keep: Sequence[str] = (),
 ) -> OpenedRun:
-    """Open a run folder. It is audited if there is no audit yet.
+    """Open a run folder. It is audited if it has no audit yet.
 
     `id` and `keep` name columns of a table that are shown with each row, see `read_copied_columns`.
     """

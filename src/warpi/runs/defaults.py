@@ -88,7 +88,7 @@ def default_method(
 
 
 def default_split(data: str) -> Mapping[str, float]:
-    """The fractions `val` and `test` to hold out if the user does not set them: none of the user's own rows."""
+    """The fractions `val` and `test` to hold out if the user does not set them: none of a user's data."""
     return _BENCHMARK_SPLIT if data in DATASETS else dict.fromkeys(_BENCHMARK_SPLIT, 0.0)
 
 

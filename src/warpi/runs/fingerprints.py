@@ -49,7 +49,7 @@ def fingerprint_rows(rows: Tensor) -> str:
 
 
 def file_sha256(file: str | None) -> str | None:
-    """The hash of a file with labels, a matrix or weights; None if there is no file."""
+    """The hash of a file with labels, a matrix or weights; None if `file` is None."""
     if not file:
         return None
     with open(file, "rb") as content:

@@ -111,7 +111,7 @@ def _check_network_size(recipe: Recipe, task: Task, file: Path) -> None:
 
 
 def read_run_spec(path: Path) -> dict[str, Any]:
-    """The specification of the run in a folder. Raises a UserError if there is no run."""
+    """The specification of the run in a folder. Raises a UserError if the folder has none."""
     stored = RunFolder(path).read_spec()
     if stored is None:
         raise UserError(f"there is no run in {path}; give the folder that `warpi fit --out` made")

@@ -20,6 +20,7 @@ import torch
 from warpi.data.image_files import SMALL
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file, missing_package
+from warpi.methods.old_names import OLD_NAMES
 from warpi.nets.registry import VECTOR_NETS
 from warpi.runs import plugins
 from warpi.runs.defaults import to_plain_types
@@ -70,8 +71,9 @@ def fit(out: Path | str, **options: Any) -> Run:
     `resume`, `device`, `threads`, `checkpoint_seconds`, `checkpoint_epochs`, `tensorboard`, `quiet`. See `fitting`,
     which does the same step by step.
     """
-    if "meta_data" in options:
-        warnings.warn("meta_data is deprecated; use trusted", FutureWarning, stacklevel=2)
+    for old, new in {"meta_data": "trusted", **OLD_NAMES.get(str(options.get("method")), {})}.items():
+        if old in options:
+            warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=2)
     steps = fitting(out, **options)
     while True:
         try:

@@ -29,6 +29,7 @@ from warpi.runs.schema import (
     SWEEP,
     check_spec,
     read_record,
+    use_current_spec,
 )
 from warpi.training import checkpoint
 from warpi.training.engine import Record
@@ -67,7 +68,7 @@ class RunFolder:
         self.results = path / RESULTS
 
     def read_spec(self) -> dict[str, Any] | None:
-        """The content of `spec.json`, or None if there is no such file."""
+        """The content of `spec.json`, or None if the file does not exist."""
         file = self.path / SPEC
         try:
             stored: dict[str, Any] = read_json(file, ADVICE)
@@ -77,7 +78,7 @@ class RunFolder:
             command = _COMMANDS[self.form]
             raise UserError(f"{file} does not have the format {self.form!r} that `{command}` writes; {ADVICE}")
         self.check(stored, file)
-        return stored
+        return use_current_spec(stored)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -144,7 +145,7 @@ class RunFolder:
         try:
             with os.scandir(self.path) as entries:
                 names = [e.name for e in entries if e.name not in _BEFORE_A_RUN and not e.name.endswith(_LOGS)]
-        except OSError:  # there is no such folder, or it cannot be read; writing to it raises an error then
+        except OSError:  # the folder does not exist or cannot be read; writing to it raises an error then
             return
         others = sorted(name for name in names if not name.startswith("."))
         if others:

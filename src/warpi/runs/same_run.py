@@ -11,6 +11,7 @@ from warpi.data.image_files import PHOTO
 from warpi.datasets.load import has_images
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown
+from warpi.methods.old_names import use_current_names
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
 from warpi.noise.parse import Noise
@@ -29,7 +30,7 @@ def restore_spec(
     stored: dict[str, Any], settings: Mapping[str, Any], method: str | Method | None, path: Path
 ) -> RunSpec:
     """The specification of a stored run. Settings that are given again must be the same."""
-    settings = dict(settings)
+    settings = use_current_names(stored["spec"]["method"], settings)
     name = method
     if isinstance(method, Method):
         settings = {**to_plain_types(asdict(method)), **settings}

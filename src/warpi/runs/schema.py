@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warpi.errors import UserError
+from warpi.methods.old_names import use_current_names
 from warpi.runs.stored_facts import FACTS
 from warpi.training.named_recipes import expand_recipe
 from warpi.utils.settings import setting
@@ -85,6 +86,14 @@ def check_spec(stored: Mapping[str, Any], file: Path, advice: str, needed: Itera
     inner = {**stored, "recipe": spec.get("recipe")} if isinstance(spec, dict) else stored
     for part in _PARTS:
         check_part(inner if not part else inner.get(part) or {}, part, file, advice, needed)
+
+
+def use_current_spec(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored specification in which renamed settings of the method have their current names."""
+    spec = stored["spec"]
+    parts = ("options", "changed")
+    renamed = {part: use_current_names(spec.get("method"), spec[part]) for part in parts if spec.get(part)}
+    return {**stored, "spec": {**spec, **renamed}}
 
 
 def check_part(values: Mapping[str, Any], part: str, file: Path, advice: str, needed: Iterable[str] = ()) -> None:

@@ -16,6 +16,7 @@ from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.load import is_resizable, read_dataset
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown
+from warpi.methods.old_names import use_current_names
 from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.noise.parse import Noise
 from warpi.runs.defaults import (
@@ -145,7 +146,8 @@ class RunSpec:
         whose hyper-parameters then count as settings. None: settings may be those of `auto`.
         """
         name, base = resolve_method(method or DEFAULT_METHOD)
-        settings = to_plain_types({**(asdict(method) if isinstance(method, Method) else {}), **settings})
+        own = asdict(method) if isinstance(method, Method) else {}
+        settings = to_plain_types({**own, **use_current_names(name, settings)})
         names = [{f.name for f in fields(kind)} for kind in (DataSpec, Recipe, base)]
         for key in settings:
             if not any(key in group for group in names):

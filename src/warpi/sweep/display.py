@@ -18,7 +18,7 @@ from warpi.sweep.queue import RunEvent
 from warpi.sweep.run_states import State
 from warpi.utils.terminal import cell, visible
 
-_QUIET = 10.0  # seconds between two epoch lines if there is no terminal
+_QUIET = 10.0  # seconds between two epoch lines if the output is not a terminal
 
 
 class Board:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from warpi.errors import UserError, unknown
+from warpi.methods.old_names import OLD_NAMES, rename
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
 from warpi.noise.parse import Noise
@@ -26,6 +27,8 @@ log = logging.getLogger("warpi.sweep")
 
 _OTHER_KEYS = ("method", "threads")  # settings of a run that are not fields of a dataclass
 _NAMED = ("method", "noise", "seed")  # in every folder name
+_OLD_NAMES = {old: new for names in OLD_NAMES.values() for old, new in names.items()}
+_IN_FOLDER_NAMES = {new: old for old, new in _OLD_NAMES.items()}  # folders keep the names they have always had
 _SECTIONS = {"sweep": dict, "defaults": dict, "grid": dict, "method": dict, "runs": list}
 
 
@@ -129,7 +132,10 @@ def _rename(table: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under the names in `spec.json`, with a warning about a deprecated name."""
     if "meta_data" in table:
         log.warning("warpi: meta_data is deprecated; use trusted")
-    return to_stored_names(table)
+    old_names = {old: new for old, new in _OLD_NAMES.items() if old in table and old not in _known()}
+    for old, new in old_names.items():
+        log.warning("warpi: %s is deprecated; use %s", old, new)
+    return to_stored_names(rename(table, old_names))
 
 
 def _read_changes(changes: Iterable[str]) -> Settings:
@@ -146,7 +152,7 @@ def _read_changes(changes: Iterable[str]) -> Settings:
         name, dot, option = key.rpartition(".")
         if dot and name not in METHODS:
             raise unknown("method in --set", name, METHODS)
-        if option in STORED:
+        if option in STORED or option in _OLD_NAMES:
             ((option, value),) = _rename({option: value}).items()
             key = f"{name}{dot}{option}"
         if option not in _known() or (dot and option == "method"):
@@ -291,7 +297,8 @@ def _job(settings: Settings, named: set[str]) -> Job:
     except UserError as e:
         shown = ", ".join(f"{key} = {settings[key]!r}" for key in sorted({*named, *_NAMED}))
         raise UserError(f"{e} (in the run with {shown})") from e
-    return Job(folder_name({key: settings[key] for key in {*named, *_NAMED}}), settings)
+    in_name = {_IN_FOLDER_NAMES.get(key, key): settings[key] for key in {*named, *_NAMED}}
+    return Job(folder_name(in_name), settings)
 
 
 def folder_name(settings: Settings) -> str:

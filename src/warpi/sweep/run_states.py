@@ -13,6 +13,7 @@ from typing import Any
 
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError
+from warpi.methods.old_names import use_current_names
 from warpi.methods.registry import METHODS
 from warpi.runs import plugins
 from warpi.runs.defaults import BY_DATASET, DATA_DEPENDENT, resolve_defaults
@@ -255,4 +256,4 @@ def read_settings(file: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(content, dict):
         raise UserError(f"{file} is damaged; {advice}")
-    return content
+    return use_current_names(content.get("method"), content)

@@ -358,7 +358,7 @@ def _warn_few(y: Tensor, classes: tuple[str, ...], held_out: bool) -> None:
 def _warn_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:
     """Warn if the class frequencies of the trusted examples are neither uniform nor like those of the data.
 
-    A few examples that were drawn at random are uneven by chance, so both differences must be significant.
+    A few examples that were drawn at random are never quite even, so both differences must be significant.
     """
     n_trusted = torch.bincount(trusted.cpu(), minlength=len(classes)).double()
     n_given = torch.bincount(given.cpu(), minlength=len(classes)).double()

@@ -102,7 +102,7 @@ class FeatureFolder:
             self._file(k, complete=False).unlink(missing_ok=True)
 
     def read_shard(self, k: int, manifest: Mapping[str, Any], *, complete: bool = True) -> Records | None:
-        """The records of a shard, memory-mapped; None if there is no such file."""
+        """The records of a shard, memory-mapped; None if the file does not exist."""
         file = self._file(k, complete)
         if not file.exists():
             return None
