@@ -19,6 +19,10 @@ COMMANDS = {
         "find the labels that are probably wrong, by a run or by any model's probabilities",
     ),
     "annotators": ("warpi.cli.labels:annotators", "combine the labels of several annotators per row"),
+    "label-studio": (
+        "warpi.cli.labels:label_studio",
+        "import a Label Studio project, or export a run as tasks with suggestions",
+    ),
     "pick": ("warpi.cli.audit:pick", "choose which examples a person should check first"),
     "review": ("warpi.cli.review:review", "check and correct labels in the browser"),
     "correct": ("warpi.cli.review:correct", "write the data with corrected labels"),
@@ -32,7 +36,7 @@ COMMANDS = {
     "list": ("warpi.cli.list:list_names", "list methods, datasets, noises, nets or few-shot learners"),
 }
 """The function and the summary of each command. Its module is imported when it runs, so the overview is instant."""
-_SUMMARIES = "\n".join(f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items())
+_SUMMARIES = "\n".join(f"  {name:<14}{summary}" for name, (_, summary) in COMMANDS.items())
 USAGE = f"""usage: warpi COMMAND ...
        warpi --use FILE.py COMMAND ...
 

@@ -1,15 +1,16 @@
-"""`warpi annotators` and `warpi audit --probabilities`: labels that are judged without a run.
+"""`warpi annotators`, `warpi label-studio` and `warpi audit --probabilities`: labels from elsewhere.
 
 Heavy imports wait until a command runs.
 """
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import read_names
-from warpi.errors import UserError
-from warpi.utils.files import write_json
+from warpi.errors import UserError, unknown
+from warpi.utils.files import write_atomically, write_json
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import cell, say
 
@@ -137,3 +138,65 @@ def _print_consensus(consensus: "Consensus", out: Path) -> None:
     interval = f"90 % interval {100 * right['low']:.1f} to {100 * right['high']:.1f}"
     say(f"{out}: {100 * right['accuracy']:.1f} % of the labels are right ({interval}); {about['to_review']} to review")
     say(f"train on them with: warpi fit --data {out} --drop n_labels,agreement,review --out DIR")
+
+
+def label_studio(argv: list[str]) -> None:
+    parser = Parser(
+        "warpi label-studio",
+        "Import the JSON export of a Label Studio project, or export the rows of a run as tasks with suggestions.",
+    )
+    parser.add_argument("action", metavar="import|export", help="import a project, or export a run")
+    parser.add_argument(
+        "source", type=Path, metavar="EXPORT.json|RUN", help="import: the export of a project; export: a run folder"
+    )
+    parser.add("--out PATH", "import: folder for the tables; export: file for the tasks", Path, required=True)
+    parser.add("--choices NAME", "name of the choices that hold the labels, if a task has several")
+    parser.start_group("import")
+    parser.add("--field NAME", "field with the images (default: found by the names of the files)")
+    parser.add("--consensus", "label tasks by the most probable class (`warpi annotators`), not by majority")
+    parser.start_group("export")
+    parser.add("--tasks FILE", "add the suggestions to this export, which the data was imported from", Path)
+    parser.add("--issues", "write only the tasks whose labels are probably wrong, and those that were decided")
+    parser.add("--decisions", "also write the decisions of `warpi review` as annotations")
+    parser.add("--reviewer N", "with --decisions: number of the Label Studio user who made them", int)
+    parser.add("--prefix TEXT", "put before the paths of images (default: /data/local-files/?d=)")
+    parser.add_output("--interface", "write a labeling interface (XML) for new tasks")
+    parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
+    given = parser.read(argv)
+    actions = {"import": _import_label_studio, "export": _export_label_studio}
+    if given["action"] not in actions:
+        raise unknown("action", given["action"], actions)
+    actions[given["action"]](given)
+
+
+def _import_label_studio(given: Mapping[str, Any]) -> None:
+    from warpi.audit.label_studio.import_project import import_project
+
+    options = {name: given[name] for name in ("choices", "field", "consensus")}
+    done = import_project(given["source"], given["out"], **options)
+    kind = "images" if done.images else "rows"
+    say(f"{done.tasks}: {done.n_labeled} labeled {kind}, {done.n_trusted} of them by a ground truth (trusted)")
+    say(f"{done.annotators}: {done.n_labels} labels by {len(done.names)} annotators")
+    if done.unlabeled:
+        say(f"{done.unlabeled}: {done.n_unlabeled} tasks without a label")
+    if done.other_results:
+        say(f"{done.other_results} results that are not these choices are not read")
+    root = " --root FOLDER" if done.images else ""
+    say(f"next: warpi fit --data {shlex.quote(str(done.tasks))}{root} --out DIR")
+
+
+def _export_label_studio(given: Mapping[str, Any]) -> None:
+    from warpi.audit.label_studio.export_run import export_run
+    from warpi.audit.label_studio.export_tasks import LOCAL_FILES
+
+    decisions = given["source"] / "review" / "decisions.sqlite" if given["decisions"] else None
+    if decisions and not decisions.exists():
+        raise UserError(f"there are no decisions in {decisions}; make some with: warpi review {given['source']}")
+    prefix = LOCAL_FILES if given["prefix"] is None else given["prefix"]
+    options = {name: given[name] for name in ("tasks", "choices", "reviewer", "issues", "device")}
+    tasks, interface = export_run(given["source"], decisions=decisions, prefix=prefix, **options)
+    write_json(given["out"], tasks)
+    if given["interface"]:
+        write_atomically(given["interface"], interface.encode())
+    decided = sum(bool(task.get("annotations")) for task in tasks)
+    say(f"{given['out']}: {len(tasks)} tasks, {decided} of them with annotations; import the file in Label Studio")
