@@ -23,7 +23,7 @@ from warpi.audit.label_scores import label_quality
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
 from warpi.datasets.text_files import shorten_list
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, first_line, unknown
 from warpi.estimator import inputs
 from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier, write_onnx
@@ -43,6 +43,7 @@ from warpi.utils.seeding import derive, seeded
 log = logging.getLogger("warpi.estimator")
 
 _RECIPE = {f.name for f in fields(Recipe)} - {"net", "seed"}
+_SETTING = "settings__"  # begins the name of a parameter that is one of the settings
 _FIT_LOCK = threading.RLock()  # only one thread of a process fits at a time
 _ANY: dict[str, Any] = {"accept_sparse": "csr", "allow_nd": True, "ensure_all_finite": "allow-nan"}
 _NO_TRUSTED = {
@@ -69,7 +70,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         "mlp" stands for the network that suits the method on tables: WarPI's has no BatchNorm.
     epochs, batch_size, lr : settings of training; None chooses them by the data
     noise_rate : fraction of wrong labels, for methods that need it
-    settings : dict of other settings: fields of `warpi.Recipe` and hyperparameters of the method
+    settings : dict of other settings: fields of `warpi.Recipe` and hyperparameters of the method. A grid can set one of
+        them as `settings__meta_lr`
     augment : whether to shift and flip images, and drop entries of sparse rows, during training
     device : "auto", "cpu", "cuda", "cuda:0", ...
     random_state : int or RandomState; None gives another result each time. Global generators are not changed.
@@ -114,6 +116,21 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.augment = augment
         self.device = device
         self.random_state = random_state
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters; if `deep`, also each of the settings as `settings__NAME`."""
+        params: dict[str, Any] = super().get_params(deep=deep)
+        if deep and isinstance(self.settings, Mapping):
+            params |= {_SETTING + name: value for name, value in self.settings.items()}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; `settings__meta_lr=0.1` sets one of the settings and keeps the others."""
+        nested = {name.removeprefix(_SETTING): params.pop(name) for name in [*params] if name.startswith(_SETTING)}
+        super().set_params(**params)
+        if nested:
+            self.settings = {**(self.settings or {}), **nested}
+        return self
 
     def fit(
         self,
@@ -264,7 +281,13 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if trusted is not None:
             raise UserError("trusted examples are given by X_trusted and y_trusted or by `trusted`, got both")
         inputs.refuse_blanks(y, "y_trusted")
-        X = self._check_like_fit(layout, X, "X_trusted")
+        try:
+            X = self._check_like_fit(layout, X, "X_trusted")
+        except (ValueError, TypeError) as e:
+            raise UserError(
+                f"X_trusted does not match X: {first_line(e).rstrip('.;:')}. In a Pipeline, X_trusted must pass "
+                "through the same steps: Pipeline(..., transform_input=['X_trusted']), see docs/estimator.md"
+            ) from e
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
         index = {name: k for k, name in enumerate(self.classes_.tolist())}
