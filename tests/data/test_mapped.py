@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import warpi.data.loader as loader_module
 import warpi.data.mapped as mapped
+from warpi.data import overlap
 from warpi.data.loader import Loader
 from warpi.data.mapped import MappedExamples, RawRows
 from warpi.data.numeric import Features, make_features
@@ -102,8 +103,10 @@ def test_shared_rows_are_found_across_precisions(tmp_path: Path, monkeypatch: py
     some = torch.tensor([5, 9])
     trusted = Split(make_features(data.examples.x[some].float()), torch.arange(2), data.y[some])
     whole = Split(data.examples, torch.arange(len(data.y)), data.y)
-    assert mark_shared_once(whole, trusted).nonzero().flatten().tolist() == [5, 9]
-    assert torch.equal(labels_in(trusted, whole), data.y[some])
+    for many in (2**30, 1):
+        monkeypatch.setattr(overlap, "_MANY", many)
+        assert mark_shared_once(whole, trusted).nonzero().flatten().tolist() == [5, 9]
+        assert torch.equal(labels_in(trusted, whole), data.y[some])
 
 
 @pytest.mark.parametrize("method", ["ce", "glc"])

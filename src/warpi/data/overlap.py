@@ -17,9 +17,11 @@ from warpi.data.mapped import MappedExamples
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
+from warpi.utils.seeding import generator
 
 logger = logging.getLogger("warpi.data")
 _ROWS_AT_ONCE = 10_000
+_MANY = 100_000  # rows
 
 
 def mark_shared(a: Split, b: Split) -> Tensor:
@@ -39,12 +41,13 @@ def mark_shared_once(a: Split, b: Split) -> Tensor:
 
     If an input occurs more often, nothing tells which of the examples is meant, or whether any of them is.
     """
-    kind, keys = _comparable_inputs(a)
+    at = _possibly_in(a, b)
+    kind, keys = _comparable_inputs(a.subset(at))
     other_kind, other_keys = _comparable_inputs(b)
     if kind is None or kind != other_kind:
         return torch.zeros(len(a), dtype=torch.bool)
     others = set(other_keys)
-    found = [(i, key) for i, key in enumerate(keys) if key in others]  # few, even if `a` has millions of examples
+    found = [(i, key) for i, key in zip(at.tolist(), keys, strict=True) if key in others]
     counts = Counter(key for _, key in found)
     shared = torch.zeros(len(a), dtype=torch.bool)
     shared[[i for i, key in found if counts[key] == 1]] = True
@@ -71,6 +74,7 @@ def match_labels(a: Split, b: Split) -> list[int | None]:
 
 def labels_in(a: Split, b: Split) -> Tensor:
     """The labels that the examples of `a` have in `b`; -1 if `b` has no such input, or several of them.  [len(a)]"""
+    b = b.subset(_possibly_in(b, a))
     kind, keys = _comparable_inputs(a)
     other_kind, other_keys = _comparable_inputs(b)
     if kind is None or kind != other_kind:
@@ -145,6 +149,29 @@ def _hash_rows(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Iterator[bytes]:
         part = part + 0.0 if part.is_floating_point() else part  # -0.0 is 0.0
         for row in part.flatten(1).cpu().numpy():
             yield blake2b(row, digest_size=16).digest()
+
+
+def _possibly_in(a: Split, b: Split) -> Tensor:
+    """Positions of the examples of `a` that may also be in `b`.
+
+    Of float32 features, those with an equal sum of products; exact keys of millions of rows would take minutes.
+    """
+    kinds = [_comparable_inputs(split)[0] for split in (a, b)]
+    if len(a) < _MANY or kinds[0] != kinds[1] or not isinstance(kinds[0], tuple) or kinds[0][1] != torch.float32:
+        return torch.arange(len(a))
+    wanted = torch.cat(list(_sums_of_products(b)))
+    found = [torch.isin(sums, wanted) for sums in _sums_of_products(a)]
+    return torch.cat(found).nonzero().flatten()
+
+
+def _sums_of_products(split: Split) -> Iterator[Tensor]:
+    """The bits of each input as integers, multiplied by fixed numbers and added modulo 2**64; in blocks of rows."""
+    assert isinstance(split.examples, TensorExamples)
+    x = split.examples.x
+    factors = torch.randint(2**62, (x[0].numel(),), generator=generator(0, "overlap"))
+    for rows in torch.split(split.rows, _ROWS_AT_ONCE):
+        part = x[rows].to("cpu", torch.float32).flatten(1) + 0.0  # -0.0 is 0.0
+        yield (part.view(torch.int32).long() * factors).sum(1)
 
 
 def _resolve_paths(examples: FileExamples, rows: Tensor) -> Iterator[str]:
