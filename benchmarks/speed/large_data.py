@@ -2,8 +2,8 @@
 
     python benchmarks/speed/large_data.py FOLDER --rows 1e6 4e6 16e6
 
-Writes N rows x 64 float16 with 10 classes, 20 % wrong labels and 1000 trusted rows; trains a linear head by `ce` or `glc`
-for two epochs in a process of its own, once from the file and once in memory; then audits and reports the first run.
+Writes N rows x 64 float16 with 10 classes, 20 % random labels and 1000 trusted rows. Trains a linear head for two
+epochs in a process of its own, from the file and in memory; then audits and reports the first run.
 Prints one line of JSON per command: wall and CPU seconds, peak resident memory, its anonymous part, seconds per epoch.
 """
 

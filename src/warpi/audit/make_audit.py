@@ -12,6 +12,7 @@ import torch
 import warpi
 import warpi.audit.label_scores as scores
 from warpi.audit.any_model.audit_array import audit_probabilities
+from warpi.audit.any_model.audit_run import audit_large_run, is_large
 from warpi.audit.checked_labels import RowChecks, collect_row_checks, digest_decisions
 from warpi.audit.cross_fit import can_cross_fit, cross_fit
 from warpi.audit.label_scores import Floats, Ints
@@ -109,7 +110,16 @@ def _audit_method(
     checked: Sequence[Path | str],
 ) -> Audit:
     """The audit of a trained method; `path` is its run folder."""
-    predicted = _predict(method, folds, path, held_out if rows == "all" else [])
+    audited = held_out if rows == "all" else []
+    about: dict[str, Any] = {
+        "run": None if path is None else str(path),
+        "method": type(method).__name__,
+        "rows": rows,
+        "left_out": 0 if rows == "all" else sum(map(len, held_out)),
+    }
+    if not folds and is_large(method):
+        return audit_large_run(method, path, audited, threshold, checked, about)
+    predicted = _predict(method, folds, path, audited)
     T, row, predictions = predicted.T, predicted.row, predicted.rows
     y = predictions.y
     row_checks = collect_row_checks(path, [Path(file) for file in checked], method.task.classes)
@@ -123,11 +133,8 @@ def _audit_method(
     uncertainty, uncertainty_description = estimate_uncertainty(predictions, T, bool(folds))
     classes = method.task.classes
     facts: dict[str, Any] = {
-        "run": None if path is None else str(path),
-        "method": type(method).__name__,
+        **about,
         "version": warpi.__version__,
-        "rows": rows,
-        "left_out": 0 if rows == "all" else sum(map(len, held_out)),
         "folds": folds or 0,
         **_describe_predictions(predicted),
         "uncertainty": uncertainty_description,

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from warpi.utils.limits import check_array_file
 
 AUDIT_FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
+_MANY = 1_000_000  # rows of an audit that is not compressed
 _RATE_KEYS = ("n", "rate")
 _INTERVAL_KEYS = ("low", "high")  # None: no interval was computed
 MODEL_BASED = "model-based, usually too low when mistakes cluster at class boundaries"
@@ -179,11 +181,29 @@ class Audit:
         if (pairs := arrays.pop("pairs", None)) is not None:
             arrays |= {_PAIR + name: values for name, values in pairs._asdict().items()}
         about = {"format": FORMAT, **{name: getattr(self, name) for name in _NOT_ARRAYS}}
-        content = io.BytesIO()
-        np.savez_compressed(content, about=np.array(json.dumps(about)), **arrays)
+        arrays["about"] = np.array(json.dumps(about))
         path = Path(folder) / AUDIT_FILE
+        if len(self) > _MANY:
+            _write_uncompressed(path, arrays)
+            return path
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
         write_atomically(path, content.getvalue())
         return path
+
+
+def _write_uncompressed(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays directly into a file, which then replaces an old one: a copy in memory may not fit."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, **dict(arrays))  # type: ignore[arg-type]
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as e:
+        raise UserError(f"cannot write {path}: {e.strerror}; the previous file is unchanged") from e
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _format_lines(columns: Mapping[str, Any], size: int = 20_000) -> Iterator[list[object]]:
@@ -206,7 +226,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Read the arrays of a .npz file without unpickling anything; raise ValueError if the file is damaged."""
     try:
         check_array_file(path)
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, KeyError, *DAMAGED_ARRAY_ERRORS) as e:
         raise ValueError(str(e)) from e

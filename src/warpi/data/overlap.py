@@ -160,8 +160,10 @@ def _possibly_in(a: Split, b: Split) -> Tensor:
     if len(a) < _MANY or kinds[0] != kinds[1] or not isinstance(kinds[0], tuple) or kinds[0][1] != torch.float32:
         return torch.arange(len(a))
     wanted = torch.cat(list(_sums_of_products(b)))
-    found = [torch.isin(sums, wanted) for sums in _sums_of_products(a)]
-    return torch.cat(found).nonzero().flatten()
+    found = torch.zeros(len(a), dtype=torch.bool)  # small results kept between large ones would fragment the memory
+    for start, sums in zip(range(0, len(a), _ROWS_AT_ONCE), _sums_of_products(a), strict=True):
+        found[start : start + len(sums)] = torch.isin(sums, wanted)
+    return found.nonzero().flatten()
 
 
 def _sums_of_products(split: Split) -> Iterator[Tensor]:

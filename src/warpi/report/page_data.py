@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from warpi.review.open import OpenedRun
 
 SUSPECTS = 20
+_MOST_ROWS = 2_000_000
 _SIDE = 240  # pixels of a thumbnail
 _NEW = "confusion_train"  # files of older versions lack it
 
@@ -81,14 +82,16 @@ def read_details(runs: Sequence[RunRecord], audit: bool = False, device: str = "
             reason = f"losses, confusion and suspicious labels: the run in {g.first.path} has not ended"
             details.append(Detail(g.first.path, missing=(reason,)))
         else:
-            details.append(_detail(run.path, audit or len(experiments) == 1, audit, device))
+            details.append(_detail(run, audit or len(experiments) == 1, audit, device))
     return details
 
 
-def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
+def _detail(run: RunRecord, compute: bool, audit: bool, device: str) -> Detail:
+    path = run.path
     missing: list[str] = []
     arrays: Arrays = {}
     try:
+        _check_size(run)
         arrays = read_arrays(path) or {}
         if _NEW not in arrays and not (path / CHECKPOINT).exists():
             missing.append(f"losses and confusion: there is no {CHECKPOINT} in {path}")
@@ -103,12 +106,20 @@ def _detail(path: Path, compute: bool, audit: bool, device: str) -> Detail:
     review: Review | None = None
     if audit or (path / AUDIT_FILE).exists():
         try:
+            _check_size(run)
             audited, suspects, review = _read_audit(path, device)
         except UserError as error:
             missing.append(_left_out(path, "suspicious labels", error, audit))
     elif (path / CHECKPOINT).exists():
         missing.append("suspicious labels: the run has no audit; add --audit to the command that made this page")
     return Detail(path, arrays, audited, suspects, tuple(missing), review)
+
+
+def _check_size(run: RunRecord) -> None:
+    """Raise an error if a run has too many rows to predict and list them all in memory."""
+    n = run.facts.get("n_train") or 0
+    if n > _MOST_ROWS:
+        raise UserError(f"{n:,} rows are too many for a page, which lists at most {_MOST_ROWS:,}; see warpi audit")
 
 
 def _left_out(path: Path, what: str, error: UserError, required: bool) -> str:

@@ -64,7 +64,7 @@ def audit_array(
         wrong[rows] = 1 - np.clip(part[np.arange(len(part)), given[rows]], 0, 1)
         uncertainty[rows] = -(part * np.log(np.maximum(part, 1e-30))).sum(1) / np.log(K)
         q[rows] = part
-    checks = _make_checks(given, wrong.copy(), trusted, judge.left_out)
+    checks = make_checks(given, wrong.copy(), trusted, judge.left_out)
     q[at] = np.eye(K)[trusted.true]
     wrong[at] = trusted.true != given[at]
     uncertainty[at] = 0.0
@@ -143,7 +143,7 @@ def normalize(values: NDArray[Any], start: int = 0) -> Floats:
     return np.asarray(p / total)
 
 
-def _make_checks(given: Ints, wrong: Floats, trusted: TrustedRows, left_out: Floats) -> Checks:
+def make_checks(given: Ints, wrong: Floats, trusted: TrustedRows, left_out: Floats) -> Checks:
     m = len(trusted.row)
     label = given[trusted.row]
     wrong_left_out = 1 - left_out[np.arange(m), label]

@@ -1,0 +1,136 @@
+"""Audit a run with too many rows for the other audits: predictions and scores in chunks, results in small types."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import warpi
+import warpi.audit.label_scores as scores
+from warpi.audit.any_model.audit_array import make_checks
+from warpi.audit.any_model.read_files import TrustedRows
+from warpi.audit.checked_labels import RowChecks, collect_row_checks, digest_decisions
+from warpi.audit.label_scores import Floats
+from warpi.audit.out_of_sample import predict_split
+from warpi.audit.rates import estimate_class_rates, estimate_rate
+from warpi.audit.result import Audit, CheckedPairs
+from warpi.data.mapped import MappedExamples
+from warpi.data.split import Split
+from warpi.training.method import Method, evaluating
+
+log = logging.getLogger("warpi.audit")
+MOST_ROWS = 1_000_000  # with more rows in a file, only this audit fits into memory
+_CHUNK = 65_536  # rows
+_SAMPLE = 200_000  # rows from which the transition matrix is estimated
+_LEVEL = 0.9  # of the intervals
+
+
+def is_large(method: Method) -> bool:
+    """Whether a run has so many rows that they stay in their file and are audited in chunks."""
+    return isinstance(method.task.train.examples, MappedExamples) and len(method.task.train) > MOST_ROWS
+
+
+def audit_large_run(
+    method: Method,
+    path: Path | None,
+    held_out: Sequence[Split],
+    threshold: float,
+    checked: Sequence[Path | str],
+    facts: dict[str, Any],
+) -> Audit:
+    """Audit the labels of the training rows and of `held_out` by the network of the run itself.
+
+    Probabilities are in sample: a network that memorizes labels hides mistakes. They have float16, scores float32.
+    Rows that a person has checked set the noise rate, and their own posterior; nothing is learned from them.
+    """
+    classes = method.task.classes
+    K = len(classes)
+    split = _join([method.task.train, *held_out])
+    trusted = predict_split(method, method.task.meta)
+    temperature = scores.fit_temperature(trusted.p, trusted.y)
+    p = _predict(method, split, temperature)
+    given: Any = split.y.cpu().numpy().astype(np.int16 if K < 2**15 else np.int32)
+    T = _estimate_transition(p, given)
+    N = len(given)
+    suggested = np.empty_like(given)
+    wrong: Any = np.empty(N, np.float32)
+    uncertainty = np.empty(N, np.float32)
+    for start in range(0, N, _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        q = scores.posterior(p[rows], given[rows], T)
+        wrong[rows] = 1 - np.clip(q[np.arange(len(q)), given[rows]], 0, 1)
+        suggested[rows] = q.argmax(1)
+        uncertainty[rows] = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(K)
+    row = split.rows.numpy()
+    known = _find_checks(row, collect_row_checks(path, [Path(file) for file in checked], classes))
+    at = known.row
+    left_out = scores.posterior(p[at], given[at], T)
+    checks = make_checks(given, wrong.copy(), known, left_out)
+    wrong[at] = known.true != given[at]
+    suggested[at] = known.true
+    uncertainty[at] = 0
+    rates = [asdict(rate) for rate in estimate_class_rates(checks, K, _LEVEL)]
+    accuracy = float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None
+    facts = facts | {
+        "version": warpi.__version__,
+        "folds": 0,
+        "probabilities": "in sample: predicted by the network of the run, since the data is larger than memory",
+        "temperature": temperature,
+        "memory": 0.0,
+        "n_trusted": len(trusted.y),
+        "trusted_accuracy": accuracy,
+        "uncertainty": "entropy of P(true class | x, given label) / log K, as there is one network",
+        "threshold": threshold,
+        "n_checked": len(at),
+        "checked_lists": [str(file) for file in checked],
+        "decisions": None if path is None else digest_decisions(path),
+        "learned": False,
+        "noise_rate": {**asdict(estimate_rate(checks, _LEVEL)), "level": _LEVEL},
+    }
+    issue = (wrong > threshold) & (suggested != given)
+    pairs = CheckedPairs(left_out, given[at].astype(np.int64), known.true, known.random, known.weight, at)
+    log.warning("the probabilities come from the network that was trained on these labels, which hides mistakes")
+    error_rates = tuple({"class": name, **rate} for name, rate in zip(classes, rates, strict=True))
+    values: Any = (row, given, suggested, wrong, 1 - wrong, issue, uncertainty, p, T, classes, error_rates, facts)
+    result = Audit(*values)
+    return replace(result, pairs=pairs) if len(at) else result
+
+
+def _join(splits: list[Split]) -> Split:
+    """The rows of splits of one data set, ascending."""
+    if len(splits) == 1:
+        return splits[0]
+    rows = torch.cat([split.rows for split in splits])
+    order = rows.argsort()
+    y = torch.cat([split.y for split in splits])
+    return replace(splits[0], rows=rows[order], y=y[order.to(y.device)])
+
+
+@torch.no_grad()
+def _predict(method: Method, split: Split, temperature: float) -> NDArray[Any]:
+    """Calibrated probabilities of the rows of a split.  [N, K]"""
+    p = np.empty((len(split), method.task.n_classes), np.float16)
+    with evaluating(method.nets):
+        for batch in split.batches(_CHUNK // 4):
+            predicted = method.predict(batch.x).double().cpu().numpy()
+            p[batch.rows.cpu().numpy()] = scores.apply_temperature(predicted, temperature)
+    return p
+
+
+def _estimate_transition(p: NDArray[Any], given: NDArray[Any]) -> Floats:
+    n = min(len(p), _SAMPLE)
+    rows = np.sort(np.random.default_rng(0).choice(len(p), n, replace=False))
+    return scores.estimate_transition(p[rows].astype(np.float64), given[rows])
+
+
+def _find_checks(row: NDArray[np.int64], checks: RowChecks) -> TrustedRows:
+    """The checked rows among the audited ones; their numbers are positions in `row`, which is sorted."""
+    position = np.minimum(np.searchsorted(row, checks.row), len(row) - 1)
+    audited = row[position] == checks.row
+    values = (position, checks.label, checks.random, checks.weight)
+    return TrustedRows.from_rows(*(value[audited] for value in values))
