@@ -39,6 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ce_clean": PLAIN,
     "ce_clean_no_mixup": {**PLAIN, "mixup": 0.0, "label_smoothing": 0.1},
     "ce_random1": {**PLAIN, "noise": "given:random1"},
+    "ce_flip": {**PLAIN, "noise": "flip:0.4"},
     "plus_random1": {**PLUS, "noise": "given:random1"},
     "plus_flip": {**PLUS, "noise": "flip:0.4"},
     "plus_uniform": {**PLUS, "noise": "uniform:0.6"},
@@ -54,6 +55,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_uniform_strict": {**PLUS, "noise": "uniform:0.6", "rho": 0.75, "agreement": 0.98},
     "plus_random1_falling": {**PLUS, "noise": "given:random1", "rho_last": 0.6, "agreement": 0.99},
     "plus_random1_no_mixup": {**PLUS, "noise": "given:random1", "alpha": 0.0},
+    "plus_random2": {**PLUS, "noise": "given:random2"},  # development: settings are chosen with these labels
+    "plus_random2_no_mixup": {**PLUS, "noise": "given:random2", "alpha": 0.0},
+    "plus_random2_little_mixup": {**PLUS, "noise": "given:random2", "alpha": 0.5},
     "plus_random1_long": {**PLUS, "noise": "given:random1", "epochs": 200},
     "plus_flip_long": {**PLUS, "noise": "flip:0.4", "epochs": 200},
     "plus_uniform_long": {**PLUS, "noise": "uniform:0.6", "epochs": 200},
