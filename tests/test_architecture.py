@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,20 @@ def test_no_method_copies_another() -> None:
 def test_half_of_the_methods_take_less_than_85_lines() -> None:
     files = [path for path in METHOD_FILES if path.name not in ("__init__.py", "registry.py")]
     assert statistics.median(len(path.read_text().splitlines()) for path in files) < 85
+
+
+def test_the_api_page_lists_exactly_the_public_names() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    listed: dict[str, set[str]] = {}
+    for package, rows in re.findall(r"^### `([\w.]+)`\n(.*?)(?=^##|^Names|\Z)", text, re.MULTILINE | re.DOTALL):
+        listed[package] = set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE))
+    assert len(listed) >= 5
+    everywhere = set.union(*listed.values())
+    stubs = sorted((ROOT / "src" / "warpi").rglob("__init__.pyi"))
+    assert stubs
+    for stub in stubs:
+        package = ".".join(stub.parent.relative_to(ROOT / "src").parts)
+        names = set(import_module(package).__all__)
+        assert names <= everywhere, f"docs/api.md does not list these names of {package}: {names - everywhere}"
+        assert listed.pop(package, set()) <= names, f"docs/api.md lists names that {package} does not have"
+    assert listed == {}

@@ -5,7 +5,7 @@ from typing import Any
 
 from warpi.utils.lazy_imports import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _find, _names = lazy_names(__name__, __file__)
 __all__ = ["__version__", *_names]
 _MODULES = {
