@@ -13,9 +13,14 @@ import pytest
 from PIL import Image
 
 import warpi
+from warpi.audit.decisions import Decision
 from warpi.cli.app import main
+from warpi.datasets.embedding.sources import list_source
 from warpi.datasets.image_folders import read_folder, read_manifest
+from warpi.datasets.load import read_dataset
 from warpi.errors import UserError
+from warpi.review.export import write_trusted
+from warpi.review.items import items_from_data
 from warpi.runs.run import fit
 
 DECOYS = ("sitecustomize.py", "torch.py", "plugins.py", "conftest.py", "checkpoint.pt", "best.pkl", ".netrc", "log.txt")
@@ -121,8 +126,8 @@ def test_a_list_of_images_cannot_leave_its_folder(cell: str, tmp_path: Path) -> 
         read_manifest(file)
 
 
-def test_links_in_image_folders(tmp_path: Path) -> None:
-    """Links to folders within a class are not followed; a link to a file that is not an image is unreadable."""
+def test_links_in_image_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links to folders within a class are not followed; links that leave the folder are refused."""
     outside = tmp_path / "outside"
     outside.mkdir()
     Image.new("RGB", (9, 9), "red").save(outside / "o.png")
@@ -136,5 +141,50 @@ def test_links_in_image_folders(tmp_path: Path) -> None:
     dataset = read_folder(root)
     assert dataset.files is not None
     assert len(dataset.files.paths) == 8
+    (root / "b" / "inside.png").symlink_to(root / "a" / "1.png")
+    assert len(read_folder(root).y) == 9
     (root / "a" / "passwd.png").symlink_to("/etc/passwd")
-    assert len(read_folder(root).y) == 8  # its bytes are not shown anywhere, since it is not an image
+    with pytest.raises(UserError, match=r"passwd.png leads to /etc/passwd, outside of .*WARPI_FOLLOW_LINKS=1"):
+        read_folder(root)
+    monkeypatch.setenv("WARPI_FOLLOW_LINKS", "1")
+    assert len(read_folder(root).y) == 9  # not an image, so it is skipped
+    (root / "a" / "passwd.png").unlink()
+    (root / "c").symlink_to(outside)
+    assert len(read_folder(root).y) == 10
+    monkeypatch.delenv("WARPI_FOLLOW_LINKS")
+    with pytest.raises(UserError, match=r"c leads to .*outside"):
+        read_folder(root)
+    (root / "list.csv").write_text("path,label\na/0.png,a\nc/o.png,b\n")
+    with pytest.raises(UserError, match=r"c leads to .*outside"):
+        read_manifest(root / "list.csv")
+
+
+def test_links_of_an_exported_trusted_set_lead_to_the_data(tmp_path: Path) -> None:
+    """The links of a trusted set may lead to the data, but to no other place."""
+    data = tmp_path / "data"
+    for name in ("a", "b"):
+        (data / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (9, 9), (40 * i, 0, 99)).save(data / name / f"{i}.png")
+    dataset = read_dataset(str(data))
+    decisions = {row: Decision(row + 1, row, "keep", dataset.classes[int(dataset.y[row])], "", "") for row in (0, 5)}
+    write_trusted(items_from_data(dataset, dataset.y), decisions, tmp_path / "trusted")
+    links = [*(tmp_path / "trusted").glob("*/*.png")]
+    assert len(links) == 2
+    assert all(link.is_symlink() for link in links)
+    assert len(read_dataset(str(tmp_path / "trusted"), like=dataset).y) == 2
+    with pytest.raises(UserError, match="by a link"):
+        read_dataset(str(tmp_path / "trusted"))
+    (tmp_path / "trusted" / "a" / "host.png").symlink_to("/etc/hostname")
+    with pytest.raises(UserError, match=r"host.png leads to /etc/hostname"):
+        read_dataset(str(tmp_path / "trusted"), like=dataset)
+
+
+def test_links_in_folders_of_texts(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(f"some words about {name}")
+    (tmp_path / "b" / "host.txt").symlink_to("/etc/hostname")
+    for read in (read_dataset, list_source):
+        with pytest.raises(UserError, match=r"host.txt leads to /etc/hostname"):
+            read(str(tmp_path))

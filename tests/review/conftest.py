@@ -46,8 +46,8 @@ def client(items: Items, tmp_path: Path) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight small photos in two folders, and a link to a photo outside."""
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Eight small photos in two folders, and a link to a photo outside, which is allowed."""
     from PIL import Image
 
     outside = tmp_path_factory.mktemp("outside") / "secret.png"
@@ -58,4 +58,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder.mkdir(exist_ok=True)
         Image.new("RGB", (12 + i, 9), (30 * i, 0, 255 - 30 * i)).save(folder / f"{i}.png")
     os.symlink(outside, root / "red" / "9.png")
-    return root
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARPI_FOLLOW_LINKS", "1")
+        yield root

@@ -167,7 +167,7 @@ def _inspect_data_folder(path: Path) -> Iterator[Finding]:
                     raise refuse(path, "holds too many files", "FILES")
         yield Finding("kind", f"a folder of {n:,} files, read as images or texts with one folder per class")
     yield from _links_that_leave(path)
-    yield Finding("opening", "reads the files below this folder and the targets of links, and executes nothing")
+    yield Finding("opening", "reads the files below this folder and executes nothing; links that leave it are refused")
 
 
 def _inspect_data_file(path: Path) -> Iterator[Finding]:

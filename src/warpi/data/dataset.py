@@ -17,6 +17,7 @@ class Files(NamedTuple):
 
     root: str
     paths: tuple[str, ...]  # [N] relative to root, or absolute
+    top: str | None = None  # the folder that was given as the data, if it contains root
 
 
 class NewInputs(NamedTuple):

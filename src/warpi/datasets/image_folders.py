@@ -20,6 +20,7 @@ from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list, warn_once
 from warpi.errors import UserError, unknown
 from warpi.utils.limits import limit, refuse
+from warpi.utils.links import check_links
 
 logger = logging.getLogger("warpi.datasets")
 
@@ -41,35 +42,50 @@ class ImageList(NamedTuple):
 
 
 def read_folder(
-    path: Path, *, size: int | None = None, classes: tuple[str, ...] | None = None, in_memory: bool | None = None
+    path: Path,
+    *,
+    size: int | None = None,
+    classes: tuple[str, ...] | None = None,
+    in_memory: bool | None = None,
+    like: Dataset | None = None,
 ) -> Dataset:
     """Read one folder per class, or `train/`, `test/` (else `val/`) and `trusted/` with one folder per class in each.
 
     Files may be at any depth below their class. Hidden files and folders are ignored, and links to folders are followed
     only if they stand for a class. Classes are numbered by name, or as in `classes`; rows are in the order of their
-    paths. `trusted/` holds examples whose labels can be trusted; its old name is `meta/`.
+    paths. `trusted/` holds examples whose labels can be trusted; its old name is `meta/`. Links may lead to files below
+    `path`, or below the folder of the data set `like`, as those of a trusted set that `warpi review` has exported.
     """
     if not path.is_dir():
         raise UserError(f"there is no folder {path}; give one that holds one folder of images per class")
+    allowed = (path, *_folders_of(like))
     folders = _list_folders(path)
     parts = [name for name in _PARTS if name in folders]
     if folders and (loose := _list_images(path)):
         warn_once(f"{path}: {len(loose)} images outside the folders of the classes are not used, such as {loose[0]}")
     if "train" not in folders or (len(folders) > 1 and parts == ["train"]):  # a class may be called train
         classes = _check_classes(path, folders, classes)
-        return make_image_dataset(path.resolve().name, classes, size, in_memory, {"train": _scan(path, classes)})
+        lists = {"train": _scan(path, classes, allowed)}
+        return make_image_dataset(path.resolve().name, classes, size, in_memory, lists)
     classes = _check_classes(path / "train", _list_folders(path / "train"), classes)
     replaced = {"val": "test", "meta": "trusted"}  # used only if the folder of the other name does not exist
     unused = [name for name in folders if name not in _PARTS or replaced.get(name) in folders]
     if unused:
         logger.warning("%s: not used: %s; trusted examples are read from the folder 'trusted'", path, ", ".join(unused))
-    lists: dict[str, ImageList] = {}
+    lists = {}
     for name in parts:
         if name not in unused:
             if name in OLD_NAMES:
                 warn_old_name(path, name)
-            lists[replaced.get(name, name)] = _scan(path / name, classes)
-    return make_image_dataset(path.resolve().name, classes, size, in_memory, lists)
+            lists[replaced.get(name, name)] = _scan(path / name, classes, allowed)
+    return make_image_dataset(path.resolve().name, classes, size, in_memory, lists, top=path)
+
+
+def _folders_of(like: Dataset | None) -> list[Path]:
+    """The folder of the images of a data set, if it has one."""
+    if like is None or like.files is None:
+        return []
+    return [Path(like.files.top or like.files.root)]
 
 
 def _list_folders(path: Path) -> list[str]:
@@ -110,8 +126,8 @@ def _check_classes(path: Path, folders: list[str], classes: tuple[str, ...] | No
     return classes or tuple(folders)
 
 
-def _scan(path: Path, classes: tuple[str, ...]) -> ImageList:
-    """All images in the folders of the classes."""
+def _scan(path: Path, classes: tuple[str, ...], allowed: Sequence[Path]) -> ImageList:
+    """All images in the folders of the classes. Links may only lead to the allowed folders."""
     number = {name: k for k, name in enumerate(classes)}
     rows: list[tuple[str, int]] = []
     count: Counter[str] = Counter()
@@ -120,7 +136,7 @@ def _scan(path: Path, classes: tuple[str, ...]) -> ImageList:
         if name not in number:
             error = unknown(f"class (a folder of {path})", name, classes)
             raise UserError(f"{error}; rename or remove the folder: a new class needs training images")
-        files = _find_images(path, name, unread)
+        files = _find_images(path, name, unread, allowed)
         if not files:
             raise UserError(f"class folder {path / name} holds no images ({' '.join(SUFFIXES)}); fill or remove it")
         rows.extend((file, number[name]) for file in files)
@@ -133,13 +149,14 @@ def _scan(path: Path, classes: tuple[str, ...]) -> ImageList:
     return ImageList(path, [file for file, _ in rows], [k for _, k in rows])
 
 
-def _find_images(path: Path, name: str, unread: Counter[str]) -> list[str]:
+def _find_images(path: Path, name: str, unread: Counter[str], allowed: Sequence[Path]) -> list[str]:
     """Paths, relative to `path`, of all images in its folder `name`. The suffixes of other files go to `unread`."""
 
     def reraise(error: OSError) -> None:  # os.walk would skip a folder without read permission
         raise error
 
     images: list[str] = []
+    check_links(path, [os.path.join(name, ".")], allowed)  # before a link to a huge folder is searched
     with reading(path / name):
         for folder, below, files in os.walk(path / name, onerror=reraise):
             below[:] = [entry for entry in below if not entry.startswith(".")]
@@ -149,6 +166,7 @@ def _find_images(path: Path, name: str, unread: Counter[str]) -> list[str]:
                 raise refuse(path / name, "holds too many files", "FILES")
             others = (file for file in map(str.lower, files) if file[0] != "." and file not in _CLUTTER)
             unread.update(os.path.splitext(file)[1] for file in others if not _is_image(file))
+    check_links(path, images, allowed)
     return images
 
 
@@ -171,6 +189,7 @@ def read_manifest(
     size: int | None = None,
     classes: tuple[str, ...] | None = None,
     in_memory: bool | None = None,
+    like: Dataset | None = None,
 ) -> Dataset:
     """Read a csv or tsv with one row per image: `path`, `label`, and optionally `clean_label`, `trusted`, `split`.
 
@@ -183,6 +202,7 @@ def read_manifest(
     manifest = _Manifest.read(path, required=("path", label))
     top = os.path.join(os.path.abspath(root), "")
     paths = [_relative_path(manifest.at(i), cell, top) for i, cell in enumerate(manifest.columns["path"])]
+    check_links(root, paths, (root, *_folders_of(like)))
     first_row: dict[str, int] = {}
     for i, file in enumerate(paths):
         if (j := first_row.setdefault(file, i)) != i:
@@ -240,9 +260,9 @@ def read_new_images(
     if of_classes:
         if loose := _list_images(path):
             raise UserError(f"{path} holds images outside the folders of classes, such as {loose[0]}; move them")
-        images = _scan(path, classes)
+        images = _scan(path, classes, (path,))
         return NewInputs(images.examples(size), {"folder": torch.tensor(images.y)}, tuple(images.paths))
-    files = sorted(os.path.normpath(file) for file in _find_images(path, ".", Counter()))
+    files = sorted(os.path.normpath(file) for file in _find_images(path, ".", Counter(), (path,)))
     if not files:
         raise UserError(f"{path} holds no images ({' '.join(SUFFIXES)})")
     return NewInputs(ImageList(path, files, []).examples(size), {}, tuple(files))
@@ -274,6 +294,7 @@ def make_image_dataset(
     in_memory: bool | None,
     lists: Mapping[str, ImageList],
     *,
+    top: Path | None = None,
     clean: Tensor | None = None,
     trusted: Tensor | None = None,
     test_is_clean: bool = False,
@@ -310,5 +331,7 @@ def make_image_dataset(
         test_is_clean=test_is_clean,
         given=keep(given),
         meta_given=keep(meta_given, "trusted"),
-        files=Files(str(lists["train"].root), tuple(path for path, readable in paths if readable)),
+        files=Files(
+            str(lists["train"].root), tuple(path for path, readable in paths if readable), str(top) if top else None
+        ),
     )

@@ -161,8 +161,8 @@ def _read(
         if size is None and like is not None and like.files is not None:
             size = like.examples.shape[-1]
         if path.is_dir():
-            return read_folder(path, size=size, classes=classes, in_memory=in_memory)
-        return read_manifest(path, root=root, label=label, size=size, classes=classes, in_memory=in_memory)
+            return read_folder(path, size=size, classes=classes, in_memory=in_memory, like=like)
+        return read_manifest(path, root=root, label=label, size=size, classes=classes, in_memory=in_memory, like=like)
     if size is not None:
         raise _size_error(path)
     match suffix:

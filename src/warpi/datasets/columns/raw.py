@@ -24,6 +24,7 @@ from warpi.datasets.text_files import (
 )
 from warpi.errors import UserError, missing_package
 from warpi.utils.limits import check_expansion
+from warpi.utils.links import check_links
 
 _CHUNK = 10_000  # rows that are converted together
 
@@ -256,6 +257,7 @@ def is_text_folder(path: Path) -> bool:
 def _read_text_folder(path: Path, label: str, new: bool) -> Table:
     """A table of the .txt files below a folder: the text, its class (the name of its folder) and its split."""
     files = sorted(file.relative_to(path) for file in path.rglob("*.txt"))
+    check_links(path, files, (path,))
     parts = {file.parts[0].lower() if len(file.parts) > 2 else "train" for file in files}
     has_parts = "train" in parts and parts <= {*PARTS, "meta"} and any(len(file.parts) > 2 for file in files)
     loose = [file for file in files if len(file.parts) < (3 if has_parts else 2)]

@@ -66,7 +66,7 @@ def embed_second(data: str, like: Dataset, **options: Any) -> Dataset:
     assert isinstance(first, Embedded)
     columns = {name: first.embedder.get(name) for name in ("label", "text")}
     given = {name: value for name, value in options.items() if value is not None}
-    listed = list_source(data, classes=like.classes, **{**columns, **given})
+    listed = list_source(data, classes=like.classes, like=like, **{**columns, **given})
     kind = first.embedder["kind"]
     if listed.kind != kind:
         raise UserError(f"{data} holds {listed.kind}, but the features were made from {kind}; give {kind}")

@@ -20,6 +20,7 @@ from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.text_files import check_column_names, read_cells, reading, shorten_list
 from warpi.errors import UserError, unknown
+from warpi.utils.links import check_links
 
 _TABLES = (".csv", ".tsv", ".parquet")
 _FACTS = ("clean", "trusted", "given", "meta_given")
@@ -80,12 +81,13 @@ def list_source(
     label: str | None = None,
     text: str | None = None,
     classes: tuple[str, ...] | None = None,
+    like: Dataset | None = None,
 ) -> Source:
     """List the images or texts of a data set with their labels.
 
     `data` is a folder of images or of .txt files with one folder per class, a csv or tsv with a column `path` of
     images, a table with a column of texts (`text`), or the name of a built-in data set of image files. A second
-    set gets the `classes` of the first.
+    set gets the `classes` of the first, `like`, and its links may lead to the images of the first.
     """
     path = Path(data)
     if data in DATASETS:
@@ -95,13 +97,13 @@ def list_source(
     if not path.exists():
         raise UserError(f"there is no file or folder {data!r}; give images or texts to embed")
     if path.is_dir() and not _has_texts(path):
-        return _from_images(read_folder(path, size=_FIRST_SIDE, classes=classes, in_memory=False))
+        return _from_images(read_folder(path, size=_FIRST_SIDE, classes=classes, in_memory=False, like=like))
     if path.is_dir():
         return _from_text_folder(path, classes)
     if path.suffix.lower() not in _TABLES:
         raise UserError(f"cannot embed {path}; give a folder of images or .txt files, or a .csv, .tsv or .parquet file")
     if path.suffix.lower() != ".parquet" and text is None and is_manifest(path):
-        options: dict[str, Any] = {"root": root, "label": label, "classes": classes, "in_memory": False}
+        options: dict[str, Any] = {"root": root, "label": label, "classes": classes, "in_memory": False, "like": like}
         return _from_images(read_manifest(path, size=_FIRST_SIDE, **options))
     return _from_table(path, text or "text", label or "label", classes)
 
@@ -223,7 +225,9 @@ def _has_texts(path: Path) -> bool:
 def _find_texts(path: Path) -> list[str]:
     """The .txt files below a folder, relative to it."""
     with reading(path):
-        return [str(file.relative_to(path)) for file in path.rglob("*.txt") if file.is_file()]
+        files = [str(file.relative_to(path)) for file in path.rglob("*.txt") if file.is_file()]
+    check_links(path, files, (path,))
+    return files
 
 
 def _from_text_folder(path: Path, classes: tuple[str, ...] | None) -> Source:
