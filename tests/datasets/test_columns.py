@@ -173,7 +173,7 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
 
 
 @given(tables(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_table_with_gaps_is_read_and_read_again(
     made: tuple[list[str], list[list[str]]], data: st.DataObject
 ) -> None:

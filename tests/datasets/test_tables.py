@@ -682,7 +682,7 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[Any]], list[str]]:
 
 
 @given(tables(), st.sampled_from([",", "\t"]), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["utf-8", "utf-8-sig"]))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_csv_round_trip(
     tmp_path: Path, made: tuple[list[str], list[list[Any]], list[str]], delimiter: str, end: str, encoding: str
 ) -> None:
