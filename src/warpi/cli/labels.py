@@ -1,4 +1,4 @@
-"""`warpi annotators`, `warpi duplicates`, `warpi label-studio` and `warpi audit --probabilities`: labels from elsewhere.
+"""`warpi annotators`, `duplicates`, `label-studio` and `audit --probabilities`: labels and data from elsewhere.
 
 Heavy imports wait until a command runs.
 """
