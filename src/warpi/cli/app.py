@@ -23,6 +23,7 @@ COMMANDS = {
         "warpi.cli.labels:label_studio",
         "import a Label Studio project, or export a run as tasks with suggestions",
     ),
+    "duplicates": ("warpi.cli.labels:duplicates", "find copies, near copies, outliers and broken images in data"),
     "pick": ("warpi.cli.audit:pick", "choose which examples a person should check first"),
     "review": ("warpi.cli.review:review", "check and correct labels in the browser"),
     "correct": ("warpi.cli.review:correct", "write the data with corrected labels"),

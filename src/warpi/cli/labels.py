@@ -1,4 +1,4 @@
-"""`warpi annotators`, `warpi label-studio` and `warpi audit --probabilities`: labels from elsewhere.
+"""`warpi annotators`, `duplicates`, `label-studio` and `audit --probabilities`: labels and data from elsewhere.
 
 Heavy imports wait until a command runs.
 """
@@ -16,6 +16,7 @@ from warpi.utils.terminal import cell, say
 
 if TYPE_CHECKING:
     from warpi.audit.annotators.consensus import Consensus
+    from warpi.audit.duplicates.find import Duplicates
     from warpi.audit.result import Audit
 
 _INSTEAD = ("data", "label", "labels", "trusted", "classes", "out")  # flags that need --probabilities
@@ -200,3 +201,50 @@ def _export_label_studio(given: Mapping[str, Any]) -> None:
         write_atomically(given["interface"], interface.encode())
     decided = sum(bool(task.get("annotations")) for task in tasks)
     say(f"{given['out']}: {len(tasks)} tasks, {decided} of them with annotations; import the file in Label Studio")
+
+
+def duplicates(argv: list[str]) -> None:
+    parser = Parser(
+        "warpi duplicates",
+        "Find exact and near copies within and between training, trusted and test rows, copies with contradicting "
+        "labels, outliers, and blank or broken images. Nothing is trained or changed.",
+    )
+    parser.add_argument("data", metavar="DATA", help="the data as for `warpi fit --data`")
+    parser.add("--trusted FILE", "trusted rows to compare with: a file or folder of the same kind")
+    parser.add("--test FILE", "test rows to compare with: a file or folder of the same kind")
+    parser.add("--label COLUMN", "column with the labels (default: label)")
+    parser.add("--root DIR", "folder in which the paths of a list of images start")
+    parser.add("--drop A,B,...", "columns of a table to ignore, such as ids: rows that differ only there are copies")
+    parser.add("--exact", "find exact copies and broken images only, which is faster")
+    parser.add_output("--csv", "write a table with one line per row")
+    parser.add_output("--json", "write the counts as JSON")
+    parser.add("--quiet", "print only errors")
+    given = parser.read(argv)
+    from warpi.audit.duplicates.find import find_duplicates
+
+    settings: dict[str, Any] = {name: given[name] for name in ("label", "root") if given[name]}
+    if given["drop"]:
+        settings["drop"] = tuple(read_names(given["drop"]))
+    others = {name: given[name] for name in ("trusted", "test")}
+    found = find_duplicates(given["data"], **others, near=not given["exact"], **settings)
+    if given["csv"]:
+        found.to_csv(given["csv"])
+    if given["json"]:
+        write_json(given["json"], found.summary())
+    if not given["quiet"]:
+        _print_duplicates(found)
+
+
+def _print_duplicates(found: "Duplicates", most: int = 5) -> None:
+    """Print the counts, and the first groups of copies that matter: other labels, or another part."""
+    for line in found.describe():
+        say(line)
+    matters = found.labels_differ | found.across_parts
+    groups = list(dict.fromkeys(found.group[matters].tolist()))
+    for group in groups[:most]:
+        members = (found.group == group).nonzero()[0].tolist()
+        names = (f"{found.part[i]} {found.path[i] if found.path else found.row[i]}" for i in members[:4])
+        labels = ", ".join(sorted({found.label[i] for i in members}))
+        say(f"  copies: {'; '.join(names)}{'; ...' if len(members) > 4 else ''} (labels: {labels})")
+    if len(groups) > most:
+        say(f"  ... and {len(groups) - most} more such groups; --csv FILE lists them all")

@@ -3,9 +3,9 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from typing import Any
 
 import torch
@@ -42,8 +42,8 @@ def mark_shared_once(a: Split, b: Split) -> Tensor:
     If an input occurs more often, nothing tells which of the examples is meant, or whether any of them is.
     """
     at = _possibly_in(a, b)
-    kind, keys = _comparable_inputs(a.subset(at))
-    other_kind, other_keys = _comparable_inputs(b)
+    kind, keys = comparable_inputs(a.subset(at))
+    other_kind, other_keys = comparable_inputs(b)
     if kind is None or kind != other_kind:
         return torch.zeros(len(a), dtype=torch.bool)
     others = set(other_keys)
@@ -56,8 +56,8 @@ def mark_shared_once(a: Split, b: Split) -> Tensor:
 
 def match_labels(a: Split, b: Split) -> list[int | None]:
     """The label in `b` of each example of `a` that `mark_shared` marks; None for the others."""
-    kind, keys = _comparable_inputs(a)
-    other_kind, other_keys = _comparable_inputs(b)
+    kind, keys = comparable_inputs(a)
+    other_kind, other_keys = comparable_inputs(b)
     if kind is None or kind != other_kind:
         return [None] * len(a)
     keys = list(keys)
@@ -75,8 +75,8 @@ def match_labels(a: Split, b: Split) -> list[int | None]:
 def labels_in(a: Split, b: Split) -> Tensor:
     """The labels that the examples of `a` have in `b`; -1 if `b` has no such input, or several of them.  [len(a)]"""
     b = b.subset(_possibly_in(b, a))
-    kind, keys = _comparable_inputs(a)
-    other_kind, other_keys = _comparable_inputs(b)
+    kind, keys = comparable_inputs(a)
+    other_kind, other_keys = comparable_inputs(b)
     if kind is None or kind != other_kind:
         return torch.full((len(a),), -1)
     keys = list(keys)
@@ -96,9 +96,9 @@ def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
     is raised if the count is more than three standard deviations above twice the expected one: trusted examples are not
     a random sample, and may be more common.
     """
-    kind, trusted_keys = _comparable_inputs(trusted)
-    test_kind, test_keys = _comparable_inputs(test)
-    noisy_kind, noisy_keys = _comparable_inputs(noisy)
+    kind, trusted_keys = comparable_inputs(trusted)
+    test_kind, test_keys = comparable_inputs(test)
+    noisy_kind, noisy_keys = comparable_inputs(noisy)
     tested = list(test_keys) if kind == test_kind is not None else []
     count = _count_in(trusted_keys, tested)
     if not count:
@@ -112,6 +112,34 @@ def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
     logger.warning("%s: equal rows may be different examples; remove those that are the same", message)
 
 
+def count_copies(a: Split, b: Split) -> int:
+    """How many examples of `a` have exactly the input of an example of `b`. Image files are compared by content."""
+    if isinstance(a.examples, FileExamples) and isinstance(b.examples, FileExamples):
+        paths = [a.examples.path(row) for row in a.rows.tolist()] + [b.examples.path(row) for row in b.rows.tolist()]
+        keys = hash_files(paths)
+        return _count_in(keys[: len(a)], keys[len(a) :])
+    kind, keys_a = comparable_inputs(a)
+    other_kind, keys_b = comparable_inputs(b.subset(_possibly_in(b, a)))
+    if kind is None or kind != other_kind:
+        return 0
+    counts = Counter(keys_a)
+    return sum(counts.pop(key, 0) for key in keys_b)  # keeps no key of `b`, which may have millions of examples
+
+
+def hash_files(paths: Sequence[str]) -> list[Hashable]:
+    """A key per file that files of equal content share. Only files of the same size are read."""
+    sizes = [os.path.getsize(path) if os.path.isfile(path) else -1 for path in paths]
+    counts = Counter(sizes)
+    keys: list[Hashable] = []
+    for path, size in zip(paths, sizes, strict=True):
+        if size < 0 or counts[size] == 1:
+            keys.append(path)
+        else:
+            with open(path, "rb") as file:
+                keys.append(file_digest(file, "sha256").digest())
+    return keys
+
+
 def _count_in(keys: Iterable[Hashable], others: Iterable[Hashable]) -> int:
     known = set(others)
     return sum(key in known for key in keys)
@@ -122,7 +150,7 @@ def _repeated_fraction(keys: list[Hashable]) -> float:
     return sum(n for n in Counter(keys).values() if n > 1) / max(len(keys), 1)
 
 
-def _comparable_inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
+def comparable_inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
     """The kind of the inputs (only inputs of one kind are comparable, None: none are), and a key per input."""
     match split.examples:
         case TensorExamples(x=x) as examples:
@@ -156,7 +184,7 @@ def _possibly_in(a: Split, b: Split) -> Tensor:
 
     Of float32 features, those with an equal sum of products; exact keys of millions of rows would take minutes.
     """
-    kinds = [_comparable_inputs(split)[0] for split in (a, b)]
+    kinds = [comparable_inputs(split)[0] for split in (a, b)]
     if len(a) < _MANY or kinds[0] != kinds[1] or not isinstance(kinds[0], tuple) or kinds[0][1] != torch.float32:
         return torch.arange(len(a))
     wanted = torch.cat(list(_sums_of_products(b)))

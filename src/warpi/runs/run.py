@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from warpi.data.image_files import SMALL
+from warpi.data.overlap import count_copies
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file, missing_package
 from warpi.methods.old_names import OLD_NAMES
@@ -361,11 +362,23 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
         n = prepared.truth.n_repeated
         if n:
             progress.print(f"{n} rows also appear in the trusted set and are used only as trusted examples")
+        _announce_copies(prepared, progress)
     if not progress.quiet and started.device.type == "cpu" and started.method.trains_network:
         left = 1 - started.steps_done / (prepared.spec.recipe.epochs * len(started.method.loader))
         minutes = left * _estimate_minutes(prepared.spec, started.method)
         if minutes > PATIENCE:
             progress.print(_advise_slow(prepared, minutes))
+
+
+def _announce_copies(prepared: PreparedRun, progress: Progress) -> None:
+    """Print how many test rows are copies of training rows: they make the test accuracy too high."""
+    test = prepared.truth.test
+    n = 0 if progress.quiet or test is None else count_copies(test, prepared.task.train)
+    if n and test is not None:
+        progress.print(
+            f"{n} of {len(test)} test rows have the same input as a training row; the test accuracy may be too high "
+            f"(warpi duplicates {shlex.quote(prepared.spec.data.data)} lists them)"
+        )
 
 
 def _estimate_minutes(spec: RunSpec, method: Method) -> float:

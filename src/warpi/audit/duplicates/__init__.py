@@ -1,0 +1,1 @@
+"""Copies, near copies, outliers and broken images."""
