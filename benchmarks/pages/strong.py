@@ -37,6 +37,9 @@ Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
     python -m benchmarks.strong_images $SHARED --runs promix_random1_short dividemix_random1_short
     python -m benchmarks.strong_images $SHARED --runs plus_random1_strict plus_flip_strict plus_uniform_strict
     python -m benchmarks.strong_images $SHARED --runs plus_fine_strict plus_random1_v plus_flip_v
+    python -m benchmarks.strong_images $SHARED --runs promix_random1 dividemix_random1 plus_instance
+    python -m benchmarks.strong_images $SHARED --runs ce_flip plus_flip_untrusted plus_random1_no_mixup
+    python -m benchmarks.strong_images $SHARED --seeds 100 --runs plus_random2_no_mixup
     python -m benchmarks.pages.strong runs/strong
 
 `make results` writes this page from the runs in [docs/results/strong](strong), which `warpi report` can read as well.
