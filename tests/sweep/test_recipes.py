@@ -279,10 +279,10 @@ def test_runs_of_the_strong_recipe_are_copied(tmp_path: Path) -> None:
         "plus_flip_seed1",
         "plus_instance_seed0",
     ]
-    files = [path for path in (tmp_path / "kept").glob("*/*") if path.is_file()]
-    assert len(files) == 3 + 3 + 2
-    for path in files:
-        assert path.read_bytes() == (strong.KEPT / path.relative_to(tmp_path / "kept")).read_bytes()
+    copies = {path.relative_to(tmp_path / "kept") for path in (tmp_path / "kept").glob("*/*")}
+    assert {path.name for path in copies} == {"done", "results.jsonl", "spec.json"}
+    for path in copies:
+        assert (tmp_path / "kept" / path).read_bytes() == (strong.KEPT / path).read_bytes()
 
 
 def forge(folder: Path, job: Job, accs: list[float]) -> None:
