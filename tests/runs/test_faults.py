@@ -164,6 +164,7 @@ def test_killed_many_times(undisturbed: Lab, lab: Lab, step: float, seed: int, k
     ("number", "code", "fresh"),
     [
         (signal.SIGTERM, 143, None),
+        (signal.SIGUSR2, 140, None),  # from a SLURM cluster, before a time limit
         (signal.SIGINT, 130, None),
         pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow),  # the third process is not only forked
     ],
@@ -171,7 +172,7 @@ def test_killed_many_times(undisturbed: Lab, lab: Lab, step: float, seed: int, k
 def test_stopped_by_a_signal(
     undisturbed: Lab, lab: Lab, step: float, number: signal.Signals, code: int, fresh: int | None
 ) -> None:
-    """After SIGTERM or Ctrl-C a checkpoint is written at once, and the message says how to resume."""
+    """After SIGTERM, Ctrl-C or SIGUSR2 a checkpoint is written at once, and the message says how to resume."""
     rng = random.Random(code)
     stops: list[tuple[int, int]] = []
     for attempt in range(4):

@@ -34,9 +34,10 @@ from warpi.runs import spec
 from warpi.sweep import run_states as folders
 from warpi.sweep.display import Board, format_duration
 from warpi.sweep.plan import Job, Plan, read_plan
+from warpi.sweep.processes import _listen, run_processes
 from warpi.sweep.queue import ClaimedRun, Queue, RunEvent
 from warpi.sweep.run_states import KEPT, State
-from warpi.sweep.runner import _listen, _run_workers, parse_resources
+from warpi.sweep.runner import parse_resources
 from warpi.sweep.worker import work
 from warpi.training import checkpoint
 from warpi.utils.devices import Stopped
@@ -1032,8 +1033,7 @@ def test_workers_that_ignore_ctrl_c_are_stopped(monkeypatch: pytest.MonkeyPatch)
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    board: Any = SimpleNamespace(show=lambda _: None)
-    assert _run_workers(parse_resources("cpu", "auto", 1), [CPU], "", [signal.SIGINT], board, []) == []
+    assert run_processes([["a command"]], [signal.SIGINT], lambda _: None) == []
     assert started[0].returncode == -signal.SIGTERM
 
 

@@ -5,12 +5,9 @@ Every process reads the same file and takes runs from the same folder (`queue.Qu
 
 import json
 import os
-import queue
 import shlex
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,6 +27,7 @@ from warpi.runs.schema import SPEC, SWEEP
 from warpi.runs.spec import DataCache, DataSpec, load
 from warpi.sweep.display import Board, format_duration, states_table
 from warpi.sweep.plan import Job, Plan
+from warpi.sweep.processes import run_processes
 from warpi.sweep.queue import Queue, RunEvent
 from warpi.sweep.run_states import State, run_folder, run_state
 from warpi.sweep.worker import work
@@ -142,7 +140,8 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
         if len(processes) == 1:
             _work(plan, resources, processes[0], session, caught, board.show, cache)
         elif processes:
-            for line in _run_workers(resources, processes, session, caught, board, command):
+            commands = _worker_commands(resources, processes, session, command)
+            for line in run_processes(commands, caught, board.show):
                 board.print(line)
     if caught:
         resume = shlex.join(["warpi", *plugins.flags(), "sweep", *command])
@@ -210,55 +209,13 @@ def _work(
         work(Queue(plan, session, report, cache), device, caught, shares_device)
 
 
-def _run_workers(
-    resources: Resources,
-    processes: Sequence[torch.device],
-    session: str,
-    caught: list[int],
-    board: Board,
-    command: Sequence[str],
-) -> list[str]:
-    """Start one process per entry of `processes` and show their events. Returns a line for each that died."""
-    events: queue.Queue[RunEvent] = queue.Queue()
+def _worker_commands(
+    resources: Resources, processes: Sequence[torch.device], session: str, command: Sequence[str]
+) -> list[list[str]]:
+    """The command of one worker process per entry of `processes`."""
     base = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *command]
     base += ["--per-gpu", "auto", "--jobs", str(resources.jobs)]  # flags that are given again replace the earlier ones
-    with ExitStack() as stack:
-        workers = []
-        listeners = []
-        for device in processes:
-            argv = [*base, "--device", str(device), "--worker", session]
-            # A new session: Ctrl-C reaches this process only, which passes it on once.
-            worker = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True)
-            stack.enter_context(worker)  # waits for its end
-            stack.callback(worker.terminate)  # if it is still alive because this process ends unexpectedly
-            workers.append(worker)
-            listeners.append(threading.Thread(target=_listen, args=(worker, events), daemon=True))
-            listeners[-1].start()
-        passed_on = False
-        while any(listener.is_alive() for listener in listeners) or not events.empty():
-            if caught and not passed_on:
-                passed_on = True
-                for worker in workers:
-                    if worker.poll() is None:
-                        worker.terminate()  # not SIGINT: a running import may swallow a KeyboardInterrupt
-            try:
-                board.show(events.get(timeout=0.2))
-            except queue.Empty:
-                board.show(RunEvent("alive"))
-        codes = [worker.wait() for worker in workers]
-    stopped = (128 + signal.SIGTERM, -signal.SIGTERM) if caught else ()  # the second: before it had started
-    return [f"a process of the sweep ended with code {code}" for code in codes if code not in (0, *stopped)]
-
-
-def _listen(worker: "subprocess.Popen[bytes]", events: "queue.Queue[RunEvent]") -> None:
-    """Read all output of a worker: a process whose pipe is full would wait forever."""
-    assert worker.stdout is not None
-    for line in worker.stdout:
-        if line.endswith(b"\n"):  # the last line of a killed process may be cut off
-            try:
-                events.put(RunEvent(**json.loads(line)))
-            except (ValueError, TypeError):  # printed by a network or a library
-                print(line.decode(errors="replace"), end="", file=sys.stderr)
+    return [[*base, "--device", str(device), "--worker", session] for device in processes]
 
 
 def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Path | None) -> int:

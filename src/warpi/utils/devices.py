@@ -11,6 +11,9 @@ import torch
 from warpi.errors import UserError
 from warpi.utils import distributed
 
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGUSR2", "SIGTERM") if hasattr(signal, name))
+"""The signals that stop a run after its state was stored. Windows has no SIGUSR2."""
+
 
 class Stopped(Exception):
     """A signal stopped the run after its state was stored. `advice` tells the user how to resume."""
@@ -53,12 +56,15 @@ def cpu_threads(n: int | None) -> Iterator[None]:
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Context manager: collect SIGINT and SIGTERM in a list instead of stopping, so that state can be stored first."""
+    """Context manager: collect signals in a list instead of stopping, so that state can be stored first.
+
+    The signals are SIGINT, SIGTERM, and SIGUSR2, which a SLURM cluster sends before a time limit.
+    """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = STOPPING
     handlers = [signal.signal(number, lambda signum, _: caught.append(signum)) for number in numbers]
     try:
         yield caught
