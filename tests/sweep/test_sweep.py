@@ -902,7 +902,7 @@ def test_missing_data_is_reported_once_before_any_run_starts(
     extra: str,
     message: str,
 ) -> None:
-    monkeypatch.setattr("warpi.sweep.runner._run_workers", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("warpi.sweep.runner.run_processes", lambda *_: pytest.fail("a process was started"))
     more = f'[[runs]]\nmethod = ["ce"]\n[[runs]]\nmethod = ["mwnet", "warpi"]\n{extra}\n'
     out, root = tmp_path / "runs", tmp_path / "no data"
     labels = NoisyLabels(torch.tensor([0, 1]), None)
