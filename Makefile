@@ -1,4 +1,4 @@
-# make demo | test | test-all | fuzz | check | setup: each target installs what it needs into .venv.
+# make demo | test | test-all | docs | fuzz | check | setup: each target installs what it needs into .venv.
 # Requires only Python >= 3.11 and make. PYTHON=python3.12 selects another interpreter.
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # uv installs in seconds instead of minutes. It uses the folders of local wheels that pip is configured with.
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt
 
-.PHONY: fuzz demo test test-all coverage browser check setup format lint results clean
+.PHONY: docs fuzz demo test test-all coverage browser check setup format lint results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -45,6 +45,10 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The documentation site in build/site, with warnings as errors. Open build/site/index.html; no server is needed.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Write every page under docs/results from the stored results. Nothing is trained.
 results: $(VENV)/.dev

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import warpi
 
@@ -190,6 +192,23 @@ def test_architecture_page_names_only_modules_that_exist() -> None:
     assert named
     for relative in named:
         assert (PACKAGE / relative).exists(), relative
+
+
+def test_every_page_has_a_place_in_the_navigation() -> None:
+    """The site is built with warnings as errors, and a page outside the navigation is one (`make docs`)."""
+    docs = ROOT / "docs"
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+
+    def listed(part: Any) -> Iterator[Path]:
+        if isinstance(part, str):
+            yield from docs.glob(part)
+        else:
+            for entry in part.values() if isinstance(part, dict) else part:
+                yield from listed(entry)
+
+    pages = {path for path in docs.rglob("*.md") if path.name != "notes.md"}  # notes are included in other pages
+    assert len(pages) > 100
+    assert {str(path.relative_to(docs)) for path in pages - set(listed(nav))} == set(), "add them to mkdocs.yml"
 
 
 def test_public_names() -> None:
