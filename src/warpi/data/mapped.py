@@ -18,6 +18,7 @@ from warpi.data.numeric import ROUNDING, Features
 from warpi.errors import UserError
 
 BLOCK_BYTES = 2**24  # read at once
+_SEEK_BYTES = 2**14  # a row of its own costs as much as these bytes in one piece
 KINDS = (np.dtype(np.float16), np.dtype(np.float32))
 """Types of numbers that are kept as they are in the file, and widened to float32 batch by batch."""
 
@@ -29,7 +30,7 @@ class RawRows:
         self.x = torch.from_numpy(values)
         self._source = source
         self._offset = offset  # of the first row in the file, in bytes
-        self._row_bytes = values.itemsize * values.shape[1]
+        self.row_bytes = values.itemsize * values.shape[1]
 
     @classmethod
     def open(cls, path: Path) -> "RawRows | None":
@@ -51,7 +52,7 @@ class RawRows:
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """All rows in order: the number of the first row of each block, and the block."""
-        size = max(1, BLOCK_BYTES // self._row_bytes)
+        size = max(1, BLOCK_BYTES // self.row_bytes)
         for start in range(0, len(self.x), size):
             stop = min(start + size, len(self.x))
             self.announce(start, stop)
@@ -69,8 +70,8 @@ class RawRows:
     def _advise(self, advice: str, start: int, stop: int) -> None:
         if self._source is None or not hasattr(mmap, advice):
             return
-        first = (self._offset + start * self._row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        last = self._offset + stop * self._row_bytes
+        first = (self._offset + start * self.row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        last = self._offset + stop * self.row_bytes
         self._source.madvise(getattr(mmap, advice), first, last - first)
 
 
@@ -108,8 +109,12 @@ class MappedExamples(Features):
             yield ReadBatch((self._normalize(x),) * views, None)
 
     def announce(self, rows: Tensor) -> None:
-        if self.raw is not None and len(rows):
-            self.raw.announce(int(rows.min()), int(rows.max()) + 1)
+        """Read these rows and all between them in one piece, unless single rows cost less."""
+        if self.raw is None or not len(rows):
+            return
+        start, stop = int(rows.min()), int(rows.max()) + 1
+        if (stop - start) * self.raw.row_bytes <= len(rows) * _SEEK_BYTES:
+            self.raw.announce(start, stop)
 
     def release(self, rows: Tensor) -> None:
         if self.raw is not None and len(rows):

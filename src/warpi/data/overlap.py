@@ -155,7 +155,7 @@ def comparable_inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
     match split.examples:
         case TensorExamples(x=x) as examples:
             dtype = torch.float32 if isinstance(examples, MappedExamples) else x.dtype
-            return (x.shape[1:], dtype), _hash_rows(x, split.rows, dtype)
+            return (x.shape[1:], dtype), _hash_rows(examples, split.rows, dtype)
         case FileExamples() as files:
             return FileExamples, _resolve_paths(files, split.rows)
         case SparseExamples() as sparse:
@@ -171,9 +171,10 @@ def _take(counts: Counter[Any], key: Hashable) -> bool:
     return True
 
 
-def _hash_rows(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Iterator[bytes]:
+def _hash_rows(examples: TensorExamples, rows: Tensor, dtype: torch.dtype) -> Iterator[bytes]:
     for some in torch.split(rows, _ROWS_AT_ONCE):
-        part = x[some].to(dtype)
+        part = examples.x[some].to(dtype)
+        examples.release(some)
         part = part + 0.0 if part.is_floating_point() else part  # -0.0 is 0.0
         for row in part.flatten(1).cpu().numpy():
             yield blake2b(row, digest_size=16).digest()
@@ -201,6 +202,7 @@ def _sums_of_products(split: Split) -> Iterator[Tensor]:
     factors = torch.randint(2**62, (x[0].numel(),), generator=generator(0, "overlap"))
     for rows in torch.split(split.rows, _ROWS_AT_ONCE):
         part = x[rows].to("cpu", torch.float32).flatten(1) + 0.0  # -0.0 is 0.0
+        split.examples.release(rows)
         yield (part.view(torch.int32).long() * factors).sum(1)
 
 

@@ -1,6 +1,6 @@
 """A set of rows with their given labels."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,15 +42,22 @@ class Split:
     def batches(self, size: int) -> Iterator[Batch]:
         """All rows once, in order and without augmentation. Rows that cannot be read are skipped."""
         chunks = torch.split(torch.arange(len(self)), size)
-        reads = self.examples.stream(((self.rows[chunk], 0) for chunk in chunks), augment=False)
+        reads = self.examples.stream(self._announced(chunks), augment=False)
         unread = 0
         for chunk, read in zip(chunks, reads, strict=True):
             if read.kept is None or read.kept.any():
                 yield self.make_batch(chunk, read.views, read.kept)
             else:
                 unread += len(chunk)
+            self.examples.release(self.rows[chunk])
         if unread == len(self) > 0:
             raise UserError(f"none of the {len(self)} examples can be read for evaluation; fix or remove them")
+
+    def _announced(self, chunks: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
+        """The rows of each chunk, which are about to be read."""
+        for chunk in chunks:
+            self.examples.announce(self.rows[chunk])
+            yield self.rows[chunk], 0
 
     def make_batch(self, index: Tensor, views: tuple[Tensor, ...], kept: Tensor | None) -> Batch:
         """A batch of the positions `index`, less those that could not be read."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from warpi.training.method import Method
 
 log = logging.getLogger("warpi.runs")
+MOST_DOUBLE = 1_000_000  # probabilities of more rows have float32
+_ROWS_AT_ONCE = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +26,7 @@ class Predictions:
     """Class probabilities of N new examples, in parallel arrays. Images that cannot be read are left out."""
 
     row: NDArray[np.int64]  # [N] positions in the new data, from 0
-    probabilities: NDArray[np.float64]  # [N, K]
+    probabilities: NDArray[np.floating]  # [N, K] float64, or float32 if there are many rows
     classes: tuple[str, ...]  # K names
     labels: Mapping[str, NDArray[np.int64]]  # [N] labels of the new data by column name; -1: unknown
     paths: tuple[str, ...] | None  # [N] of image files
@@ -56,18 +58,24 @@ class Predictions:
 
         `predicted_label` is the same as `predicted`, for programs that read the files of older versions.
         """
-        names = [self.classes[k] for k in self.predicted]
-        columns: dict[str, Any] = {"row": self.row.tolist()}
-        if self.paths is not None:
-            columns["path"] = self.paths
-        columns |= {"predicted": names, "predicted_label": names}
-        columns["probability"] = [f"{p.max():.8g}" for p in self.probabilities]
-        for k, name in enumerate(self.classes):
-            columns[f"p_{name}"] = [f"{p:.8g}" for p in self.probabilities[:, k]]
+        tables = (self._table(slice(start, start + _ROWS_AT_ONCE)) for start in range(0, len(self), _ROWS_AT_ONCE))
+        lines = (line for table in tables for line in zip(*table.values(), strict=True))
+        write_csv(Path(path), list(self._table(slice(0, 0))), lines, errors="strict")
+
+    def _table(self, part: slice) -> dict[str, Any]:
+        """The columns of some of the lines. All lines at once would take many times the memory of the numbers."""
         from warpi.datasets.columns.copied import insert_copied
 
-        table = insert_copied(columns, self.copied, range(len(self)))
-        write_csv(Path(path), list(table), zip(*table.values(), strict=True), errors="strict")
+        probabilities = self.probabilities[part].astype(np.float64)
+        names = [self.classes[k] for k in probabilities.argmax(1)]
+        columns: dict[str, Any] = {"row": self.row[part].tolist()}
+        if self.paths is not None:
+            columns["path"] = self.paths[part]
+        columns |= {"predicted": names, "predicted_label": names}
+        columns["probability"] = [f"{p.max():.8g}" for p in probabilities]
+        for k, name in enumerate(self.classes):
+            columns[f"p_{name}"] = [f"{p:.8g}" for p in probabilities[:, k]]
+        return insert_copied(columns, self.copied, range(len(self))[part])
 
 
 def predict(
@@ -143,15 +151,20 @@ def _predict(method: "Method", data: Path | str, folder: Path, options: Mapping[
     device = task.train.examples.device
     split = Split(new.examples.to(device), torch.arange(n), torch.zeros(n, dtype=torch.int64, device=device))
     size = 1000 if len(task.shape) == 1 else method.recipe.batch_size
-    batches = [(batch.rows.cpu(), method.predict(batch.x).double().cpu()) for batch in split.batches(size)]
-    at = torch.cat([rows for rows, _ in batches]).numpy()
+    p = torch.empty((n, task.n_classes), dtype=torch.float64 if n <= MOST_DOUBLE else torch.float32)
+    is_read = torch.zeros(n, dtype=torch.bool)
+    for batch in split.batches(size):
+        rows = batch.rows.cpu()
+        p[rows] = method.predict(batch.x).to("cpu", p.dtype)
+        is_read[rows] = True
+    at = is_read.nonzero().flatten().numpy()
     row = at if new.rows is None else new.rows.numpy()[at]
     examples = task.train.examples
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
     copied = read_copied_columns(data, getattr(like, "columns", None), *copy, part=None)
     return Predictions(
         row=row,
-        probabilities=torch.cat([p for _, p in batches]).numpy(),
+        probabilities=p.numpy() if len(at) == n else p.numpy()[at],
         classes=task.classes,
         labels={name: y.numpy()[at] for name, y in new.labels.items()},
         paths=None if new.paths is None else tuple(new.paths[i] for i in at),

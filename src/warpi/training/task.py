@@ -393,6 +393,7 @@ def _warn_shifted(trusted: Split, train: Split) -> None:
         x = train.examples.x[rows].double()
         low = torch.minimum(low, x.amin(0))
         high = torch.maximum(high, x.amax(0))
+        train.examples.release(rows)
     n_outside = int(((low < high) & ((mean < low) | (mean > high))).sum())
     if n_outside:
         log.warning(
