@@ -168,3 +168,19 @@ def test_block_shuffling_resumes_exactly(tmp_path: Path, monkeypatch: pytest.Mon
     for a, b in zip(whole.method.net.parameters(), resumed.method.net.parameters(), strict=True):
         assert torch.equal(a, b)
     assert [r["loss"] for r in whole.history] == [r["loss"] for r in resumed.history]
+
+
+def test_pages_are_given_back_after_reading_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = read(write(tmp_path), monkeypatch, 0)
+    advised: list[tuple[str, int, int]] = []
+    for name in ("announce", "release"):
+        monkeypatch.setattr(data.examples.raw, name, lambda a, b, name=name: advised.append((name, a, b)))
+    rows = torch.arange(10, 90)
+    split = Split(data.examples, rows, data.y[rows])
+    assert torch.equal(torch.cat([batch.x for batch in split.batches(40)]), data.examples.x[10:90].float())
+    assert advised == [("announce", 10, 50), ("release", 10, 50), ("announce", 50, 90), ("release", 50, 90)]
+    advised.clear()
+    monkeypatch.setattr(mapped, "_SEEK_BYTES", 100)  # a row has 10 bytes
+    data.examples.announce(torch.tensor([0, 20]))  # 21 rows in one piece: more than two rows of their own
+    data.examples.announce(torch.tensor([0, 19]))
+    assert advised == [("announce", 0, 20)]

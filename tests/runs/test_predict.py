@@ -256,6 +256,22 @@ def test_arrays(tmp_path: Path) -> None:
         warpi.predict(run, tmp_path / "pictures.npy")
 
 
+def test_many_rows_have_float32_and_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "train.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    run = fit(tmp_path / "run", data=str(tmp_path / "train.npz"), method="ce", epochs=2, quiet=True)
+    np.save(tmp_path / "new.npy", x[:25])
+    usual = warpi.predict(run, tmp_path / "new.npy")
+    usual.to_csv(tmp_path / "usual.csv")
+    monkeypatch.setattr("warpi.runs.predictions.MOST_DOUBLE", 10)
+    monkeypatch.setattr("warpi.runs.predictions._ROWS_AT_ONCE", 7)
+    many = warpi.predict(run, tmp_path / "new.npy")
+    assert (usual.probabilities.dtype, many.probabilities.dtype) == (np.float64, np.float32)
+    many.to_csv(tmp_path / "many.csv")
+    assert (tmp_path / "many.csv").read_text() == (tmp_path / "usual.csv").read_text()
+
+
 def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     places = sorted(f"{given(k)}/{k}.png" for k in range(N))
     for place in places:

@@ -36,9 +36,12 @@ def to_texts(values: NDArray[Any]) -> list[str]:
 def normalize_labels(cells: Iterable[str]) -> list[str]:
     """Labels read as text, '' if missing. 1.0 is the class 1: programs write integers like this next to blanks."""
     cells = list(cells)
-    numbers = parse_numbers(cells)
-    blank = [False] * len(cells) if numbers is None else np.isnan(numbers).tolist()
-    return ["" if b else re.sub(r"^([+-]?\d+)\.0*$", r"\1", cell) for cell, b in zip(cells, blank, strict=True)]
+    different = list(dict.fromkeys(cells))
+    numbers = parse_numbers(different)
+    blank = [False] * len(different) if numbers is None else np.isnan(numbers).tolist()
+    texts = ["" if b else re.sub(r"^([+-]?\d+)\.0*$", r"\1", cell) for cell, b in zip(different, blank, strict=True)]
+    normalized = dict(zip(different, texts, strict=True))
+    return [normalized[cell] for cell in cells]
 
 
 def blank_missing(texts: Iterable[str], names: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from scipy.stats import chi2
 from torch import Generator, Tensor
@@ -316,8 +317,7 @@ def _draw_stratified(
     The classes with the largest remainders are rounded up, so that the total is right. With `leave`, a class is not
     rounded up if that would take its last row.
     """
-    labels = y[rows]
-    groups = [rows[labels == k] for k in torch.unique(labels).tolist()]
+    groups = [group for group in _group_by_class(rows, y) if len(group)]
     exact = [min(share, 1.0) * len(group) for group in groups]
     n_up = round(sum(exact)) - sum(map(int, exact))
     candidates = [k for k, group in enumerate(groups) if not leave or int(exact[k]) + 1 < len(group)]
@@ -330,6 +330,14 @@ def _draw_stratified(
     return inside, _without(rows, inside)
 
 
+def _group_by_class(rows: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each class, in their order. One pass over the rows, whatever the number of classes."""
+    labels = y[rows].numpy()
+    counts = np.bincount(labels)
+    order = np.argsort(labels.astype(np.min_scalar_type(len(counts))), kind="stable")  # small integers sort fast
+    return torch.split(rows[torch.from_numpy(order)], counts.tolist())
+
+
 def _without(rows: Tensor, others: Tensor) -> Tensor:
     if not len(rows):
         return rows
@@ -339,7 +347,8 @@ def _without(rows: Tensor, others: Tensor) -> Tensor:
 
 
 def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str) -> None:
-    empty = [name for k, name in enumerate(classes) if not bool((y == k).any())]
+    counts = torch.bincount(y.cpu(), minlength=len(classes)).tolist()
+    empty = [name for name, n in zip(classes, counts, strict=True) if not n]
     if empty:
         listed = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise UserError(f"{len(empty)} of {len(classes)} classes have no example among {where}: {listed}; {advice}")
