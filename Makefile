@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # uv installs in seconds instead of minutes. It uses the folders of local wheels that pip is configured with.
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt
 
-.PHONY: docs fuzz demo test test-all coverage browser check setup format lint results clean
+.PHONY: docs fuzz slurm demo test test-all coverage browser check setup format lint results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -34,6 +34,13 @@ browser:
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq || { sleep 5; apt-get update -qq; }; } && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	echo "Chromium is not installed, so the tests of the review page are skipped. Install it with: sudo apt-get install chromium"
+
+# SLURM on this machine, for a test of `warpi sweep --on slurm`. Without it, the test is skipped, or fails if WARPI_SLURM=required (CI).
+slurm:
+	@command -v slurmctld munged >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq || { sleep 5; apt-get update -qq; }; } && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } || \
+	echo "SLURM is not installed, so its test is skipped. Install it with: sudo apt-get install slurm-wlm munge"
 
 check: lint test
 

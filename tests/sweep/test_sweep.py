@@ -24,7 +24,7 @@ import torch
 from forked import ForkedPopen
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
-from torch import Tensor
+from same_runs import assert_same_runs
 
 from warpi import UserError, fit
 from warpi.cli.app import main
@@ -591,28 +591,6 @@ class ListQueue:
         work(queue, CPU, [] if caught is None else caught, shares_device)
 
 
-def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from leaves(value, f"{name}/{key}")
-    else:
-        yield name, tree
-
-
-def results(path: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
-def assert_same_runs(a: Path, b: Path) -> None:
-    assert (a / "done").exists()
-    x, y = (dict(leaves(checkpoint.load(path / "checkpoint.safetensors"))) for path in (a, b))
-    assert x.keys() == y.keys()
-    for name, value in x.items():
-        assert torch.equal(value, y[name]) if isinstance(value, Tensor) else value == y[name], name
-    assert results(a) == results(b)
-
-
 def test_runs_of_a_worker_equal_separate_runs(tmp_path: Path) -> None:
     jobs = [
         Job(f"{method}{seed}", {**TINY, "method": method, "seed": seed, "epochs": epochs, "noise": "pair:0.4"})
@@ -870,6 +848,8 @@ def test_failed_runs_are_reported_and_tried_again(tmp_path: Path, capsys: pytest
         )
         assert output.out.count("superclasses") == 1, "a shared reason is not printed once"
         assert "1 of 5 runs done" in output.out
+        assert sweep(file, out, "--dry-run") == 0
+        assert capsys.readouterr().out.count("failed: ") == 4, "--dry-run does not show the reasons"
     assert (out / "ce_pair-0.4_lr-0.05_seed0" / "done").exists()
 
 

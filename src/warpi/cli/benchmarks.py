@@ -55,6 +55,17 @@ def sweep(argv: list[str]) -> None:
     parser.add("--device auto|cpu|cuda:0,cuda:1", "devices to train on", default="auto")
     parser.add("--per-gpu auto|N", "processes per GPU, one run each; auto: 3 with NVIDIA MPS, else 1", default="auto")
     parser.add("--jobs N", "processes per device (default on a CPU: one per core, at most 8)", int)
+    parser.add(
+        "--on local|ray[:ADDRESS]|slurm", "where to train: this machine, a Ray cluster or SLURM", default="local"
+    )
+    parser.add("--gpus-per-run N", "GPUs of each run on a cluster: 0, 1, or a part, such as 0.5 for two runs per GPU")
+    parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="option of sbatch, such as time=2:00:00; repeatable",
+    )
     parser.add("--root DIR", "folder with the files of a built-in data set", Path)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="replace a setting of FILE; may be repeated"
@@ -66,15 +77,20 @@ def sweep(argv: list[str]) -> None:
     if given["dry_run"] and given["json"]:
         raise UserError("--dry-run prints no table; leave out --json, or use warpi report")
     from warpi.sweep import runner
+    from warpi.sweep.place import parse_place
     from warpi.sweep.plan import read_plan
 
+    place = parse_place(given["on"], given["gpus_per_run"], tuple(given["sbatch"]))
     plan = read_plan(given["file"], given["out"], given["root"], given["set"])
+    if place.kind == "slurm" and not given["worker"]:
+        runner.submit(plan, place, given["jobs"], given["dry_run"])
+        return
     if given["dry_run"]:
         runner.dry_run(plan)
         return
     resources = runner.parse_resources(given["device"], given["per_gpu"], given["jobs"])
     if given["worker"]:
-        code = runner.serve(plan, resources, given["worker"])
+        code = runner.serve(plan, resources, given["worker"], place)
     else:
         code = runner.sweep(plan, resources, argv, given["json"])
     if code:

@@ -115,8 +115,8 @@ class Board:
         self.printed_at = time.monotonic()
 
 
-def states_table(plan: Plan, states: Mapping[str, State]) -> Table:
-    """One line per run with its state, or why it cannot be run."""
+def states_table(plan: Plan, states: Mapping[str, State], failed: Mapping[str, str]) -> Table:
+    """One line per run with its state, or why it cannot be run. `failed` has the reasons of the last attempts."""
     table = Table("run", "", box=None)
     for job in plan.jobs:
         state = states[job.name]
@@ -128,6 +128,8 @@ def states_table(plan: Plan, states: Mapping[str, State]) -> Table:
             text = f"at epoch {state.epoch} of {state.epochs or '?'}"
         else:
             text = "missing"
+        if job.name in failed and not (state.done or state.problem):
+            text += f"; failed: {failed[job.name]}"
         table.add_row(Text(visible(job.name), overflow="fold"), cell(text))
     return table
 

@@ -48,9 +48,10 @@ class Plan:
     out: Path  # the folder that contains the run folders
     jobs: tuple[Job, ...]
     kept: tuple[Path, ...] = ()  # folders with results of runs that were made elsewhere
+    flags: tuple[str, ...] = ()  # the arguments of `warpi sweep` that give this plan again
 
 
-def read_plan(file: Path, out: Path | None = None, root: Path | None = None, changes: Iterable[str] = ()) -> Plan:
+def read_plan(file: Path, out: Path | None = None, root: Path | None = None, changes: Sequence[str] = ()) -> Plan:
     """Read a sweep file. `changes` are `key=value` texts that override settings of the file."""
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -77,7 +78,10 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
     for folder in folders:
         if not folder.parent.is_dir():  # the folder itself appears with the first kept run
             log.warning("%s: %s does not exist in %s, so no kept run counts as done", file, folder.parent, Path.cwd())
-    return Plan(file, out or Path(folder_of_runs), jobs, folders)
+    out = out or Path(folder_of_runs)
+    flags = [str(file), "--out", str(out), *(["--root", str(root)] if root is not None else [])]
+    flags += [word for change in changes for word in ("--set", change)]
+    return Plan(file, out, jobs, folders, tuple(flags))
 
 
 def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:

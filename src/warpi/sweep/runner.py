@@ -4,6 +4,7 @@ Every process reads the same file and takes runs from the same folder (`queue.Qu
 """
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -11,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -25,14 +27,16 @@ from warpi.report.write import write_report
 from warpi.runs import plugins
 from warpi.runs.schema import SPEC, SWEEP
 from warpi.runs.spec import DataCache, DataSpec, load
-from warpi.sweep.display import Board, format_duration, states_table
+from warpi.sweep import on_slurm
+from warpi.sweep.display import Board, format_duration, format_scores, states_table
+from warpi.sweep.place import Place
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.processes import run_processes
 from warpi.sweep.queue import Queue, RunEvent
-from warpi.sweep.run_states import State, run_folder, run_state
+from warpi.sweep.run_states import State, read_settings, run_folder, run_state
 from warpi.sweep.worker import work
 from warpi.utils.devices import catch_signals, cpu_threads, pick_device
-from warpi.utils.terminal import cell, say
+from warpi.utils.terminal import cell, say, visible_lines
 
 _MOST_CPU_JOBS = 8  # default limit: each process holds its own copy of the data
 _JOBS_UNDER_MPS = 3  # three runs fill a GPU with a small network (docs/speed.md)
@@ -104,7 +108,9 @@ def dry_run(plan: Plan) -> None:
     """Print which runs are done and which are missing."""
     console = Console(highlight=False)
     states = read_states(plan)
-    console.print(states_table(plan, states))
+    notes = {job.name: read_settings(plan.out / ".sweep" / job.name / "failed.json") for job in plan.jobs}
+    failed = {name: str(note.get("reason")) for name, note in notes.items() if note is not None}
+    console.print(states_table(plan, states, failed))
     n_done = sum(state.done for state in states.values())
     n_begun = sum(state.begun and not state.done for state in states.values())
     n_refused = sum(bool(state.problem) for state in states.values())
@@ -112,6 +118,22 @@ def dry_run(plan: Plan) -> None:
     if n_refused:
         counts += f", {n_refused} refused"
     console.print(cell(f"{len(states)} runs in {plan.out}: {counts}"), soft_wrap=True)
+
+
+def submit(plan: Plan, place: Place, tasks: int | None, dry: bool = False) -> None:
+    """Submit the unfinished runs of a plan to SLURM, or (`dry`) print the script."""
+    if tasks is not None and not 1 <= tasks <= on_slurm.MOST_TASKS:
+        raise UserError(f"--jobs must be at least 1 and at most {on_slurm.MOST_TASKS} with --on slurm, got {tasks}")
+    states = read_states(plan)
+    jobs = [job for job in plan.jobs if not (states[job.name].done or states[job.name].problem)]
+    if not jobs:
+        raise UserError(f"{plan.file}: no run is left to submit; --on local prints the table, --dry-run the states")
+    if dry:
+        print(on_slurm.make_script(plan, jobs, place, tasks), end="")
+        return
+    _check_data(plan, jobs, DataCache())
+    _check_out(plan.out)
+    print(visible_lines(on_slurm.submit(plan, jobs, place, tasks)))
 
 
 def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: Path | None = None) -> int:
@@ -140,7 +162,7 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
         if len(processes) == 1:
             _work(plan, resources, processes[0], session, caught, board.show, cache)
         elif processes:
-            commands = _worker_commands(resources, processes, session, command)
+            commands = _worker_commands(plan, resources, processes, session)
             for line in run_processes(commands, caught, board.show):
                 board.print(line)
     if caught:
@@ -178,9 +200,13 @@ def _check_data(plan: Plan, jobs: Sequence[Job], cache: DataCache) -> None:
             raise UserError(f"{plan.file}: {kind}{e} ({where}; no run was started)") from e
 
 
-def serve(plan: Plan, resources: Resources, session: str) -> int:
-    """Be one worker process of a sweep: use one device, and print events as lines of JSON."""
+def serve(plan: Plan, resources: Resources, session: str, place: Place) -> int:
+    """Be one worker process of a sweep: use one device, and print events as lines of JSON, or of text on a cluster."""
     with catch_signals() as caught:
+        if place.kind == "slurm":
+            resources = replace(resources, jobs=count_cores())  # one thread for runs that do not set a number
+            _work(plan, resources, resources.devices[0], session, caught, _log, DataCache(), on_slurm.PATIENCE)
+            return 128 + caught[0] if caught else 0
 
         def report(event: RunEvent) -> None:
             try:
@@ -193,6 +219,15 @@ def serve(plan: Plan, resources: Resources, session: str) -> int:
     return 128 + caught[0] if caught else 0
 
 
+def _log(event: RunEvent) -> None:
+    """Print an event as a line of a log file."""
+    if event.kind != "alive":
+        details = event.reason or format_scores(event.record)
+        say(
+            f"{datetime.now():%Y-%m-%d %H:%M:%S}  {event.run}  {event.kind}  epoch {event.epoch}  {details}", flush=True
+        )
+
+
 def _work(
     plan: Plan,
     resources: Resources,
@@ -201,20 +236,20 @@ def _work(
     caught: list[int],
     report: Callable[[RunEvent], None],
     cache: DataCache,
+    patience: float = math.inf,
 ) -> None:
     with cpu_threads(resources.threads):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         shares_device = device.type == "cuda" and resources.jobs > 1
-        work(Queue(plan, session, report, cache), device, caught, shares_device)
+        work(Queue(plan, session, report, cache), device, caught, shares_device, patience)
 
 
 def _worker_commands(
-    resources: Resources, processes: Sequence[torch.device], session: str, command: Sequence[str]
+    plan: Plan, resources: Resources, processes: Sequence[torch.device], session: str
 ) -> list[list[str]]:
     """The command of one worker process per entry of `processes`."""
-    base = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *command]
-    base += ["--per-gpu", "auto", "--jobs", str(resources.jobs)]  # flags that are given again replace the earlier ones
+    base = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *plan.flags, "--jobs", str(resources.jobs)]
     return [[*base, "--device", str(device), "--worker", session] for device in processes]
 
 

@@ -1,5 +1,6 @@
 """One process of a sweep: take runs from the queue, one after another, and train them."""
 
+import math
 import time
 import traceback
 
@@ -13,18 +14,23 @@ from warpi.utils.devices import Stopped
 _POLL = 0.2  # seconds between two looks into the queue, and between two signs of life
 
 
-def work(queue: Queue, device: torch.device, caught: list[int], shares_device: bool = False) -> None:
+def work(
+    queue: Queue, device: torch.device, caught: list[int], shares_device: bool = False, patience: float = math.inf
+) -> None:
     """Train the runs of a queue until none is left or a signal is noted in `caught`.
+
+    If other processes hold all runs that are left, this one waits, but at most `patience` seconds.
 
     A run that fails does not stop the others. A run that does not fit into the memory of a shared device goes back to
     the queue, and this process ends, so that fewer processes share the device. If no other process is at work, the
     run is tried once more before it counts as failed.
     """
     retried: set[str] = set()
+    idle_since = time.monotonic()
     while not caught:
         claim = queue.take()
         if claim is None:
-            if not queue.has_more():
+            if not queue.has_more() or time.monotonic() - idle_since >= patience:
                 return
             time.sleep(_POLL)
             queue.report(RunEvent("alive"))
@@ -40,6 +46,7 @@ def work(queue: Queue, device: torch.device, caught: list[int], shares_device: b
             elif event.kind == "failed":
                 queue.mark_failed(claim.job, event.reason, details)
         queue.report(event)
+        idle_since = time.monotonic()
         if event.kind == "requeued":
             if queue.others_are_at_work():
                 return
