@@ -31,7 +31,7 @@ def test_large_runs_are_audited_in_chunks(tmp_path: Path, monkeypatch: pytest.Mo
     run = fit(tmp_path / "run", data=str(path), **options)
     usual = audit(run, folds=0, rows="all", save=False)
     monkeypatch.setattr(audit_run, "MOST_ROWS", 100)
-    monkeypatch.setattr(audit_run, "_CHUNK", 256)
+    monkeypatch.setattr(audit_run, "CHUNK", 256)
     monkeypatch.setattr(result, "_MANY", 100)
     large = audit(tmp_path / "run", rows="all", device="cpu")
     assert large.probabilities.dtype == np.float16

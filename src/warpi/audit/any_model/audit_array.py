@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,31 +54,58 @@ def audit_array(
     """
     _check_shapes(probabilities, given, classes, threshold)
     trusted = trusted or TrustedRows.none()
-    at = trusted.row
     judge = _fit(probabilities, given, trusted)
     N, K = probabilities.shape
     q: NDArray[Any] = np.empty((N, K), np.float32)  # half the memory
-    wrong, uncertainty = np.empty(N), np.empty(N)
+    judged = JudgedRows(np.empty(N, np.int64), np.empty(N), np.empty(N))
     for rows, p in _chunks(probabilities, chunk):
-        part = judge.posterior(p, given[rows])
-        wrong[rows] = 1 - np.clip(part[np.arange(len(part)), given[rows]], 0, 1)
-        uncertainty[rows] = -(part * np.log(np.maximum(part, 1e-30))).sum(1) / np.log(K)
-        q[rows] = part
-    checks = make_checks(given, wrong.copy(), trusted, judge.left_out)
-    q[at] = np.eye(K)[trusted.true]
-    wrong[at] = trusted.true != given[at]
-    uncertainty[at] = 0.0
-    suggested = q.argmax(1)
-    issue = (wrong > threshold) & (suggested != given)
-    rates = estimate_class_rates(checks, K, _LEVEL)
-    facts = _describe(judge, trusted, classes, threshold) | {
-        "noise_rate": {**asdict(estimate_rate(checks, _LEVEL)), "level": _LEVEL}
-    }
+        q[rows] = part = judge.posterior(p, given[rows])
+        judged.fill(rows, part, given[rows])
+    facts = _describe(judge, trusted, classes, threshold)
+    result = finish_audit(np.arange(N), given, probabilities, judge.T, judged, trusted, judge.left_out, classes, facts)
+    q[trusted.row] = np.eye(K)[trusted.true]
     _warn(facts, judge, len(trusted.pairs_true))
+    return replace(result, learned_posterior=q)
+
+
+class JudgedRows(NamedTuple):
+    """What the posterior says about the given label of each row."""
+
+    suggested: NDArray[Any]  # [N]
+    wrong: NDArray[Any]  # [N] probability that the given label is wrong
+    uncertainty: NDArray[Any]  # [N] entropy of the posterior / log K
+
+    def fill(self, rows: slice, q: Floats, given: NDArray[Any]) -> None:
+        """Judge some rows by their posteriors q [n, K] and given labels [n]."""
+        self.suggested[rows] = q.argmax(1)
+        self.wrong[rows] = 1 - np.clip(q[np.arange(len(q)), given], 0, 1)
+        self.uncertainty[rows] = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(q.shape[1])
+
+
+def finish_audit(
+    row: Ints,
+    given: NDArray[Any],
+    p: NDArray[Any],
+    T: Floats,
+    judged: JudgedRows,
+    trusted: TrustedRows,
+    left_out: Floats,
+    classes: tuple[str, ...],
+    facts: dict[str, Any],
+) -> Audit:
+    """The audit of judged rows. Trusted rows set the noise rates, from posteriors `left_out`, and their own scores."""
+    at = trusted.row
+    checks = _make_checks(given, judged.wrong.copy(), trusted, left_out)
+    judged.suggested[at] = trusted.true
+    judged.wrong[at] = trusted.true != given[at]
+    judged.uncertainty[at] = 0
+    issue = (judged.wrong > facts["threshold"]) & (judged.suggested != given)
+    rates = estimate_class_rates(checks, len(classes), _LEVEL)
     error_rates = tuple({"class": name, **asdict(rate)} for name, rate in zip(classes, rates, strict=True))
-    pairs = CheckedPairs(judge.left_out, given[at], trusted.true, trusted.random, trusted.weight, at)
-    values = (np.arange(N), given, suggested, wrong, 1 - wrong, issue, uncertainty, probabilities, judge.T)
-    return Audit(*values, classes, error_rates, facts, q, pairs if len(at) else None)
+    facts = facts | {"noise_rate": {**asdict(estimate_rate(checks, _LEVEL)), "level": _LEVEL}}
+    pairs = CheckedPairs(left_out, given[at].astype(np.int64), trusted.true, trusted.random, trusted.weight, at)
+    values = (row, given, judged.suggested, judged.wrong, 1 - judged.wrong, issue, judged.uncertainty, p, T)
+    return Audit(*values, classes, error_rates, facts, pairs=pairs if len(at) else None)
 
 
 class _Judge(NamedTuple):
@@ -143,7 +170,7 @@ def normalize(values: NDArray[Any], start: int = 0) -> Floats:
     return np.asarray(p / total)
 
 
-def make_checks(given: Ints, wrong: Floats, trusted: TrustedRows, left_out: Floats) -> Checks:
+def _make_checks(given: NDArray[Any], wrong: NDArray[Any], trusted: TrustedRows, left_out: Floats) -> Checks:
     m = len(trusted.row)
     label = given[trusted.row]
     wrong_left_out = 1 - left_out[np.arange(m), label]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,19 @@ from numpy.typing import NDArray
 
 import warpi
 import warpi.audit.label_scores as scores
-from warpi.audit.any_model.audit_array import make_checks
+from warpi.audit.any_model.audit_array import CHUNK, JudgedRows, finish_audit
 from warpi.audit.any_model.read_files import TrustedRows
 from warpi.audit.checked_labels import RowChecks, collect_row_checks, digest_decisions
 from warpi.audit.label_scores import Floats
 from warpi.audit.out_of_sample import predict_split
-from warpi.audit.rates import estimate_class_rates, estimate_rate
-from warpi.audit.result import Audit, CheckedPairs
+from warpi.audit.result import Audit
 from warpi.data.mapped import MappedExamples
 from warpi.data.split import Split
 from warpi.training.method import Method, evaluating
 
 log = logging.getLogger("warpi.audit")
 MOST_ROWS = 1_000_000  # with more rows in a file, only this audit fits into memory
-_CHUNK = 65_536  # rows
 _SAMPLE = 200_000  # rows from which the transition matrix is estimated
-_LEVEL = 0.9  # of the intervals
 
 
 def is_large(method: Method) -> bool:
@@ -49,32 +46,19 @@ def audit_large_run(
     Rows that a person has checked set the noise rate, and their own posterior; nothing is learned from them.
     """
     classes = method.task.classes
-    K = len(classes)
     split = _join([method.task.train, *held_out])
     trusted = predict_split(method, method.task.meta)
     temperature = scores.fit_temperature(trusted.p, trusted.y)
     p = _predict(method, split, temperature)
-    given: Any = split.y.cpu().numpy().astype(np.int16 if K < 2**15 else np.int32)
+    given: Any = split.y.cpu().numpy().astype(np.int16 if len(classes) < 2**15 else np.int32)
     T = _estimate_transition(p, given)
-    N = len(given)
-    suggested = np.empty_like(given)
-    wrong: Any = np.empty(N, np.float32)
-    uncertainty = np.empty(N, np.float32)
-    for start in range(0, N, _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        q = scores.posterior(p[rows], given[rows], T)
-        wrong[rows] = 1 - np.clip(q[np.arange(len(q)), given[rows]], 0, 1)
-        suggested[rows] = q.argmax(1)
-        uncertainty[rows] = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(K)
+    judged = JudgedRows(np.empty_like(given), np.empty(len(given), np.float32), np.empty(len(given), np.float32))
+    for start in range(0, len(given), CHUNK):
+        rows = slice(start, start + CHUNK)
+        judged.fill(rows, scores.posterior(p[rows], given[rows], T), given[rows])
     row = split.rows.numpy()
     known = _find_checks(row, collect_row_checks(path, [Path(file) for file in checked], classes))
-    at = known.row
-    left_out = scores.posterior(p[at], given[at], T)
-    checks = make_checks(given, wrong.copy(), known, left_out)
-    wrong[at] = known.true != given[at]
-    suggested[at] = known.true
-    uncertainty[at] = 0
-    rates = [asdict(rate) for rate in estimate_class_rates(checks, K, _LEVEL)]
+    left_out = scores.posterior(p[known.row], given[known.row], T)
     accuracy = float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None
     facts = facts | {
         "version": warpi.__version__,
@@ -86,19 +70,13 @@ def audit_large_run(
         "trusted_accuracy": accuracy,
         "uncertainty": "entropy of P(true class | x, given label) / log K, as there is one network",
         "threshold": threshold,
-        "n_checked": len(at),
+        "n_checked": len(known.row),
         "checked_lists": [str(file) for file in checked],
         "decisions": None if path is None else digest_decisions(path),
         "learned": False,
-        "noise_rate": {**asdict(estimate_rate(checks, _LEVEL)), "level": _LEVEL},
     }
-    issue = (wrong > threshold) & (suggested != given)
-    pairs = CheckedPairs(left_out, given[at].astype(np.int64), known.true, known.random, known.weight, at)
     log.warning("the probabilities come from the network that was trained on these labels, which hides mistakes")
-    error_rates = tuple({"class": name, **rate} for name, rate in zip(classes, rates, strict=True))
-    values: Any = (row, given, suggested, wrong, 1 - wrong, issue, uncertainty, p, T, classes, error_rates, facts)
-    result = Audit(*values)
-    return replace(result, pairs=pairs) if len(at) else result
+    return finish_audit(row, given, p, T, judged, known, left_out, classes, facts)
 
 
 def _join(splits: list[Split]) -> Split:
@@ -116,7 +94,7 @@ def _predict(method: Method, split: Split, temperature: float) -> NDArray[Any]:
     """Calibrated probabilities of the rows of a split.  [N, K]"""
     p = np.empty((len(split), method.task.n_classes), np.float16)
     with evaluating(method.nets):
-        for batch in split.batches(_CHUNK // 4):
+        for batch in split.batches(CHUNK // 4):
             predicted = method.predict(batch.x).double().cpu().numpy()
             p[batch.rows.cpu().numpy()] = scores.apply_temperature(predicted, temperature)
     return p
