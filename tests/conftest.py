@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from warpi.training.task import Task, Truth
 
 
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # also for the processes that tests start
+    os.environ.setdefault(_name, "1")  # read when numpy is imported; threads wait for each other on small arrays
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs from tests that are not marked `gpu`."""
     if "not gpu" in config.option.markexpr:

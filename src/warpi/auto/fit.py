@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from warpi.auto.combine import pick
@@ -110,6 +111,11 @@ def fit_auto(
     check_rows(rows)
     for model in settings.models:
         check_model(model)
+    with threadpool_limits(1, user_api="blas"):  # in many products of small matrices, threads wait for each other
+        return _fit(rows, settings, extra, progress)
+
+
+def _fit(rows: Rows, settings: AutoSettings, extra: Sequence[ExtraCandidate], progress: Progress | None) -> AutoResult:
     latest: list[Any] = ["start", 0.0]
 
     def say(name: str, share: float) -> None:
