@@ -47,7 +47,8 @@ from warpi.fewshot.spec import Spec, fewshot_folder, specify
 from warpi.fewshot.train import Position, Step, Training
 from warpi.training.cuda_graph import cudnn_search
 from warpi.utils.devices import Stopped
-from warpi.utils.files import one_writer, write_atomically
+from warpi.utils.files import write_atomically
+from warpi.utils.leases import one_writer
 from warpi.utils.seeding import generator
 
 # The same training for every learner of a table. Training tasks with more ways and fewer queries per class than the

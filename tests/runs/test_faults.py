@@ -235,13 +235,16 @@ def test_killed_while_it_writes(tmp_path: Path, kills: int) -> None:
     assert n_halves >= kills // 10, "some kills came during a write"
 
 
-def test_two_processes_in_one_folder(undisturbed: Lab, lab: Lab) -> None:
+def test_two_processes_in_one_folder(undisturbed: Lab, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is paused for longer than its lease. The other takes over, and the first writes nothing when it wakes up."""
+    monkeypatch.setenv("WARPI_LEASE_SECONDS", "0.5")
     first = lab.start(seconds=0.0)
     wait_for(first, lab.file, 2)
-    os.kill(first.pid, signal.SIGSTOP)  # it must not finish meanwhile
+    os.kill(first.pid, signal.SIGSTOP)
     assert not (lab.out / "done").exists()
-    assert lab.start().wait() == 2
-    assert lab.log.read_text().startswith(f"warpi: another process is training in {lab.out}; wait for it")
-    assert first.send(signal.SIGKILL) == -signal.SIGKILL
-    assert lab.start().wait() == 0, "the lock ends with its process"
+    assert lab.start().wait() == 0
+    before = {path: path.read_bytes() for path in lab.out.iterdir()}
+    assert first.send(signal.SIGCONT) == 2
+    assert f"warpi: another process has taken over {lab.out}, because" in lab.log.read_text()
+    assert {path: path.read_bytes() for path in lab.out.iterdir()} == before
     assert_same(lab, undisturbed)

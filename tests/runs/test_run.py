@@ -1,6 +1,5 @@
 """A training run: its folder, the errors it raises, and that an interruption changes nothing."""
 
-import fcntl
 import json
 import math
 import os
@@ -31,13 +30,15 @@ from warpi.methods.registry import METHODS
 from warpi.methods.warpi import WarPI
 from warpi.runs import run
 from warpi.runs.reopen import reopen
-from warpi.runs.run import fit
+from warpi.runs.run import fit, fitting
 from warpi.runs.spec import DataSpec, RunSpec, prepare
 from warpi.training import checkpoint, engine
 from warpi.training.engine import Diverged, TrainingState, train
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
+from warpi.utils import leases
 from warpi.utils.devices import Stopped, pick_device
+from warpi.utils.leases import LeaseLost, one_writer
 
 SMALL: dict[str, Any] = {"data": "digits", "noise": "uniform:0.4", "limit": 300, "meta": 20, "epochs": 2}
 QUICK: dict[str, Any] = {**SMALL, "method": "ce", "batch_size": 32}  # 5 steps per epoch
@@ -93,7 +94,7 @@ class TestFolder:
     def test_files(self, whole: Path) -> None:
         names = {p.name for p in whole.iterdir()}
         assert names == {
-            *("spec.json", "results.jsonl", "done", ".lock"),
+            *("spec.json", "results.jsonl", "done", ".lease-1"),
             *("checkpoint.safetensors", "checkpoint.safetensors.previous"),
         }
 
@@ -375,21 +376,28 @@ class TestRefusals:
         with pytest.raises(UserError, match=r"cannot write to .*: Permission denied; choose another --out"):
             fit(tmp_path / "a", **QUICK)
 
-    def test_a_second_process(self, tmp_path: Path) -> None:
-        with open(tmp_path / ".lock", "w") as lock:  # for flock, another open file is like another process
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with pytest.raises(UserError, match="another process is training in"):
-                fit(tmp_path, **QUICK)
+    def test_a_second_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WARPI_LEASE_SECONDS", "0.3")
+        with one_writer(tmp_path), pytest.raises(UserError, match="another process is training in"):
+            fit(tmp_path, **QUICK)
         assert not (tmp_path / "spec.json").exists()
         fit(tmp_path, **QUICK)
 
-    def test_a_file_system_without_locks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fails(*_: Any) -> None:
-            raise OSError(95, "Operation not supported")
-
-        monkeypatch.setattr(fcntl, "flock", fails)
-        fit(tmp_path, **QUICK)
-        assert (tmp_path / "done").exists()
+    def test_a_run_that_was_taken_over_stops(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its process was paused for longer than the lease. The next owner finishes the run."""
+        monkeypatch.setenv("WARPI_LEASE_SECONDS", "0.3")
+        steps = fitting(tmp_path, **{**QUICK, "epochs": 3})
+        while next(steps) is None:
+            pass
+        late = leases._held.pop(str(tmp_path))
+        late._ended.set()  # no longer renewed
+        fit(tmp_path, resume=True)
+        files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        leases._held[str(tmp_path)] = late
+        with pytest.raises(LeaseLost, match=r"another process has taken over .* nothing was overwritten"):
+            list(steps)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+        assert len(files["results.jsonl"].splitlines()) == 3
 
     def test_another_run_starts_while_the_data_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         real = run.prepare
@@ -424,11 +432,11 @@ class TestRefusals:
 
 class TestResume:
     def test_a_finished_run(self, whole: Path) -> None:
-        before = {p.name: p.read_bytes() for p in whole.iterdir()}
+        before = {p.name: p.read_bytes() for p in whole.glob("[!.]*")}
         history = fit(whole, resume=True).history
         assert [{k: v for k, v in r.items() if k != "seconds"} for r in history] == records(whole)
         fit(whole, **QUICK, resume=True)  # giving the same settings again is allowed
-        assert {p.name: p.read_bytes() for p in whole.iterdir()} == before
+        assert {p.name: p.read_bytes() for p in whole.glob("[!.]*")} == before
 
     def test_resuming_an_empty_folder_starts_a_run(self, whole: Path, tmp_path: Path) -> None:
         """So scripts can always pass --resume."""

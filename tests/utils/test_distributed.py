@@ -571,7 +571,14 @@ def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 def test_a_run_of_two_ranks(alone: Run, undisturbed: Run) -> None:
     undisturbed.assert_like(alone)
-    names = {"spec.json", "results.jsonl", "checkpoint.safetensors", "checkpoint.safetensors.previous", "done", ".lock"}
+    names = {
+        "spec.json",
+        "results.jsonl",
+        "checkpoint.safetensors",
+        "checkpoint.safetensors.previous",
+        "done",
+        ".lease-1",
+    }
     assert {p.name for p in undisturbed.out.iterdir()} == names
     specs = [json.loads((run.out / "spec.json").read_text()) for run in (alone, undisturbed)]
     assert [spec["environment"].pop("ranks") for spec in specs] == [1, 2]

@@ -20,7 +20,7 @@ import torch
 from warpi.data.image_files import SMALL
 from warpi.data.overlap import count_copies
 from warpi.datasets.registry import DATASETS
-from warpi.errors import UserError, blame_file, missing_package
+from warpi.errors import UserError, blame_file
 from warpi.methods.old_names import OLD_NAMES
 from warpi.nets.registry import VECTOR_NETS
 from warpi.runs import plugins
@@ -38,6 +38,7 @@ from warpi.training.progress import SHOWN, Progress
 from warpi.training.task import Task, Truth
 from warpi.utils import distributed
 from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
+from warpi.utils.leases import Lease, LeaseLost
 from warpi.utils.seeding import RngState, seeded
 
 PATIENCE = 10  # minutes: a run that will take longer on a CPU prints an estimate and advice
@@ -97,6 +98,7 @@ def fitting(
     quiet: bool = True,
     caught: list[int] | None = None,
     cache: DataCache | None = None,
+    lease: Lease | None = None,
     **settings: Any,
 ) -> Generator[Record | None, None, Run]:
     """Train a method on data with noisy labels; yields None after a step and a record after an epoch.
@@ -105,7 +107,8 @@ def fitting(
     set take the default that suits the data. The method is a name or a custom Method; without one, `default_method`
     chooses it. With `resume`, an interrupted run continues from its last checkpoint, and ends as if it had never
     stopped. Signals stop the run after the current step; a caller that catches signals itself passes its list as
-    `caught`. If there are several ranks (`utils.distributed`), all train, and only rank 0 reads and writes the folder.
+    `caught`, and one that holds the `lease` of the folder passes that. If there are several ranks
+    (`utils.distributed`), all train, and only rank 0 reads and writes the folder.
     """
     settings = to_plain_types(to_stored_names(settings))
     folder = RunFolder(Path(out))
@@ -113,7 +116,7 @@ def fitting(
     with ExitStack() as stack:
         stack.enter_context(distributed.process_group(where))
         stack.enter_context(_add_advice(folder.path, where))
-        started = _start(stack, folder, where, method, resume, threads, settings, cache)
+        started = _start(stack, folder, where, method, resume, threads, settings, cache, lease)
         _restore(started)
         if distributed.n_ranks() > 1:
             state = {**started.description, **checkpoint.state_of(started.method), "environment": None}
@@ -124,11 +127,10 @@ def fitting(
         _watch(started, progress, caught)
         with distributed.raise_on_all_ranks():
             board = None
-            if started.writes:
-                if tensorboard:
-                    board = stack.enter_context(_board(folder.path, started.state.epoch + 1))
-                if started.is_new:
-                    folder.write_spec(started.description)
+            if started.writes and tensorboard:
+                board = stack.enter_context(folder.open_tensorboard(started.state.epoch + 1))
+            if started.writes and started.is_new:
+                folder.write_spec(started.description)
         for record, signum, is_late in _steps(started, progress, caught, checkpoint_seconds):
             if record is not None or ((signum or is_late) and started.method.resumes_mid_epoch):
                 started.save(record, checkpoint_epochs, bool(signum))
@@ -147,8 +149,8 @@ def fitting(
                 if choice is not None:
                     folder.save_choice(choice)
                 folder.finish()
-        prepared = started.prepared
-        return Run(folder.path, started.method, prepared.task, prepared.truth, started.history, prepared.data)
+        data = started.prepared
+        return Run(folder.path, started.method, data.task, data.truth, started.history, data.data)
 
 
 @dataclass
@@ -162,6 +164,7 @@ class _StartedRun:
     description: dict[str, Any]  # the content of spec.json
     is_new: bool  # not resumed
     writes: bool  # this is rank 0
+    lease: Lease | None  # of the folder, on rank 0
     state: TrainingState = field(default_factory=TrainingState)
     history: list[Record] = field(default_factory=list)
 
@@ -209,6 +212,7 @@ def _start(
     threads: int | None,
     settings: dict[str, Any],
     cache: DataCache | None,
+    lease: Lease | None,
 ) -> _StartedRun:
     """Check the folder and the settings, read the data, lock the folder and start the method."""
     state = folder.state_on_all_ranks()
@@ -224,7 +228,7 @@ def _start(
         stack.enter_context(cpu_threads(threads))
         prepared = prepare(spec, cache, where).to(where)
         if is_first:
-            stack.enter_context(folder.lock())
+            lease = lease or stack.enter_context(folder.lock())
             if folder.read_spec() != state.spec:  # changed while this process was reading the data
                 raise UserError(f"another process has started a run in {folder.path}; choose another --out")
         stack.enter_context(prepared.seed())
@@ -235,7 +239,7 @@ def _start(
         description = describe_training(prepared, learner, where)
         if stored is not None:
             check_same_run(stored, json.loads(json.dumps(description)), folder.path)
-    return _StartedRun(folder, where, prepared, learner, description, stored is None, is_first)
+    return _StartedRun(folder, where, prepared, learner, description, stored is None, is_first, lease)
 
 
 def describe_training(prepared: PreparedRun, method: Method, device: torch.device) -> dict[str, Any]:
@@ -296,7 +300,7 @@ def _steps(
     """Train. After each step, all ranks agree on whether a signal arrived and on whether a checkpoint is due.
 
     Yields the record of an epoch or None, the number of the signal or 0, and whether a checkpoint is due. If training
-    diverged on one rank, all ranks raise.
+    diverged on one rank, or another process has taken over the folder, all ranks raise.
     """
     prepared = started.prepared
     training = train(started.method, prepared.task, prepared.truth, started.state)
@@ -304,9 +308,11 @@ def _steps(
         record, error = None, None
         try:
             record = next(training)
+            if started.lease is not None and started.lease.lost:
+                started.lease.check()
         except StopIteration:
             return
-        except Diverged as e:
+        except (Diverged, LeaseLost) as e:
             error = e
         if record is None:
             progress.step()
@@ -408,12 +414,3 @@ def _advise_slow(prepared: PreparedRun, minutes: float) -> str:
     advice += ["fewer --epochs", "--limit for a first try"]
     time_left = f"{minutes / 60:.0f} hours" if minutes >= 90 else f"{minutes:.0f} minutes"
     return f"this will take about {time_left} on this CPU; to make it faster: {', '.join(advice)}"
-
-
-def _board(path: Path, epoch: int) -> Any:
-    """A TensorBoard writer that hides what an earlier process wrote about this epoch and later ones."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as e:
-        raise missing_package("tensorboard", "--tensorboard", "track") from e
-    return SummaryWriter(str(path / "tensorboard"), purge_step=epoch)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import warpi
-from warpi.errors import UserError
+from warpi.errors import UserError, missing_package
 from warpi.runs.schema import (
     BEST,
     CHECKPOINT,
@@ -34,7 +34,8 @@ from warpi.runs.schema import (
 from warpi.training import checkpoint
 from warpi.training.engine import Record
 from warpi.utils import distributed
-from warpi.utils.files import append_line, one_writer, read_json, write_atomically, write_json
+from warpi.utils.files import append_line, read_json, write_atomically, write_json
+from warpi.utils.leases import Lease, one_writer
 
 ADVICE = "choose another folder"
 _COMMANDS = {FORMAT: "warpi fit", FEWSHOT_FORMAT: "warpi fewshot fit"}
@@ -124,8 +125,8 @@ class RunFolder:
             raise UserError(f"{self.path} already contains a run; resume it with --resume, or choose another --out")
         return state.spec if resume else None
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Context manager: no other process can write to the folder."""
+    def lock(self) -> AbstractContextManager[Lease]:
+        """Context manager: no other process can write to the folder. Waits a while for one that does."""
         return one_writer(self.path)
 
     def cut_history(self, n: int) -> list[Record]:
@@ -169,6 +170,14 @@ class RunFolder:
 
     def save_choice(self, choice: list[dict[str, Any]]) -> None:
         write_json(self.path / CHOICE, choice)
+
+    def open_tensorboard(self, epoch: int) -> Any:
+        """A TensorBoard writer that hides what an earlier process wrote about this epoch and later ones."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as e:
+            raise missing_package("tensorboard", "--tensorboard", "track") from e
+        return SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
 
     def finish(self) -> None:
         write_atomically(self.path / DONE, b"")

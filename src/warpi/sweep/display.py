@@ -43,6 +43,8 @@ class Board:
     def show(self, event: RunEvent) -> None:
         """Record an event and update the display."""
         name = event.run
+        if event.kind == "failed" and name in self.failed:  # two processes have refused the same run
+            return
         if name:
             self.epoch[name] = max(event.epoch, self.epoch[name])
             states = {"begun": "active", "epoch": "active", "requeued": "waiting", "stopped": "waiting"}

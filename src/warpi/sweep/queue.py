@@ -1,5 +1,6 @@
 """A queue that hands out the unfinished runs of a sweep to the processes that share its folder, and their events."""
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from warpi.runs.schema import SWEEP
 from warpi.runs.spec import DataCache
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.run_states import check_fit_settings, read_settings, run_state
-from warpi.utils.files import Busy, one_writer, write_json
+from warpi.utils.files import write_json, write_with_folder
+from warpi.utils.leases import Busy, Lease, LeaseLost, Watch, one_writer
 
 
 @dataclass(frozen=True)
@@ -27,21 +29,22 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """A run that this process may train while it holds the lock."""
+    """A run that this process may train while it holds the lease of its folder."""
 
     job: Job
     path: Path
     epoch: int  # number of finished epochs
     resume: bool
     lock: ExitStack  # closing it gives the run back
+    lease: Lease | None = None
 
 
 @dataclass
 class Queue:
     """Hands out the unfinished runs of a plan. Processes that share a folder never get the same run.
 
-    A run belongs to the process that holds the lock of its folder in `.sweep`. The kernel releases the lock when that
-    process dies, and another process resumes the run. A failed run is not tried again within the same `session`.
+    A run belongs to the process that holds the lease of its folder. If that process dies or stays silent for too long,
+    another one resumes the run. A failed run is not tried again within the same `session`.
     """
 
     plan: Plan
@@ -50,40 +53,45 @@ class Queue:
     cache: DataCache = field(default_factory=DataCache)  # the data that the runs share
     ended: set[str] = field(default_factory=set)  # done or failed
     claimed: set[str] = field(default_factory=set)  # by this process
+    watches: dict[str, Watch] = field(default_factory=dict)  # what was seen of the leases of others
 
     def take(self) -> ClaimedRun | None:
         """Claim a run to begin or resume; None if there is none at the moment."""
         for job in self.plan.jobs:
-            if job.name in self.ended | self.claimed:
+            if job.name in self.ended | self.claimed or self._watch(job).is_held():
                 continue
-            with ExitStack() as lock:
-                try:
-                    lock.enter_context(one_writer(self._notes(job)))
-                except Busy:
-                    continue
-                failure = read_settings(self._notes(job) / "failed.json")
-                if failure is not None and failure.get("session") == self.session:
+            failure = read_settings(self._notes(job) / "failed.json")
+            if failure is not None and failure.get("session") == self.session:
+                self.ended.add(job.name)
+                continue
+            try:
+                if run_state(self.plan, job, self.cache).done:
                     self.ended.add(job.name)
-                    continue
-                path = self.plan.out / job.name
-                try:
-                    state = run_state(self.plan, job, self.cache)
-                    if state.done:
-                        self.ended.add(job.name)
-                        continue
-                    if not state.begun:
-                        path.mkdir(parents=True, exist_ok=True)
-                        write_json(path / SWEEP, job.settings)
-                    elif not (path / SWEEP).exists():
-                        check_fit_settings(path, job.settings, self.cache)
-                except (UserError, OSError) as error:
-                    self.mark_failed(job, str(error))
-                    self.report(RunEvent("failed", job.name, reason=str(error)))
-                    continue
-                self.claimed.add(job.name)
-                lock.callback(self.claimed.discard, job.name)
-                return ClaimedRun(job, path, state.epoch, state.begun, lock.pop_all())
+                elif (claim := self._claim(job)) is not None:
+                    return claim
+            except (Busy, LeaseLost):
+                continue
+            except (UserError, OSError) as error:
+                self.mark_failed(job, str(error))
+                self.report(RunEvent("failed", job.name, reason=str(error)))
         return None
+
+    def _claim(self, job: Job) -> ClaimedRun | None:
+        """Claim a run; None if it is done. Raises Busy if another process was faster."""
+        path = self.plan.out / job.name
+        with ExitStack() as lock:
+            lease = lock.enter_context(one_writer(path, self._watch(job)))
+            state = run_state(self.plan, job, self.cache)  # again: another process may have finished it meanwhile
+            if state.done:
+                self.ended.add(job.name)
+                return None
+            if not state.begun:
+                write_json(path / SWEEP, job.settings)
+            elif not (path / SWEEP).exists():
+                check_fit_settings(path, job.settings, self.cache)
+            self.claimed.add(job.name)
+            lock.callback(self.claimed.discard, job.name)
+            return ClaimedRun(job, path, state.epoch, state.begun, lock.pop_all(), lease)
 
     def has_more(self) -> bool:
         """Whether there may be a run later, since another process has not finished its own."""
@@ -91,14 +99,8 @@ class Queue:
 
     def others_are_at_work(self) -> bool:
         """Whether another process holds a run at the moment."""
-        for job in self.plan.jobs:
-            if job.name not in self.ended | self.claimed:
-                try:
-                    with one_writer(self._notes(job)):
-                        pass
-                except Busy:
-                    return True
-        return False
+        others = (job for job in self.plan.jobs if job.name not in self.ended | self.claimed)
+        return any(self._watch(job).is_held() for job in others)
 
     def mark_done(self, claim: ClaimedRun) -> None:
         self.ended.add(claim.job.name)
@@ -108,7 +110,10 @@ class Queue:
     def mark_failed(self, job: Job, reason: str, details: str = "") -> None:
         self.ended.add(job.name)
         note = {"session": self.session, "reason": reason, "details": details}
-        write_json(self._notes(job) / "failed.json", note)
+        write_with_folder(self._notes(job) / "failed.json", json.dumps(note, indent=1) + "\n")
+
+    def _watch(self, job: Job) -> Watch:
+        return self.watches.setdefault(job.name, Watch(self.plan.out / job.name))
 
     def _notes(self, job: Job) -> Path:
         return self.plan.out / ".sweep" / job.name

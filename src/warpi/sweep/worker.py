@@ -10,6 +10,7 @@ from warpi.errors import UserError
 from warpi.runs.run import fitting
 from warpi.sweep.queue import ClaimedRun, Queue, RunEvent
 from warpi.utils.devices import Stopped
+from warpi.utils.leases import LeaseLost
 
 _POLL = 0.2  # seconds between two looks into the queue, and between two signs of life
 
@@ -59,7 +60,13 @@ def _train(queue: Queue, claim: ClaimedRun, device: torch.device, caught: list[i
     epoch = claim.epoch
     threads = torch.get_num_threads()
     steps = fitting(
-        claim.path, resume=claim.resume, device=str(device), caught=caught, cache=queue.cache, **claim.job.settings
+        claim.path,
+        resume=claim.resume,
+        device=str(device),
+        caught=caught,
+        cache=queue.cache,
+        lease=claim.lease,
+        **claim.job.settings,
     )
     reported = time.monotonic()
     try:
@@ -74,7 +81,7 @@ def _train(queue: Queue, claim: ClaimedRun, device: torch.device, caught: list[i
     except StopIteration as end:
         history = end.value.history
         return RunEvent("done", name, len(history), history[-1] if history else None), ""
-    except Stopped:
+    except (Stopped, LeaseLost):  # another process may have taken over a run whose process was paused
         return RunEvent("stopped", name, epoch), ""
     except UserError as error:
         return RunEvent("failed", name, epoch, reason=str(error)), ""

@@ -1,4 +1,4 @@
-"""Atomic file writes, csv tables, hashes, and folders that only one process may write to."""
+"""Atomic file writes, csv tables and hashes."""
 
 import contextlib
 import csv
@@ -7,20 +7,18 @@ import io
 import itertools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from warpi.errors import UserError
+from warpi.utils.leases import held_lease, part_name
 from warpi.utils.limits import check_json_size
 
 _CSV_ROWS = 20_000  # that are converted at once
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # opening them by name would truncate a redirected file
-
-
-class Busy(UserError):
-    """Another process is writing to this folder."""
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes], keep: Path | None = None) -> None:
@@ -29,7 +27,8 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes], keep: Path | 
     `content` may also be given in parts, which are written one after the other.
 
     With `keep`, the old version is renamed to that path. A link remains a link and its target is replaced, except
-    with `keep`, which renames the link. Pipes and devices are written to directly.
+    with `keep`, which renames the link. Pipes and devices are written to directly. Raises LeaseLost, and writes
+    nothing, if this process held the lease of the folder and another one has taken over.
     """
     check_no_folder(path)
     parts = [content] if isinstance(content, bytes) else content
@@ -38,20 +37,29 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes], keep: Path | 
         return
     if keep is None and os.path.islink(path):
         path = _link_target(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    lease = held_lease(path)
+    part = part_name(path)
+    old = part_name(keep) if keep is not None else None
     try:
         with open(part, "wb") as f:
             f.writelines(parts)
             f.flush()
             os.fsync(f.fileno())
-        if keep is not None and path.exists():
-            os.replace(path, keep)
+        if old is not None and os.path.lexists(path):
+            _link_or_copy(path, old)
+        if lease is not None:
+            lease.check()  # after both temporary files exist: the next owner deletes them
+        if keep is not None and old is not None and os.path.lexists(old):
+            os.replace(old, keep)
         os.replace(part, path)
     except OSError as e:
+        if lease is not None:
+            lease.check()
         raise UserError(f"cannot write {path}: {e.strerror}; the previous file is unchanged") from e
     finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+        for file in (part, *([old] if old is not None else [])):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # some file systems cannot flush a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -142,6 +150,14 @@ def _link_target(path: Path) -> Path:
     return target
 
 
+def _link_or_copy(path: Path, other: Path) -> None:
+    """Give a file a second name, or a copy if the file system has no hard links."""
+    try:
+        os.link(path, other, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(path, other)
+
+
 def _write_directly(path: Path, parts: Iterable[bytes]) -> None:
     """Write to a stream, a pipe or a device."""
     try:
@@ -159,31 +175,11 @@ def append_line(path: Path, line: str) -> None:
     """Append a line to a file and flush it to disk. A crash may leave an incomplete line."""
     try:
         with open(path, "a") as f:
+            lease = held_lease(path)
+            if lease is not None:
+                lease.check()  # after the file was opened: the next owner replaces it
             f.write(line + "\n")
             f.flush()
             os.fsync(f.fileno())
     except OSError as e:
         raise UserError(f"cannot write {path}: {e.strerror}; the last checkpoint is intact: use --resume") from e
-
-
-@contextlib.contextmanager
-def one_writer(folder: Path) -> Iterator[None]:
-    """Context manager: create and lock a folder, and remove incomplete files in it. Raises Busy if it is locked."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")  # noqa: SIM115
-    except OSError as e:
-        raise UserError(f"cannot write to {folder}: {e.strerror}; choose another --out") from e
-    with lock:
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process dies
-            except BlockingIOError as e:
-                raise Busy(f"another process is training in {folder}; wait for it, or choose another --out") from e
-            except OSError:
-                pass  # the file system has no locks
-        for part in folder.glob(".*.part"):  # from a process that was killed while writing
-            part.unlink(missing_ok=True)
-        yield

@@ -29,7 +29,8 @@ from warpi.datasets.embedding.folder import (
 from warpi.datasets.embedding.sources import Source, list_source
 from warpi.errors import UserError
 from warpi.utils.devices import pick_device
-from warpi.utils.files import one_writer, sha256
+from warpi.utils.files import sha256
+from warpi.utils.leases import one_writer
 from warpi.utils.time_left import TimeLeft
 
 PARTIAL_SECONDS = 15.0  # a shard that is not complete is stored this often
