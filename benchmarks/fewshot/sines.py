@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from warpi.fewshot.data import load_fewshot
+from warpi.fewshot.datasets import load_fewshot
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.evaluate import evaluate
 from warpi.fewshot.learner import Problem

@@ -17,7 +17,8 @@ from warpi.cli import fewshot as command
 from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.fewshot.compare import judged
-from warpi.fewshot.data import Classes, FewShotData, load_fewshot
+from warpi.fewshot.data import Classes, FewShotData
+from warpi.fewshot.datasets import load_fewshot
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.evaluate import paired
 from warpi.fewshot.run import fit, load

@@ -12,17 +12,8 @@ import torch
 from PIL import Image
 
 from warpi.errors import UserError
-from warpi.fewshot.data import (
-    PARTS,
-    Classes,
-    FewShotData,
-    Sines,
-    _drawing,
-    _photograph,
-    _read_images,
-    class_lists,
-    load_fewshot,
-)
+from warpi.fewshot.data import PARTS, Classes, FewShotData, Sines
+from warpi.fewshot.datasets import _drawing, _photograph, _read_images, class_lists, load_fewshot
 from warpi.fewshot.episodes import ImageTasks, Kind, SineTasks, make_tasks, random_affine
 from warpi.utils.seeding import generator
 
@@ -212,7 +203,7 @@ def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
         "cifar_fs": {"train": ["apple", "bear"], "val": ["cup", "dog"], "test": ["elk", "fox"]},
         "mini_imagenet": {"train": ["n01", "n02"], "val": ["n03", "n04"], "test": ["n05", "n06"]},
     }
-    monkeypatch.setattr("warpi.fewshot.data.class_lists", lists.__getitem__)
+    monkeypatch.setattr("warpi.fewshot.datasets.class_lists", lists.__getitem__)
 
 
 def draw(path: Path, pixels: np.ndarray) -> None:

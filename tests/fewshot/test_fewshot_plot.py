@@ -13,7 +13,8 @@ from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.fewshot import plot
 from warpi.fewshot.compare import examples, judged, versatility
-from warpi.fewshot.data import Classes, FewShotData, load_fewshot
+from warpi.fewshot.data import Classes, FewShotData
+from warpi.fewshot.datasets import load_fewshot
 from warpi.fewshot.plot import Curve, plot_bases, plot_curves, plot_versatility
 from warpi.fewshot.run import fit
 from warpi.utils.seeding import generator

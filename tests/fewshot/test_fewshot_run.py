@@ -16,7 +16,8 @@ from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.fewshot import plot
 from warpi.fewshot.compare import judged, versatility
-from warpi.fewshot.data import Classes, FewShotData, load_fewshot
+from warpi.fewshot.data import Classes, FewShotData
+from warpi.fewshot.datasets import load_fewshot
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.evaluate import Scores, evaluate, score_tasks
 from warpi.fewshot.learner import Episode, Output, Problem

@@ -45,7 +45,7 @@ def fewshot(argv: list[str]) -> None:
 
 
 def fit(argv: list[str]) -> None:
-    from warpi.fewshot.data import FEWSHOT
+    from warpi.fewshot.datasets import FEWSHOT
     from warpi.fewshot.learners.registry import LEARNERS
     from warpi.fewshot.run import fit as run_fit
     from warpi.fewshot.spec import DEFAULTS, fewshot_folder

@@ -26,7 +26,38 @@ if TYPE_CHECKING:
 
 
 def review(argv: list[str]) -> None:
+    given, settings = _read_flags(argv)
+    run = given["run"]
+    from warpi.audit.decisions import Store
+    from warpi.review.open import open_data, open_run, read_row_list
+    from warpi.review.session import ReviewSession
+    from warpi.runs.spec import DataSpec
 
+    rows = read_row_list(given["rows"])
+    copied = {name: read_names(given[name]) for name in ("id", "keep")}
+    if run is None:
+        items, settings = open_data(DataSpec(**settings), rows, given["seed"], given["show"], **copied)
+    else:
+        opened = open_run(run, rows, given["device"], given["show"], **copied)
+        items, settings = opened.items, opened.settings
+    folder = given["out"] or run / "review"
+    with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
+        if rows is not None:
+            store.remember_random(rows.random)
+        items = replace(items, random_rows=frozenset(store.random_rows()))
+        session = ReviewSession(items, store, folder, settings, given["blind"])
+        if given["accept_above"] is not None or given["undo_accepted"]:
+            if run is None:
+                raise UserError("--accept-above and --undo-accepted need a run, which has suggestions")
+            _accept(opened, store, given)
+        elif given["export"] or given["export_trusted"]:
+            _export(session, given)
+        else:
+            _serve(session, given)
+
+
+def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All flags, and those among them that describe data without a run."""
     parser = Parser(
         "warpi review",
         "Open a page in the browser where a person decides which labels are right. A run is audited first "
@@ -64,32 +95,7 @@ def review(argv: list[str]) -> None:
         raise UserError(f"warpi review: the run defines its data; leave out --{next(iter(settings)).replace('_', '-')}")
     if run is None and given["out"] is None:
         raise UserError("warpi review: required: --out, the folder for the decisions")
-    from warpi.audit.decisions import Store
-    from warpi.review.open import open_data, open_run, read_row_list
-    from warpi.review.session import ReviewSession
-    from warpi.runs.spec import DataSpec
-
-    rows = read_row_list(given["rows"])
-    copied = {name: read_names(given[name]) for name in ("id", "keep")}
-    if run is None:
-        items, settings = open_data(DataSpec(**settings), rows, given["seed"], given["show"], **copied)
-    else:
-        opened = open_run(run, rows, given["device"], given["show"], **copied)
-        items, settings = opened.items, opened.settings
-    folder = given["out"] or run / "review"
-    with closing(Store(folder / "decisions.sqlite", items.identity)) as store:
-        if rows is not None:
-            store.remember_random(rows.random)
-        items = replace(items, random_rows=frozenset(store.random_rows()))
-        session = ReviewSession(items, store, folder, settings, given["blind"])
-        if given["accept_above"] is not None or given["undo_accepted"]:
-            if run is None:
-                raise UserError("--accept-above and --undo-accepted need a run, which has suggestions")
-            _accept(opened, store, given)
-        elif given["export"] or given["export_trusted"]:
-            _export(session, given)
-        else:
-            _serve(session, given)
+    return given, settings
 
 
 def _accept(opened: "OpenedRun", store: "Store", given: Mapping[str, Any]) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from warpi.errors import UserError, blame_file
-from warpi.fewshot.data import Classes, FewShotData, load_fewshot
+from warpi.fewshot.data import Classes, FewShotData
+from warpi.fewshot.datasets import load_fewshot
 from warpi.fewshot.episodes import task_name
 from warpi.fewshot.learner import Learner
 from warpi.fewshot.spec import Spec, check_facts, describe, fewshot_folder, restore_spec, specify
 from warpi.fewshot.train import Position, mean_logs, task_pair, train
+from warpi.runs.run_folder import RunFolder
 from warpi.runs.schema import BEST, CHECKPOINT
 from warpi.training import checkpoint
 from warpi.training.engine import Record
@@ -79,37 +81,51 @@ def fit(
         stack.enter_context(folder.lock())
         at = Position(learner, spec.training)
         if folder.has_checkpoint:
-            with blame_file(folder.checkpoint):
-                state = checkpoint.load(folder.checkpoint, where)
-                checkpoint.restore(learner, state["learner"])
-                checkpoint.restore(at, state["position"])
-                RngState.from_dict(state["rng"]).restore()
+            _restore(folder, learner, at, where)
         history = _check_records(folder.cut_history(at.records), folder.results)
         progress = stack.enter_context(Progress(1, spec.training.iterations, at.iteration, quiet))
         progress.print(_summary(spec, data))
         caught = stack.enter_context(catch_signals())
         if stored is None:
             folder.write_spec(description)
-        saved_at = time.monotonic()
-        for record in train(learner, data, spec.kind, spec.training, at):
-            progress.step()
-            if record is not None:
-                folder.append(record)
-                history.append(record)
-                progress.print(_line(record, spec.training.iterations))
-                if record["best"]:
-                    folder.save_best({"learner": checkpoint.state_of(learner)})
-            if record is not None or caught or time.monotonic() - saved_at >= checkpoint_seconds:
-                mean_logs(at)  # raises if they are not finite
-                state = {"learner": checkpoint.state_of(learner), "position": checkpoint.state_of(at)}
-                folder.save({**state, "rng": RngState.capture().to_dict()})
-                saved_at = time.monotonic()
-            if caught:
-                command = shlex.join(["warpi", "fewshot", "fit", "--out", str(folder.path), "--resume"])
-                how = f"fit({str(folder.path)!r}, resume=True, data=...)" if spec.own else command
-                raise Stopped(caught[0], f"resume with: {how}")
+        run = Run(folder.path, spec, learner, data, history, digest)
+        _train(run, folder, at, progress, caught, checkpoint_seconds)
         folder.finish()
-        return Run(folder.path, spec, learner, data, history, digest)
+        return run
+
+
+def _restore(folder: RunFolder, learner: Learner, at: Position, device: torch.device) -> None:
+    """Continue from the checkpoint."""
+    with blame_file(folder.checkpoint):
+        state = checkpoint.load(folder.checkpoint, device)
+        checkpoint.restore(learner, state["learner"])
+        checkpoint.restore(at, state["position"])
+        RngState.from_dict(state["rng"]).restore()
+
+
+def _train(
+    run: Run, folder: RunFolder, at: Position, progress: Progress, caught: list[int], checkpoint_seconds: float
+) -> None:
+    """Train to the end, or until a signal is caught. Checkpoints are written after validations and in between."""
+    training = run.spec.training
+    saved_at = time.monotonic()
+    for record in train(run.learner, run.data, run.spec.kind, training, at):
+        progress.step()
+        if record is not None:
+            folder.append(record)
+            run.history.append(record)
+            progress.print(_line(record, training.iterations))
+            if record["best"]:
+                folder.save_best({"learner": checkpoint.state_of(run.learner)})
+        if record is not None or caught or time.monotonic() - saved_at >= checkpoint_seconds:
+            mean_logs(at)  # raises if they are not finite
+            state = {"learner": checkpoint.state_of(run.learner), "position": checkpoint.state_of(at)}
+            folder.save({**state, "rng": RngState.capture().to_dict()})
+            saved_at = time.monotonic()
+        if caught:
+            command = shlex.join(["warpi", "fewshot", "fit", "--out", str(run.path), "--resume"])
+            how = f"fit({str(run.path)!r}, resume=True, data=...)" if run.spec.own else command
+            raise Stopped(caught[0], f"resume with: {how}")
 
 
 def load(

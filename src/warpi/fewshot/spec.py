@@ -9,7 +9,8 @@ import torch
 
 import warpi
 from warpi.errors import UserError, unknown
-from warpi.fewshot.data import FEWSHOT, Classes, FewShotData
+from warpi.fewshot.data import Classes, FewShotData
+from warpi.fewshot.datasets import FEWSHOT
 from warpi.fewshot.episodes import Kind
 from warpi.fewshot.learner import Learner, Problem
 from warpi.fewshot.learners.registry import make_learner
