@@ -22,11 +22,12 @@ test-all: $(VENV)/.dev browser
 coverage: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 -m "not gpu" --cov --cov-report=term-missing --cov-fail-under=97
 
-# Damaged and hostile files for every command, for ten minutes: make fuzz SECONDS=60 SEED=1
+# Damaged and hostile files for every command, for ten minutes on two cores: make fuzz SECONDS=60 SEED=1
 SECONDS ?= 600
 SEED ?= 0
+JOBS ?= 2
 fuzz: $(VENV)/.dev
-	$(BIN)/python tests/hostile/fuzz.py --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python tests/hostile/fuzz.py --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS)
 
 # The browser for the tests of `warpi review`. Without it they are skipped, or fail if WARPI_BROWSER=required (CI).
 browser:

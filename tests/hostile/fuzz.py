@@ -2,7 +2,8 @@
 
 A case is a valid file with some mutations, and a command that reads it. The command must succeed, or print one line and
 exit with code 2. Anything else is a bug: a traceback, a case that takes over 30 seconds, or more than 2 GiB of memory.
-The seed of a case repeats it: `--only SEED`. Exits with code 1 if there was a bug.
+The file and the seed of a case repeat it: `--target FILE --only SEED`. Exits with code 1 if there was a bug.
+The file, the change and the command are drawn independently, so a new kind of file does not change older cases.
 """
 
 import argparse
@@ -15,13 +16,18 @@ import random
 import resource
 import shutil
 import signal
+import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from corpus import load_classifier, targets, write_corpus
 
 HOSTILE: tuple[Any, ...] = (
     *(None, True, 0, -1, 1e308, -0.0, 2**63, 10**30, float("nan"), float("inf"), "", " ", "nan", "-inf", "1e999"),
@@ -36,70 +42,6 @@ class Hang(BaseException):
     """A case took too long."""
 
 
-class Corpus:
-    """Valid files of each kind, and the commands that read them."""
-
-    def __init__(self, folder: Path) -> None:
-        import numpy as np
-        import pyarrow as pa
-        from PIL import Image
-        from pyarrow import parquet
-
-        from warpi.cli.app import main
-
-        self.folder = folder
-        self.clean = folder / "clean"
-        self.clean.mkdir(parents=True)
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(60, 3))
-        y = np.arange(60) % 3
-        names = ["p", "q", "r"]
-        rows = [[*map(str, x[i].round(3)), ("u", "v")[i % 2], names[y[i]]] for i in range(60)]
-        with (self.clean / "t.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([["a", "b", "c", "word", "label"], *rows])
-        np.savez(self.clean / "t.npz", x=x, y=y, clean=y)
-        np.save(self.clean / "t.npy", x)
-        np.save(self.clean / "y.npy", y)
-        parquet.write_table(pa.table({"a": x[:, 0], "label": [names[k] for k in y]}), self.clean / "t.parquet")
-        images = self.clean / "images"
-        for i in range(12):
-            (images / names[i % 3]).mkdir(parents=True, exist_ok=True)
-            Image.fromarray(rng.integers(256, size=(9, 9, 3), dtype=np.uint8)).save(images / names[i % 3] / f"{i}.png")
-        listed = [f"{names[i % 3]}/{i}.png,{names[i % 3]}" for i in range(12)]
-        (images / "list.csv").write_text("path,label\n" + "\n".join(listed) + "\n")
-        run = str(self.clean / "run")
-        data = str(self.clean / "t.csv")
-        assert main(["fit", "--data", data, "--method", "ce", "--epochs", "1", "--test", "0.2", "--out", run]) == 0
-        assert main(["audit", run, "--folds", "0", "--quiet"]) == 0
-        assert (
-            main(["corrupt", "--data", data, "--noise", "symmetric:0.2", "--out", str(self.clean / "noise.json")]) == 0
-        )
-        assert main(["pick", "9", "--data", data, "--csv", str(self.clean / "check.csv")]) == 0
-
-    def targets(self, work: Path) -> dict[str, list[list[str]]]:
-        """The files to change, relative to the folder, and the commands that read each."""
-        run, out = str(work / "run"), str(work / "out.json")
-        predict = ["predict", run, "--data", str(work / "t.csv"), "--csv", str(work / "p.csv")]
-        load = lambda name: ["corrupt", "--data", str(work / name), "--noise", "symmetric:0.2", "--out", out]
-        labels = ["--labels", str(work / "noise.json"), "--out", str(work / "new"), "--method", "ce", "--epochs", "1"]
-        correct = ["correct", run, "--out", str(work / "c.csv")]
-        opened = [predict, ["report", run], ["check", run], ["audit", run, "--folds", "0"], correct]
-        opened += [["review", run, "--export", str(work / "l.csv")], ["pick", "5", run, "--csv", str(work / "n.csv")]]
-        opened += [["figures", run, "--arrays"], ["fit", "--out", run, "--resume"]]
-        return {
-            **{name: [load(name), ["check", str(work / name)]] for name in ("t.csv", "t.npz", "t.npy", "t.parquet")},
-            "y.npy": [load("t.npy")],
-            "images/p/0.png": [load("images")],
-            "images/list.csv": [load("images/list.csv"), ["check", str(work / "images/list.csv")]],
-            "noise.json": [["fit", "--data", str(work / "t.csv"), *labels]],
-            "check.csv": [["pick", "--estimate", str(work / "check.csv")]],
-            "run/spec.json": opened,
-            "run/results.jsonl": opened[1:4],
-            "run/checkpoint.safetensors": [predict, ["check", run], opened[-1]],
-            "run/audit.npz": [correct, ["check", run]],
-        }
-
-
 def mutate(content: bytes, name: str, rng: random.Random) -> bytes:
     """A changed copy of a file: changes of its structure, or of its bytes."""
     if rng.random() < 0.7:
@@ -111,6 +53,10 @@ def mutate(content: bytes, name: str, rng: random.Random) -> bytes:
                 return _mutate_csv(content.decode(), rng)
             if name.endswith(".safetensors"):
                 return _mutate_checkpoint(content, rng)
+            if name.endswith((".npy", ".npz")):
+                return _mutate_arrays(content, rng)
+            if name.endswith(".sqlite"):
+                return _mutate_decisions(content, rng)
     return _mutate_bytes(content, rng)
 
 
@@ -189,6 +135,56 @@ def _mutate_checkpoint(content: bytes, rng: random.Random) -> bytes:
     return bytes(safetensors.torch.save(tensors, header))
 
 
+def _mutate_arrays(content: bytes, rng: random.Random) -> bytes:
+    """Arrays of other types, shapes and values, in one file."""
+    import numpy as np
+
+    loaded = np.load(io.BytesIO(content))
+    arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    name = rng.choice([*arrays])
+    x = arrays[name]
+    changes: tuple[Callable[[], Any], ...] = (
+        *(lambda: x[:0], lambda: x.reshape(-1)[0], lambda: x[None], lambda: x.reshape(-1), lambda: x[: len(x) // 2]),
+        *(lambda: x.astype(str), lambda: x.astype(bool), lambda: x.astype(complex), lambda: x.astype(">f4")),
+        *(lambda: x.astype("M8[s]"), lambda: x.astype([("a", "f8")]), lambda: x.astype(np.uint8), lambda: x.T),
+        *(lambda: x * np.nan, lambda: x * 1e308 * 10, lambda: np.full(x.shape, 2**62), lambda: -x, lambda: x * 0),
+        lambda: np.full(x.shape, rng.choice([v for v in HOSTILE if isinstance(v, str) and v.isprintable()])),
+        lambda: np.lib.stride_tricks.as_strided(x, (*x.shape, 3), (*x.strides, 0)),
+    )
+    with np.errstate(all="ignore"), contextlib.suppress(IndexError, TypeError, ValueError):
+        arrays[name] = rng.choice(changes)()
+    if rng.random() < 0.1:
+        arrays.pop(name)
+    out = io.BytesIO()
+    if "" in arrays or not name:
+        np.save(out, arrays.get("", x))
+    else:
+        np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def _mutate_decisions(content: bytes, rng: random.Random) -> bytes:
+    """Other values in the tables, which a valid file could not have."""
+    with tempfile.NamedTemporaryFile(suffix=".sqlite") as file:
+        file.write(content)
+        file.flush()
+        with contextlib.closing(sqlite3.connect(file.name, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode = DELETE")
+            db.execute("PRAGMA ignore_check_constraints = ON")
+            (trigger,) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'log_stays'").fetchone()
+            db.execute("DROP TRIGGER log_stays")
+            value = rng.choice([v for v in HOSTILE if v is None or (isinstance(v, float | str) and v != "\ud800")])
+            table, column = rng.choice(
+                [("about", "value"), *(("log", c) for c in ("time", "tab", "step", "row", "action", "label", "given"))]
+            )
+            with contextlib.suppress(sqlite3.Error, OverflowError):
+                db.execute(f"UPDATE {table} SET {column} = ? WHERE abs(random() % 3) = 0", (value,))
+            db.execute(trigger)
+            if rng.random() < 0.1:
+                db.execute(f"DROP {rng.choice(('TABLE about', 'TABLE log', 'VIEW valid', 'VIEW standing'))}")
+        return Path(file.name).read_bytes()
+
+
 def _mutate_bytes(content: bytes, rng: random.Random) -> bytes:
     data = bytearray(content)
     for _ in range(rng.choice((1, 1, 3, 20))):
@@ -207,24 +203,23 @@ def _mutate_bytes(content: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def run_case(corpus: Corpus, seed: int, target: str = "") -> tuple[str, str]:
+def run_case(folder: Path, seed: int, target: str = "") -> tuple[str, str]:
     """Run one case; return its target and the bug, or ''."""
     from warpi.cli.app import main
 
-    rng = random.Random(seed)
-    work = corpus.folder / "work"
+    work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(corpus.clean, work)
-    targets = corpus.targets(work)
-    name = rng.choice([name for name in targets if name.startswith(target)])
+    shutil.copytree(folder / "clean", work)
+    commands = targets(work)
+    name = random.Random(f"{seed} file").choice([name for name in commands if name.startswith(target)])
     file = work / name
-    file.write_bytes(mutate(file.read_bytes(), name, rng))
-    command = rng.choice(targets[name])
+    file.write_bytes(mutate(file.read_bytes(), name, random.Random(f"{seed} {name}")))
+    command = random.Random(f"{seed} command").choice(commands[name])
     error = io.StringIO()
     signal.alarm(SECONDS_PER_CASE)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
-            code: object = main(command)
+            code: object = load_classifier(command[1:]) if command[0] == "load-classifier" else main(command)
     except SystemExit as e:
         code = e.code
     except Hang:
@@ -245,26 +240,41 @@ def fuzz(seconds: float, cases: float, seed: int = 0, only: int | None = None, t
     def hang(*_: object) -> None:
         raise Hang
 
+    from warpi.datasets import arrays
+
+    arrays.LARGE = 0  # features of float32 stay in their file, as large ones do
     signal.signal(signal.SIGALRM, hang)
     logging.getLogger("warpi").setLevel(logging.ERROR)
     bugs: dict[int, str] = {}
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Corpus(Path(folder))
+        with contextlib.redirect_stdout(io.StringIO()):
+            write_corpus(Path(folder) / "clean")
         end = time.monotonic() + seconds
         case = seed * 10**6 if only is None else only
         while time.monotonic() < end and counts.total() < cases:
-            name, bug = run_case(corpus, case, target)
+            name, bug = run_case(Path(folder), case, target)
             counts[name] += 1
             if bug:
                 bugs[case] = f"{name}: {bug}"
-                print(f"--only {case}: {bugs[case]}", file=sys.stderr, flush=True)
+                print(f"--target {name} --only {case}: {bug}", file=sys.stderr, flush=True)
             case += 1
             if only is not None:
                 break
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     if peak * 2**20 > MEMORY:
         bugs[-1] = f"peak memory {peak} MiB"
+    return {"cases": counts.total(), "bugs": bugs, "peak_mib": peak, "targets": dict(sorted(counts.items()))}
+
+
+def fuzz_together(jobs: int, words: list[str], seed: int) -> dict[str, Any]:
+    """The same in several processes, whose cases differ."""
+    program = [sys.executable, __file__, *words, "--jobs", "1", "--seed"]
+    started = [subprocess.Popen([*program, str(seed + k)], stdout=subprocess.PIPE, text=True) for k in range(jobs)]
+    done = [json.loads(process.communicate()[0]) for process in started]
+    counts = sum((Counter(each["targets"]) for each in done), Counter[str]())
+    bugs = {case: bug for each in done for case, bug in each["bugs"].items()}
+    peak = max(each["peak_mib"] for each in done)
     return {"cases": counts.total(), "bugs": bugs, "peak_mib": peak, "targets": dict(sorted(counts.items()))}
 
 
@@ -275,7 +285,11 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="repeat one case")
     parser.add_argument("--target", default="", help="only files whose name starts with this, such as run/spec.json")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     flags = parser.parse_args()
-    result = fuzz(flags.seconds, flags.cases, flags.seed, flags.only, flags.target)
+    if flags.jobs > 1:
+        result = fuzz_together(flags.jobs, sys.argv[1:], flags.seed)
+    else:
+        result = fuzz(flags.seconds, flags.cases, flags.seed, flags.only, flags.target)
     print(json.dumps(result, indent=1))
     sys.exit(bool(result["bugs"]))

@@ -36,6 +36,32 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         Store(tmp_path / "x", {})
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE log SET label = 'c'",  # not a class
+        "UPDATE log SET row = 1e400",
+        "UPDATE log SET row = -1",
+        "UPDATE log SET label = NULL",
+        "UPDATE log SET step = x'00'",
+        "UPDATE about SET value = '[[1]]' WHERE key = 'random_rows'",
+        "CREATE TRIGGER more AFTER INSERT ON log BEGIN SELECT 1; END",
+        "DROP VIEW standing; CREATE VIEW standing AS WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT 1 FROM n) "
+        "SELECT i AS row FROM n",  # never ends
+    ],
+)
+def test_a_file_that_the_page_cannot_have_written_is_refused(store: Store, change: str) -> None:
+    store.remember_random({3: 1.0})
+    store.decide([make_choice(3), make_choice(5, "a", action="keep")], "tab", "1")
+    with closing(sqlite3.connect(store.path)) as db:
+        keep = db.execute("SELECT sql FROM sqlite_master WHERE name = 'log_stays'").fetchone()[0]
+        db.executescript(f"DROP TRIGGER log_stays; {change}; {keep}")
+    with pytest.raises(UserError, match="is damaged: "):
+        read_decisions(store.path)
+    with pytest.raises(UserError, match="is damaged: "), closing(Store(store.path, {})) as opened:
+        opened.random_rows()
+
+
 def test_undo_restores_the_previous_decision(store: Store) -> None:
     (first,) = store.decide([make_choice(3)], "tab", "1").done.values()
     assert first is not None

@@ -1,7 +1,7 @@
 """Runs of older versions open and resume.
 
-Each file in `older` holds a run of `warpi fit --data data.csv --meta-data trusted.csv --method mwnet --net mlp --epochs 2
---test 0.2 --threads 1` as it was after its first epoch, the results of both epochs, and what that version then predicted.
+Each file in `older` holds a run as it was after its first epoch, the results of both epochs, and the predictions of
+that version. `warpi fit --method mwnet --net mlp --epochs 2 --test 0.2 --threads 1` made it.
 """
 
 import csv

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from warpi.errors import UserError
+from warpi.utils.files import sha256
 
 T = TypeVar("T")
 
@@ -43,6 +44,15 @@ CREATE VIEW IF NOT EXISTS standing AS SELECT * FROM valid WHERE id IN (SELECT ma
 """
 
 
+_SCHEMAS = ("2e3edebf34bf2533", "90a61b7e7d68a472")
+"""Hashes of this schema and of an older one with other comments. A view or trigger of another could compute forever."""
+_ODD_ENTRIES = """SELECT count(*) FROM log WHERE
+    typeof(row) != 'integer' OR row NOT BETWEEN 0 AND :rows - 1
+    OR action NOT IN ('keep', 'change', 'skip', 'unsure', 'undo')
+    OR (action IN ('keep', 'change')) != (label IS NOT NULL)
+    OR label NOT IN (SELECT value FROM json_each(:classes))
+    OR typeof(time) != 'text' OR typeof(tab) != 'text' OR typeof(step) != 'text' OR typeof(given) != 'text'"""
+"""Counts the entries that no version of warpi has written."""
 _COLUMNS = """id, row, action, label, tab, time,
     (SELECT given FROM log AS line WHERE line.row = {0}.row ORDER BY line.id LIMIT 1), step"""
 
@@ -113,6 +123,7 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
+            _check_schema(self._db, path)
             self._check_about({"format": FORMAT, **about})
         except (OSError, sqlite3.Error) as e:
             raise UserError(f"cannot store decisions in {path}: {e}; choose another --out") from e
@@ -130,6 +141,7 @@ class Store:
                     f"{self.path} contains decisions about other data: {key} was {before[:80]}, now {value[:80]}; "
                     "choose another --out"
                 )
+        _check_entries(self._db, self.path, {**stored, **wanted})
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -195,7 +207,7 @@ class Store:
         """The rows of all lists that were reviewed and were drawn at random, with their weights."""
         with self._lock:
             stored = self._db.execute("SELECT value FROM about WHERE key = 'random_rows'").fetchone()
-        return _parse_random(stored)
+        return _parse_random(stored and stored[0], self.path)
 
     def is_empty(self) -> bool:
         """Whether nothing was ever decided."""
@@ -297,16 +309,36 @@ def read_decisions(path: Path) -> tuple[dict[int, str | None], dict[int, float]]
     """
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)) as db:
+            _check_schema(db, path)
+            about = dict(db.execute("SELECT key, value FROM about"))
+            _check_entries(db, path, about)
             query = "SELECT row, label FROM standing WHERE substr(step, 1, ?) != ?"
             labels = dict(db.execute(query, (len(AUTOMATIC), AUTOMATIC)).fetchall())
-            stored = db.execute("SELECT value FROM about WHERE key = 'random_rows'").fetchone()
     except sqlite3.Error as e:
         raise UserError(f"{path} is not a file of decisions ({e}); move it away, or restore it") from e
-    return labels, _parse_random(stored)
+    return labels, _parse_random(about.get("random_rows"), path)
 
 
-def _parse_random(stored: tuple[str] | None) -> dict[int, float]:
-    return {int(row): float(weight) for row, weight in json.loads(stored[0])} if stored else {}
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Raise if a file has other tables, views or triggers than this module creates."""
+    objects = db.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+    if sha256(json.dumps(objects))[:16] not in _SCHEMAS:
+        raise UserError(f"{path} is damaged: its tables are not those of `warpi review`; move it away, or restore it")
+
+
+def _check_entries(db: sqlite3.Connection, path: Path, about: Mapping[str, Any]) -> None:
+    """Raise if the log contains what the review page cannot have stored: unknown rows, classes or actions."""
+    known = {"rows": about.get("rows"), "classes": about.get("classes", "null")}
+    (odd,) = db.execute(_ODD_ENTRIES, known).fetchone()
+    if odd:
+        raise UserError(f"{path} is damaged: {odd} of its entries are not decisions about the data; restore it")
+
+
+def _parse_random(stored: Any, path: Path) -> dict[int, float]:
+    try:
+        return {int(row): float(weight) for row, weight in json.loads(stored or "[]")}
+    except (TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise UserError(f"{path} is damaged: its list of random rows cannot be read; restore it") from e
 
 
 def _now() -> str:

@@ -133,8 +133,17 @@ def read_parquet(path: Path) -> Any:
         raise
     except ValueError as e:
         raise UserError(f"{path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
-    index = (frame.schema.pandas_metadata or {}).get("index_columns", ())
-    return frame.drop_columns([name for name in index if isinstance(name, str)])
+    index = _index_columns(frame)
+    return frame.select([j for j, name in enumerate(frame.column_names) if name not in index])
+
+
+def _index_columns(frame: Any) -> list[Any]:
+    """What pandas has stored about its index; nothing if that cannot be parsed."""
+    try:
+        index = (frame.schema.pandas_metadata or {}).get("index_columns")
+    except (ValueError, AttributeError, RecursionError):
+        return []
+    return index if isinstance(index, list) else []
 
 
 def _read_bounded(path: Path, file: IO[bytes]) -> Any:
