@@ -781,43 +781,12 @@ class TestSettings:
             "devices",
             "threads",
             "checkpoint_seconds",
-            "tensorboard",
+            "track",
             "quiet",
         }
         for name, method in METHODS.items():
             groups = [arguments, *({*c.__dataclass_fields__} for c in (DataSpec, Recipe, type(method)))]
             assert sum(map(len, groups)) == len(set().union(*groups)), name
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from tensorboard itself
-class TestTensorboard:
-    def test_writes_events(self, whole: Path, tmp_path: Path) -> None:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        fit(tmp_path, **QUICK, tensorboard=True)
-        events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-        assert set(events.Tags()["scalars"]) == {*records(whole)[0], "seconds"}
-        losses = [(e.step, e.value) for e in events.Scalars("loss")]
-        assert losses == [(r["epoch"], pytest.approx(r["loss"])) for r in records(whole)]
-        assert final(tmp_path) == final(whole)
-
-    def test_is_closed_when_a_run_stops(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        Interrupt(monkeypatch, 7)
-        before = threading.active_count()
-        with pytest.raises(Stopped):
-            fit(tmp_path, **QUICK, tensorboard=True)
-        assert threading.active_count() == before
-        events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-        assert [e.step for e in events.Scalars("loss")] == [1]
-
-    def test_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-        with pytest.raises(UserError, match=r"--tensorboard needs the package 'tensorboard'.*warpi\[track\]"):
-            fit(tmp_path, **QUICK, tensorboard=True)
-        assert not (tmp_path / "spec.json").exists(), "the folder can still be used without tensorboard"
-        fit(tmp_path, **QUICK)
 
 
 class _Plain(nn.Linear):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warpi.cli.data_flags import add_data_flags, add_old_switch, read_names
+from warpi.cli.data_flags import add_data_flags, add_old_switch, read_names, warn_deprecated
 from warpi.errors import UserError, unknown
 from warpi.utils.flags import Parser, add_fields
 from warpi.utils.terminal import cell, say
@@ -239,6 +239,9 @@ def _all_flags(argv: list[str], first: argparse.Namespace) -> dict[str, Any]:
     given = _make_parser(name).read(argv)
     if "meta_data" in given:
         given["trusted"] = given.pop("meta_data")
+    if given.pop("tensorboard"):
+        warn_deprecated("--tensorboard", "--track tensorboard")
+        given["track"] = "tensorboard"
     return given
 
 
@@ -249,6 +252,7 @@ def _make_parser(method: str) -> Parser:
     from warpi.runs.defaults import DATA_DEPENDENT
     from warpi.training.named_recipes import RECIPES
     from warpi.training.recipe import Recipe
+    from warpi.utils.tracking import TRACKERS
 
     def explain(flag: str) -> UserError | None:
         field = flag.removeprefix("--").replace("-", "_")
@@ -271,7 +275,8 @@ def _make_parser(method: str) -> Parser:
     parser.add("--threads N", "number of CPU threads, on which results depend", int)
     parser.add("--checkpoint-seconds X", "seconds between checkpoints (default: 300)", float, 300.0)
     parser.add("--checkpoint-epochs N", "epochs between checkpoints (default: 1)", int, 1)
-    parser.add("--tensorboard", "also write logs to DIR/tensorboard")
+    parser.add("--track A,B,...", f"also send the numbers of each epoch to {', '.join(TRACKERS)}", default="")
+    parser.add_argument("--tensorboard", action="store_true", help=argparse.SUPPRESS)  # the old name
     parser.add("--quiet", "print nothing but errors")
     add_data_flags(parser, "data")
     add_fields(parser, "training", Recipe, data_dependent=DATA_DEPENDENT)

@@ -42,7 +42,7 @@ _MODULE_PREFIX = "plugin_"
 
 _RUN_ARGUMENTS = (
     *("out", "method", "resume", "device", "devices", "threads", "checkpoint_seconds", "checkpoint_epochs"),
-    *("tensorboard", "quiet", "help", "recipe", "cache", "caught"),
+    *("track", "tensorboard", "quiet", "help", "recipe", "cache", "caught"),
 )
 _RESERVED = {*_RUN_ARGUMENTS, *STORED, *(f.name for cls in (DataSpec, Recipe) for f in fields(cls))}
 """Names that a field of a custom method cannot have."""

@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import warpi
 from warpi.data.image_files import SMALL
 from warpi.data.overlap import count_copies
 from warpi.datasets.registry import DATASETS
@@ -40,6 +41,8 @@ from warpi.utils import distributed
 from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
 from warpi.utils.leases import Lease, LeaseLost
 from warpi.utils.seeding import RngState, seeded
+from warpi.utils.settings import split_names
+from warpi.utils.tracking import open_trackers
 
 PATIENCE = 10  # minutes: a run that will take longer on a CPU prints an estimate and advice
 
@@ -70,12 +73,15 @@ def fit(out: Path | str, **options: Any) -> Run:
 
     `method` is a name of METHODS or a custom Method (default: `auto`, or a network for images). All other options are
     the flags of `warpi fit` with underscores: `data`, `noise`, `epochs`, `seed`, the settings of the method, ..., and
-    `resume`, `device`, `threads`, `checkpoint_seconds`, `checkpoint_epochs`, `tensorboard`, `quiet`. See `fitting`,
+    `resume`, `device`, `threads`, `checkpoint_seconds`, `checkpoint_epochs`, `track`, `quiet`. See `fitting`,
     which does the same step by step.
     """
     for old, new in {"meta_data": "trusted", **OLD_NAMES.get(str(options.get("method")), {})}.items():
         if old in options:
             warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=2)
+    if "tensorboard" in options:
+        warnings.warn("tensorboard is deprecated; use track='tensorboard'", FutureWarning, stacklevel=2)
+        options["track"] = "tensorboard" if options.pop("tensorboard") else ()
     steps = fitting(out, **options)
     while True:
         try:
@@ -94,7 +100,7 @@ def fitting(
     threads: int | None = None,
     checkpoint_seconds: float = 300.0,
     checkpoint_epochs: int = 1,
-    tensorboard: bool = False,
+    track: str | Sequence[str] = (),
     quiet: bool = True,
     caught: list[int] | None = None,
     cache: DataCache | None = None,
@@ -126,20 +132,23 @@ def fitting(
         caught = stack.enter_context(catch_signals()) if caught is None else caught
         _watch(started, progress, caught)
         with distributed.raise_on_all_ranks():
-            board = None
-            if started.writes and tensorboard:
-                board = stack.enter_context(folder.open_tensorboard(started.state.epoch + 1))
-            if started.writes and started.is_new:
-                folder.write_spec(started.description)
+            log = None
+            if started.writes:
+                names = split_names(track) if isinstance(track, str) else track
+                about = {**started.description["spec"], "version": warpi.__version__}
+                log = stack.enter_context(
+                    open_trackers(names, folder.path, about, started.state.epoch + 1, progress.print)
+                )
+                if started.is_new:
+                    folder.write_spec(started.description)
         for record, signum, is_late in _steps(started, progress, caught, checkpoint_seconds):
             if record is not None or ((signum or is_late) and started.method.resumes_mid_epoch):
                 started.save(record, checkpoint_epochs, bool(signum))
             if record is not None:
                 if started.method.trains_network:
                     progress.line(record)
-                if board is not None:
-                    for name, value in record.items():
-                        board.add_scalar(name, value, int(record["epoch"]))
+                if log is not None:
+                    log(record)
             if signum:
                 raise Stopped(signum, _how_to_resume(folder.path, where))
             yield record

@@ -36,10 +36,18 @@ from warpi.training.engine import Record
 from warpi.utils import distributed
 from warpi.utils.files import append_line, read_json, write_atomically, write_json
 from warpi.utils.leases import Lease, one_writer
+from warpi.utils.tracking import FILE as TRACKING
 
 ADVICE = "choose another folder"
 _COMMANDS = {FORMAT: "warpi fit", FEWSHOT_FORMAT: "warpi fewshot fit"}
-_BEFORE_A_RUN = (SWEEP, RESULTS, "tensorboard", "log.txt")  # may be in a folder before a run has started
+_BEFORE_A_RUN = (
+    SWEEP,
+    RESULTS,
+    TRACKING,
+    "tensorboard",
+    "wandb",
+    "log.txt",
+)  # may be in a folder before a run has started
 _LOGS = (".log", ".out", ".err")  # output of the run that a shell or a job queue wrote
 
 
