@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class TestMLflow:
         from mlflow import MlflowClient
 
         for first in (1, 2):  # the second process starts from a checkpoint after epoch 1
-            with open_trackers(["mlflow"], tmp_path / "run", {"a": 1}, first, print) as log:
+            with open_trackers(["mlflow"], tmp_path / "run", {"a": 1}, first) as log:
                 for epoch in range(first, 4):
                     log({"epoch": epoch, "loss": 10 - epoch, "trusted_acc": None})
         client = MlflowClient(store)
@@ -122,21 +123,22 @@ class TestMLflow:
         assert not (tmp_path / "run" / "spec.json").exists()
 
     @pytest.mark.usefixtures("store")
-    def test_a_store_that_fails_later_does_not_stop_the_run(self, tmp_path: Path) -> None:
+    def test_a_store_that_fails_later_does_not_stop_the_run(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         import shutil
 
-        said: list[str] = []
-        with open_trackers(["mlflow", "tensorboard"], tmp_path / "run", {}, 1, said.append) as log:
+        with open_trackers(["mlflow", "tensorboard"], tmp_path / "run", {}, 1) as log:
             log({"epoch": 1, "loss": 1.0})
             shutil.rmtree(tmp_path / "mlruns")
             log({"epoch": 2, "loss": 1.0})
             log({"epoch": 3, "loss": 1.0})
-        (warning,) = said
-        assert warning.startswith("warning: mlflow failed (")
+        (warning,) = capsys.readouterr().err.splitlines()
+        assert warning.startswith("warpi: warning: mlflow failed (")
         assert warning.endswith("the run continues without it")
 
 
-def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     from wandb.proto import wandb_internal_pb2 as messages
     from wandb.sdk.internal.datastore import DataStore
 
@@ -144,19 +146,24 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     out = tmp_path / "run"
     fit(out, **QUICK, track=["wandb"])
+    assert capfd.readouterr().err == ""
     (file,) = (out / "wandb").glob("offline-run-*/*.wandb")
-    data = DataStore()
-    data.open_for_scan(str(file))
-    history, about = [], messages.RunRecord()
-    while (content := data.scan_data()) is not None:
-        record = messages.Record()
-        record.ParseFromString(content)
-        if record.HasField("run"):
-            about = record.run
-        if record.HasField("history"):
-            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+    deadline = time.monotonic() + 30  # the process of wandb writes the end of the file after `finish` has returned
+    sent: list[Any] = []
+    while not (sent and sent[-1].HasField("exit")):
+        assert time.monotonic() < deadline
+        sent = []
+        data = DataStore()
+        data.open_for_scan(str(file))
+        while (content := data.scan_data()) is not None:
+            sent.append(messages.Record.FromString(content))
+        data.close()
+    about = next(each.run for each in sent if each.HasField("run"))
+    history = []
+    for each in sent:
+        if each.HasField("history"):
+            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in each.history.item}
             history.append({name: value for name, value in values.items() if not name.startswith("_")})
-    data.close()
     assert history == records(out)
     assert (about.project, about.display_name) == ("mine", "run")
     assert about.run_id == json.loads((out / "tracking.json").read_text())["wandb"]

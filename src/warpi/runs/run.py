@@ -136,9 +136,7 @@ def fitting(
             if started.writes:
                 names = split_names(track) if isinstance(track, str) else track
                 about = {**started.description["spec"], "version": warpi.__version__}
-                log = stack.enter_context(
-                    open_trackers(names, folder.path, about, started.state.epoch + 1, progress.print)
-                )
+                log = stack.enter_context(open_trackers(names, folder.path, about, started.state.epoch + 1))
                 if started.is_new:
                     folder.write_spec(started.description)
         for record, signum, is_late in _steps(started, progress, caught, checkpoint_seconds):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from warpi.errors import UserError, first_line, missing_package, unknown
 from warpi.utils.files import read_json, write_json
+from warpi.utils.terminal import say
 
 FILE = "tracking.json"  # the ids of the run in each tool, to continue there when it is resumed
 PROJECT = "warpi"  # name of the experiment (MLflow) or project (W&B), unless the environment names one
@@ -114,19 +115,19 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
 
 @contextmanager
 def open_trackers(
-    names: Sequence[str], folder: Path, about: Mapping[str, Any], epoch: int, warn: Callable[[str], None]
+    names: Sequence[str], folder: Path, about: Mapping[str, Any], epoch: int
 ) -> Iterator[Callable[[Numbers], None]]:
     """Context manager: yields a function that sends the record of an epoch to the tools with these names.
 
     `about` are the settings of the run, `epoch` is the first one that will be sent. A tool that cannot be opened raises
-    an error. If one fails later, for example because its server is down, `warn` is called once, and the run continues
+    an error. If one fails later, for example because its server is down, a warning is printed, and the run continues
     without it.
     """
     for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
     with ExitStack() as stack:
-        trackers = [stack.enter_context(_open(name, folder, about, epoch, warn)) for name in dict.fromkeys(names)]
+        trackers = [stack.enter_context(_open(name, folder, about, epoch)) for name in dict.fromkeys(names)]
 
         def log(record: Numbers) -> None:
             for send in trackers:
@@ -136,9 +137,7 @@ def open_trackers(
 
 
 @contextmanager
-def _open(
-    name: str, folder: Path, about: Mapping[str, Any], epoch: int, warn: Callable[[str], None]
-) -> Iterator[Callable[[Numbers], None]]:
+def _open(name: str, folder: Path, about: Mapping[str, Any], epoch: int) -> Iterator[Callable[[Numbers], None]]:
     try:
         tracker = TRACKERS[name](folder, about, epoch)
     except UserError:
@@ -154,7 +153,7 @@ def _open(
                 work()
         except Exception as e:
             works = False
-            warn(f"warning: {name} failed ({first_line(e)}); the run continues without it")
+            say(f"warpi: warning: {name} failed ({first_line(e)}); the run continues without it", error=True)
 
     def log(record: Numbers) -> None:
         numbers = {key: float(value) for key, value in record.items() if value is not None}
