@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import warpi
 from warpi.data.image_files import SMALL
 from warpi.data.overlap import count_copies
 from warpi.datasets.registry import DATASETS
@@ -41,7 +40,6 @@ from warpi.utils import distributed
 from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
 from warpi.utils.leases import Lease, LeaseLost
 from warpi.utils.seeding import RngState, seeded
-from warpi.utils.settings import split_names
 from warpi.utils.tracking import open_trackers
 
 PATIENCE = 10  # minutes: a run that will take longer on a CPU prints an estimate and advice
@@ -134,9 +132,8 @@ def fitting(
         with distributed.raise_on_all_ranks():
             log = None
             if started.writes:
-                names = split_names(track) if isinstance(track, str) else track
-                about = {**started.description["spec"], "version": warpi.__version__}
-                log = stack.enter_context(open_trackers(names, folder.path, about, started.state.epoch + 1))
+                settings = started.description["spec"]
+                log = stack.enter_context(open_trackers(track, folder.path, settings, started.state.epoch + 1))
                 if started.is_new:
                     folder.write_spec(started.description)
         for record, signum, is_late in _steps(started, progress, caught, checkpoint_seconds):

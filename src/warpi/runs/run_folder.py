@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import warpi
-from warpi.errors import UserError, missing_package
+from warpi.errors import UserError
 from warpi.runs.schema import (
     BEST,
     CHECKPOINT,
@@ -44,7 +44,9 @@ _BEFORE_A_RUN = (
     SWEEP,
     RESULTS,
     TRACKING,
+    TRACKING,
     "tensorboard",
+    "wandb",
     "wandb",
     "log.txt",
 )  # may be in a folder before a run has started
@@ -178,14 +180,6 @@ class RunFolder:
 
     def save_choice(self, choice: list[dict[str, Any]]) -> None:
         write_json(self.path / CHOICE, choice)
-
-    def open_tensorboard(self, epoch: int) -> Any:
-        """A TensorBoard writer that hides what an earlier process wrote about this epoch and later ones."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as e:
-            raise missing_package("tensorboard", "--tensorboard", "track") from e
-        return SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
 
     def finish(self) -> None:
         write_atomically(self.path / DONE, b"")

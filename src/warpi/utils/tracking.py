@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from warpi.errors import UserError, first_line, missing_package, unknown
 from warpi.utils.files import read_json, write_json
+from warpi.utils.settings import split_names
 from warpi.utils.terminal import say
 
 FILE = "tracking.json"  # the ids of the run in each tool, to continue there when it is resumed
@@ -115,7 +116,7 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
 
 @contextmanager
 def open_trackers(
-    names: Sequence[str], folder: Path, about: Mapping[str, Any], epoch: int
+    names: str | Sequence[str], folder: Path, about: Mapping[str, Any], epoch: int
 ) -> Iterator[Callable[[Numbers], None]]:
     """Context manager: yields a function that sends the record of an epoch to the tools with these names.
 
@@ -123,6 +124,7 @@ def open_trackers(
     an error. If one fails later, for example because its server is down, a warning is printed, and the run continues
     without it.
     """
+    names = split_names(names) if isinstance(names, str) else names
     for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
