@@ -493,7 +493,7 @@ def test_other_defaults_are_refused(runs: Path, tmp_path: Path) -> None:
     spec = json.loads(file.read_text())
     del spec["spec"]["recipe"]["decay"]
     file.write_text(json.dumps(spec))
-    with pytest.raises(UserError, match="made with other defaults"):
+    with pytest.raises(UserError, match="made with different defaults"):
         warpi.predict(tmp_path / "run", runs / "new.npz")
 
 

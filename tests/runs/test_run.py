@@ -204,7 +204,7 @@ class TestRefusals:
 
     def test_resuming_with_another_custom_network(self, tmp_path: Path) -> None:
         fit(tmp_path / "a", **QUICK, net=nn.Linear(64, 10))
-        with pytest.raises(UserError, match="other defaults"):
+        with pytest.raises(UserError, match="different defaults"):
             fit(tmp_path / "a", **QUICK, net=nn.Sequential(nn.Linear(64, 10)), resume=True)
         deeper = nn.Sequential(nn.Linear(64, 10))
         fit(tmp_path / "b", **QUICK, net=deeper)
@@ -279,7 +279,7 @@ class TestRefusals:
         """A field that is new, a field that was removed, or another default."""
         changes = {
             "unknown setting 'gone'": lambda s: s["spec"]["recipe"].update(gone=1),
-            "other defaults": lambda s: s["spec"].pop("limit"),
+            "different defaults": lambda s: s["spec"].pop("limit"),
             "version 0.0.9": lambda s: (s.update(version="0.0.9"), s["spec"]["recipe"].pop("decay")),
         }
         for message, change in changes.items():

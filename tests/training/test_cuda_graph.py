@@ -183,7 +183,7 @@ class Restless(CE):
     ("method", "why"),
     [
         (Counting(), "its step changes seen"),
-        (Replacing(), "puts another tensor into memory[0]"),
+        (Replacing(), "puts a new tensor into memory[0]"),
         (Restless(), "change too often"),
         (Looking(), "cannot be captured"),
     ],

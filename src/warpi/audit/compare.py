@@ -1,4 +1,4 @@
-"""Compare methods on trusted rows that they have not seen, next to the candidates of `auto`."""
+"""Compare methods, and the candidates of `auto`, on trusted rows that they were not trained on."""
 
 import time
 from collections.abc import Callable, Sequence

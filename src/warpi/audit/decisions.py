@@ -185,7 +185,7 @@ class Store:
                 step.is_done = True
 
     def _run_together(self, steps: list[_Step]) -> None:
-        """Run changes in one transaction. If it fails, none of them has happened."""
+        """Run changes in one transaction. If one fails, none takes effect."""
         try:
             with self._writing():
                 for step in steps:
@@ -210,7 +210,7 @@ class Store:
         return _parse_random(stored and stored[0], self.path)
 
     def is_empty(self) -> bool:
-        """Whether nothing was ever decided."""
+        """Whether the log has no decision, not even an undone one."""
         with self._lock:
             return self._db.execute("SELECT 1 FROM log LIMIT 1").fetchone() is None
 

@@ -107,7 +107,7 @@ class AutoResult:
 def fit_auto(
     rows: Rows, settings: AutoSettings, extra: Sequence[ExtraCandidate] = (), progress: Progress | None = None
 ) -> AutoResult:
-    """Fit candidates, combine them by trusted rows, and measure the result on trusted rows that it has not seen."""
+    """Fit candidates, weight them by trusted rows, and measure the result on trusted rows it was not fitted to."""
     check_rows(rows)
     for model in settings.models:
         check_model(model)

@@ -1,4 +1,4 @@
-"""The accuracy on trusted rows that the procedure has not seen, the noise rate, and their intervals."""
+"""The accuracy on trusted rows that were not used for fitting, the noise rate, and their intervals."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class _Reference:
         self.z = z.detach()
 
     def compare(self, passes: Passes, tolerance: float) -> None:
-        """Raise Untraceable if the trace gives other results."""
+        """Raise Untraceable if the trace gives different results."""
 
         def compare(what: str, got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
             a, b = (torch.cat([t.detach().flatten().double() for t in ts]) for ts in (got, wanted))
@@ -89,17 +89,17 @@ class _Reference:
 
         with replay_rng(self.rng_state, self.x.device):
             point = Point(passes, self.x, detach_trainable(self.net, copy=False), fixed_tensors(self.net))
-        compare("called again, it gives other logits", [self.second_z], [self.z])
-        compare("traced, it gives other logits", [point.z], [self.z])
+        compare("a second call gives different logits", [self.second_z], [self.z])
+        compare("its trace gives different logits", [point.z], [self.z])
         for name, b in self.buffers.items():
-            compare(f"traced, it gives another {name}", [point.fixed[name]], [b])
+            compare(f"its trace gives a different {name}", [point.fixed[name]], [b])
         for _ in range(2):
             grads = fill_missing(point.vjp(self.u), self.parameters)
-            compare("traced, it gives another gradient", grads, self.grads)
+            compare("its trace gives a different gradient", grads, self.grads)
         names = trainable_parameters(self.net)
         g = {name: d for name, d in zip(names, self.grads, strict=True) if name in passes.g}
         compare(
-            "traced, it gives another product",
+            "its trace gives a different product",
             [(self.u * point.jvp(g)).sum()],
             [torch.stack([(d * d).sum() for d in g.values()]).sum()],
         )

@@ -5,9 +5,9 @@ returns an object with `vjp` (J^T u) and `jvp` (J g). This works for any network
 (`trace.py`, `trace_parts.py`) or is a linear head, whose products are written out.
 
 Randomness: if a pass is repeated, torch's global generator is set to its former state. The generators of python and
-numpy are not. The first product of a network checks that its pass can be repeated. If it cannot, or if an operator has
-no forward-mode rule (weight norm, spectral norm), J g is computed by differentiating the graph of the pass twice, which
-is also exact but takes more time and memory. Attention and RNNs use torch's plain kernels here, because the fused
+numpy are not. The first product of a network checks that its pass can be repeated. Some passes cannot, and some
+operators have no forward-mode rule (weight norm, spectral norm). Then J g is computed by differentiating the graph of
+the pass twice, which is also exact but takes more time and memory. Attention and RNNs use torch's plain kernels here, because the fused
 kernels support neither.
 """
 
@@ -274,7 +274,7 @@ class _Eager(Pass):
         else:
             # Compare only once, because this waits for the device. NaN passes: the engine detects divergence.
             if obstacle is None and (z - self.z).norm() > _tolerance(z, self.net) * self.z.norm():
-                why = "its repeated pass gives other logits: it draws masks in another order or not from torch"
+                why = "a repeated pass gives different logits: it draws masks in another order, or not from torch"
         if why:
             jg = self._double_backward(g, why)
             name = type(self.net).__name__
@@ -357,7 +357,7 @@ class _MicroBatches(Pass):
 
 
 def _find_trace(net: nn.Module, x: Tensor) -> Passes | None:
-    """The traced passes of a network for such inputs, or None if it cannot be traced, which is logged once."""
+    """The traced passes of a network for inputs like x, or None if it cannot be traced, which is logged once."""
     config = pass_config(net)
     traces = _traces.setdefault(net, {})
     modes = tuple(module.training for module in net.modules())

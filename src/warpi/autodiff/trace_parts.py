@@ -254,7 +254,7 @@ def _choose_stored(pass_nodes: set[fx.Node], z: fx.Node, x: fx.Node, checkpointi
 
 
 def fuse_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
-    """Compile a graph into a function with fewer kernels, for such inputs. Networks with equal graphs share it."""
+    """Compile a graph for inputs like these, with fewer kernels. Networks with equal graphs share the result."""
     if _holds_tensors(module):  # its code does not show constants
         return _compile(module)
     shapes = tuple((v.shape, v.stride(), v.dtype, v.device) if isinstance(v, Tensor) else v for v in inputs)

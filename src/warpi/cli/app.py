@@ -11,12 +11,12 @@ from warpi.utils.terminal import say, show_warnings
 
 COMMANDS = {
     "fit": ("warpi.cli.fit:fit", "train a classifier that is robust to wrong labels, and write a run folder"),
-    "compare": ("warpi.cli.fit:compare", "compare models and methods on trusted rows that they have not seen"),
+    "compare": ("warpi.cli.fit:compare", "compare models and methods on trusted rows they were not trained on"),
     "predict": ("warpi.cli.predict:predict", "predict the classes of new rows with a trained run"),
-    "embed": ("warpi.cli.predict:embed", "compute the vectors of images or texts once, by a pretrained model"),
+    "embed": ("warpi.cli.predict:embed", "compute the vectors of images or texts once, with a pretrained model"),
     "audit": (
         "warpi.cli.audit:audit",
-        "find the labels that are probably wrong, by a run or by any model's probabilities",
+        "find the labels that are probably wrong, with a run or any model's probabilities",
     ),
     "annotators": ("warpi.cli.labels:annotators", "combine the labels of several annotators per row"),
     "label-studio": (
@@ -28,7 +28,7 @@ COMMANDS = {
     "review": ("warpi.cli.review:review", "check and correct labels in the browser"),
     "correct": ("warpi.cli.review:correct", "write the data with corrected labels"),
     "report": ("warpi.cli.report:report", "show one run, or compare many"),
-    "check": ("warpi.cli.check:check", "say what a run or data from elsewhere is; with --use, check your methods"),
+    "check": ("warpi.cli.check:check", "describe a run or data from elsewhere; with --use, check your methods"),
     "sweep": ("warpi.cli.benchmarks:sweep", "train many runs described in one file"),
     "figures": ("warpi.cli.figures:figures", "draw the figures of the WarPI paper from runs"),
     "fewshot": ("warpi.cli.fewshot:fewshot", "few-shot learning: MetaVRF and baselines"),

@@ -27,7 +27,7 @@ _HANDLER = logging.StreamHandler()
 
 def audit(argv: list[str]) -> None:
     parser = Parser(
-        "warpi audit", "Find the labels that are probably wrong: by a run, or by the probabilities of any model."
+        "warpi audit", "Find the labels that are probably wrong, with a run or the probabilities of any model."
     )
     parser.add_argument(
         "run", type=Path, nargs="?", metavar="DIR", help="a finished run folder; the audit is also stored there"

@@ -37,7 +37,7 @@ def predict(argv: list[str]) -> None:
 def embed(argv: list[str]) -> None:
     parser = Parser(
         "warpi embed",
-        "Compute the vectors of images or texts once, by a pretrained model. `warpi fit --data OUT` then trains in "
+        "Compute the vectors of images or texts once, with a pretrained model. `warpi fit --data OUT` then trains in "
         "seconds. If the command is interrupted, the same command continues.",
     )
     parser.add_argument("source", metavar="SOURCE", help="a folder of images or .txt files, a list of images, a table")

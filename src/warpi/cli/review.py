@@ -119,7 +119,7 @@ def correct(argv: list[str]) -> None:
     parser = Parser(
         "warpi correct",
         "Write the data of a run with corrected labels: decisions of people (`warpi review`) and suggestions of the "
-        "audit. Columns tell the old label, who changed it and how probable the new one is.",
+        "audit. Added columns hold the old label, who changed it and how probable the new one is.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder; it is audited if it has no audit")
     parser.add_output("--out", "write the corrected data (.csv or .parquet)", required=True)

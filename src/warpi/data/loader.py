@@ -147,7 +147,7 @@ class Loader:
 
     @property
     def resident(self) -> bool:
-        """Whether the device can read a batch by itself."""
+        """Whether all inputs are on the device, so that it can read batches without the host."""
         return isinstance(self.split.examples, TensorExamples) and not isinstance(self.split.examples, MappedExamples)
 
     def state_dict(self) -> dict[str, int]:

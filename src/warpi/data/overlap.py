@@ -91,8 +91,8 @@ def labels_in(a: Split, b: Split) -> Tensor:
 def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
     """Raise an error if trusted examples are in the test set, unless this may be a coincidence; then warn.
 
-    The probability of a coincidence is estimated by the fraction of noisy rows that equal a test row, but at most the
-    fraction of rows that equal another row of their own set, because test rows may be copies of noisy ones. The error
+    The probability of a coincidence is estimated by the fraction of noisy rows that equal a test row. Test rows may be
+    copies of noisy ones, so it is at most the fraction of rows that equal another row of their own set. The error
     is raised if the count is more than three standard deviations above twice the expected one: trusted examples are not
     a random sample, and may be more common.
     """

@@ -117,7 +117,7 @@ def _check_drop(path: Path, drop: Sequence[str], label: str) -> None:
 def _pop_earlier_labels(table: Table, label: str, first: Columns | None) -> dict[str, Raw]:
     """Take out the column `given`: the labels before they were checked.
 
-    It is a feature if it was one in the first table, or if it has other values than the label column of a first table.
+    It is a feature if it was one in the first table, or if its values differ from the label column of a first table.
     """
     names = [name for name in GIVEN if name in table.columns and name != label]
     if first:

@@ -74,7 +74,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         them as `settings__meta_lr`
     augment : whether to shift and flip images, and drop entries of sparse rows, during training
     device : "auto", "cpu", "cuda", "cuda:0", ...
-    random_state : int or RandomState; None gives another result each time. Global generators are not changed.
+    random_state : int or RandomState; None gives a different result each time. Global generators are not changed.
 
     Attributes
     ----------

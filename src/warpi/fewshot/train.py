@@ -216,7 +216,7 @@ class Step:
         self.n_observed += 1
         moved = [name for name, address in _addresses(self.learner).items() if before.get(name) != address]
         if moved and self.n_observed > 1:
-            self._give_up(f"its loss puts another tensor into {moved[0]}; write into it in place instead")
+            self._give_up(f"its loss puts a new tensor into {moved[0]}; write into it in place instead")
 
     def body(self) -> Log:
         """Draw tasks, descend the gradient of the loss and add up the logs, in place."""

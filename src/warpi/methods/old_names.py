@@ -1,4 +1,4 @@
-"""Deprecated names of settings, which commands, sweep files and stored runs may still use. No torch."""
+"""Deprecated names of settings, which commands, sweep files and stored runs may still use. Does not import torch."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""PENCIL: label distributions that are trained together with the network."""
+"""PENCIL: label distributions that are learned together with the network."""
 
 from dataclasses import dataclass
 

@@ -45,7 +45,7 @@ NETS: dict[str, NetEntry] = {
 }
 
 VECTOR_NETS = ("mlp", "mlp_plain", "linear")
-"""Networks that flatten their input."""
+"""The networks that flatten their input."""
 
 
 def make_net(

@@ -84,7 +84,7 @@ def read_torchvision() -> Mapping[str, Tensor]:
 def load_weights(net: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Load the weights into a network, or raise an error that names what does not fit and change nothing.
 
-    The last layer `fc` keeps its values if the weights have another number of classes.
+    The last layer `fc` keeps its values if the weights have a different number of classes.
     """
     current = {name: value for name, value in net.state_dict().items() if isinstance(value, Tensor)}
     state = dict(weights)

@@ -1,8 +1,8 @@
 """Kinds of label noise. The same word means different things in different papers, so each docstring is exact.
 
-Every function takes labels y [N], the number of classes K, a rate r in 0..1 (or T instead of both) and a generator,
-changes nothing in place and corrupts each row independently of the others (open_set replaces an exact fraction of the
-rows). Use a CPU generator if label hashes must agree between machines.
+Every function takes labels y [N], the number of classes K, a rate r in 0..1 (or T instead of both) and a generator. It
+changes nothing in place. Each row is corrupted independently of the others; only open_set replaces an exact fraction
+of the rows. Use a CPU generator if label hashes must agree between machines.
 """
 
 from collections.abc import Callable, Iterable, Sequence

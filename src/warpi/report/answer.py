@@ -1,4 +1,4 @@
-"""What a reader wants to know first: how many labels are wrong, where they are, and what to do next."""
+"""The answers at the top of the page: how many labels are wrong, where they are, and what to do next."""
 
 import shlex
 from collections import Counter
@@ -99,7 +99,7 @@ def _wrong_tile(audit: Audit) -> Tile:
 
 
 def _suspicious_tile(audit: Audit, review: Review | None) -> Tile:
-    """For how many rows the audit can say that their label is wrong."""
+    """The number of suspicious labels; 0 with an explanation if the audit singles out none."""
     n = int(audit.is_label_issue.sum())
     if not n:
         return Tile("0", "suspicious labels", "The audit can tell how many labels are wrong, but not which")

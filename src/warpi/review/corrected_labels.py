@@ -20,10 +20,12 @@ ACCEPTED = "accepted"  # state of a suggestion that was accepted without looking
 
 
 class NameTaken(UserError):
-    """A file or folder of that name exists and has other content."""
+    """A file or folder of that name exists and has different content."""
 
     def __init__(self, path: Path, flag: str) -> None:
-        super().__init__(f"{path} exists with other content, on which a run may depend; choose another name for {flag}")
+        super().__init__(
+            f"{path} exists with different content, on which a run may depend; choose another name for {flag}"
+        )
 
 
 def state_of(decision: Decision | None) -> str:

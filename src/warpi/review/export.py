@@ -58,7 +58,7 @@ def write_trusted(
     Balanced: the same number of every class, examples that were trusted before first. Images become a folder of links
     with one subfolder per class, or a .csv of paths relative to the folder of the data. Tables become a .csv with all
     columns of the original and its cells. Everything else becomes a .npz with x and y. Since a run depends on the set
-    it was trained with, an existing set with other content is never replaced.
+    it was trained with, an existing set with different content is never replaced.
     """
     labeled = final_labels(items, decisions)
     chosen = {row: k for row, k in labeled.items() if items.represents_data(row)}

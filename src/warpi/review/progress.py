@@ -1,4 +1,4 @@
-"""How many labels are right after each decision, what further decisions are worth, and whether to rely on an audit."""
+"""The effect of a review: right labels after each decision, the gain of further ones, and concerns about the audit."""
 
 import shlex
 from collections.abc import Mapping

@@ -43,7 +43,7 @@ _REQUEST_SECONDS = 10  # from the first byte of a request to its last
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server with one thread per connection, so that a slow client delays nobody else."""
+    """HTTP server with one thread per connection, so that a slow client does not delay others."""
 
     daemon_threads = True
     request_queue_size = 128

@@ -60,7 +60,7 @@ def stamp(path: str) -> str:
     """A stamp of a file, or of all files in a folder: sizes, modification times and inodes. No file is opened.
 
     If the stamp is the same, so is the content: programs cannot set the time of the last change (ctime), and a file
-    that replaces another one has another inode. If the stamp differs, compare the content.
+    that replaces another one has a different inode. If the stamp differs, compare the content.
     """
     content = hashlib.sha256()
     for file in _files_at(Path(path)):

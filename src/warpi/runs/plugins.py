@@ -210,7 +210,7 @@ def _read_table(module: ModuleType, name: str, builtin: object, file: str) -> Ma
 
 
 def _check_name(file: str, table: str, name: object, taken: Mapping[str, object], files: Mapping[str, str]) -> str:
-    """Check that the name of an entry is valid and new. Returns the words for the entry in error messages."""
+    """Check that the name of an entry is valid and new. Returns how error messages refer to the entry."""
     place = f"{table}[{name!r}] in {file}"
     if not isinstance(name, str) or not (name.isidentifier() and name.isascii()):
         raise UserError(f"{place}: a name has letters, digits and _, and does not begin with a digit; choose another")

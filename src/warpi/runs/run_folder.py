@@ -1,4 +1,4 @@
-"""The folder of a run, for training and for few-shot runs: what is in it, and how it is written.
+"""The folder of a training or few-shot run: what it contains, and how it is written.
 
 A crash at any time leaves a folder that a run can be resumed from. `runs.schema` names the files.
 """

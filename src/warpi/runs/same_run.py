@@ -1,4 +1,4 @@
-"""Is it the same run? Checks before a run is resumed or opened again."""
+"""Checks that settings, data and versions are still the same, before a run is resumed or opened again."""
 
 import os
 import shlex
@@ -120,7 +120,7 @@ def check_same_run(stored: dict[str, Any], now: dict[str, Any], path: Path) -> N
     """Refuse to resume if the stored settings no longer lead to the stored specification and facts."""
     for name, before, after in differences(comparable_spec(stored["spec"]), comparable_spec(now["spec"])):
         raise UserError(
-            f"{path} was made with other defaults (version {stored.get('version')}): {name} was {before!r}, now "
+            f"{path} was made with different defaults (version {stored.get('version')}): {name} was {before!r}, now "
             f"{after!r}; put it back as it was, or train again with another --out"
         )
     for fact, old, new in changed_facts(stored["facts"], now["facts"]):

@@ -172,7 +172,7 @@ class RunSpec:
         return cls.from_settings(method or stored["method"], **{**absent, **flatten(stored), **settings})
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
-        """This specification with other defaults than the paper's for settings that were not given."""
+        """This specification with defaults that differ from the paper's, for settings that were not given."""
         recipe, options, changed = resolve_defaults(self.base, defaults, self.given)
         replace(self.base, **options)  # checks the values
         return replace(self, recipe=recipe, options=options, changed=changed)

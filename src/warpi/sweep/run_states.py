@@ -34,7 +34,7 @@ KEPT = (SPEC, SWEEP, RESULTS, DONE)
 
 @dataclass(frozen=True)
 class State:
-    """How far a run has come."""
+    """The progress of a run."""
 
     done: bool = False
     begun: bool = False  # there is a checkpoint to resume from
@@ -122,7 +122,7 @@ def _changed_plugin(stored: Mapping[str, Any], settings: Settings) -> tuple[str,
 
 
 def _other_content(stored: Mapping[str, Any], settings: Settings, cache: DataCache | None = None) -> str | None:
-    """Which source file of a run has changed since, and how that is known; None if no change is known.
+    """A source file that has changed since the run was made, and how this was detected; None if there is none.
 
     Noise files, `--matrix` and `--weights` are compared by their hashes. The user's data is read again and compared
     with the stored facts if its stamp has changed. A file that no longer exists is not needed by a finished run.

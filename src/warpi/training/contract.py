@@ -182,7 +182,7 @@ def _check_resume(method: Method) -> None:
             differ = [k for k, v in _store(resumed)["method"].items() if not _same(v, end["method"].get(k))]
         if differ:
             raise _Failed(
-                f"a run resumed {when} ends with another state ({', '.join(differ)}); create all state in "
+                f"a run resumed {when} ends with a different state ({', '.join(differ)}); create all state in "
                 "create_state, as tensors, numbers, networks, optimizers, or lists and dicts of them"
             )
 
@@ -232,7 +232,7 @@ def _check_captured(method: Method) -> None:
     if not graphed.steps:
         raise _Skipped("its epochs do not call step")
     if not _same(state["method"], _train(method, task).state):
-        raise _Failed("recorded steps give other results; keep what changes from step to step in tensors")
+        raise _Failed("recorded steps give different results; keep what changes from step to step in tensors")
 
 
 _CHECKS: dict[str, Callable[[Method], None]] = {

@@ -202,7 +202,7 @@ class _Step:
             why = "it draws from python's or numpy's generators, which a graph would not"
         for name, (kind, value) in _describe_state(self.method, deep=True).items():
             if name in before and before[name] != (kind, value):
-                change = "puts another tensor into" if kind == "tensor" else "changes"
+                change = "puts a new tensor into" if kind == "tensor" else "changes"
                 why = f"its step {change} {name}; write into a tensor in place instead"
         return log, why
 

@@ -1,4 +1,4 @@
-"""Progress of a training: a bar with the remaining time on a terminal, one line per epoch, and its result in words."""
+"""Progress of training: a bar with the remaining time on a terminal, one line per epoch, and the result in words."""
 
 import math
 from collections.abc import Mapping

@@ -126,7 +126,7 @@ def _make_consensus(read: AnnotatorLabels, model: DawidSkene, trusted: TrustedRo
 
 
 def _reasons(sure: Floats, votes: Floats, n: Ints, predicted: Ints | None, label: Ints, known: Ints) -> tuple[str, ...]:
-    """Why a person should look at a row; '' if nobody has to."""
+    """The reasons why a person should look at a row; '' if there are none."""
     reason = np.full(len(sure), "", dtype=object)
     doubtful = sure < SURE
     reason[doubtful] = "uncertain"

@@ -204,7 +204,7 @@ def _warn(facts: dict[str, Any], judge: _Judge, n_pairs: int) -> None:
     if not facts["n_trusted"] and not n_pairs:
         log.warning(NO_TRUSTED)
     elif n_pairs:
-        log.info("%d pairs of labels without row numbers correct the transition matrix, and nothing else", n_pairs)
+        log.info("%d pairs of labels have no row numbers, so they only correct the transition matrix", n_pairs)
     elif not judge.fits:
         log.warning("%d trusted rows are too few to learn from; give at least %d", facts["n_trusted"], MIN_PAIRS)
     if judge.accuracy is not None and judge.accuracy < _LOW_ACCURACY:

@@ -101,7 +101,7 @@ class Chooser(NamedTuple):
     declared: bool  # whether the file declares types: then a few numbers that are stored as text are categories
 
     def choose(self, name: str, raw: Raw, kind: str | None) -> Column | None:
-        """How a column becomes features; None if it is not used. `kind` is what the user wants it to be."""
+        """How a column becomes features; None if it is not used. `kind` is the user's choice."""
         if not isinstance(raw, Words) and raw.ndim == 2:
             return VectorColumn(tuple(map(float, np.nan_to_num(_mean(raw[self.fit])))))
         if kind is None and (sentence := self._why_unused(name, raw)):

@@ -47,7 +47,7 @@ def _unused(names: Sequence[str], encoding: object) -> list[str]:
 
 
 def _differ(cells: Sequence[str]) -> bool:
-    """Whether (almost) every row has another value."""
+    """Whether (almost) every row has a different value."""
     filled = [cell for cell in cells if cell]
     return 2 * len(filled) > len(cells) and 10 * len(set(filled)) >= 9 * len(filled)
 

@@ -130,7 +130,7 @@ def _sparse_block(columns: Columns, name: str, block: Any) -> csr_array:
 
 
 class _CellReader:
-    """Reads the cells of a table as its columns describe; what is missing, unknown or a typo is noted or refused."""
+    """Reads the cells of a table as its columns describe. Missing, unknown and malformed cells are noted or refused."""
 
     def __init__(self, table: Table, options: TableOptions, notes: Notes, is_first: bool) -> None:
         self.table = table
