@@ -3,6 +3,7 @@
     python -m benchmarks.never_loses --seeds 0 1 2 --passes 1 --out results.jsonl --part 1/2
     python -m benchmarks.never_loses --targets --out results.jsonl
     python -m benchmarks.never_loses --seeds 100 --cells 20 --out dev.jsonl            development: 20 random cells
+    python -m benchmarks.never_loses --out new.jsonl --baselines benchmarks/results/never_loses.json   only `auto` again
 
 Runs that the file already has are not repeated, so a stopped command can be started again. Several parts may write to
 the same file. `python -m benchmarks.pages.never_loses results.jsonl` makes the page.
@@ -23,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.never_loses.models import fit_auto, fit_baseline
 from benchmarks.never_loses.noise import Sizes, make_problem
 from benchmarks.never_loses.plan import BASELINES, DEVELOPMENT, TARGET_SIZES, TARGETS, cells_of_pass
-from benchmarks.never_loses.rows import Job, append_row, job_of, read_rows
+from benchmarks.never_loses.rows import Job, append_row, job_of, read_any, read_rows
 from benchmarks.never_loses.tables import TABLES
 
 
@@ -53,8 +54,8 @@ def run(job: Job, earlier: dict[Job, dict[str, Any]]) -> dict[str, Any]:
     row |= {"n_noisy": len(problem.given), "n_trusted": len(problem.y_trusted), "n_test": len(problem.y_test)}
     row["true_rate"] = float(np.mean(problem.given != problem.clean))
     row["auto"] = fit_auto(problem, seed)
-    if job in earlier:
-        return row | {name: earlier[job][name] for name in ("accuracy", "seconds")}
+    if study == "grid" and job in earlier:
+        return row | {name: earlier[job][name] for name in ("accuracy", "seconds") if name in earlier[job]}
     fits = {name: fit_baseline(name, problem, seed) for name in BASELINES if study == "grid"}
     row["accuracy"] = {name: round(fit.accuracy, 3) for name, fit in fits.items()}
     row["seconds"] = {name: round(fit.seconds, 3) for name, fit in fits.items()}
@@ -71,14 +72,14 @@ def main() -> None:
     parser.add_argument("--cells", type=int, help="only this many random cells")
     parser.add_argument("--targets", action="store_true", help="only the few cells with a target accuracy")
     parser.add_argument("--first-seed", type=int, default=0, help="with --targets")
-    parser.add_argument("--baselines", type=Path, help="file with earlier results, whose baselines are not repeated")
+    parser.add_argument("--baselines", type=Path, help="file of earlier results: their baselines are not repeated")
     options = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
     torch.set_num_threads(1)
     part, parts = map(int, options.part.split("/"))
     done = {job_of(row) for row in read_rows(options.out)}
     jobs = [job for job in list(plan_jobs(options))[part - 1 :: parts] if job not in done]
-    earlier = {job_of(row): row for row in read_rows(options.baselines)} if options.baselines else {}
+    earlier = {job_of(row): row for row in read_any(options.baselines)} if options.baselines else {}
     with threadpool_limits(1):
         for i, job in enumerate(jobs):
             row = run(job, earlier)

@@ -22,6 +22,23 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_kept(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """What `benchmarks.pages.never_loses` keeps: versions and rows, without the seconds of the baselines."""
+    kept = json.loads(path.read_text())
+    rows = []
+    for line in kept["rows"]:
+        row = dict(zip(kept["fields"], line, strict=True))
+        row["auto"] = dict(zip(kept["auto"], row["auto"], strict=True))
+        row["accuracy"] = dict(zip(kept["baselines"], row["accuracy"], strict=True))
+        rows.append(row)
+    return kept["about"], rows
+
+
+def read_any(path: Path) -> list[dict[str, Any]]:
+    """The rows of a results file or of the kept file."""
+    return read_kept(path)[1] if path.suffix == ".json" else read_rows(path)
+
+
 def append_row(path: Path, row: dict[str, Any]) -> None:
     """Append a line in one write, so that several processes can share the file."""
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, made_on
 from benchmarks.never_loses.plan import BASELINES, DEVELOPMENT, TARGETS, Cell
-from benchmarks.never_loses.rows import read_rows
+from benchmarks.never_loses.rows import read_kept, read_rows
 from benchmarks.never_loses.summary import (
     TRUSTED_ALONE,
     CellResult,
@@ -87,17 +87,6 @@ def keep(rows: list[dict[str, Any]], file: Path) -> None:
     head = {"about": about, "fields": ["study", *FIELDS, "auto", "accuracy"], "auto": AUTO, "baselines": BASELINES}
     text = json.dumps(head)[:-1] + ',\n"rows": [\n' + ",\n".join(lines) + "\n]}\n"
     write_atomically(file, text.encode())
-
-
-def read_kept(file: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    kept = json.loads(file.read_text())
-    rows = []
-    for line in kept["rows"]:
-        row = dict(zip(kept["fields"], line, strict=True))
-        row["auto"] = dict(zip(kept["auto"], row["auto"], strict=True))
-        row["accuracy"] = dict(zip(kept["baselines"], row["accuracy"], strict=True))
-        rows.append(row)
-    return kept["about"], rows
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
