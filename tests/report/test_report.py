@@ -26,7 +26,7 @@ from warpi.report.curves import average_curve, draw_curves
 from warpi.report.experiments import Difference, find_runs, group, summarize
 from warpi.report.page import to_html
 from warpi.report.paired_tests import compare, mean_interval
-from warpi.report.table import in_columns, to_latex, to_markdown, to_rich, write_json
+from warpi.report.table import blocks, in_columns, to_latex, to_markdown, to_rich, write_json
 from warpi.report.write import write_report
 from warpi.runs.rerun_command import BUILTIN, command
 
@@ -910,7 +910,7 @@ def test_curves_are_written_for_each_block_and_are_reproducible(tmp_path: Path) 
     for seed in (0, 1):
         more = {"meta_loss": [0.5, 0.001]}
         make(tmp_path / f"w{seed}", epochs_of([80.0, 95.0 + seed], **more), spec_of("warpi", seed))
-        make(tmp_path / f"u{seed}", epochs_of([None]), spec_of("cost $5$", seed, noise="Uniform:0.4"))
+        make(tmp_path / f"u{seed}", epochs_of([None, None]), spec_of("cost $5$", seed, noise="Uniform:0.4"))
     make(tmp_path / "ce", epochs_of([80.0, 60.0]))
     make(tmp_path / "same name", epochs_of([70.0]), spec_of(noise="uniform 0.4"))
     make(tmp_path / "nothing yet", [], spec_of(noise="pair:0.1"))
@@ -1070,3 +1070,22 @@ def test_pyplot_is_not_used() -> None:
     files = sorted(Path(warpi.report.write.__file__).parent.glob("*.py"))
     assert len(files) >= 8
     assert not [file.name for file in files if re.search(r"^\s*(import|from) [^#\n]*pyplot", file.read_text(), re.M)]
+
+
+def test_runs_without_test_rows_show_the_accuracy_on_trusted_rows(tmp_path: Path) -> None:
+    more = {"trusted_acc": [80.0], "trusted_low": [70.0], "trusted_high": [88.0]}
+    mine = make(tmp_path / "mine", epochs_of([None], **more), spec_of("auto", data="mine.csv", noise="given"))
+    (mine / "choice.json").write_text("[]")
+    for seed, accuracy in enumerate((80.0, 84.0)):
+        spec = spec_of("auto", seed, data="b.csv", noise="given")
+        make(tmp_path / f"b{seed}", epochs_of([None], **more | {"trusted_acc": [accuracy]}), spec)
+    rows = summarize(find_runs([tmp_path]))
+    several, single = blocks(rows)
+    assert single.title == "mine.csv"  # no network is trained
+    assert single.sections[0][1][0].cells == ("auto", "1", "80.0", "70.0 to 88.0")
+    assert several.title == "b.csv, mlp"
+    assert several.sections[0][1][0].cells == ("auto", "2", "82.0 ± 2.8", "–")
+    assert "oracle" not in to_markdown(rows)
+    assert list(draw_curves(find_runs([tmp_path]), tmp_path / "out")) == []
+    make(tmp_path / "tested", epochs_of([90.0]), spec_of())
+    assert "oracle" in to_markdown(summarize(find_runs([tmp_path])))

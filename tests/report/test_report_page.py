@@ -120,8 +120,8 @@ def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     for part in (
         "The audit is unreliable: its model is right for only 50 % of the trusted rows.",
         "People looked at 3 rows: 1 labels kept, 2 changed, none unsure. Of the 3 rows, 2 were drawn at random.",
-        "about 40 (40 %)",
-        "about 20 (20 %), 90 % interval 15 to 28",
+        "about 40 of 100 (40 %)",
+        "about 20 of 100 (20 %), 90 % interval 15 to 28",
         "after each of the 3 decisions",
         "Losses",
         "rectified loss: mean 0.10 (right), mean 2.00 (wrong)",

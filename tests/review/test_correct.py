@@ -2,11 +2,13 @@
 
 import csv
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from warpi import load_dataset
 from warpi.audit.decisions import Choice, Decision, Store, read_decisions
@@ -14,6 +16,7 @@ from warpi.audit.rates import Rate
 from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli import main
 from warpi.data.dataset import Dataset
+from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
 from warpi.review.correct import apply_corrections, prefer_expectation_to_zero, write_corrections, write_trusted_set
@@ -86,7 +89,9 @@ def test_suggestions_and_decisions(items: Items, p: np.ndarray) -> None:
     assert decided.changed_by == ("", "audit", "", "", "", "person", "", "")
     assert decided.probability[[0, 5]].tolist() == [1, 1]
     assert decided.after.rate == pytest.approx(0.4 + 5 * 0.1)
-    assert str(decided).startswith("2 of 8 labels changed: 1 by a person, 1 by the audit\nwrong labels: about 1 before")
+    assert str(decided).startswith(
+        "2 of 8 labels changed: 1 by a person, 1 by the audit\nwrong labels of 8: about 1 before"
+    )
     accepted = {1: Decision(1, 1, "change", "a", "t", "now", "b", "auto-1")}
     assert apply_corrections(items, audit, accepted, above=0.9).changed_by[:2] == ("audit", "audit")
 
@@ -195,3 +200,24 @@ def test_the_trusted_set_of_corrected_data(items: Items, p: np.ndarray, tmp_path
     command = write_corrections(corrections, tmp_path / "out.csv", tmp_path / "trusted.csv")
     assert f"--trusted {tmp_path / 'trusted.csv'}" in command
     assert len((tmp_path / "out.csv").read_text().splitlines()) == n + 2  # the header and the test row
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_trusted_rows_show_how_corrected_labels_would_have_been(
+    items: Items, p: np.ndarray, tmp_path: Path, separate: bool
+) -> None:
+    """Trusted rows of the run are not audited. They count as rows of the data, whose labels were known to be wrong."""
+    rows, kept = np.array([0, 3]), np.array([1, 2, 4, 5, 6, 7])
+    true = np.array([1, int(items.given[3])])  # the label of row 0 was wrong
+    examples = copy(items.dataset.examples) if separate else items.dataset.examples  # a file with copies of the rows
+    items = replace(items, probabilities=p, trusted=Split(examples, torch.from_numpy(rows), torch.from_numpy(true)))
+    whole = make_audit(items.dataset, p)
+    names = ("row", "given", "suggested", "wrong_probability", "label_quality", "is_label_issue", "uncertainty")
+    part = {name: getattr(whole, name)[kept] for name in (*names, "probabilities")}
+    pairs = CheckedPairs(p[rows], items.given[rows], true, np.ones(2, dtype=bool), np.ones(2), np.full(2, -1))
+    corrections = apply_corrections(items, replace(whole, **part, pairs=pairs), {})
+    assert (corrections.before.n, corrections.after.n) == (8, 8)
+    assert corrections.before.rate == pytest.approx(6 * 0.1 + 1)
+    write_trusted_set(corrections, tmp_path / "trusted.csv")
+    lines = list(csv.DictReader((tmp_path / "trusted.csv").read_text().splitlines()))
+    assert [(line["id"], line["kind"], line["given"]) for line in lines] == [("100", "b", "c"), ("104", "b", "b")]

@@ -346,7 +346,7 @@ def estimate_uncertainty(predictions: RowPredictions, T: Floats, folds: bool = F
         return np.sqrt(variance), f"standard deviation of wrong_probability over {' and over '.join(varied)}"
     q = scores.posterior(predictions.p, y, T)
     entropy = -(q * np.log(np.maximum(q, 1e-30))).sum(1) / np.log(q.shape[1])
-    return entropy, "entropy of P(true class | x, given label) / log K, as there is one network and nothing to sample"
+    return entropy, "entropy of P(true class | x, given label), divided by its maximum log K"
 
 
 def _trusted_pairs(method: Method, predicted: _Predictions) -> Pairs:

@@ -75,6 +75,11 @@ class Audit:
         return posterior(self.probabilities, self.given, self.T)
 
     @property
+    def has_interval(self) -> bool:
+        """Whether the noise rate has an interval that rests on checked rows. The intervals of older audits do not."""
+        return is_checked(self.facts["noise_rate"])
+
+    @property
     def ranked(self) -> Ints:
         """Positions in these arrays (not rows), most suspicious first.  [N]"""
         order: Ints = np.lexsort((self.row, -self.wrong_probability))
@@ -213,10 +218,15 @@ def _format_lines(columns: Mapping[str, Any], size: int = 20_000) -> Iterator[li
             yield [f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row]
 
 
+def is_checked(rate: Mapping[str, Any]) -> bool:
+    """Whether a rate has an interval that rests on checked rows."""
+    return rate.get("level") is not None and rate["low"] is not None
+
+
 def describe_rate(rate: Mapping[str, Any]) -> str:
-    """A noise rate in words, with its interval if it rests on checked rows. Older audits had no such interval."""
+    """A noise rate in words, with its interval if it rests on checked rows."""
     percent = f"{100 * rate['rate']:.1f} %"
-    if rate.get("level") is None or rate["low"] is None:
+    if not is_checked(rate):
         return f"{percent} ({MODEL_BASED})"
     interval = f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
     return f"{percent} ({100 * rate['level']:.0f} % interval {interval}, from {rate['checked']} checked rows)"

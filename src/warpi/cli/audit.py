@@ -13,7 +13,7 @@ from warpi.cli.labels import add_probability_flags, audit_probabilities, check_p
 from warpi.errors import UserError
 from warpi.runs.rerun_command import flag
 from warpi.runs.schema import NOT_READ, READ, to_written_names
-from warpi.utils.files import write_json
+from warpi.utils.files import unused_name, write_json
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import VisibleFormatter, cell, say
 
@@ -93,13 +93,14 @@ def _print_audit(audit: "Audit") -> None:
     from rich.table import Table
 
     from warpi.audit.result import describe_rate
+    from warpi.review.progress import correct_command
 
     rate = describe_rate(audit.facts["noise_rate"])
     say(f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate {rate}")
     if audit.facts["left_out"]:
         say(f"{audit.facts['left_out']} held-out rows are not audited; --rows all adds them")
     table = Table(box=None)
-    has_intervals = audit.facts["noise_rate"].get("level") is not None and audit.facts["noise_rate"]["low"] is not None
+    has_intervals = audit.has_interval
     heads = ["label", "rows", "wrong %", *(["90 % interval"] if has_intervals else []), "issues"]
     for name in (*heads, "most frequent suggestion"):
         table.add_column(name, justify="left" if name in ("label", "most frequent suggestion") else "right")
@@ -116,10 +117,17 @@ def _print_audit(audit: "Audit") -> None:
     say(f"uncertainty: {audit.facts['uncertainty']}")
     if audit.facts["run"] is not None:
         run = shlex.quote(audit.facts["run"])
-        if audit.facts["noise_rate"]["low"] is None:
-            say(f"next: warpi pick 40 {run} --csv check.csv, then warpi review {run} --rows check.csv")
+        listed = unused_name("check.csv")
+        check = (
+            f"warpi pick {100 if has_intervals else 40} {run} --csv {listed}, then warpi review {run} --rows {listed}"
+        )
+        correct = correct_command(run)
+        if not has_intervals:
+            say(f"next: {check}")
+        elif (Path(audit.facts["run"]) / "review" / "decisions.sqlite").exists():
+            say(f"next: {correct}, or check more rows: {check}")
         else:
-            say(f"next: warpi review {run}, or warpi correct {run} --out corrected.csv")
+            say(f"next: {check}, or correct the labels now: {correct}")
 
 
 def pick(argv: list[str]) -> None:

@@ -101,6 +101,7 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _accept(opened: "OpenedRun", store: "Store", given: Mapping[str, Any]) -> None:
     """Accept suggestions, or take the last acceptance back."""
     from warpi.review.correct import accept_suggestions, undo_accepted
+    from warpi.review.progress import correct_command
 
     run = shlex.quote(str(given["run"]))
     if given["undo_accepted"]:
@@ -112,7 +113,7 @@ def _accept(opened: "OpenedRun", store: "Store", given: Mapping[str, Any]) -> No
             f"{len(rows)} suggestions that are more probable than {given['accept_above']:g} accepted; nobody looked at "
             f"these rows, so they do not count as checked; take them back with: warpi review {run} --undo-accepted"
         )
-    say(f"next: warpi review {run}, or warpi correct {run} --out corrected.csv")
+    say(f"next: warpi review {run}, or {correct_command(run)}")
 
 
 def correct(argv: list[str]) -> None:
@@ -138,6 +139,8 @@ def correct(argv: list[str]) -> None:
     if trusted:
         print_trusted_set(write_trusted_set(corrections, trusted))
     command = write_corrections(corrections, given["out"], trusted)
+    if not trusted and corrections.items.random_rows:
+        say("warpi: add --export-trusted PATH to also trust the random rows that were checked", error=True)
     if given["json"]:
         write_json(given["json"], {name: asdict(getattr(corrections, name)) for name in ("before", "after")})
     print(corrections)

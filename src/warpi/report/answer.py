@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit
 from warpi.report.curves import Curve
 from warpi.report.page_data import Detail, Review
-from warpi.review.progress import audit_concerns, check_command
+from warpi.review.progress import audit_concerns, check_command, correct_command
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -58,7 +58,7 @@ def answer(detail: Detail) -> dict[str, Any] | None:
         "pairs": _pairs(audit),
         "rates": first,
         "more_rates": more,
-        "has_intervals": _has_interval(audit.facts["noise_rate"]),
+        "has_intervals": audit.has_interval,
         "review": None if detail.review is None else _decisions(detail.review),
         "suspects": detail.suspects,
         "probabilities": audit.facts["probabilities"],
@@ -75,11 +75,6 @@ def next_step(detail: Detail) -> str:
     return concerns[0].advice if concerns else _advise(detail.audit, detail.review)
 
 
-def _has_interval(rate: Mapping[str, Any]) -> bool:
-    """Whether a rate has an interval that rests on checks. The intervals of older audits do not."""
-    return rate.get("level") is not None and rate["low"] is not None
-
-
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
@@ -88,7 +83,7 @@ def _wrong_tile(audit: Audit) -> Tile:
     """How many labels are wrong."""
     rate = audit.facts["noise_rate"]
     note = "Estimated by the model alone, which is usually too low; no interval yet"
-    if _has_interval(rate):
+    if audit.has_interval:
         interval = f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
         note = (
             f"90 % interval {interval}, from the predictions for all rows, corrected by {rate['checked']} labels "
@@ -158,13 +153,13 @@ def _pairs(audit: Audit) -> Grid:
 def _advise(audit: Audit, review: Review | None) -> str:
     run = audit.facts.get("run")
     name = "RUN" if run is None else shlex.quote(str(run))
-    if not _has_interval(audit.facts["noise_rate"]) and (review is None or review.progress.n_random < MIN_CHECKS):
+    if not audit.has_interval and (review is None or review.progress.n_random < MIN_CHECKS):
         return (
             "Have a person check some rows. It takes minutes, shows how many labels are wrong with an interval, and "
             f"improves the audit: {check_command(name)}."
         )
     if review is None:
-        return f"Write the corrected data: `warpi correct {name} --out corrected.csv`."
+        return f"Write the corrected data: `{correct_command(name)}`."
     before, after = f"{review.before.rate:,.0f}", f"{review.after.rate:,.0f}"
     effect = f", leaving about {after} wrong labels instead of {before}"
     return review.progress.hint(None if run is None else str(run), effect)
@@ -174,7 +169,7 @@ def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
     """Rates of wrong labels by class. If there are many classes, the worst ones and then the others."""
     many = len(audit.classes) > MANY_CLASSES
     rates = list(enumerate(audit.error_rates))
-    backed = _has_interval(audit.facts["noise_rate"])
+    backed = audit.has_interval
     rows = []
     for k, c in sorted(rates, key=lambda pair: -pair[1]["rate"]) if many else rates:
         issues = audit.is_label_issue & (audit.given == k)
@@ -222,8 +217,7 @@ def _decisions(review: Review) -> dict[str, Any]:
 
 
 def _number_of(rate: Rate) -> str:
-    n = max(rate.n, 1)
-    share = f"about {rate.rate:,.0f} ({percent(rate.rate / n)})"
+    share = f"about {rate.rate:,.0f} of {rate.n:,} ({percent(rate.rate / max(rate.n, 1))})"
     if rate.low is None or rate.high is None:
         return share
     return f"{share}, 90 % interval {rate.low:,.0f} to {rate.high:,.0f}"

@@ -24,8 +24,8 @@ class Curve(NamedTuple):
 
 
 def draw_curves(runs: Iterable[RunRecord], out: Path) -> list[Path]:
-    """Write one figure per (data, noise, net) that has results, as PNG and SVG. The same runs give the same bytes."""
-    groups = [g for g in group(runs) if g.counted]
+    """Write one figure per (data, noise, net) that has a curve, as PNG and SVG. The same runs give the same bytes."""
+    groups = [g for g in group(runs) if any(len(run.epochs) > 1 or "test_acc" in run.epochs[0] for run in g.counted)]
     methods = dict(sorted((g.label, str(g.first.spec["method"])) for g in groups))
     styles = dict(zip(methods, line_styles(list(methods.values())), strict=True))
     paths: list[Path] = []

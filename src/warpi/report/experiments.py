@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from warpi.datasets.text_files import reading
 from warpi.errors import UserError
 from warpi.runs.rerun_command import format_value
-from warpi.runs.schema import DONE, FORMAT, RESULTS, SPEC, check_spec, read_record, use_current_spec
+from warpi.runs.schema import CHOICE, DONE, FORMAT, RESULTS, SPEC, check_spec, read_record, use_current_spec
 from warpi.runs.stored_facts import base_key, describe_differences, later_keys
 from warpi.utils.files import read_json, sha256
 
@@ -123,6 +123,11 @@ class Row:
     machines: tuple[str, ...]
     versions: tuple[str, ...]
     against: Difference | None = None  # set if the row is compared with another
+    trusted: tuple[
+        float, ...
+    ] = ()  # accuracy on trusted rows that the models have not seen, by seed, if it is measured
+    trusted_interval: tuple[float, float] | None = None  # of a single seed, 90 %
+    uses_net: bool = True  # whether the method trains a network
 
 
 def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) -> list[RunRecord]:
@@ -356,7 +361,15 @@ def _row(g: Experiment) -> Row:
         test_labels=" and ".join(sorted({str(run.facts.get("test_labels") or "unknown") for run in runs or (first,)})),
         machines=tuple(sorted({machine(run.environment) for run in runs or (first,)})),
         versions=tuple(sorted({versions(run) for run in runs or (first,)})),
+        trusted=tuple(value for run in runs if (value := number(run.epochs[-1], "trusted_acc")) is not None),
+        trusted_interval=_trusted_interval(runs),
+        uses_net=not (first.path / CHOICE).is_file(),
     )
+
+
+def _trusted_interval(runs: Sequence[RunRecord]) -> tuple[float, float] | None:
+    ends = [number(run.epochs[-1], name) for run in runs for name in ("trusted_low", "trusted_high")]
+    return (ends[0], ends[1]) if len(ends) == 2 and ends[0] is not None and ends[1] is not None else None
 
 
 def best_epochs(run: RunRecord) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:

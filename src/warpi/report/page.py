@@ -69,11 +69,12 @@ def to_html(
         noise = "" if first.noise == "given" else f", noise {first.noise}"
         about = "Labels of" if known and any(d.audit is not None for d in known.values()) else f"{first.label} on"
         title = f"{about} {Path(first.data).name}{noise}"
-    tables = {block.title: block for block in blocks(rows)}
+    tables = {block.key: block for block in blocks(rows)}
     shown = []
-    for name, members in group_by(experiments, lambda g: g.block_title).items():
-        shown.append({"name": name, "table": tables[name], "curves": _curves(members, len(experiments) > 1)})
-    parts = [_experiment(g, known) for g in experiments]
+    for key, members in group_by(experiments, lambda g: g.block).items():
+        curves = _curves(members, len(experiments) > 1)
+        shown.append({"name": tables[key].title, "table": tables[key], "curves": curves})
+    parts = [_experiment(g, known) | {"name": f"{g.label}: {tables[g.block].title}"} for g in experiments]
     values = {"title": title, "blocks": shown, "table_legend": legend(rows), "experiments": parts, "colors": COLORS}
     return str(charts.render("page.html", ranks=ranks, **values))
 
@@ -88,7 +89,6 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
         seed = next(run.spec["seed"] for run in g.runs if run.path == detail.run)
         about = f"The rest of this section is about seed {seed}: {detail.run}"
     return {
-        "name": f"{g.label}: {g.data}, {g.noise}, {g.net}",
         "answer": answer(detail),
         "tiles": _tiles(g),
         "swatches": [charts.swatch(0), charts.swatch(1)],

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -21,6 +22,12 @@ from warpi.utils.files import write_with_folder
 from warpi.utils.terminal import cell, visible, visible_lines
 
 HEADS = ("method", "seeds", "last", "best on validation", "best on test (oracle)")
+DIFFERENCE = "difference"
+TRUSTED_HEADS = ("method", "seeds", "accuracy on trusted rows", "90 % interval")  # if there are no test rows
+TRUSTED_LEGEND = (
+    "There are no test rows. Accuracy on trusted rows in percent: each is predicted by models that were not trained on "
+    "it, and classes count as often as they occur. Several seeds: mean ± sample standard deviation."
+)
 LEGEND = (
     "Test accuracy in percent, mean ± sample standard deviation over seeds. "
     "Last: the final epoch. Best on validation: the epoch with the highest validation accuracy. "
@@ -37,6 +44,7 @@ PAIRED = (
 class Block:
     """The table of one (data, noise, net), as text."""
 
+    key: tuple[str, str, str]
     title: str
     heads: tuple[str, ...]
     sections: tuple[tuple[str, list["TableLine"]], ...]  # first without trusted data, then with it; none is empty
@@ -136,7 +144,10 @@ def in_columns(rows: Sequence[Mapping[str, str]], width: int | None = None) -> s
 
 def legend(rows: Iterable[Row]) -> str:
     """The meaning of the columns."""
-    return " ".join([LEGEND, PAIRED]) if any(row.against for row in rows) else LEGEND
+    rows = list(rows)
+    untested = [_is_untested(some) for _, some in _by_block(rows)]
+    parts = {LEGEND: not all(untested), TRUSTED_LEGEND: any(untested), PAIRED: any(row.against for row in rows)}
+    return " ".join(text for text, needed in parts.items() if needed)
 
 
 @dataclass(frozen=True)
@@ -161,7 +172,7 @@ class _TerminalTables:
 def _names_beside(block: Block) -> tuple[int, ConsoleRenderable]:
     """The number of columns of the terminal that this layout needs, and the table."""
     table = Table(title=cell(block.title, "bold"), title_justify="left", box=box.SIMPLE_HEAD)
-    if compared := len(block.heads) > len(HEADS):
+    if compared := block.heads[-1] == DIFFERENCE:
         table.padding = 0, 1, 0, 0  # leaves more space for the names
     widths = _widths(block)
     for i, head in enumerate(block.heads):
@@ -219,21 +230,46 @@ def _narrow(head: str) -> str:
 
 def blocks(rows: Iterable[Row]) -> list[Block]:
     """The tables of these rows, as text."""
+    return [_block(key, members) for key, members in _by_block(rows)]
+
+
+def _by_block(rows: Iterable[Row]) -> list[tuple[tuple[str, str, str], list[Row]]]:
     key = lambda row: (row.data, row.noise, row.net)
-    return [_block(*name, list(members)) for name, members in groupby(sorted(rows, key=key), key)]
+    return [(name, list(members)) for name, members in groupby(sorted(rows, key=key), key)]
 
 
-def _block(data: str, noise: str, net: str, rows: list[Row]) -> Block:
+def _is_untested(rows: Iterable[Row]) -> bool:
+    """Whether only accuracies on trusted rows are known."""
+    rows = list(rows)
+    return all(row.last_mean is None for row in rows) and any(row.trusted for row in rows)
+
+
+def _title(key: tuple[str, str, str], rows: Iterable[Row]) -> str:
+    """Data, noise and network. A network that no run uses is left out, and so are labels as they are."""
+    data, noise, net = key
+    return ", ".join([data, *[f"noise {noise}"] * (noise != "given"), *[net] * any(row.uses_net for row in rows)])
+
+
+def _block(key: tuple[str, str, str], rows: list[Row]) -> Block:
+    untested = _is_untested(rows)
     shown = [f"{row.last_mean:.2f}" for row in rows if row.finished and row.last_mean is not None]
     top = max(shown, key=float, default=None)  # rounded: two rows that look the same are both bold
     compared = any(row.against for row in rows)
     sections = []
     for needs_meta, name in ((False, "without trusted data"), (True, "with trusted data")):
-        lines = [_line(row, top, compared) for row in rows if row.needs_meta == needs_meta]
+        line = _trusted_line if untested else lambda row: _line(row, top, compared)
+        lines = [line(row) for row in rows if row.needs_meta == needs_meta]
         if lines:
             sections.append((name, lines))
-    heads = (*HEADS, *["difference"] * compared)
-    return Block(f"{data}, noise {noise}, {net}", heads, tuple(sections), _note(rows))
+    heads = TRUSTED_HEADS if untested else (*HEADS, *[DIFFERENCE] * compared)
+    return Block(key, _title(key, rows), heads, tuple(sections), _note(rows))
+
+
+def _trusted_line(row: Row) -> TableLine:
+    mean = statistics.fmean(row.trusted) if row.trusted else None
+    std = statistics.stdev(row.trusted) if len(row.trusted) > 1 else None
+    interval = "–" if row.trusted_interval is None else "{:.1f} to {:.1f}".format(*row.trusted_interval)
+    return TableLine((row.label, _seeds(row), _mean(mean, std, 1), interval), False)
 
 
 def _line(row: Row, top: str | None, compared: bool) -> TableLine:
@@ -243,10 +279,10 @@ def _line(row: Row, top: str | None, compared: bool) -> TableLine:
     return TableLine((label, _seeds(row), *(_mean(*pair) for pair in pairs), *[_difference(row)] * compared), bold)
 
 
-def _mean(mean: float | None, std: float | None) -> str:
+def _mean(mean: float | None, std: float | None, digits: int = 2) -> str:
     if mean is None:
         return "–"
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+    return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
 
 
 def _difference(row: Row) -> str:
@@ -279,9 +315,10 @@ def _note(rows: Sequence[Row]) -> str:
             planned = "" if row.planned_epochs is None else f" of {row.planned_epochs}"
             parts.append(f"{row.label} has not ended: epoch {row.epochs}{planned}.")
     parts += _not_compared([(row.label, row.against) for row in rows if row.against])
-    parts.append(f"Test labels: {_merge([row.test_labels] for row in rows)}.")
-    if any(row.test_labels == "given" for row in rows):
-        parts.append("Given labels may be wrong, which also affects these accuracies.")
+    if not _is_untested(rows):
+        parts.append(f"Test labels: {_merge([row.test_labels] for row in rows)}.")
+        if any(row.test_labels == "given" for row in rows):
+            parts.append("Given labels may be wrong, which also affects these accuracies.")
     parts.append(f"Machine: {_merge(row.machines for row in rows)}.")
     parts.append(f"Versions: {_merge(row.versions for row in rows)}.")
     return " ".join(parts)

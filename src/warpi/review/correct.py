@@ -14,9 +14,11 @@ import torch
 
 from warpi.audit.decisions import AUTOMATIC, Choice, Decision, Store
 from warpi.audit.rates import MIN_CHECKS, Rate
-from warpi.audit.result import Audit
+from warpi.audit.result import Audit, CheckedPairs
 from warpi.audit.use_checks import choose_labels, count_wrong_labels, shift_number
 from warpi.data.numeric import Columns
+from warpi.data.overlap import labels_in
+from warpi.data.split import Split
 from warpi.datasets.columns.copied import read_table_cells
 from warpi.datasets.columns.raw import read_parquet
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
@@ -56,7 +58,8 @@ class Corrections:
             f"{counts[PERSON] + counts[AUDIT]} of {len(self.label)} labels changed: {counts[PERSON]} by a person, "
             f"{counts[AUDIT]} by the audit"
         )
-        return f"{changed}\nwrong labels: {_describe(self.before)} before, {_describe(self.after)} after{self._basis()}"
+        wrong = f"of {self.before.n:,}: {_describe(self.before)} before, {_describe(self.after)} after"
+        return f"{changed}\nwrong labels {wrong}{self._basis()}"
 
     def _basis(self) -> str:
         if self.after.low is not None:
@@ -110,9 +113,10 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
     judged = {row: i for i, row in enumerate(audit.row.tolist())}
     checks = _read_checks(items, audit)
     every = {**checks.decisions, **decisions}
-    n_wrong, removed = 0, 0.0  # among rows that are not audited; by decisions that the audit does not know
+    n_known, n_wrong, removed = 0, 0, 0.0  # trusted rows, which are not audited; by decisions new to the audit
     for row, k in final_labels(items, every).items():
         if row not in judged:
+            n_known += 1
             n_wrong += int(k != items.given[row])
         elif row not in checks.decisions:
             removed += 1 - q[judged[row], label[row]]
@@ -120,6 +124,7 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
         changed_by[row] = PERSON if k != items.given[row] else ""
         probability[row] = 1.0
     before, after = shift_number(before, n_wrong), shift_number(after, -removed)
+    before, after = (replace(number, n=number.n + n_known) for number in (before, after))
     after = prefer_expectation_to_zero(after, float((1 - probability[audit.row]).sum()))
     items = replace(items, random_rows=items.random_rows | checks.random)
     return Corrections(items, label, tuple(changed_by), probability, before, after, every, checks.posterior, above)
@@ -176,7 +181,23 @@ def _read_checks(items: Items, audit: Audit) -> _Checks:
         given, true = names[int(pairs.given[i])], names[int(pairs.true[i])]
         decisions[row] = Decision(0, row, "keep" if given == true else "change", true, "list", "", given)
     random = frozenset(np.array(rows, np.int64)[pairs.random[inside]].tolist())
-    return _Checks(decisions, random, dict(zip(rows, pairs.q[inside], strict=True)))
+    posterior = dict(zip(rows, pairs.q[inside], strict=True))
+    return _Checks(decisions, random, posterior | _judge_trusted(items, pairs))
+
+
+def _judge_trusted(items: Items, pairs: CheckedPairs) -> dict[int, Floats]:
+    """The posterior of the trusted rows that are rows of the data, if the audit has a pair for each trusted row."""
+    outside = pairs.position < 0
+    trusted = items.trusted
+    if trusted is None or not np.array_equal(pairs.true[outside], trusted.y.numpy()):
+        return {}
+    q = pairs.q[outside]
+    if items.shares(trusted.examples):
+        return dict(zip(trusted.rows.tolist(), q, strict=True))
+    every = torch.arange(len(items.dataset.y))
+    numbered = Split(trusted.examples, trusted.rows, torch.arange(len(trusted)))
+    places = labels_in(Split(items.dataset.examples, every, items.dataset.y), numbered).tolist()
+    return {row: q[place] for row, place in enumerate(places) if place >= 0}
 
 
 def write_trusted_set(corrections: Corrections, path: Path) -> TrustedSetSummary:

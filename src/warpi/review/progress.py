@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from warpi.audit.decisions import Decision
 from warpi.audit.rates import MIN_CHECKS
 from warpi.audit.result import Audit
+from warpi.utils.files import unused_name
 
 Floats = NDArray[np.float64]
 LOW_ACCURACY = 0.7  # an audit is unreliable if the accuracy on the trusted rows is lower; `warpi audit` warns too
@@ -40,6 +41,8 @@ class Progress:
     next_gain: float  # labels that the most useful of the next decisions are expected to correct
     n_random: int  # decided rows that were drawn at random
     n_new: int  # decisions that the audit does not know yet
+    n_waiting: int = 0  # rows that were drawn at random for a list and are not decided
+    has_interval: bool = False  # whether random checks gave the audit's noise rate an interval
 
     @property
     def n_decided(self) -> int:
@@ -60,7 +63,13 @@ class Progress:
         `effect` follows the command that writes the corrected data.
         """
         name = "RUN" if run is None else shlex.quote(run)
-        if self.n_random < MIN_CHECKS:
+        if self.n_waiting:
+            one = self.n_waiting == 1
+            return (
+                f"Go on with the list: {self.n_waiting} row{'s' * (not one)} drawn at random {'is' if one else 'are'} "
+                "undecided. Decisions about these show how many labels are wrong."
+            )
+        if self.n_random < MIN_CHECKS and not self.has_interval:
             n = MIN_CHECKS - self.n_random
             return (
                 f"{n} more decisions about rows drawn at random would show how many labels are wrong, with an "
@@ -73,12 +82,12 @@ class Progress:
         if self.can_stop:
             return (
                 f"You can stop: the {AHEAD} most useful further decisions are expected to correct less than one label. "
-                f"Write the corrected data: `warpi correct {name} --out corrected.csv`{effect}."
+                f"Write the corrected data: `{correct_command(name)}`{effect}."
             )
         return (
             f"Review {AHEAD} more rows, sorted by expected gain: `warpi review {name}`. This is expected to correct "
             f"about {self.next_gain:.0f} more labels. "
-            f"Or export now: `warpi correct {name} --out corrected.csv`{effect}."
+            f"Or export now: `{correct_command(name)}`{effect}."
         )
 
 
@@ -111,6 +120,8 @@ def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_row
         next_gain=float(gains[:AHEAD].sum()),
         n_random=sum(row in random_rows for row in (audit.row[i] for i in checked)),
         n_new=sum(i not in known for i in checked),
+        n_waiting=sum(row in at and at[row] not in checked for row in random_rows),
+        has_interval=audit.has_interval,
     )
 
 
@@ -122,7 +133,12 @@ def _accumulate(right: Floats, places: NDArray[np.int64]) -> Floats:
 
 def check_command(run: str, n: int = 40) -> str:
     """The commands to check n rows, half of them drawn at random, in backticks."""
-    return f"`warpi pick {n} {run} --csv check.csv`, then `warpi review {run} --rows check.csv`"
+    listed = unused_name("check.csv")
+    return f"`warpi pick {n} {run} --csv {listed}`, then `warpi review {run} --rows {listed}`"
+
+
+def correct_command(run: str) -> str:
+    return f"warpi correct {run} --out {unused_name('corrected.csv')}"
 
 
 def audit_concerns(audit: Audit) -> list[Concern]:

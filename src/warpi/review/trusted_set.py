@@ -41,8 +41,8 @@ class TrustedSetSummary(NamedTuple):
             text += f"; {self.left_out} more are left out to balance the classes, limited by {', '.join(self.fewest)}"
         if self.corrected_only:
             text += (
-                f"; {self.corrected_only} decided rows are not among them, because rows that look suspicious do not "
-                "represent the data; their corrected labels are used (--labels)"
+                f"; {self.corrected_only} decided rows are not among them, because they were chosen by their scores "
+                "and do not represent the data; only their labels are corrected"
             )
         return text
 

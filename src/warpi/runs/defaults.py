@@ -74,11 +74,11 @@ def default_method(
     if len(task.shape) == 3 and task.shape[-1] <= SMALL and not trains_on_cpu:
         differ = [name for name in _FORM_OF_STRONG if settings.get(name) not in (None, STRONG[name])]
         if not differ:
-            return ChosenMethod("warpi_plus", "it is best for small images on a GPU, with --recipe strong", STRONG)
+            return ChosenMethod("warpi_plus", "the default for small images on a GPU, with --recipe strong", STRONG)
     if not asked and (is_table or trains_on_cpu):
-        kind = "feature vectors" if is_table else "features of images, since there is no GPU to train a network"
-        return ChosenMethod("auto", f"it compares models for {kind}")
-    reason = f"it trains a network, for which {asked[0]} is set" if asked else "it trains a network, for images"
+        images = "on features of the images, since there is no GPU to train a network"
+        return ChosenMethod("auto", "the default for tables and feature vectors" if is_table else images)
+    reason = f"chosen because {asked[0]} is set for a network" if asked else "the default for images"
     if task.meta is None:
         return ChosenMethod("elr", f"{reason}, and needs no trusted examples")
     is_sparse = isinstance(task.train.examples, SparseExamples)

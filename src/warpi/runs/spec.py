@@ -223,7 +223,7 @@ class PreparedRun:
     data: LoadedData
     task: Task
     truth: Truth
-    reason: str = ""  # why this method was chosen, if the user did not name one
+    reason: str = ""  # why this method was chosen, in brackets; empty if the user named one
 
     def to(self, device: torch.device) -> Self:
         return replace(self, task=self.task.to(device), truth=self.truth.to(device))
@@ -265,7 +265,7 @@ class PreparedRun:
         if not spec.base.trains_network:
             work = f"{spec.method} compares models"
         if self.reason:
-            work += f" (chosen because {self.reason}; --method NAME sets another)"
+            work += f" ({self.reason}; --method NAME sets another)"
         return (
             f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, {inputs}; {work}"
         )

@@ -78,6 +78,13 @@ def write_with_folder(path: Path, content: str | bytes) -> None:
     write_atomically(path, data)
 
 
+def unused_name(name: str) -> str:
+    """The name of a file, relative to the working folder, or with a number if there is one: check.csv, check2.csv."""
+    path = Path(name)
+    names = itertools.chain([name], (f"{path.stem}{n}{path.suffix}" for n in itertools.count(2)))
+    return next(each for each in names if not Path(each).exists())
+
+
 def format_csv(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """A csv table as text, with a first line of column names."""
     text = io.StringIO(newline="")

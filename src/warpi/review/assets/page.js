@@ -334,7 +334,7 @@ function showBars(item, hidden) {
   const shown = order.slice(0, p ? 5 : 10);
   if (!shown.includes(given)) shown.splice(-1, 1, given);
   if (!p) shown.sort((x, y) => x - y);
-  $("model").firstElementChild.textContent = p ? "Prediction of the model" : "Which class is it?";
+  $("model").firstElementChild.textContent = p ? "Prediction without the given label" : "Which class is it?";
   $("bars").classList.toggle("plain", !p);
   $("bars").replaceChildren(...shown.map((k) => {
     const fill = make("span", { className: "fill" });
@@ -608,7 +608,7 @@ function openCurve() {
     const [m, people, audit] = progress.points.at(-1);
     const text = (share) => `${(100 * share).toFixed(1)}${NBSP}%`;
     const parts = m < 2 ? [make("p", { className: "muted", textContent: "The curve appears after a few decisions." })] : [drawCurve(progress.points)];
-    parts.push(make("p", {}, `${m} decisions about ${progress.n_rows} rows, ${progress.n_random} of them about rows drawn at random. Expected share of right labels now: `,
+    parts.push(make("p", {}, `${m} ${m === 1 ? "row" : "rows"} of ${progress.n_rows} decided, ${progress.n_random} of them drawn at random. Expected share of right labels now: `,
       make("b", { textContent: text(people) }), " with your decisions only (Export), ", make("b", { textContent: text(audit) }), " if the suggestions are applied to all other rows as well (warpi correct)."),
       make("p", { className: progress.can_stop && m ? "stop" : "" }, ...marked(progress.hint)),
       make("p", { className: "muted", textContent: "For rows that nobody has checked, the share is the expectation of the audit." }));
