@@ -7,8 +7,8 @@ returns an object with `vjp` (J^T u) and `jvp` (J g). This works for any network
 Randomness: if a pass is repeated, torch's global generator is set to its former state. The generators of python and
 numpy are not. The first product of a network checks that its pass can be repeated. Some passes cannot, and some
 operators have no forward-mode rule (weight norm, spectral norm). Then J g is computed by differentiating the graph of
-the pass twice, which is also exact but takes more time and memory. Attention and RNNs use torch's plain kernels here, because the fused
-kernels support neither.
+the pass twice, which is also exact but takes more time and memory. Attention and RNNs use torch's plain kernels here,
+because the fused kernels support neither.
 """
 
 import logging

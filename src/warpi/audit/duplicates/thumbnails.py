@@ -119,7 +119,7 @@ def _best_window(
 
 
 def _detail(images: Tensor) -> Tensor:
-    """Differences of neighboring pixels as unit vectors, the same for any brightness and contrast.  [..., S, S] -> [..., D]"""
+    """Differences of neighboring pixels as unit vectors, which contrast does not change.  [..., S, S] -> [..., D]"""
     right = images[..., :-1, 1:] - images[..., :-1, :-1]
     down = images[..., 1:, :-1] - images[..., :-1, :-1]
     return F.normalize(torch.stack((right, down), -3).flatten(-3), dim=-1)
