@@ -1,15 +1,21 @@
-"""Memory and throughput of training, audit and report on features that stay in their file.
+"""Memory and throughput on features that stay in their file, and on a million image paths.
 
-    python benchmarks/speed/large_data.py FOLDER --rows 1e6 4e6 16e6
+    python -m benchmarks.speed.large_data FOLDER train --rows 1e6 4e6    fit from the file (rows, blocks), in memory
+    python -m benchmarks.speed.large_data FOLDER judge --rows 20e6       audit, predict and report of the first run
+    python -m benchmarks.speed.large_data FOLDER limited --rows 20e6     row and block shuffling with a small cache
+    python -m benchmarks.speed.large_data FOLDER sorted --rows 4e6       accuracy on rows sorted by class
+    python -m benchmarks.speed.large_data FOLDER images --rows 1e6       seconds and memory until the first step
+    python -m benchmarks.speed.large_data FOLDER page                    writes the tables and the plot of docs/scale.md
 
-Writes N rows x 64 float16 with 10 classes, 20 % random labels and 1000 trusted rows. Trains a linear head for two
-epochs in a process of its own, from the file and in memory; then audits and reports the first run.
-Prints one line of JSON per command: wall and CPU seconds, peak resident memory, its anonymous part, seconds per epoch.
+The data are N rows x 64 float16 with 10 classes, 20 % random labels, and 1000 trusted rows. Every command runs in a
+process of its own with one thread. Results are kept in benchmarks/results/large_data.json. FOLDER needs 11 GB for all
+of it and can be deleted afterwards. `limited` needs root and cgroups of version 1.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,35 +24,82 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common import RESULTS, made_on
+from benchmarks.speed.large_data_page import write_page
+from benchmarks.speed.limited_cache import measure_limited
+from warpi.utils.files import write_atomically
+
 FEATURES, CLASSES, BATCH, EPOCHS = 64, 10, 4096, 2
 COMMAND = "from warpi.cli.app import main; raise SystemExit(main())"
-IN_MEMORY = f"import warpi.datasets.arrays as a; a.LARGE = 2**60; {COMMAND}"
+TRAIN = """
+import json, sys, time
+from warpi.runs.run import fitting
+seconds = [time.process_time()]
+for record in fitting(sys.argv[1], quiet=True, device="cpu", threads=1, **json.loads(sys.argv[2])):
+    if record is not None:
+        seconds.append(time.process_time())
+with open(sys.argv[1] + "/epoch_cpu.json", "w") as file:
+    json.dump(seconds[-1] - seconds[-2], file)
+"""
+IN_MEMORY = f"import warpi.datasets.arrays as a; a.LARGE = 2**60\n{TRAIN}"
+FIRST_STEP = """
+import sys
+from warpi.runs.run import fitting
+options = dict(method="ce", net="resnet20", image_size=32, batch_size=128, epochs=1, val=0.0, test=0.05)
+steps = fitting(sys.argv[2], data=sys.argv[1], device="cpu", threads=1, quiet=True, **options)
+next(steps)
+steps.close()
+"""
+FILE = RESULTS / "large_data.json"
 
 
-def write(folder: Path, n: int) -> Path:
-    """Gaussian classes, written in blocks."""
-    path = folder / f"rows{n}.npy"
-    if path.exists():
+def write(folder: Path, n: int, is_sorted: bool = False) -> Path:
+    """Gaussian classes, written in blocks; sorted by label on request."""
+    path = folder / f"{'sorted' if is_sorted else 'rows'}{n}.npy"
+    if path.with_name(f"{path.stem}_labels.npy").exists():
         return path
     rng = np.random.default_rng(0)
     centers = rng.normal(0, 0.5, (CLASSES, FEATURES)).astype(np.float32)
     x = np.lib.format.open_memmap(path, "w+", np.float16, (n, FEATURES))
-    y = np.empty(n, np.uint8)
+    true = rng.integers(0, CLASSES, n)
+    y = np.where(rng.random(n) < 0.2, rng.integers(0, CLASSES, n), true).astype(np.uint8)
+    if is_sorted:
+        order = np.argsort(y, kind="stable")
+        true, y = true[order], y[order]
     for start in range(0, n, 10**5):
-        size = min(10**5, n - start)
-        true = rng.integers(0, CLASSES, size)
-        x[start : start + size] = rng.standard_normal((size, FEATURES), np.float32) + centers[true]
-        wrong = rng.random(size) < 0.2
-        y[start : start + size] = np.where(wrong, rng.integers(0, CLASSES, size), true)
-    np.save(folder / f"rows{n}_labels.npy", y)
-    true = np.arange(1000) % CLASSES
-    trusted = rng.standard_normal((1000, FEATURES), np.float32) + centers[true]
-    np.savez(folder / "trusted.npz", x=trusted, y=true)
+        some = true[start : start + 10**5]
+        x[start : start + len(some)] = rng.standard_normal((len(some), FEATURES), np.float32) + centers[some]
+    np.save(path.with_name(f"{path.stem}_labels.npy"), y)
+    checked = np.arange(1000) % CLASSES
+    trusted = rng.standard_normal((1000, FEATURES), np.float32) + centers[checked]
+    np.savez(folder / "trusted.npz", x=trusted, y=checked)
     return path
 
 
-def measure(code: str, arguments: list[str]) -> dict[str, Any]:
-    """Run a command of warpi; peak memory in GiB, seconds."""
+def write_images(folder: Path, n: int) -> Path:
+    """A list of n image files in 1000 folders: links to 1000 small photos, since only their number matters."""
+    from PIL import Image
+
+    top = folder / f"images{n}"
+    if (top / "list.csv").exists():
+        return top / "list.csv"
+    rng = np.random.default_rng(0)
+    (top / "src").mkdir(parents=True, exist_ok=True)
+    for i in range(1000):
+        pixels = rng.integers(0, 255, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(top / "src" / f"{i}.jpg", quality=30)
+        (top / "photos" / f"class_{i:04d}").mkdir(parents=True, exist_ok=True)
+    lines = ["path,label"]
+    for i in range(n):
+        path = f"photos/class_{i % 1000:04d}/photo_{i:08d}_{i * 2654435761 % 2**32:08x}.jpg"
+        os.link(top / "src" / f"{i % 1000}.jpg", top / path)
+        lines.append(f"{path},class_{i % 1000:04d}")
+    (top / "list.csv").write_text("\n".join(lines) + "\n")
+    return top / "list.csv"
+
+
+def measure(code: str, *arguments: str) -> dict[str, Any]:
+    """Run a command; wall and CPU seconds, peak memory in GiB: all resident pages, and without those of files."""
     began = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, stdout=subprocess.DEVNULL)
@@ -69,35 +122,91 @@ def measure(code: str, arguments: list[str]) -> dict[str, Any]:
     }
 
 
-def train(path: Path, out: Path, code: str, method: str, shuffle: str) -> dict[str, Any]:
-    """Train a linear head; seconds of the last epoch."""
-    flags = f"--method {method} --net linear --epochs {EPOCHS} --batch-size {BATCH} --test 0.05 --threads 1 --quiet"
-    files = ["--data", str(path), "--trusted", str(path.parent / "trusted.npz"), "--out", str(out)]
-    result = measure(code, ["fit", *files, "--shuffle", shuffle, "--device", "cpu", *flags.split()])
-    records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    return {**result, "epoch_s": round(records[-1]["seconds"], 2), "test_acc": round(records[-1]["test_acc"], 2)}
+def train(path: Path, out: Path, code: str, **options: object) -> dict[str, Any]:
+    """Train a linear head; seconds, CPU seconds and accuracy of the last epoch."""
+    shutil.rmtree(out, ignore_errors=True)
+    settings = {"data": str(path), "trusted": str(path.parent / "trusted.npz"), "method": "ce", "net": "linear"}
+    settings |= {"epochs": EPOCHS, "batch_size": BATCH, "test": 0.05, **options}
+    result = measure(code, str(out), json.dumps(settings))
+    last = json.loads((out / "results.jsonl").read_text().splitlines()[-1])
+    cpu = json.loads((out / "epoch_cpu.json").read_text())
+    accuracy = round(last["test_acc"], 2)
+    return {**result, "epoch_s": round(last["seconds"], 2), "epoch_cpu_s": round(cpu, 2), "test_acc": accuracy}
+
+
+def measure_training(folder: Path, n: int, repeat: int) -> None:
+    path = write(folder, n)
+    variants = {"file": (TRAIN, "rows"), "memory": (IN_MEMORY, "rows"), "blocks": (TRAIN, "blocks")}
+    for r in range(repeat):
+        for part, (code, shuffle) in variants.items():
+            keep(part, n, r, **train(path, folder / f"run{n}-{part}", code, shuffle=shuffle))
+
+
+def measure_judging(folder: Path, n: int, repeat: int) -> None:
+    """Audit, predict and report of the run that `measure_training` left."""
+    run = str(folder / f"run{n}-file")
+    for r in range(repeat):
+        keep("audit", n, r, **measure(COMMAND, "audit", run, "--csv", str(folder / "audit.csv")))
+        keep("report", n, r, **measure(COMMAND, "report", run, "--out", str(folder / "report")))
+        out = str(folder / "predicted.csv")
+        keep("predict", n, r, **measure(COMMAND, "predict", run, "--data", str(write(folder, n)), "--csv", out))
+
+
+def measure_sorted(folder: Path, n: int, repeat: int) -> None:
+    for r in range(repeat):
+        for is_sorted in (False, True):
+            path = write(folder, n, is_sorted)
+            for shuffle in ("rows", "blocks"):
+                part = f"{path.stem.rstrip('0123456789')} {shuffle}"
+                keep(part, n, r, **train(path, folder / "run-sorted", TRAIN, shuffle=shuffle, seed=r))
+
+
+def measure_images(folder: Path, n: int, repeat: int) -> None:
+    listed = write_images(folder, n)
+    for r in range(repeat):
+        out = folder / "run-images"
+        shutil.rmtree(out, ignore_errors=True)
+        keep("images", n, r, **measure(FIRST_STEP, str(listed), str(out)))
+
+
+def measure_shuffling(folder: Path, n: int, repeat: int) -> None:
+    path = write(folder, n)
+    for r in range(repeat):
+        for shuffle in ("rows", "blocks"):
+            keep(f"limited {shuffle}", n, r, **measure_limited(path, shuffle, BATCH))
+
+
+def keep(part: str, rows: int, repeat: int, **result: Any) -> None:
+    """Store one result, in place of an older one of the same part and size."""
+    stored = json.loads(FILE.read_text()) if FILE.exists() else {}
+    entry = {**made_on("torch", "numpy"), "load": round(os.getloadavg()[0], 1), **result}
+    print(part, rows, repeat, json.dumps(entry), flush=True)
+    stored[f"{part} {rows} {repeat}"] = {"part": part, "rows": rows, "repeat": repeat, **entry}
+    write_atomically(FILE, (json.dumps(stored, indent=1) + "\n").encode())
+
+
+MEASURES = {
+    "train": measure_training,
+    "judge": measure_judging,
+    "limited": measure_shuffling,
+    "sorted": measure_sorted,
+    "images": measure_images,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("what", choices=(*MEASURES, "page"))
     parser.add_argument("--rows", type=float, nargs="+", default=[1e6])
-    parser.add_argument("--method", default="ce")
-    parser.add_argument("--parts", nargs="+", default=["file", "blocks", "memory", "audit", "report"])
+    parser.add_argument("--repeat", type=int, default=1)
     given = parser.parse_args()
+    if given.what == "page":
+        write_page(list(json.loads(FILE.read_text()).values()))
+        return
     given.folder.mkdir(parents=True, exist_ok=True)
     for n in map(int, given.rows):
-        path = write(given.folder, n)
-        for part in given.parts:
-            run = given.folder / f"run{n}-file"
-            out = given.folder / f"run{n}-{part}"
-            if part in ("audit", "report"):
-                arguments = {"audit": ["audit", str(run)], "report": ["report", str(run), "--out", str(out)]}[part]
-                result = measure(COMMAND, arguments)
-            else:
-                code = IN_MEMORY if part == "memory" else COMMAND
-                result = train(path, out, code, given.method, "blocks" if part == "blocks" else "rows")
-            print(json.dumps({"rows": n, "part": part, "load": os.getloadavg()[0], **result}), flush=True)
+        MEASURES[given.what](given.folder, n, given.repeat)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": ("warpi.cli.fit:compare", "compare models and methods on trusted rows they were not trained on"),
     "predict": ("warpi.cli.predict:predict", "predict the classes of new rows with a trained run"),
     "embed": ("warpi.cli.predict:embed", "compute the vectors of images or texts once, with a pretrained model"),
+    "convert": ("warpi.cli.predict:convert", "turn a table larger than memory into arrays, block by block"),
     "audit": (
         "warpi.cli.audit:audit",
         "find the labels that are probably wrong, with a run or any model's probabilities",

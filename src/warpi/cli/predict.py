@@ -1,4 +1,4 @@
-"""`warpi predict` and `warpi embed`. Imports that load torch wait until the command runs."""
+"""`warpi predict`, `warpi embed` and `warpi convert`. Imports that load torch wait until the command runs."""
 
 from pathlib import Path
 
@@ -59,3 +59,34 @@ def embed(argv: list[str]) -> None:
         new = "nothing new" if not result.computed else f"{result.computed:,} of them computed now"
         say(f"{result.path}: {result.rows:,} vectors of {result.dimensions} numbers by {embedder} ({new})")
         say(f"train on them with: warpi fit --data {result.path} --out DIR")
+
+
+def convert(argv: list[str]) -> None:
+    parser = Parser(
+        "warpi convert",
+        "Turn a table that does not fit into memory (.csv, .tsv, .parquet) into a .npy file of features, block by "
+        "block. `warpi fit --data OUT.npy` leaves them in the file; trusted and new rows may still be tables.",
+    )
+    parser.add_argument("data", metavar="TABLE", help="one example per row")
+    parser.add(
+        "--out FILE.npy", "features to write; labels and columns get names that start like it", Path, required=True
+    )
+    parser.add("--label COLUMN", "column with the labels (default: label)")
+    parser.add("--drop A,B,...", "columns to ignore")
+    parser.add("--types A=KIND,...", "kinds of columns: number, category or date (default: by their content)")
+    parser.add("--like FILE.npy", "read the columns as for this file, which was converted before", Path)
+    parser.add("--missing fill|error", "fill missing cells, or refuse them (default: fill)", default="fill")
+    parser.add("--unknown ignore|error", "ignore unknown values, or refuse them (default: ignore)", default="ignore")
+    parser.add("--quiet", "print nothing but errors")
+    given = parser.read(argv)
+    from warpi.datasets.columns.convert import convert_table
+    from warpi.datasets.columns.encode import TableOptions
+
+    options = TableOptions(tuple(read_names(given["types"])), missing=given["missing"], unknown=given["unknown"])
+    drop = read_names(given["drop"])
+    done = convert_table(
+        given["data"], given["out"], label=given["label"], drop=drop, like=given["like"], options=options
+    )
+    if not given["quiet"]:
+        say(f"{done.path}: {done.n_rows:,} rows of {done.n_features} features")
+        say(f"train on them with: warpi fit --data {done.path} --out DIR")

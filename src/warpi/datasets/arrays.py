@@ -14,7 +14,8 @@ from warpi.data.augment import Crop
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.mapped import MappedExamples, RawRows
-from warpi.data.numeric import ROUNDING, make_features, needs_float64
+from warpi.data.numeric import ROUNDING, Columns, Features, make_features, needs_float64
+from warpi.datasets.columns.convert import read_table_form
 from warpi.datasets.label_columns import OLD_NAMES, find_trusted_column, warn_old_name
 from warpi.datasets.labels import CodedLabels, check_counts, parse_marks, sort_classes
 from warpi.datasets.text_files import check_suffix, parse_numbers, reading, shorten_list
@@ -66,9 +67,18 @@ def read_arrays(path: Path, label: str | None = None, *, like: Dataset | None = 
     if marks:
         marked = _labels(_values(arrays[marks]), f"{path}: {marks}", len(_tensor(x["train"])))
         trusted = _parse_coded_marks(marked, lambda row: f"{path}, row {row}", marks)
-    first = _first_examples(path, x, like)
+    columns = _columns_of(path, like)
+    first = _first_examples(path, x, like, columns)
     parts = {part: (_examples(x[part], first), y[part]) for part in x}
-    return Dataset.from_parts(path.stem, parts, classes, clean=y.get("clean"), trusted=trusted)
+    return Dataset.from_parts(path.stem, parts, classes, clean=y.get("clean"), trusted=trusted, encoding=columns)
+
+
+def _columns_of(path: Path, like: Dataset | None) -> Columns | None:
+    """The columns of the table from which the arrays were converted, which must be those of `like`."""
+    form = read_table_form(path)
+    if form and like and form.columns != like.encoding:
+        raise UserError(f"{path}: its columns differ from those of {like.name}; convert it with --like {like.name}.npy")
+    return form.columns if form else None
 
 
 def _read_parts(
@@ -92,15 +102,17 @@ def _read_parts(
     return x, texts
 
 
-def _first_examples(path: Path, x: Mapping[str, _Inputs], like: Dataset | None) -> TensorExamples:
+def _first_examples(
+    path: Path, x: Mapping[str, _Inputs], like: Dataset | None, columns: Columns | None
+) -> TensorExamples:
     """Examples of the form that all parts must have."""
     train = x["train"]
     if like is not None:
         first = like.examples
     elif isinstance(train, RawRows):
-        first = MappedExamples.of(train)
+        first = replace(MappedExamples.of(train), columns=columns)
     else:
-        first = make_features(train) if train.ndim == 2 else make_images(train)
+        first = make_features(train, columns) if train.ndim == 2 else make_images(train)
     if not isinstance(first, TensorExamples):
         raise UserError(f"{path} holds arrays, but the first data set does not; give both in the same format")
     for part, inputs in x.items():
@@ -111,9 +123,10 @@ def _first_examples(path: Path, x: Mapping[str, _Inputs], like: Dataset | None) 
 def _examples(x: _Inputs, first: TensorExamples) -> TensorExamples:
     """Examples like the first ones, whichever of them stay in a file."""
     if isinstance(x, RawRows):
-        return MappedExamples.of(x).with_scale(first.scale)
+        columns = first.columns if isinstance(first, Features) else None
+        return replace(MappedExamples.of(x).with_scale(first.scale), columns=columns)
     if isinstance(first, MappedExamples):
-        return make_features(x).with_scale(first.scale)
+        return make_features(x, first.columns).with_scale(first.scale)
     return replace(first, x=x)
 
 
@@ -209,7 +222,13 @@ def _read_npy(path: Path, label: str | None) -> dict[str, _Stored]:
         label_file = next((file for file in files if file.is_file() and file != path), None)
     if label_file is None:
         raise UserError(f"no labels for {path}: there is no {' and no '.join(map(str, files))}; give --label FILE.npy")
-    return {"x": _open_inputs(path), "y": _one(label_file)}
+    arrays: dict[str, _Stored] = {"x": _open_inputs(path), "y": _one(label_file)}
+    form = read_table_form(path)
+    if form is not None:
+        arrays["classes"] = np.array(form.classes)
+        stored = {name: path.with_name(f"{path.stem}_{name}.npy") for name in ("clean", "trusted")}
+        arrays |= {name: _one(file) for name, file in stored.items() if file.is_file()}
+    return arrays
 
 
 def _open_inputs(path: Path) -> _Stored:

@@ -12,6 +12,7 @@ from warpi.data.numeric import Embedded, Features
 from warpi.data.placeholder import PlaceholderExamples
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.arrays import read_arrays, read_new_arrays
+from warpi.datasets.columns.convert import read_table_form
 from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.columns.raw import is_text_folder
 from warpi.datasets.embedding.dataset import embed_second, read_features, read_new_vectors
@@ -87,6 +88,12 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
     if isinstance(like, FileExamples | Decoded):
         expected = _IMAGES
     kind = _kind_of_files(os.path.abspath(data), settings.get("drop", ()))  # absolute, so not a name in DATASETS
+    form = read_table_form(path)
+    if columns and form:
+        if form.columns != columns:
+            raise UserError(f"{data}: its columns differ from those of the run; convert it with --like, the run's data")
+        assert isinstance(like, TensorExamples)
+        return read_new_arrays(path, None, like, classes)
     if kind != expected:
         raise UserError(f"{data} contains {kind}, but the run was trained on {expected}; give data of the same kind")
     if kind == _IMAGES:

@@ -49,19 +49,20 @@ def read_table(
         for flag, names in (("--drop", drop), ("--types and --text", kinds)):
             for name in names:
                 if name not in table.names:
-                    raise _no_column(name, table, f"{flag} takes some of these")
+                    raise no_column(name, table, f"{flag} takes some of these")
     if label not in table.columns:
-        raise _no_column(label, table, "choose the label with --label COLUMN")
+        raise no_column(label, table, "choose the label with --label COLUMN")
     earlier = _pop_earlier_labels(table, label, first)
     texts = {name: _labels(table.columns[name]) for name in (label, *LABEL_COLUMNS) if name in table.columns}
     texts |= {name: _labels(values) for name, values in earlier.items()}
     labels = read_label_columns(texts, label, path, table.at, classes=like.classes if like else None)
     notes = Notes()
     if first:
-        _check_same_columns(table, first, notes)
+        check_same_columns(table, first, notes)
         columns = first
     else:
-        columns = _choose_columns(table, label, tuple(drop), kinds, labels.rows["train"], notes)
+        declared = table.lines is None
+        columns = choose_columns(table, label, tuple(drop), kinds, labels.rows["train"], notes, declared=declared)
     encoded = encode_table(table, columns, options, notes, None if first else labels.rows["train"])
     notes.log(path)
     parts = {part: (encoded.pick(rows), labels.labels(part)) for part, rows in labels.rows.items()}
@@ -74,7 +75,7 @@ def read_new_table(
     """Read rows to predict: the feature columns of the first table, with or without labels."""
     table = read_columns(path, columns.label, columns.drop, columns, {}, new=True)
     notes = Notes()
-    _check_same_columns(table, columns, notes)
+    check_same_columns(table, columns, notes)
     labels = {
         name: encode_labels(blank_missing(_labels(table.columns[name]), classes), classes, table.at)
         for name in dict.fromkeys((columns.label, "clean_label"))
@@ -133,19 +134,24 @@ def _feature_names(table: Table, label: str) -> list[str]:
     return [name for name in table.columns if name not in special]
 
 
-def _choose_columns(
+def choose_columns(
     table: Table,
     label: str,
     drop: tuple[str, ...],
     kinds: dict[str, str],
     train: Sequence[int],
     notes: Notes,
+    *,
+    declared: bool,
 ) -> Columns:
-    """Decide for every feature column of a training table how it becomes features."""
+    """Decide for every feature column of a training table how it becomes features.
+
+    `declared`: the file declares the types of the columns.
+    """
     fit = np.zeros(len(_labels(table.columns[label])), dtype=bool)
     fit[list(train)] = True
     names = _feature_names(table, label)
-    chooser = Chooser(notes, fit, _limit_categories(table, names, len(fit)), table.lines is None)
+    chooser = Chooser(notes, fit, _limit_categories(table, names, len(fit)), declared)
     features: dict[str, Column] = {}
     unused: list[str] = []
     for j, name in enumerate(table.names):
@@ -178,7 +184,7 @@ def _limit_categories(table: Table, names: Sequence[str], n: int) -> int:
     return max((c for c in limits if np.minimum(distinct, c).sum() * n <= _CATEGORY_CELLS), default=_MIN_CATEGORIES)
 
 
-def _check_same_columns(table: Table, columns: Columns, notes: Notes) -> None:
+def check_same_columns(table: Table, columns: Columns, notes: Notes) -> None:
     """Raise if a feature column is missing; note columns that are not used."""
     lacking = [name for name in columns.features if name not in table.columns]
     added = [name for name in _feature_names(table, columns.label) if name not in columns.features]
@@ -193,7 +199,7 @@ def _check_same_columns(table: Table, columns: Columns, notes: Notes) -> None:
         notes.add(_UNUSED.format("run" if table.new else "training table") + ": {}", repr(name))
 
 
-def _no_column(name: str, table: Table, advice: str) -> UserError:
+def no_column(name: str, table: Table, advice: str) -> UserError:
     near = nearest(name, table.names)
     hint = f" (did you mean {near!r}?)" if near else ""
     return UserError(f"{table.path} has no column {name!r}{hint}; columns: {shorten_list(table.names)}; {advice}")

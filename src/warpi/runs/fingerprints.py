@@ -75,8 +75,10 @@ def _files_at(path: Path) -> Iterator[str]:
     """All files in a folder, or a file and the label files that belong to it."""
     if path.is_dir():
         return _walk(str(path), _LINKED_LEVELS)
-    labels = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("y.npy")] if path.suffix == ".npy" else []
-    return map(str, (path, *labels))
+    if path.suffix != ".npy":
+        return iter([str(path)])
+    others = ("_labels.npy", "_clean.npy", "_trusted.npy", "_table.json")
+    return map(str, (path, *(path.with_name(path.stem + other) for other in others), path.with_name("y.npy")))
 
 
 def _walk(folder: str, linked_levels: int) -> Iterator[str]:

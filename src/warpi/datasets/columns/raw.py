@@ -2,7 +2,8 @@
 
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -64,6 +65,7 @@ class Table(NamedTuple):
     lines: NDArray[np.int32] | None  # on which each row ends; None: not a text file
     new: bool  # whether the rows are to be predicted, so that the columns are fixed
     files: tuple[str, ...] | None = None  # of a folder of texts
+    first: int = 0  # the number of the first row, if this is a part of a table
 
     def at(self, row: int) -> str:
         return f"{self.path}, {self.row(row)}"
@@ -71,7 +73,7 @@ class Table(NamedTuple):
     def row(self, row: int) -> str:
         if self.files is not None:
             return self.files[row]
-        return f"row {row}" + (f" (line {self.lines[row]})" if self.lines is not None else "")
+        return f"row {self.first + row}" + (f" (line {self.lines[row]})" if self.lines is not None else "")
 
     def cell(self, name: str, row: int) -> str:
         raw = self.columns[name]
@@ -96,28 +98,35 @@ def read_columns(
     """Read the columns of a file. Those that hold labels, categories or texts are read as text."""
     if path.is_dir():
         return _read_text_folder(path, label, new)
-    features = first.features if first else {}
-    known_texts = {name for name, column in features.items() if not isinstance(column, NumberColumn)}
-    as_text = {label, *LABEL_COLUMNS, *GIVEN, *known_texts, *(name for name in kinds if kinds[name] != "number")}
-    as_text -= {name for name in GIVEN if isinstance(features.get(name), NumberColumn)}
     table = Table(path, label, [], {}, None, new)
-
-    def plan(names: Iterable[object]) -> tuple[set[int], set[int]]:
-        """The positions of columns to ignore, and of those to read as text."""
-        table.names.extend(check_column_names(path, names))
-        for name in table.names:
-            if name.lower() in LABEL_COLUMNS and name not in (*LABEL_COLUMNS, label, *drop):
-                meaning = f"column {name!r} looks like {name.lower()!r}, which has a meaning"
-                raise UserError(f"{path}: {meaning}; rename it{table.or_drop(name)}")
-        places = range(len(table.names))
-        return {j for j in places if table.names[j] in drop}, {j for j in places if table.names[j] in as_text}
-
+    plan = partial(plan_columns, table, drop, texts_of(label, first, kinds))
     suffix = check_suffix(path, (".csv", ".tsv", ".parquet"))
     if suffix == ".parquet":
         return _read_parquet(table, plan)
     read = read_csv_columns(path, "\t" if suffix == ".tsv" else ",", plan)
     table.columns.update((name, raw) for name, raw in zip(table.names, read.columns, strict=True) if raw is not None)
     return table._replace(lines=read.lines)
+
+
+def texts_of(label: str, first: Columns | None, kinds: Mapping[str, str]) -> set[str]:
+    """The columns that are read as text: labels, and those that the first table or the user does not see as numbers."""
+    features = first.features if first else {}
+    known_texts = {name for name, column in features.items() if not isinstance(column, NumberColumn)}
+    as_text = {label, *LABEL_COLUMNS, *GIVEN, *known_texts, *(name for name in kinds if kinds[name] != "number")}
+    return as_text - {name for name in GIVEN if isinstance(features.get(name), NumberColumn)}
+
+
+def plan_columns(
+    table: Table, drop: Collection[str], as_text: Collection[str], names: Iterable[object]
+) -> tuple[set[int], set[int]]:
+    """Store the names of the columns. Returns the positions of those to ignore, and of those to read as text."""
+    table.names.extend(check_column_names(table.path, names))
+    for name in table.names:
+        if name.lower() in LABEL_COLUMNS and name not in (*LABEL_COLUMNS, table.label, *drop):
+            meaning = f"column {name!r} looks like {name.lower()!r}, which has a meaning"
+            raise UserError(f"{table.path}: {meaning}; rename it{table.or_drop(name)}")
+    places = range(len(table.names))
+    return {j for j in places if table.names[j] in drop}, {j for j in places if table.names[j] in as_text}
 
 
 def read_parquet(path: Path) -> Any:
@@ -182,11 +191,11 @@ def _read_parquet(table: Table, plan: Callable[[Iterable[object]], tuple[set[int
     ignored, _ = plan(frame.column_names)
     for j, name in enumerate(table.names):
         if j not in ignored:
-            table.columns[name] = _read_arrow(table, name, frame.column(j))
+            table.columns[name] = read_arrow(table, name, frame.column(j))
     return table
 
 
-def _read_arrow(table: Table, name: str, column: Any) -> Raw:
+def read_arrow(table: Table, name: str, column: Any) -> Raw:
     """A column of a parquet file: numbers, dates, vectors or text."""
     import pyarrow as pa
     from pyarrow import compute, types

@@ -1,0 +1,104 @@
+"""The tables and the plot of docs/scale.md, from benchmarks/results/large_data.json."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.common import ROOT, write_between
+
+PAGE = ROOT / "docs" / "scale.md"
+PLOT = ROOT / "docs" / "pictures" / "scale.svg"
+MARKS = "<!-- by benchmarks/speed/large_data.py: {} -->", "<!-- until here: {} -->"
+NAMES = {
+    "file": "fit, `--shuffle rows`",
+    "blocks": "fit, `--shuffle blocks`",
+    "memory": "fit, features read into memory as float32",
+    "audit": "audit, with a csv file",
+    "predict": "predict all rows, with a csv file",
+    "report": "report",
+}
+
+
+def write_page(records: Sequence[dict[str, Any]]) -> None:
+    for name, make in (("memory", memory_table), ("shuffling", shuffling_table), ("images", images_table)):
+        marks = MARKS[0].format(name), MARKS[1].format(name)
+        write_between(PAGE, marks, make(records))
+    plot(records)
+
+
+def memory_table(records: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| Rows | Command | Peak GiB | Anonymous GiB | Rows per CPU second of an epoch | CPU seconds in all |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in sorted(
+        (r for r in records if r["part"] in NAMES), key=lambda r: (r["rows"], list(NAMES).index(r["part"]))
+    ):
+        speed = f"{r['rows'] / r['epoch_cpu_s'] / 1e6:.2f} M" if "epoch_cpu_s" in r else ""
+        values = (f"{r['rows'] / 1e6:.0f} M", NAMES[r["part"]], r["peak_gib"], r["anonymous_gib"], speed, r["cpu_s"])
+        lines.append("| " + " | ".join(map(str, values)) + " |")
+    return "\n".join([*lines, "", made(records, NAMES)])
+
+
+def shuffling_table(records: Sequence[dict[str, Any]]) -> str:
+    limited = [r for r in records if r["part"].startswith("limited")]
+    lines = [
+        "| Order | File | Page cache | Rows per second | Read from disk per row |",
+        "|---|---|---|---|---|",
+    ]
+    for r in limited:
+        values = (
+            f"`--shuffle {r['part'].split()[1]}`",
+            f"{r['file_mib']} MiB",
+            f"{r['cache_mib']} MiB",
+            f"{r['rows_per_s']:,}",
+            f"{r['read_bytes_per_row']:,} bytes",
+        )
+        lines.append("| " + " | ".join(values) + " |")
+    lines += ["", made(records, {r["part"] for r in limited}), ""]
+    ordered = [r for r in records if r["part"] in ("rows rows", "rows blocks", "sorted rows", "sorted blocks")]
+    lines += ["| Rows in the file | Order | Test accuracy by seed |", "|---|---|---|"]
+    for part in dict.fromkeys(r["part"] for r in ordered):
+        order, shuffle = part.split()
+        accuracy = ", ".join(f"{r['test_acc']:.2f}" for r in ordered if r["part"] == part)
+        where = "sorted by label" if order == "sorted" else "random"
+        lines.append(f"| {ordered[0]['rows'] / 1e6:.0f} M, {where} | `--shuffle {shuffle}` | {accuracy} |")
+    return "\n".join([*lines, "", made(records, {r["part"] for r in ordered})])
+
+
+def images_table(records: Sequence[dict[str, Any]]) -> str:
+    lines = ["| Paths | Seconds to the first step | CPU seconds | Peak GiB |", "|---|---|---|---|"]
+    for r in (r for r in records if r["part"] == "images"):
+        lines.append(f"| {r['rows'] / 1e6:.0f} M | {r['wall_s']} | {r['cpu_s']} | {r['peak_gib']} |")
+    return "\n".join([*lines, "", made(records, {"images"})])
+
+
+def made(records: Sequence[dict[str, Any]], parts: Any) -> str:
+    """When and on what some parts were measured, in one sentence."""
+    some = [r for r in records if r["part"] in parts]
+    loads = [r["load"] for r in some]
+    first = some[0]
+    return (
+        f"Measured {min(r['date'] for r in some)}, {first['machine']}, Python {first['python']}, "
+        f"torch {first['torch']}, numpy {first['numpy']}; other processes ran too (load {min(loads)} to {max(loads)})."
+    )
+
+
+def plot(records: Sequence[dict[str, Any]]) -> None:
+    """CPU seconds per epoch and memory against the number of rows."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    sizes = (1e6, 4e6, 16e6)
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    for part in ("file", "blocks", "memory"):
+        some = sorted((r for r in records if r["part"] == part and r["rows"] in sizes), key=lambda r: r["rows"])
+        millions = [r["rows"] / 1e6 for r in some]
+        axes[0].plot(millions, [r["epoch_cpu_s"] for r in some], "o-", label=NAMES[part].replace("`", ""))
+        axes[1].plot(millions, [r["anonymous_gib"] for r in some], "o-")
+    axes[0].set(xlabel="million rows", ylabel="CPU seconds per epoch", ylim=0, xlim=0)
+    axes[1].set(xlabel="million rows", ylabel="GiB, without pages of files", ylim=0, xlim=0)
+    axes[0].legend(fontsize=7)
+    with mpl.rc_context({"svg.hashsalt": "warpi"}):
+        figure.savefig(PLOT, metadata={"Date": None})
