@@ -26,9 +26,10 @@ from warpi.report.curves import average_curve, draw_curves
 from warpi.report.experiments import Difference, find_runs, group, summarize
 from warpi.report.page import to_html
 from warpi.report.paired_tests import compare, mean_interval
-from warpi.report.table import blocks, in_columns, to_latex, to_markdown, to_rich, write_json
+from warpi.report.table import blocks, to_latex, to_markdown, to_rich, write_json
 from warpi.report.write import write_report
 from warpi.runs.rerun_command import BUILTIN, command
+from warpi.utils.terminal import in_columns
 
 ENVIRONMENT = {"torch": "2.13.0", "python": "3.11.7", "device": "cpu", "gpu": None, "threads": 1}
 

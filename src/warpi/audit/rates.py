@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from warpi.audit.label_scores import Floats, Ints, wilson_interval
 
@@ -169,7 +169,7 @@ def _interval(estimate: float, variance: float, n: int, level: float) -> tuple[f
     spread = variance**0.5
     if min(clipped, 1 - clipped) < spread < 0.5:
         size = max(size, min(n, spread * (1 - spread) / variance))
-    z = float(student_t.ppf(0.5 + level / 2, n - 1))
+    z = float(stdtrit(n - 1, 0.5 + level / 2))  # quantile of Student's distribution
     return wilson_interval(clipped, size, z)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from warpi.auto.models import Plan
 from warpi.auto.problem import Clock, Column, OutOfTimeError, pose_problem
@@ -90,7 +90,7 @@ def accuracy_interval(hits: Floats, importance: Floats, level: float = 0.9) -> I
 
 
 def t_quantile(n: int, level: float) -> float:
-    return float(stats.t.ppf((1 + level) / 2, max(n - 1, 1)))
+    return float(stdtrit(max(n - 1, 1), (1 + level) / 2))
 
 
 def wilson(share: float, n: float, quantile: float) -> tuple[float, float]:

@@ -6,22 +6,22 @@ from importlib import import_module
 from pathlib import Path
 
 from warpi.errors import UserError, unknown
+from warpi.runs.schema import NOT_READ, DataSettings
 from warpi.utils.flags import Parser, add_fields
 from warpi.utils.terminal import say
 
 
 def corrupt(argv: list[str]) -> None:
-    from warpi.noise.noise_file import hash_labels, write_noise_file
-    from warpi.noise.parse import Noise
-    from warpi.runs.schema import NOT_READ
-    from warpi.runs.spec import DataSpec, load
-    from warpi.utils.seeding import generator
-
     parser = Parser("warpi corrupt", "Draw label noise and write the labels to a file for `warpi fit --labels`.")
     parser.add("--out FILE", "label file to write (.json)", Path, required=True)
     parser.add("--seed N", "random seed; draws the same noise as `warpi fit --seed`", int, 0)
-    add_fields(parser, "data", DataSpec, NOT_READ)
+    add_fields(parser, "data", DataSettings, NOT_READ)
     given = parser.read(argv)
+    from warpi.noise.noise_file import hash_labels, write_noise_file
+    from warpi.noise.parse import Noise
+    from warpi.runs.spec import DataSpec, load
+    from warpi.utils.seeding import generator
+
     out = given.pop("out")
     seed = given.pop("seed")
     spec = DataSpec(**given)

@@ -9,6 +9,7 @@ from typing import Any
 
 from warpi.errors import unknown
 from warpi.utils.flags import Parser
+from warpi.utils.terminal import in_columns
 
 
 def list_names(argv: list[str]) -> None:
@@ -34,8 +35,6 @@ def list_names(argv: list[str]) -> None:
 
 def _print(rows: list[dict[str, Any]], hidden: tuple[str, ...] = ("core", "options", "docs")) -> None:
     from shutil import get_terminal_size
-
-    from warpi.report.table import in_columns
 
     width = get_terminal_size().columns if sys.stdout.isatty() else None
     cells = [{name: _format_cell(value) for name, value in row.items() if name not in hidden} for row in rows]

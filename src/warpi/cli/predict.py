@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from warpi.cli.data_flags import add_copied_columns, read_names
-from warpi.runs.predictions import predict as predict_data
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import say
 
@@ -21,6 +20,8 @@ def predict(argv: list[str]) -> None:
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print nothing but errors")
     given = parser.read(argv)
+    from warpi.runs.predictions import predict as predict_data
+
     options = {name: given[name] for name in ("device", "missing", "unknown")}
     ids, keep = (read_names(given[name]) for name in ("id", "keep"))
     predictions = predict_data(given["run"], given["data"], id=ids, keep=keep, **options)

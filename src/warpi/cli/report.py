@@ -4,17 +4,10 @@ from pathlib import Path
 
 from warpi.errors import UserError
 from warpi.utils.flags import Parser
-from warpi.utils.terminal import say, visible
+from warpi.utils.terminal import in_columns, say, visible
 
 
 def report(argv: list[str]) -> None:
-    from warpi.report.answer import next_step
-    from warpi.report.experiments import find_runs
-    from warpi.report.page_data import Detail
-    from warpi.report.paired_tests import compare, rank_grid, rank_methods
-    from warpi.report.table import in_columns, screen, to_rich
-    from warpi.report.write import write_report
-
     parser = Parser("warpi report", "Print a table of one or many runs. With --out, also write a page about them.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of run folders")
     parser.add("--against NAME", "show differences to this method or label, paired by seed")
@@ -24,6 +17,13 @@ def report(argv: list[str]) -> None:
     parser.add("--audit", "first audit the runs that have not been audited")
     parser.add("--device auto|cpu|cuda", "device for audits and measurements", default="auto")
     given = parser.read(argv)
+    from warpi.report.answer import next_step
+    from warpi.report.experiments import find_runs
+    from warpi.report.page_data import Detail
+    from warpi.report.paired_tests import compare, rank_grid, rank_methods
+    from warpi.report.table import screen, to_rich
+    from warpi.report.write import write_report
+
     if given["audit"] and not given["out"]:
         raise UserError("--audit adds to the page; set its folder with --out DIR, or run warpi audit")
     broken: list[UserError] = []

@@ -2,7 +2,6 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit
 from warpi.report.curves import Curve
 from warpi.report.page_data import Detail, Review
+from warpi.report.table import Grid
 from warpi.review.progress import audit_concerns, check_command, correct_command
 
 if TYPE_CHECKING:
@@ -30,15 +30,6 @@ class Tile(NamedTuple):
     number: str
     text: str
     note: str = ""
-
-
-class Grid(NamedTuple):
-    """A table of text."""
-
-    heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    text: Sequence[int] = (0,)  # columns that are aligned to the left
-    mean: bool = False  # the last row is a mean
 
 
 def answer(detail: Detail) -> dict[str, Any] | None:

@@ -8,13 +8,13 @@ from typing import Any
 import warpi.report.svg_charts as charts
 from warpi.audit.label_scores import wilson_interval
 from warpi.errors import MALFORMED_ERRORS, UserError
-from warpi.report.answer import Grid, Tile, answer
+from warpi.report.answer import Tile, answer
 from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, group_by, machine, number, versions
 from warpi.report.figure_data import EDGES, KINDS, Arrays
 from warpi.report.page_data import Detail
 from warpi.report.plot_style import COLORS
-from warpi.report.table import HEADS, blocks, legend
+from warpi.report.table import HEADS, Grid, blocks, legend
 from warpi.runs.rerun_command import command, custom_files, custom_names, format_tables, format_value
 from warpi.runs.schema import CHOICE
 from warpi.runs.stored_facts import data_hashes

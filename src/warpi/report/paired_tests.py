@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from warpi.errors import UserError, unknown
-from warpi.report.answer import Grid
 from warpi.report.experiments import (
     Difference,
     Experiment,
@@ -23,6 +22,7 @@ from warpi.report.experiments import (
     number,
     summarize,
 )
+from warpi.report.table import Grid
 from warpi.runs.stored_facts import same_test_set
 from warpi.utils.terminal import visible
 

@@ -4,19 +4,17 @@ import html
 import json
 import re
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from textwrap import fill
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich import box
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group
 from rich.table import Table
 from rich.text import Text
 
-from warpi.report.answer import Grid
 from warpi.report.experiments import Difference, Row
 from warpi.utils.files import write_with_folder
 from warpi.utils.terminal import cell, visible, visible_lines
@@ -38,6 +36,15 @@ PAIRED = (
     "Difference: the last accuracy minus that of the reference, paired by seed on the same noise and test set; "
     "mean ± half-width of its 95 % interval (Student's t over seeds)."
 )
+
+
+class Grid(NamedTuple):
+    """A table of text."""
+
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    text: Sequence[int] = (0,)  # columns that are aligned to the left
+    mean: bool = False  # the last row is a mean
 
 
 @dataclass(frozen=True)
@@ -118,28 +125,6 @@ def write_json(rows: Iterable[Row], path: Path) -> None:
     """Write all rows with all their fields, as a list of objects."""
     content = [asdict(row) | {"best_is_oracle": True} for row in rows]
     write_with_folder(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def in_columns(rows: Sequence[Mapping[str, str]], width: int | None = None) -> str:
-    """One line per row. If lines are longer than `width`, summaries are folded next to the other columns or below."""
-    rows = [{name: name for name in rows[0]}, *rows]
-    widths = {name: max(len(row[name]) for row in rows) for name in rows[0]}
-    lines = ["  ".join(row[name].ljust(widths[name]) for name in widths).rstrip() for row in rows]
-    if width is None or max(map(len, lines)) <= width:
-        return "\n".join(lines)
-    short = [name for name in widths if name != "summary"]
-    lead = sum(widths[name] + 2 for name in short)
-    beside = lead + 40 <= width
-    indent = " " * (lead if beside else 4)
-    lines = []
-    for row in rows:
-        cells = [row[name].ljust(widths[name]) if lead <= width else row[name] for name in short]
-        first = "  ".join(filter(None, cells)).rstrip()
-        text = fill(
-            row["summary"], max(width, 40), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-        )
-        lines.append(first.ljust(lead) + text[lead:] if beside else f"{first}\n{text}")
-    return "\n".join(lines)
 
 
 def legend(rows: Iterable[Row]) -> str:

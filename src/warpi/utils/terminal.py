@@ -3,6 +3,8 @@
 import logging
 import re
 import sys
+from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,3 +47,25 @@ def show_warnings() -> None:
     """Format the warnings of loggers without a handler, which Python prints to standard error, as `visible` text."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(VisibleFormatter())
+
+
+def in_columns(rows: Sequence[Mapping[str, str]], width: int | None = None) -> str:
+    """One line per row. If lines are longer than `width`, summaries are folded next to the other columns or below."""
+    rows = [{name: name for name in rows[0]}, *rows]
+    widths = {name: max(len(row[name]) for row in rows) for name in rows[0]}
+    lines = ["  ".join(row[name].ljust(widths[name]) for name in widths).rstrip() for row in rows]
+    if width is None or max(map(len, lines)) <= width:
+        return "\n".join(lines)
+    short = [name for name in widths if name != "summary"]
+    lead = sum(widths[name] + 2 for name in short)
+    beside = lead + 40 <= width
+    indent = " " * (lead if beside else 4)
+    lines = []
+    for row in rows:
+        cells = [row[name].ljust(widths[name]) if lead <= width else row[name] for name in short]
+        first = "  ".join(filter(None, cells)).rstrip()
+        text = fill(
+            row["summary"], max(width, 40), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
+        lines.append(first.ljust(lead) + text[lead:] if beside else f"{first}\n{text}")
+    return "\n".join(lines)
