@@ -20,7 +20,9 @@ from warpi.data.overlap import labels_in, mark_shared_once
 from warpi.data.split import Split
 from warpi.datasets import arrays
 from warpi.errors import UserError
+from warpi.runs import defaults
 from warpi.runs.run import fit, fitting
+from warpi.runs.spec import RunSpec, prepare
 
 
 def write(folder: Path, n: int = 300, kind: Any = np.float16, seed: int = 0) -> Path:
@@ -184,3 +186,18 @@ def test_pages_are_given_back_after_reading_in_order(tmp_path: Path, monkeypatch
     data.examples.announce(torch.tensor([0, 20]))  # 21 rows in one piece: more than two rows of their own
     data.examples.announce(torch.tensor([0, 19]))
     assert advised == [("announce", 0, 20)]
+
+
+def test_millions_of_rows_in_a_file_have_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+    np.savez(tmp_path / "trusted.npz", x=np.load(path)[:30].astype(np.float32), y=np.arange(30) % 3)
+    monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(defaults, "MOST_ROWS", 100)
+    monkeypatch.setattr(defaults, "ENOUGH_ROWS", 100)
+    for trusted, method in (({}, "elr"), ({"meta_data": str(tmp_path / "trusted.npz")}, "warpi")):
+        spec = RunSpec.from_settings(None, data=str(path), **trusted)
+        prepared = prepare(spec)
+        assert prepared.spec.method == method
+        assert "millions of rows in a file" in prepared.summarize()
+    monkeypatch.setattr(defaults, "MOST_ROWS", 1000)
+    assert prepare(RunSpec.from_settings(None, data=str(path))).spec.method == "auto"

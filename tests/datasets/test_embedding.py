@@ -19,6 +19,7 @@ from torch import nn
 from warpi.audit.decisions import Decision
 from warpi.cli.app import main
 from warpi.data import decode as decoder
+from warpi.data.mapped import MappedEmbedded
 from warpi.data.numeric import Embedded
 from warpi.datasets.embedding import dataset as reading, embed as embedding
 from warpi.datasets.embedding.embed import embed
@@ -459,3 +460,23 @@ def test_weights_decide_the_identity_of_a_network(photos, tmp_path):
         net.scale += 1
     with pytest.raises(UserError, match="choose another --out"):
         embed(photos, tmp_path / "out", net)
+
+
+def test_large_vectors_stay_in_one_file_with_the_same_results(photos, tmp_path, monkeypatch):
+    features = tmp_path / "features"
+    embed(photos, features, "pixels:8", shard_rows=7)
+    embed(make_photos(tmp_path / "trusted", 6, seed=1), tmp_path / "trusted_features", "pixels:8")
+    settings = {"trusted": tmp_path / "trusted_features", "method": "glc", "epochs": 2, "test": 0.2, "device": "cpu"}
+    usual = fit(tmp_path / "usual", data=features, **settings)
+    assert not list(features.glob("vectors-*.npy"))
+    predicted = predict(tmp_path / "usual", photos).probabilities
+    monkeypatch.setattr(reading, "LARGE", 0)
+    mapped = fit(tmp_path / "mapped", data=features, **settings)
+    assert isinstance(mapped.task.train.examples, MappedEmbedded)
+    assert len(list(features.glob("vectors-*.npy"))) == 1
+    facts = [json.loads((run.path / "spec.json").read_text())["facts"] for run in (usual, mapped)]
+    assert facts[0] == facts[1]
+    for a, b in zip(usual.method.net.parameters(), mapped.method.net.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(predict(tmp_path / "mapped", photos).probabilities, predicted, atol=1e-5)
+    np.testing.assert_allclose(predict(tmp_path / "mapped", features).probabilities, predicted, atol=1e-5)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.data.examples import Examples, ReadBatch, Scale
-from warpi.data.numeric import ROUNDING, Features
+from warpi.data.numeric import ROUNDING, Embedded, Features
 from warpi.errors import UserError
 
 BLOCK_BYTES = 2**24  # read at once
+MOST_ROWS = 1_000_000  # with more rows in a file, only what works in chunks fits into memory
 _SEEK_BYTES = 2**14  # a row of its own costs as much as these bytes in one piece
 KINDS = (np.dtype(np.float16), np.dtype(np.float32))
 """Types of numbers that are kept as they are in the file, and widened to float32 batch by batch."""
@@ -49,6 +50,11 @@ class RawRows:
         if hasattr(mmap, "MADV_RANDOM"):
             source.madvise(mmap.MADV_RANDOM)  # a shuffled row must not read megabytes ahead
         return cls(values, source, offset)
+
+    def part(self, rows: slice) -> "RawRows":
+        """Some neighboring rows."""
+        start, stop, _ = rows.indices(len(self.x))
+        return RawRows(self.x[start:stop].numpy(), self._source, self._offset + start * self.row_bytes)
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """All rows in order: the number of the first row of each block, and the block."""
@@ -89,6 +95,11 @@ class MappedExamples(Features):
     @classmethod
     def of(cls, raw: RawRows) -> Self:
         return cls(raw.x, Scale(torch.tensor(0.0), torch.tensor(1.0)), raw=raw)
+
+    @property
+    def kind(self) -> torch.dtype:
+        """The type as which the numbers are hashed and compared: that of the same data in memory."""
+        return torch.float32
 
     @property
     def device(self) -> torch.device:
@@ -146,15 +157,24 @@ class MappedExamples(Features):
         )
 
     def digest(self) -> str:
-        """The digest of the same numbers in float32."""
+        """The digest of the same numbers in memory."""
         assert self.raw is not None
-        content = hashlib.sha256(f"{torch.float32} {tuple(self.x.shape)}".encode())
+        content = hashlib.sha256(f"{self.kind} {tuple(self.x.shape)}".encode())
         for _, block in self.raw.blocks():
-            content.update(block.float().numpy().data)
+            content.update(block.to(self.kind).numpy().data)
         return content.hexdigest()
 
     def flat(self, rows: Tensor) -> Tensor:
         return self.x[rows].float()
 
     def form(self) -> dict[str, Any]:
-        return {**super().form(), "kind": str(torch.float32)}
+        return {**super().form(), "kind": str(self.kind)}
+
+
+@dataclass(frozen=True, eq=False)
+class MappedEmbedded(MappedExamples, Embedded):
+    """Vectors that a pretrained model computed, in their file. In memory, they have the same type."""
+
+    @property
+    def kind(self) -> torch.dtype:
+        return self.x.dtype

@@ -154,7 +154,7 @@ def comparable_inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
     """The kind of the inputs (only inputs of one kind are comparable, None: none are), and a key per input."""
     match split.examples:
         case TensorExamples(x=x) as examples:
-            dtype = torch.float32 if isinstance(examples, MappedExamples) else x.dtype
+            dtype = examples.kind if isinstance(examples, MappedExamples) else x.dtype
             return (x.shape[1:], dtype), _hash_rows(examples, split.rows, dtype)
         case FileExamples() as files:
             return FileExamples, _resolve_paths(files, split.rows)

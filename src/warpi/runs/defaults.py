@@ -15,6 +15,7 @@ import torch
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples
 from warpi.data.image_files import SMALL
+from warpi.data.mapped import MOST_ROWS, MappedExamples
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.load import read_dataset
 from warpi.datasets.registry import DATASETS
@@ -64,7 +65,8 @@ def default_method(
     """Choose the method for a task if the user names none. `settings` are those of the recipe and of the method.
 
     Settings of a network's training, such as `epochs`, ask for a network. So do images on a GPU; on a CPU, training a
-    network takes long, and `auto` works on features of the images instead. Small images on a GPU have the strong
+    network takes long, and `auto` works on features of the images instead. `auto` needs the rows in memory, so millions
+    of rows in a file have a network. Small images on a GPU have the strong
     recipe, unless the settings ask for another network, schedule or augmentation. `data` is where the data was read
     from: built-in data sets are benchmarks, on which few rows are a choice. `device` is where the method is trained.
     """
@@ -75,10 +77,13 @@ def default_method(
         differ = [name for name in _FORM_OF_STRONG if settings.get(name) not in (None, STRONG[name])]
         if not differ:
             return ChosenMethod("warpi_plus", "the default for small images on a GPU, with --recipe strong", STRONG)
-    if not asked and (is_table or trains_on_cpu):
+    is_large = isinstance(task.train.examples, MappedExamples) and len(task.train) > MOST_ROWS
+    if not asked and not is_large and (is_table or trains_on_cpu):
         images = "on features of the images, since there is no GPU to train a network"
         return ChosenMethod("auto", "the default for tables and feature vectors" if is_table else images)
-    reason = f"chosen because {asked[0]} is set for a network" if asked else "the default for images"
+    reason = f"the default for {'millions of rows in a file' if is_large else 'images'}"
+    if asked:
+        reason = f"chosen because {asked[0]} is set for a network"
     if task.meta is None:
         return ChosenMethod("elr", f"{reason}, and needs no trusted examples")
     is_sparse = isinstance(task.train.examples, SparseExamples)

@@ -18,12 +18,11 @@ from warpi.audit.checked_labels import RowChecks, collect_row_checks, digest_dec
 from warpi.audit.label_scores import Floats
 from warpi.audit.out_of_sample import predict_split
 from warpi.audit.result import Audit
-from warpi.data.mapped import MappedExamples
+from warpi.data.mapped import MOST_ROWS, MappedExamples
 from warpi.data.split import Split
 from warpi.training.method import Method, evaluating
 
 log = logging.getLogger("warpi.audit")
-MOST_ROWS = 1_000_000  # with more rows in a file, only this audit fits into memory
 _SAMPLE = 200_000  # rows from which the transition matrix is estimated
 
 

@@ -1,36 +1,48 @@
 """Read a folder of features as a data set, and embed further images or texts in the same way."""
 
 import hashlib
+import io
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.data.dataset import Dataset, Files, NewInputs
+from warpi.data.mapped import MappedEmbedded, RawRows
 from warpi.data.numeric import Embedded, Originals, make_features
 from warpi.datasets.embedding.embed import embed_in_memory
 from warpi.datasets.embedding.embedders import Embedder, open_embedder
-from warpi.datasets.embedding.folder import FeatureFolder, is_features
+from warpi.datasets.embedding.folder import FeatureFolder, Records, is_features
 from warpi.datasets.embedding.sources import Source, list_new, list_source, list_with_classes
 from warpi.errors import UserError, blame_file
+from warpi.utils.files import sha256, write_atomically
 
 _CPU = torch.device("cpu")
+LARGE = 2**30  # bytes: larger vectors are joined in one file and stay there
 
 
 class _Vectors:
     """The vectors of some rows of a source, in the order of the rows."""
 
     def __init__(
-        self, listed: Source, embedder: Mapping[str, Any], rows: NDArray[np.int64], x: Tensor, hashes: NDArray[np.uint8]
+        self,
+        listed: Source,
+        embedder: Mapping[str, Any],
+        rows: NDArray[np.int64],
+        x: Tensor | RawRows,
+        hashes: NDArray[np.uint8],
     ) -> None:
         self.listed = listed
         self.embedder = embedder
         self.rows = rows  # [n] sorted
-        self.x = x  # [n, D] float16
+        self.x = x  # [n, D] float16, in memory or in a file
         self.hashes = hashes  # [n, 32]
 
     def examples(self, part: str | None = None) -> tuple[Embedded, NDArray[np.int64]]:
@@ -40,10 +52,12 @@ class _Vectors:
         first, last = np.searchsorted(self.rows, (of_part.start, of_part.stop)).tolist()
         chosen = slice(first, last)  # the rows are sorted, so no vector is copied
         rows = self.rows[chosen]
-        plain = make_features(self.x[chosen])
         originals = Originals(tuple(listed.inputs[row] for row in rows.tolist()), listed.root)
-        scale = plain.scale
-        return Embedded(plain.x, scale, embedder=self.embedder, originals=originals, hashes=self.hashes[chosen]), rows
+        about: dict[str, Any] = {"embedder": self.embedder, "originals": originals, "hashes": self.hashes[chosen]}
+        if isinstance(self.x, RawRows):
+            return replace(MappedEmbedded.of(self.x.part(chosen)), **about), rows
+        plain = make_features(self.x[chosen])
+        return Embedded(plain.x, plain.scale, **about), rows
 
 
 def read_features(path: Path, like: Dataset | None = None) -> Dataset:
@@ -122,15 +136,28 @@ def _read_vectors(folder: FeatureFolder) -> _Vectors:
     shards = folder.read_shards(manifest)
     with blame_file(folder.path):
         listed = Source.from_json(folder.read_rows(manifest))
-        n = sum(len(shard) for shard in shards)
-        x = torch.empty((n, manifest["dimensions"]), dtype=torch.float16)
-        start = 0
-        for shard in shards:
-            x[start : start + len(shard)] = torch.from_numpy(np.ascontiguousarray(shard["vector"]))
-            start += len(shard)
+        x: Tensor | RawRows
+        if sum(shard["vector"].nbytes for shard in shards) >= LARGE:
+            x = _open_joined(folder, shards, manifest)
+        else:
+            x = torch.from_numpy(np.concatenate([shard["vector"] for shard in shards]))
         rows = np.concatenate([shard["row"] for shard in shards])
         hashes = np.concatenate([shard["sha256"] for shard in shards])
     return _Vectors(listed, {**manifest["embedder"], **manifest["columns"]}, rows, x, hashes)
+
+
+def _open_joined(folder: FeatureFolder, shards: list[Records], manifest: Mapping[str, Any]) -> RawRows:
+    """The vectors of all shards in one file, which is written when they are read for the first time."""
+    path = folder.path / f"vectors-{sha256(*(shard['sha256'] for shard in manifest['shards']))[:16]}.npy"
+    if not path.is_file():
+        shape = (sum(map(len, shards)), manifest["dimensions"])
+        header = io.BytesIO()
+        npy.write_array_header_1_0(header, {"descr": "<f2", "fortran_order": False, "shape": shape})
+        parts = (np.ascontiguousarray(shard["vector"], "<f2").tobytes() for shard in shards)
+        write_atomically(path, chain([header.getvalue()], parts))
+    raw = RawRows.open(path)
+    assert raw is not None
+    return raw
 
 
 def _make_dataset(vectors: _Vectors) -> Dataset:
