@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import sys
 import time
@@ -84,6 +85,11 @@ class Forked:
             return False
         return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith("SigCgt"))
 
+    def end(self) -> None:
+        """Kill it if it still runs, which it does only if a test has failed."""
+        if self.code is None:
+            self.send(signal.SIGKILL)
+
     def send(self, number: int) -> int:
         """Send a signal, unless the process has ended already, and return the exit code."""
         if self.code is None and not self.ended():
@@ -114,3 +120,28 @@ class ForkedPopen(Forked):
     def __exit__(self, *_: object) -> None:
         self.wait()
         self.stdout.close()
+
+
+class Chaos:
+    """Processes that are killed and paused at random moments."""
+
+    def __init__(self, start: Callable[[int], Forked], n: int, seed: int) -> None:
+        self.start = start
+        self.rng = random.Random(seed)
+        self.seeds = iter(range(1_000_000))
+        self.running = [start(next(self.seeds)) for _ in range(n)]
+        self.kills = 0
+        self.pauses = 0
+
+    def disturb(self, longest: float) -> None:
+        """Kill a process and start another, or pause it for a time around that of a lease."""
+        k = self.rng.randrange(len(self.running))
+        if self.rng.random() < 0.5:
+            self.running[k].send(signal.SIGKILL)
+            self.running[k] = self.start(next(self.seeds))
+            self.kills += 1
+        else:
+            os.kill(self.running[k].pid, signal.SIGSTOP)
+            time.sleep(self.rng.uniform(0.8, 1) * longest)
+            os.kill(self.running[k].pid, signal.SIGCONT)
+            self.pauses += 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forked import Forked
+from forked import Chaos, Forked
 
 from warpi.errors import UserError
 from warpi.utils import files, leases
@@ -299,39 +299,12 @@ def count_up(folder: Path, seed: int) -> None:
             continue
 
 
-class Chaos:
-    """Processes that are killed and paused at random moments."""
-
-    def __init__(self, start: Callable[[int], Forked], n: int, seed: int) -> None:
-        self.start = start
-        self.rng = random.Random(seed)
-        self.seeds = iter(range(1_000_000))
-        self.running = [start(next(self.seeds)) for _ in range(n)]
-        self.kills = 0
-        self.pauses = 0
-
-    def disturb(self, longest: float) -> None:
-        """Kill a process and start another, or pause it for a time around that of a lease."""
-        k = self.rng.randrange(len(self.running))
-        if self.rng.random() < 0.5:
-            self.running[k].send(signal.SIGKILL)
-            self.running[k] = self.start(next(self.seeds))
-            self.kills += 1
-        else:
-            os.kill(self.running[k].pid, signal.SIGSTOP)
-            time.sleep(self.rng.uniform(0.8, 1) * longest)
-            os.kill(self.running[k].pid, signal.SIGCONT)
-            self.pauses += 1
-
-
 @pytest.fixture
 def started() -> Iterator[list[Forked]]:
     processes: list[Forked] = []
     yield processes
     for process in processes:
-        if process.code is None:
-            os.kill(process.pid, signal.SIGCONT)
-            process.send(signal.SIGKILL)
+        process.end()
 
 
 @pytest.mark.parametrize("disturbances", [20, pytest.param(200, marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from warpi.data.batch import Batch
-from warpi.data.examples import TensorExamples
+from warpi.data.examples import ReadBatch, TensorExamples
 from warpi.data.mapped import MappedExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -32,7 +32,8 @@ class Loader:
     With `in_blocks`, a pass mixes a few blocks of neighboring rows at a time (`BlockOrder`). This order also depends
     only on (seed, p).
 
-    With several ranks, all make the same batches, and each rank reads its share of every batch.
+    With several ranks, all make the same batches, and each rank reads its share of every batch. If one rank cannot read
+    all examples of its share, the others leave some out, so that all shares have the same size.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Loader:
 
         def plan() -> Iterator[tuple[Tensor, int]]:
             for k in itertools.count(start) if stop is None else range(start, stop):
-                index = self._index(k)
+                index = self.index(k)
                 pending.append(index)
                 yield self.split.rows[index], derive(self.seed, "augment", k)
 
@@ -110,22 +111,26 @@ class Loader:
         last_used = start
         for k, read in enumerate(reads, start):
             self.count = k + 1
-            index = pending.popleft()
-            if self._has_enough(read.kept):
+            index = pending.popleft()[self.share]
+            read, n = self._cut(read, len(index))
+            if n >= min(2, len(index)):
                 last_used = k
-                yield self.split.make_batch(index[self.share], read.views, read.kept)
+                yield self.split.make_batch(index, read.views, read.kept)
             elif k - last_used >= self.per_pass:  # an entire pass without a usable batch
                 raise UserError(f"too few of {len(self.split)} examples can be read: no batch has two; fix the files")
 
-    def _has_enough(self, kept: Tensor | None) -> bool:
-        """Whether every rank has two examples."""
-        if self.split.examples.always_readable and kept is None:
-            return True
-        least = min(2, self.batch_size // distributed.n_ranks())
-        n = least if kept is None else int(kept.sum())
-        return distributed.min_over_ranks(n) >= least
+    def _cut(self, read: ReadBatch, size: int) -> tuple[ReadBatch, int]:
+        """Leave out examples until every rank has as many as the one that could read the fewest; and their number."""
+        if self.split.examples.always_readable and read.kept is None:
+            return read, size
+        n_kept = size if read.kept is None else int(read.kept.sum())
+        n = distributed.min_over_ranks(n_kept)
+        if n == n_kept:
+            return read, n
+        kept = torch.ones(size, dtype=torch.bool) if read.kept is None else read.kept
+        return ReadBatch(tuple(view[:n] for view in read.views), kept & (kept.cumsum(0) <= n)), n
 
-    def _index(self, k: int) -> Tensor:
+    def index(self, k: int) -> Tensor:
         """Positions within the split of batch k.  [B]"""
         p, j = divmod(k, self.per_pass)
         start, stop = j * self.batch_size, (j + 1) * self.batch_size

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from warpi.utils import distributed
+
 
 def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     """-log softmax(z)_y.  z [..., B, K], y [B] -> [..., B]"""
@@ -126,5 +128,6 @@ def squared_error(z: Tensor, q: Tensor) -> Tensor:
 
 def prior_penalty(z: Tensor) -> Tensor:
     """KL(uniform || mean_i p_i) over a batch: penalizes predicting one class for all examples.  z [B, K] -> []"""
-    mean = z.softmax(dim=-1).mean(0).clamp_min(1e-8)  # [K]
+    mean = distributed.total(z.softmax(dim=-1).mean(0)) / distributed.n_ranks()  # [K] over the batch of all ranks
+    mean = mean.clamp_min(1e-8)
     return -mean.log().mean() - math.log(len(mean))

@@ -1,7 +1,13 @@
-"""Mixing pairs of examples: mixup, and parts of MixMatch."""
+"""Mixing pairs of examples: mixup, and parts of MixMatch.
+
+With several ranks, partners are drawn from the whole batch. `views` is the number of views of each example that are
+joined along the first dimension, one view after the other.
+"""
 
 import torch
 from torch import Generator, Tensor
+
+from warpi.utils import distributed
 
 
 def beta(alpha: float, generator: Generator) -> Tensor:
@@ -19,24 +25,34 @@ def beta(alpha: float, generator: Generator) -> Tensor:
 
 
 def partners(n: int, generator: Generator) -> Tensor:
-    """A random permutation of n examples: the partner of each.  [n]"""
-    return torch.rand(n, generator=generator, device=generator.device).argsort()
+    """A random permutation of the batch: the partner of each of the n examples of this rank.  [n]"""
+    whole = n * distributed.n_ranks()
+    order = torch.rand(whole, generator=generator, device=generator.device).argsort()
+    return order[distributed.rank_slice(whole)]
 
 
-def balanced_partners(group: Tensor, generator: Generator) -> Tensor:
+def balanced_partners(group: Tensor, generator: Generator, views: int = 1) -> Tensor:
     """For each example a random partner, drawn with equal probability from group 1 and group 0.  [n] of 0, 1 -> [n]
 
     Partners are drawn with replacement. If a group is empty, all are from the other one.
     """
+    group = _whole(group, views)
     weight = group / group.sum().clamp_min(1) + (1 - group) / (1 - group).sum().clamp_min(1)
     upper = weight.double().cumsum(0)
     u = torch.rand(len(group), generator=generator, device=generator.device, dtype=torch.float64)
-    return torch.searchsorted(upper, u * upper[-1], right=True).clamp_max(len(group) - 1)
+    partner = torch.searchsorted(upper, u * upper[-1], right=True).clamp_max(len(group) - 1)
+    of_views = partner.view(views, -1)
+    return of_views[:, distributed.rank_slice(of_views.shape[1])].flatten()
 
 
-def mix(a: Tensor, order: Tensor, weight: Tensor) -> Tensor:
-    """weight a_i + (1 - weight) a_order(i), for inputs or targets.  a [B, ...]"""
-    return weight * a + (1 - weight) * a[order]
+def mix(a: Tensor, order: Tensor, weight: Tensor, views: int = 1) -> Tensor:
+    """weight a_i + (1 - weight) a_order(i), for inputs or targets.  a [B, ...], order: positions in the whole batch"""
+    return weight * a + (1 - weight) * _whole(a, views)[order]
+
+
+def _whole(a: Tensor, views: int = 1) -> Tensor:
+    """The batch of all ranks, given the share of this one.  [views B / ranks, ...] -> [views B, ...]"""
+    return distributed.gather(a.reshape(views, -1, *a.shape[1:]), dim=1).flatten(0, 1)
 
 
 def mixup(x: Tensor, q: Tensor, alpha: float, generator: Generator, *, keep_own: bool = False) -> tuple[Tensor, Tensor]:
@@ -58,8 +74,10 @@ def mixup_selected(x: Tensor, q: Tensor, selected: Tensor, alpha: float, generat
     """
     weight = beta(alpha, generator)
     weight = torch.maximum(weight, 1 - weight)
-    own = draw_selected(selected, generator)
-    other = draw_selected(selected, generator)
+    x, q, selected = (distributed.gather(a) for a in (x, q, selected))
+    share = distributed.rank_slice(len(selected))
+    own = draw_selected(selected, generator)[share]
+    other = draw_selected(selected, generator)[share]
     return weight * x[own] + (1 - weight) * x[other], weight * q[own] + (1 - weight) * q[other]
 
 

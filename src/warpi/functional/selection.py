@@ -1,9 +1,14 @@
-"""Selection of examples by per-example weights of a fixed shape, so that a step can be a CUDA graph."""
+"""Selection of examples by per-example weights of a fixed shape, so that a step can be a CUDA graph.
+
+With several ranks, examples are selected from the whole batch, and each rank gets the weights of its share.
+"""
 
 import math
 
 import torch
 from torch import Generator, Tensor
+
+from warpi.utils import distributed
 
 
 def forget_rate(t: int, tau: float, gradual: float, exponent: float = 1.0) -> float:
@@ -17,10 +22,11 @@ def small_loss(losses: Tensor, rate: Tensor, among: Tensor | None = None) -> Ten
     `among` are weights, 0 or 1, of the examples that may be kept. The number kept is rounded, and at least one if there
     is one. Equal losses are kept in the order of the batch.
     """
-    among = torch.ones_like(losses) if among is None else among
+    among = distributed.gather(torch.ones_like(losses) if among is None else among)
+    losses = distributed.gather(losses)
     rank = losses.masked_fill(among == 0, torch.inf).argsort(stable=True).argsort()  # [B]
     number = ((1 - rate) * among.sum()).round().clamp_min(1)
-    return (rank < number) * among
+    return ((rank < number) * among)[distributed.rank_slice(len(losses))]
 
 
 def rank_within_classes(losses: Tensor, y: Tensor, n_classes: int) -> Tensor:
@@ -39,8 +45,11 @@ def disagreement(z: Tensor, other: Tensor) -> Tensor:
 
 
 def selected_mean(losses: Tensor, w: Tensor, least: float = 1.0) -> Tensor:
-    """sum_i w_i l_i / max(sum_i w_i, least): the mean over the selected examples, 0 if there are none."""
-    return (w * losses).sum() / w.sum().clamp_min(least)
+    """sum_i w_i l_i / max(sum_i w_i, least): the mean over the selected examples, 0 if there are none.
+
+    With several ranks, the mean of this over the ranks is that over the whole batch.
+    """
+    return distributed.n_ranks() * (w * losses).sum() / distributed.total(w.sum()).clamp_min(least)
 
 
 def self_paced(losses: Tensor, threshold: Tensor, softness: Tensor) -> Tensor:
@@ -56,13 +65,16 @@ def follow_percentile(average: Tensor, losses: Tensor, p: float, kept: float) ->
 
     The percentile is the loss with the nearest rank. A negative average means that there is none yet.
     """
+    losses = distributed.gather(losses)
     new = losses.sort().values[round(p * (len(losses) - 1))]
     average.copy_(torch.where(average < 0, new, kept * average + (1 - kept) * new))
 
 
 def keep_at_random(n: int, rate: Tensor, generator: Generator) -> Tensor:
     """Weights of n examples: 0 for a random fraction `rate`, 1 for the others.  [n]"""
-    return small_loss(torch.rand(n, generator=generator, device=generator.device), rate)
+    whole = n * distributed.n_ranks()
+    u = torch.rand(whole, generator=generator, device=generator.device)
+    return small_loss(u[distributed.rank_slice(whole)], rate)
 
 
 def steady_label(history: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:

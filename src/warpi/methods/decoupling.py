@@ -8,6 +8,7 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import disagreement, selected_mean
 from warpi.training.method import Log, Method, descend
+from warpi.utils import distributed
 from warpi.utils.settings import setting
 
 
@@ -41,7 +42,8 @@ class Decoupling(Method):
     def step(self, batch: Batch) -> Log:
         z = [net(batch.x) for net in self.nets]  # [B, K] each
         w = disagreement(*z).maximum(self.warming)  # S
-        losses = [selected_mean(cross_entropy(logits, batch.y), w, self.least * len(w)) for logits in z]
+        least = self.least * len(w) * distributed.n_ranks()
+        losses = [selected_mean(cross_entropy(logits, batch.y), w, least) for logits in z]
         for loss, optimizer in zip(losses, self.optimizers, strict=True):
             descend(loss, optimizer)
         return {"loss": (losses[0] + losses[1]).detach() / 2, "disagreement": w.mean()}

@@ -1,42 +1,11 @@
 """BatchNorm with statistics over all ranks. It supports backward, forward-mode and double-backward derivatives."""
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from warpi.errors import UserError
 from warpi.utils import distributed
-
-
-class Total(torch.autograd.Function):
-    """The sum over the ranks: S(x) = sum_r x_r, on every rank.
-
-    It is linear, so its forward-mode derivative is the same sum of the tangents. So is its backward pass: the output of
-    every rank depends on x_r, and the loss is the sum over all ranks.
-    """
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None: ...
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # noqa: ARG004
-        return _total(g)
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor) -> Tensor:  # noqa: ARG004
-        return _total(t)
-
-
-def _total(x: Tensor) -> Tensor:
-    return cast("Tensor", Total.apply(x))  # type: ignore[no-untyped-call]
 
 
 class SharedBatchNorm(_BatchNorm):
@@ -59,11 +28,11 @@ class SharedBatchNorm(_BatchNorm):
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [-1 if d == 1 else 1 for d in range(x.dim())]
         sums_and_count = torch.cat([x.sum(dims), x.new_full((1,), x.numel() / x.shape[1])])
-        sums_and_count = _total(sums_and_count)  # [C + 1]
+        sums_and_count = distributed.total(sums_and_count)  # [C + 1]
         n = sums_and_count[-1].detach()
         mean = sums_and_count[:-1] / n
         centered = x - mean.view(shape)
-        var = _total((centered * centered).sum(dims)) / n
+        var = distributed.total((centered * centered).sum(dims)) / n
         if self.training:
             self._track(mean.detach(), var.detach() * (n / (n - 1)))
         y = centered * torch.rsqrt(var + self.eps).view(shape)

@@ -12,7 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from warpi.errors import UserError
 from warpi.training.cuda_graph import graph_steps
 from warpi.training.method import Log, Method, evaluating
-from warpi.training.metrics import evaluate
+from warpi.training.metrics import compute_scores
+from warpi.training.outputs import share_rows
 from warpi.training.task import Task, Truth
 from warpi.utils import distributed
 
@@ -67,8 +68,11 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
         factor = method.lr_factor(t)
         lr = _set_lr(method, factor * recipe.lr_at(t, method.beginnings, (at.step + 1) / steps))
         began = time.perf_counter() - at.seconds
+        synced = method.loader.count
         for log in method.epoch(t):
             check_log(log, method)
+            sync_rows(method, synced)
+            synced = method.loader.count
             at.add(log)
             method.update_averages(t * steps + at.step)
             if recipe.lr_warmup:
@@ -101,19 +105,18 @@ def _set_lr(method: Method, lr: float) -> float:
 def score(method: Method, task: Task, truth: Truth | None, at: TrainingState | None = None) -> Record:
     """Validation and test scores of the method, in evaluation mode."""
 
-    def predict(x: Tensor) -> Tensor:
-        p = method.predict(x)
-        _check_finite({"a prediction": p}, method, at or TrainingState())
-        if not bool(((p >= -1e-4).all(1) & ((p.sum(1) - 1).abs() < 0.01)).all()):
-            name = type(method).__name__
-            raise UserError(f"{name}.predict returned rows that are not probabilities; end it with .softmax(dim=1)")
-        return p
-
     record: Record = {}
     with evaluating(method.nets):
         for name, split in (("val", task.val), ("test", truth.test if truth else None)):
             if split is not None:
-                s = evaluate(predict, split)
+                rows, p = share_rows(method.predict, split)
+                _check_finite({"a prediction": p}, method, at or TrainingState())
+                if not bool(((p >= -1e-4).all(1) & ((p.sum(1) - 1).abs() < 0.01)).all()):
+                    raise UserError(
+                        f"{type(method).__name__}.predict returned rows that are not probabilities; end it with "
+                        ".softmax(dim=1)"
+                    )
+                s = compute_scores(p, split.y[rows])
                 record |= {f"{name}_acc": s.acc, f"{name}_nll": s.nll, f"{name}_ece": s.ece}
     return record
 
@@ -128,6 +131,27 @@ def average_over_ranks(method: Method, at: TrainingState) -> None:
     norms = [m for net in nets for m in net.modules() if isinstance(m, _NormBase) and m.track_running_stats]
     statistics = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
     distributed.average([*at.sums.values(), *statistics])
+
+
+def sync_rows(method: Method, first: int) -> None:
+    """Give all ranks what each has stored about the examples of its share, in the batches from number `first` on.
+
+    This concerns every tensor of the method with one entry per training example, such as a memory of predictions. If a
+    tensor is the same on all ranks already, this does not change it.
+    """
+    if distributed.n_ranks() == 1:
+        return
+    loader, n = method.loader, len(method.task.train)
+    for k in range(first, loader.count):
+        rows = loader.index(k)
+        for value in vars(method).values():
+            for tensor in value if isinstance(value, list) else [value]:
+                if isinstance(tensor, Tensor) and n in tensor.shape[:2]:
+                    dim = tensor.shape.index(n)
+                    every = rows.to(tensor.device)
+                    with torch.no_grad():
+                        stored = tensor.index_select(dim, every[loader.share])
+                        tensor.index_copy_(dim, every, distributed.gather(stored, dim))
 
 
 def check_batches(method: Method) -> None:

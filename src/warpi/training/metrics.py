@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from warpi.data.split import Split
+from warpi.training.outputs import share_rows
 
 
 class Scores(NamedTuple):
@@ -41,5 +42,5 @@ def compute_scores(p: Tensor, y: Tensor, bins: int = 15) -> Scores:
 
 def evaluate(predict: Callable[[Tensor], Tensor], split: Split, batch_size: int = 1000) -> Scores:
     """Compute the scores of a function from inputs to probabilities on a split."""
-    p, y = zip(*((predict(batch.x), batch.y) for batch in split.batches(batch_size)), strict=True)
-    return compute_scores(torch.cat(p), torch.cat(y))
+    rows, p = share_rows(predict, split, batch_size)
+    return compute_scores(p, split.y[rows])

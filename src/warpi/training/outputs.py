@@ -10,6 +10,7 @@ from warpi.autodiff.passes import cut_batch, pass_config
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.training.method import evaluating
+from warpi.utils import distributed
 
 
 @torch.no_grad()
@@ -21,13 +22,27 @@ def predict_rows(
     `fn` is by default the network itself, which gives logits. All ranks get the same values at the beginning of an
     epoch, when running statistics have just been averaged.
     """
+    with evaluating([net]):
+        return share_rows(lambda x: (fn or net)(x).float(), split, size)
+
+
+def share_rows(fn: Callable[[Tensor], Tensor], split: Split, size: int = 1000) -> tuple[Tensor, Tensor]:
+    """The readable rows [n] of a split and `fn(x)` [n, ...] for each. Each rank computes a share; all get the whole."""
+    n = distributed.n_ranks() if len(split) >= distributed.n_ranks() else 1
+    positions = torch.arange(len(split)).tensor_split(n)[distributed.rank() % n]
+    part = split if n == 1 else split.subset(positions)
     rows: list[Tensor] = []
     values: list[Tensor] = []
-    with evaluating([net]):
-        for batch in split.batches(size):
-            rows.append(batch.rows)
-            values.append((fn or net)(batch.x).float())
-    return torch.cat(rows), torch.cat(values)
+    with distributed.raise_on_all_ranks():
+        for batch in part.batches(size):
+            rows.append(batch.rows + positions[0].to(batch.rows.device))
+            values.append(fn(batch.x))
+    all_rows, all_values = torch.cat(rows), torch.cat(values)
+    return (
+        (all_rows, all_values)
+        if n == 1
+        else (distributed.gather_uneven(all_rows), distributed.gather_uneven(all_values))
+    )
 
 
 def penultimate(net: nn.Module, x: Tensor) -> Tensor:

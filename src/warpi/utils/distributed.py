@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Never
+from typing import Any, Never, cast
 
 import torch
 import torch.distributed as dist
@@ -123,6 +123,60 @@ def all_reduce(tensor: Tensor, group: "dist.ProcessGroup | None" = None, *, larg
     """Replace a tensor by its sum over the ranks, or by the elementwise maximum with `largest`."""
     with _detect_lost_rank():
         dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group)
+
+
+def gather(tensor: Tensor, dim: int = 0) -> Tensor:
+    """The shares of all ranks, joined in the order of the ranks: a batch as one process sees it. Without a gradient."""
+    if n_ranks() == 1:
+        return tensor
+    if tensor.dtype == torch.bool:
+        return gather(tensor.byte(), dim).bool()
+    part = tensor.detach().contiguous()
+    parts = [torch.empty_like(part) for _ in range(n_ranks())]
+    with _detect_lost_rank():
+        dist.all_gather(parts, part, _control if part.device.type == "cpu" else None)
+    return torch.cat(parts, dim)
+
+
+def gather_uneven(tensor: Tensor) -> Tensor:
+    """The same along the first dimension, for shares of different sizes."""
+    if n_ranks() == 1:
+        return tensor
+    sizes = gather(torch.tensor([len(tensor)])).tolist()
+    padded = tensor.new_zeros(max(sizes), *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    whole = gather(padded).chunk(n_ranks())
+    return torch.cat([part[:n] for part, n in zip(whole, sizes, strict=True)])
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the ranks: S(x) = sum_r x_r, on every rank.
+
+    It is linear, so its forward-mode derivative is the same sum of the tangents. So is its backward pass: the output of
+    every rank depends on x_r, and the loss is the sum over all ranks.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        all_reduce(total)
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # noqa: ARG004
+        return total(g)
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:  # noqa: ARG004
+        return total(t)
+
+
+def total(x: Tensor) -> Tensor:
+    """The sum over the ranks, with its derivatives."""
+    return x if n_ranks() == 1 else cast("Tensor", _Total.apply(x))  # type: ignore[no-untyped-call]
 
 
 def min_over_ranks(n: int) -> int:
