@@ -20,7 +20,7 @@ from warpi.auto.fit import AutoResult, AutoSettings, fit_auto
 from warpi.auto.rows import Rows
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.methods.auto import Auto, read_rows
+from warpi.methods.auto import Auto, read_task
 from warpi.training.method import Method
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import derive
@@ -102,14 +102,8 @@ def _fit_all(method: Method, split: Split) -> CrossFit:
 
 def _read_rows(method: Method, split: Split) -> Rows:
     """The audited rows and the trusted rows as `auto` sees them."""
-    task = method.task
     images = getattr(method.nets[0], "images", None) if isinstance(method, Auto) else None
-    x, given = read_rows(split, images)
-    x_trusted, y_trusted = x[:0], given[:0]
-    if task.meta is not None:
-        x_trusted, y_trusted = read_rows(task.meta, images)
-    meta_given = None if task.meta_given is None else task.meta_given.cpu().numpy()
-    return Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes)
+    return read_task(method.task, split, images)
 
 
 def _fit(method: Method, rows: Rows, number: int) -> AutoResult:

@@ -21,7 +21,7 @@ from warpi.auto.convert import constant_module, estimators_to_module
 from warpi.auto.forest import fit_forest
 from warpi.auto.modules import Neighbors, Projected, full_probabilities
 from warpi.auto.rows import Floats, Ints, Matrix
-from warpi.auto.softmax import fit_softmax
+from warpi.auto.softmax import fit_softmax, mean_and_scale
 from warpi.errors import UserError, unknown
 
 KINDS = ("forest", "logistic", "boosting", "knn")
@@ -286,8 +286,7 @@ def find_directions(x: Matrix) -> Floats | None:
     """The principal directions [D, WIDE] of standardized columns, for dense inputs with more columns than that."""
     if sparse.issparse(x) or x.shape[1] <= WIDE:
         return None
-    scale = x.std(axis=0, dtype=np.float64)
-    scale[scale < 1e-9 * (1 + np.abs(x.mean(axis=0)))] = 1
+    _, scale = mean_and_scale(x)
     z = ((x - x.mean(axis=0)) / scale).astype(np.float32)
     _, vectors = np.linalg.eigh(z.T @ z)
     return np.ascontiguousarray(vectors[:, ::-1][:, :WIDE] / scale[:, None], dtype=np.float32)
@@ -310,9 +309,7 @@ def fit_neighbors(x: Matrix, q: Floats, weight: Floats, k: int = 15) -> tuple[Fl
     used = np.flatnonzero(weight > 0)
     if len(used) > MOST_POINTS:
         used = np.sort(np.random.default_rng(0).choice(used, MOST_POINTS, replace=False))
-    mean = x[used].mean(axis=0, dtype=np.float64)
-    scale = x[used].std(axis=0, dtype=np.float64)
-    scale[scale < 1e-9 * (1 + np.abs(mean))] = 1
+    mean, scale = mean_and_scale(x[used])
     z = ((x - mean) / scale).astype(np.float32)
     k = max(1, min(k, len(used) - 1))
     labels = weight[used, None] * q[used]

@@ -82,10 +82,16 @@ def standardize(x: Matrix, used: Ints) -> tuple[Matrix, Floats, Floats]:
         z = sparse.csr_array(x / scale)
         z.data = np.clip(z.data, -CLIP, CLIP)
         return z, np.zeros(x.shape[1]), scale
-    mean = x[used].mean(axis=0, dtype=np.float64)
-    scale = x[used].std(axis=0, dtype=np.float64)
-    scale[scale < 1e-9 * (1 + np.abs(mean))] = 1
+    mean, scale = mean_and_scale(x[used])
     return np.clip((x - mean) / scale, -CLIP, CLIP), mean, scale
+
+
+def mean_and_scale(x: Matrix) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of dense columns; 1 for a constant column."""
+    mean = x.mean(axis=0, dtype=np.float64)
+    scale = x.std(axis=0, dtype=np.float64)
+    scale[scale < 1e-9 * (1 + np.abs(mean))] = 1
+    return mean, scale
 
 
 def predict(z: Matrix, coefficients: Floats) -> Floats:

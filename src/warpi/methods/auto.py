@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from warpi.auto.modules import Mixture
+from warpi.auto.rows import Rows
 from warpi.data.batch import Batch
-from warpi.data.loader import Loader
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -71,16 +71,7 @@ class Auto(Method):
         parse_seconds(self.budget)
 
     def start(self, task: Task, recipe: Recipe) -> None:
-        self.check(task)
-        self.task = task
-        self.recipe = recipe
-        self.beginnings = [0]
-        self.nets = [Mixture()]
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self.generator = generator(recipe.seed, "method", device=task.train.examples.device)
-        self.loader = Loader(task.train, len(task.train), derive(recipe.seed, "train batches"))  # one step per epoch
-        if task.meta is not None:
-            self.meta_loader = Loader(task.meta, len(task.meta), derive(recipe.seed, "meta batches"))
+        self.start_without_steps(task, recipe, Mixture())
         self.candidates: list[dict[str, Any]] = []
         self.p = torch.zeros(0, task.n_classes)
         self.p_trusted = torch.zeros(0, task.n_classes)
@@ -119,17 +110,11 @@ class Auto(Method):
 
     def _fit(self) -> None:
         from warpi.auto.fit import AutoSettings, fit_auto
-        from warpi.auto.rows import Rows
         from warpi.auto.score import Interval
 
         task = self.task
         images = fit_patches(task.train, self.recipe.seed) if len(task.shape) == 3 else None
-        x, given = read_rows(task.train, images)
-        x_trusted, y_trusted = x[:0], given[:0]
-        if task.meta is not None:
-            x_trusted, y_trusted = read_rows(task.meta, images)
-        meta_given = None if task.meta_given is None else task.meta_given.cpu().numpy()
-        rows = Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes)
+        rows = read_task(task, task.train, images)
         options: dict[str, Any] = {} if self.model is None else {"models": (self.model,)}
         seed = derive(self.recipe.seed, "auto") % 2**31  # scikit-learn takes small seeds only
         settings = AutoSettings(**options, budget=parse_seconds(self.budget), seed=seed)
@@ -188,6 +173,14 @@ def read_rows(
     if sum(map(len, parts)) < len(split):
         raise UserError("some images cannot be read; remove them, or choose a method that trains a network")
     return torch.cat(parts).numpy(), y
+
+
+def read_task(task: Task, noisy: Split, images: PatchFeatures | None) -> Rows:
+    """The noisy rows, and the trusted rows of a task, as `auto` sees them."""
+    x, given = read_rows(noisy, images)
+    x_trusted, y_trusted = (x[:0], given[:0]) if task.meta is None else read_rows(task.meta, images)
+    meta_given = None if task.meta_given is None else task.meta_given.cpu().numpy()
+    return Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes)
 
 
 def parse_seconds(budget: float | str | None) -> float | None:

@@ -9,14 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warpi.data.batch import Batch
-from warpi.data.loader import Loader
 from warpi.data.split import Split
 from warpi.functional.losses import one_hot
 from warpi.functional.transition import from_given, from_trusted
 from warpi.training.method import Log, Method, OutOfSample
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
-from warpi.utils.seeding import derive, generator
 from warpi.utils.settings import setting
 
 _CHUNK = 1024  # rows whose distances to all others are in memory at once
@@ -55,17 +53,7 @@ class WANN(Method):
     trusted_weight: float = setting(3.0, "votes of a trusted row, relative to the most reliable noisy row", low=0)
 
     def start(self, task: Task, recipe: Recipe) -> None:
-        self.check(task)
-        self.task = task
-        self.recipe = recipe
-        self.beginnings = [0]
-        device = task.train.examples.device
-        self.nets = [Neighbors(task.n_classes, self.distance == "cosine").to(device)]
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self.generator = generator(recipe.seed, "method", device=device)
-        self.loader = Loader(task.train, len(task.train), derive(recipe.seed, "train batches"))  # one step per epoch
-        if task.meta is not None:
-            self.meta_loader = Loader(task.meta, len(task.meta), derive(recipe.seed, "meta batches"))
+        self.start_without_steps(task, recipe, Neighbors(task.n_classes, self.distance == "cosine"))
         self.p = torch.zeros(0, task.n_classes)
         self.p_trusted = torch.zeros(0, task.n_classes)
 

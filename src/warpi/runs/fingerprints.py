@@ -14,7 +14,7 @@ from warpi.data.examples import Examples
 from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Embedded
 from warpi.data.split import Split
-from warpi.utils.files import sha256
+from warpi.utils.files import file_size, sha256
 
 _LINKED_LEVELS = 2  # levels of folders that may be links: `train`, and the folders of classes in it
 
@@ -113,14 +113,7 @@ def _file_sizes(examples: Examples) -> bytes:
     """The sizes of image files in bytes, -1 for a missing one; empty for inputs in memory."""
     if not isinstance(examples, FileExamples):
         return b""
-    return repr([_file_size(os.path.join(examples.root, path)) for path in examples.paths]).encode()
-
-
-def _file_size(file: str) -> int:
-    try:
-        return os.stat(file).st_size
-    except (OSError, ValueError):  # ValueError: not a valid file name
-        return -1
+    return repr([file_size(os.path.join(examples.root, path)) for path in examples.paths]).encode()
 
 
 def _bytes(t: Tensor) -> bytes:

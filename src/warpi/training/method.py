@@ -102,6 +102,19 @@ class Method(ABC):
             self.meta_loader = Loader(trusted, recipe.meta_batch_size, trusted_seed, views=self.n_trusted_views)
         self.create_state()
 
+    def start_without_steps(self, task: Task, recipe: Recipe, net: nn.Module) -> None:
+        """Create the state of a method whose `epoch` fits a model, `net`, in one step."""
+        self.check(task)
+        self.task = task
+        self.recipe = recipe
+        self.beginnings = [0]
+        self.nets = [net.to(task.device)]
+        self.optimizers = []
+        self.generator = generator(recipe.seed, "method", device=task.device)
+        self.loader = Loader(task.train, len(task.train), derive(recipe.seed, "train batches"))
+        if task.meta is not None:
+            self.meta_loader = Loader(task.meta, len(task.meta), derive(recipe.seed, "meta batches"))
+
     def create_state(self) -> None:  # noqa: B027 (most methods have none)
         """Create the state of this method, given `self.task`, `self.recipe` and the networks. Override it."""
 

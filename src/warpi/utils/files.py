@@ -190,3 +190,11 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(f.fileno())
     except OSError as e:
         raise UserError(f"cannot write {path}: {e.strerror}; the last checkpoint is intact: use --resume") from e
+
+
+def file_size(file: str) -> int:
+    """Size of a file in bytes, -1 if it is missing."""
+    try:
+        return os.stat(file).st_size
+    except (OSError, ValueError):  # ValueError: not a valid file name
+        return -1

@@ -20,6 +20,7 @@ from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.text_files import check_column_names, read_cells, reading, shorten_list
 from warpi.errors import UserError, unknown
+from warpi.utils.files import file_size
 from warpi.utils.links import check_links
 
 _TABLES = (".csv", ".tsv", ".parquet")
@@ -71,7 +72,7 @@ class Source:
 
     def file_sizes(self) -> list[int]:
         """Sizes of the image files in bytes, -1 for a missing one; empty for texts."""
-        return [_file_size(self.path(row)) for row in range(len(self.inputs))] if self.kind == "images" else []
+        return [file_size(self.path(row)) for row in range(len(self.inputs))] if self.kind == "images" else []
 
 
 def list_source(
@@ -254,10 +255,3 @@ def _from_text_folder(path: Path, classes: tuple[str, ...] | None) -> Source:
 def _read_text(path: Path) -> str:
     with reading(path):
         return path.read_text(encoding="utf-8").strip()
-
-
-def _file_size(file: str) -> int:
-    try:
-        return os.stat(file).st_size
-    except (OSError, ValueError):
-        return -1
