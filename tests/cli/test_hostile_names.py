@@ -1,6 +1,7 @@
 """Names of classes, columns and files that a terminal, a table of rich or a page would act on are shown escaped."""
 
 import csv
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from warpi.cli.app import main
 from warpi.utils.terminal import VisibleFormatter, cell, visible
@@ -47,7 +49,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for i in range(n):
                 k = i % len(NAMES)
                 writer.writerow([k + rng.normal() / 4, rng.normal(), NAMES[(k + (i % 7 == 0)) % len(NAMES)]])
+    _write_more(folder)
     return folder
+
+
+def _write_more(folder: Path) -> None:
+    """The same classes as labels of several people, tasks of Label Studio, arrays and folders of images."""
+    people = [f"{name}\x1b[5m" for name in ("label_[/b]", "label_<i>", "label_3")]
+    with (folder / "people.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([people, *([NAMES[(i + (i % 5 == k)) % 6] for k in range(3)] for i in range(60))])
+    choose = lambda name: {"type": "choices", "from_name": "[/b]", "to_name": "\x1b", "value": {"choices": [name]}}
+    tasks = [
+        {"id": f"{i}\x1b", "data": {"[/b]\n": NAMES[i % 6]}, "annotations": [_annotation(choose(NAMES[i % 6]))]}
+        for i in range(12)
+    ]
+    (folder / "studio.json").write_text(json.dumps(tasks))
+    rng = np.random.default_rng(1)
+    np.save(folder / "p.npy", rng.dirichlet(np.ones(6), 90))
+    np.save(folder / "x.npy", rng.normal(size=(90, 3)).astype(np.float32))
+    np.save(folder / "names.npy", np.array(NAMES * 15))
+    for i in range(6):
+        file = folder / "photos" / NAMES[i].replace("/", "") / f"[/b]\x1b[5m{i}.png"
+        file.parent.mkdir(parents=True)
+        Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).save(file)
+        (file.parent / f"broken\x1b[5m{i}.png").write_bytes(b"no image")
+
+
+def _annotation(result: dict[str, object]) -> dict[str, object]:
+    return {"id": 1, "completed_by": {"email": "[/b]\x1b[5m@<b>"}, "result": [result]}
 
 
 def _commands(folder: Path) -> Iterator[list[str]]:
@@ -63,6 +92,18 @@ def _commands(folder: Path) -> Iterator[list[str]]:
     yield ["figures", run, "--out", str(folder / "figures"), "--only", "calibration"]
     yield ["corrupt", *read, "--noise", "symmetric:0.2", "--out", str(folder / "noise.json")]
     yield ["audit", str(folder / "missing\x1b[5m")]
+    yield ["check", run]
+    yield ["check", data]
+    yield ["duplicates", data, "--trusted", trusted, "--csv", str(folder / "copies.csv")]
+    yield ["annotators", str(folder / "people.csv"), "--out", str(folder / "consensus.csv")]
+    yield ["label-studio", "import", str(folder / "studio.json"), "--out", str(folder / "studio\x1b[5m")]
+    yield ["label-studio", "export", run, "--out", str(folder / "tasks.json")]
+    yield ["audit", "--probabilities", str(folder / "p.npy"), *read, "--csv", str(folder / "p_audit.csv")]
+    yield ["compare", *read, "--trusted", trusted, "--out", str(folder / "compared\x1b[5m")]
+    mapped = ["--data", str(folder / "x.npy"), "--label", str(folder / "names.npy"), "--shuffle", "blocks"]
+    yield ["fit", *mapped, "--out", str(folder / "mapped"), "--method", "ce", "--epochs", "1"]
+    yield ["embed", str(folder / "photos"), "--with", "pixels:4", "--out", str(folder / "features\x1b[5m")]
+    yield ["duplicates", str(folder / "photos")]
 
 
 def test_every_command_shows_names_escaped(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

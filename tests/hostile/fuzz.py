@@ -1,7 +1,7 @@
 """Feed damaged and hostile files to the commands: `python tests/hostile/fuzz.py --seconds 600 --seed 0`.
 
 A case is a valid file with some mutations, and a command that reads it. The command must succeed, or print one line and
-exit with code 2. Anything else is a bug: a traceback, a case that takes over 30 seconds, or more than 2 GiB of memory.
+exit with code 2. Anything else is a bug: a traceback, more than 30 seconds of CPU time or 2 minutes, or over 2 GiB.
 The file and the seed of a case repeat it: `--target FILE --only SEED`. Exits with code 1 if there was a bug.
 The file, the change and the command are drawn independently, so a new kind of file does not change older cases.
 """
@@ -216,18 +216,20 @@ def run_case(folder: Path, seed: int, target: str = "") -> tuple[str, str]:
     file.write_bytes(mutate(file.read_bytes(), name, random.Random(f"{seed} {name}")))
     command = random.Random(f"{seed} command").choice(commands[name])
     error = io.StringIO()
-    signal.alarm(SECONDS_PER_CASE)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_CASE)
+    signal.alarm(4 * SECONDS_PER_CASE)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
             code: object = load_classifier(command[1:]) if command[0] == "load-classifier" else main(command)
     except SystemExit as e:
         code = e.code
     except Hang:
-        return name, f"{command[0]} takes more than {SECONDS_PER_CASE} s"
+        return name, f"{command[0]} takes more than {SECONDS_PER_CASE} s of CPU time, or waits four times as long"
     except BaseException:
         return name, f"{command[0]}: {traceback.format_exc(limit=-4)}"
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     lines = [line for line in error.getvalue().splitlines() if line.startswith("warpi: ")]
     if code not in (0, 1, 2) or (code == 2 and not lines) or (code == 1 and command[0] not in ("check", "report")):
         return name, f"{command[0]}: exit code {code}, {error.getvalue()[-500:]!r}"
@@ -244,6 +246,7 @@ def fuzz(seconds: float, cases: float, seed: int = 0, only: int | None = None, t
 
     arrays.LARGE = 0  # features of float32 stay in their file, as large ones do
     signal.signal(signal.SIGALRM, hang)
+    signal.signal(signal.SIGPROF, hang)
     logging.getLogger("warpi").setLevel(logging.ERROR)
     bugs: dict[int, str] = {}
     counts: Counter[str] = Counter()

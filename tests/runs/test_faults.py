@@ -3,6 +3,7 @@
 The moments are drawn in units of the time that a step takes on this machine.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -13,12 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from forked import PROC, Forked
+from PIL import Image
 from torch import Tensor
 
 from warpi.cli.app import main
+from warpi.data.image_files import FileExamples
 from warpi.training import checkpoint
 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="watches processes through /proc")
@@ -38,15 +42,15 @@ def import_everything(tmp_path_factory: pytest.TempPathFactory) -> None:
 class Lab:
     """A run folder in which processes train and are killed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, fit: list[str] = FIT) -> None:
+        self.folder, self.fit = folder, fit
         self.out, self.log = folder / "run", folder / "log"
         self.file = self.out / "checkpoint.safetensors"
         self.started: list[Forked] = []
 
     def start(self, seconds: float = 300.0, fresh: bool = False) -> Forked:
         """Train in a process with this time between checkpoints; `fresh`: start Python instead of only forking."""
-        argv = [*FIT, "--out", str(self.out), "--checkpoint-seconds", str(seconds), "--quiet"]
+        argv = [*self.fit, "--out", str(self.out), "--checkpoint-seconds", str(seconds), "--quiet"]
         command = [sys.executable, "-m", "warpi", *argv]
         self.started.append(Forked(lambda: os.execv(command[0], command) if fresh else main(argv), self.log))
         return self.started[-1]
@@ -158,6 +162,52 @@ def test_killed_many_times(undisturbed: Lab, lab: Lab, step: float, seed: int, k
     assert any(at > 0 for _, at in deaths), "some in the middle of an epoch"
     assert len(set(deaths)) >= kills // 2
     assert not list(lab.out.glob(".*.part")), "half-written files are removed"
+
+
+def test_killed_with_readers_and_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes read random crops of images; they end when the process that trains is killed."""
+    rng = np.random.default_rng(4)
+    for i in range(48):
+        file = tmp_path / "images" / "pqr"[i % 3] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(256, size=(16, 16, 3), dtype=np.uint8)).save(file)
+    monkeypatch.setattr("warpi.datasets.image_folders.IN_MEMORY", 0)
+    size, _, *others = FileExamples.__init__.__defaults__ or ()
+    monkeypatch.setattr(FileExamples.__init__, "__defaults__", (size, 2, *others))  # `workers`
+    fit = ["fit", "--data", str(tmp_path / "images"), "--method", "ce", "--net", "mlp", "--image-size", "12"]
+    fit += ["--batch-size", "4", "--epochs", "3", "--threads", "1", "--resume"]
+    whole, lab = Lab(tmp_path / "whole", fit), Lab(tmp_path / "lab", fit)
+    for each in (whole, lab):
+        each.folder.mkdir()
+    assert whole.start().wait() == 0, whole.log.read_text()
+    deaths = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(lab.stop)
+        for k in range(3):
+            child = lab.start(seconds=0.0)
+            wait_for(child, lab.file, 3 + 4 * k)
+            readers = readers_of(child)
+            assert len(readers) == 2
+            assert child.send(signal.SIGKILL) == -signal.SIGKILL, lab.log.read_text()
+            deaths.append(lab.position())
+            assert_end(readers)
+        assert lab.start().wait() == 0, lab.log.read_text()
+    assert any(step > 0 for _, step in deaths)
+    assert deaths == sorted(deaths)
+    assert_same(lab, whole)
+
+
+def readers_of(child: Forked) -> list[int]:
+    """The processes that another has started."""
+    listed = (PROC / str(child.pid) / "task").glob("*/children")
+    return [int(number) for file in listed for number in file.read_text().split()]
+
+
+def assert_end(processes: list[int]) -> None:
+    end = time.monotonic() + 20
+    while any((PROC / str(number)).exists() for number in processes):
+        assert time.monotonic() < end, "a reader goes on without the process that trains"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
