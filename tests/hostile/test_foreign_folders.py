@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -48,11 +50,20 @@ def run(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_commands_open_only_the_run_its_data_and_python(run: Path, table: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tracer", ["audit hook", pytest.param("strace", marks=pytest.mark.slow)])
+def test_commands_open_only_the_run_its_data_and_python(tracer: str, run: Path, table: Path, tmp_path: Path) -> None:
+    """The hook sees what Python opens; strace also what compiled code opens."""
+    trace = ["strace", "-f", "-qq", "-e", "trace=open,openat", "-o", str(tmp_path / "trace")] * (tracer == "strace")
+    if trace and not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    (tmp_path / "people.csv").write_text("label_1,label_2\n" + "p,p\nq,p\n" * 9)
+    (tmp_path / "studio.json").write_text(json.dumps(_tasks(table.with_name(SECRET))))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32))
+    np.save(tmp_path / "y.npy", np.arange(40) % 2)
     program = str(Path(__file__).with_name("list_opened_files.py"))
     environment = {**os.environ, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     listed = subprocess.run(
-        [sys.executable, program, str(run), str(table), str(tmp_path)],
+        [*trace, sys.executable, program, str(run), str(table), str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=run,
@@ -62,6 +73,10 @@ def test_commands_open_only_the_run_its_data_and_python(run: Path, table: Path, 
     assert listed.returncode == 0, listed.stderr
     result = json.loads(listed.stdout.splitlines()[-1])
     assert {name: code for name, code in result["codes"].items() if code} == {"check": 1}, listed.stderr  # the link
+    if trace:
+        calls = re.findall(r'(?:AT_FDCWD, |open\()"(.*?)", .*? = \d+$', (tmp_path / "trace").read_text(), re.M)
+        result["opened"] += {os.path.realpath(os.path.join(run, path)) for path in calls}
+        assert any(path.endswith("decisions.sqlite") for path in result["opened"])
     assert len(result["opened"]) > 100
     python = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(warpi.__file__).parents[1])}
     python.add(matplotlib.get_cachedir())
@@ -72,6 +87,17 @@ def test_commands_open_only_the_run_its_data_and_python(run: Path, table: Path, 
     assert str(table.with_name(SECRET)) not in result["opened"]
     assert not (run / "executed").exists()
     assert not [start for start in result["started"] if "fc-list" not in start], result["started"]
+
+
+def _tasks(secret: Path) -> list[dict[str, object]]:
+    """Tasks of Label Studio that refer to a file elsewhere."""
+    value = lambda i: {"choices": ["pq"[i % 2]]}
+    result = lambda i: {"type": "choices", "from_name": "kind", "to_name": "image", "value": value(i)}
+    image = f"/data/local-files/?d={secret.parent}/../{secret.parent.name}/x.png"
+    return [
+        {"id": i, "data": {"image": image, "table": str(secret)}, "annotations": [{"id": i, "result": [result(i)]}]}
+        for i in range(6)
+    ]
 
 
 def test_check_describes_a_run(run: Path, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
