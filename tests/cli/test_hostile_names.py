@@ -95,6 +95,7 @@ def _commands(folder: Path) -> Iterator[list[str]]:
     yield ["check", run]
     yield ["check", data]
     yield ["duplicates", data, "--trusted", trusted, "--csv", str(folder / "copies.csv")]
+    yield ["convert", data, "--out", str(folder / "converted\x1b[5m.npy")]
     yield ["annotators", str(folder / "people.csv"), "--out", str(folder / "consensus.csv")]
     yield ["label-studio", "import", str(folder / "studio.json"), "--out", str(folder / "studio\x1b[5m")]
     yield ["label-studio", "export", run, "--out", str(folder / "tasks.json")]

@@ -26,6 +26,7 @@ def write_corpus(folder: Path) -> None:
         ["audit", run, "--folds", "0", "--quiet"],
         ["corrupt", "--data", data, "--noise", "symmetric:0.2", "--out", str(folder / "noise.json")],
         ["pick", "9", "--data", data, "--csv", str(folder / "check.csv")],
+        ["convert", data, "--out", str(folder / "like.npy")],
         ["embed", str(folder / "images"), "--with", "pixels:4", "--out", features],
         ["label-studio", "import", str(folder / "studio.json"), "--out", str(folder / "studio")],
         [
@@ -169,8 +170,12 @@ def targets(work: Path) -> dict[str, list[list[str]]]:
     mapped = ["fit", "--data", at("mapped.npy"), "--label", at("y.npy"), "--shuffle", "blocks", *quick]
     fit = ["fit", "--data", at("t.csv"), *quick]
     few = at("few")
+    like = ["convert", at("t.csv"), "--out", at("again.npy"), "--like", at("like.npy")]
+    converted = [like, ["fit", "--data", at("like.npy"), *quick], ["check", at("like.npy")]]
     return {
-        **{name: data(name) for name in ("t.csv", "t.npz", "t.npy", "t.parquet")},
+        **{name: [*data(name), ["convert", at(name), "--out", at("c.npy")]] for name in ("t.csv", "t.parquet")},
+        **{name: data(name) for name in ("t.npz", "t.npy")},
+        **dict.fromkeys(("like.npy", "like_labels.npy", "like_table.json"), converted),
         "mapped.npy": [mapped, ["check", at("mapped.npy")], ["duplicates", at("mapped.npy"), "--label", at("y.npy")]],
         "y.npy": [load("t.npy"), mapped],
         "trusted.csv": [

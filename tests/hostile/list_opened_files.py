@@ -36,6 +36,7 @@ def main(run: str, data: str, out: str) -> None:
         "correct": ["correct", run, "--out", f"{out}/c.csv"],
         "pick": ["pick", "5", run, "--csv", f"{out}/n.csv"],
         "duplicates": ["duplicates", data, "--csv", f"{out}/d.csv"],
+        "convert": ["convert", data, "--out", f"{out}/converted.npy"],
         "annotators": ["annotators", f"{out}/people.csv", "--out", f"{out}/consensus.csv"],
         "import": ["label-studio", "import", f"{out}/studio.json", "--out", f"{out}/studio"],
         "export": ["label-studio", "export", run, "--out", f"{out}/tasks.json"],
