@@ -222,7 +222,7 @@ def with_betty(method: WarPI) -> Step:
             z = self.module(batch.x)
             now["seen"] = z.detach() if now["seen"] is None else now["seen"]
             method.generator.set_state(now["noise"])
-            return cross_entropy(method.rectify(now["seen"], batch.y) * z, batch.y).mean()
+            return cross_entropy(method.draw(method.V(now["seen"].detach(), batch.y)) * z, batch.y).mean()
 
     class Rectifier(Problem):  # type: ignore[misc,valid-type]
         def get_batch(self) -> Batch:
@@ -292,7 +292,7 @@ def _images_to_channels_last(x: Tensor) -> Tensor:
 
 def _rectified(method: WarPI, z: Tensor, y: Tensor, learn: bool = True) -> Tensor:
     with torch.set_grad_enabled(learn):
-        v = method.rectify(z, y)  # [L, B, K]
+        v = method.draw(method.V(z.detach(), y))  # [L, B, K]
     return cross_entropy(v * z, y).mean()  # Eq. (9)
 
 

@@ -244,7 +244,7 @@ class TestAgreement:
 
 def test_the_first_step_leaves_no_hook_and_no_fixed_noise() -> None:
     _, method = step(WarPI(samples=2))
-    v = method.rectify(torch.zeros(2, 3, dtype=torch.float64), torch.tensor([0, 0]))
+    v = method.draw(method.V(torch.zeros(2, 3, dtype=torch.float64), torch.tensor([0, 0])))
     assert not torch.equal(v[:, 0], v[:, 1]), "each example has its own noise again"
     assert "rectify" not in vars(method)
 

@@ -151,10 +151,10 @@ def test_samples_of_the_rectifying_vector(tiny: TaskAndTruth) -> None:
     for samples, n in ((10, 10), (3, 3), (0, 1)):
         method = WarPI(samples=samples)
         method.start(tiny[0], RECIPE)
-        first = method.rectify(z, y)
+        first = method.draw(method.V(z, y))
         assert first.shape == (n, 6, 10)
         assert bool(((first > 0) & (first < 1)).all())
-        assert torch.equal(first, method.rectify(z, y)) == (samples == 0)  # without samples, v is deterministic
+        assert torch.equal(first, method.draw(method.V(z, y))) == (samples == 0)  # without samples, v is deterministic
         gradient = torch.autograd.grad(first.sum(), z, allow_unused=True)
         assert gradient == (None,)  # the input of V is detached
 

@@ -26,7 +26,10 @@ OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "unbounded": lambda s: 1 + s,  # the paper's Gaussian, shifted so that s = 0 leaves the logits unchanged
 }
 """Functions from a sample s = mu + sigma * eps to the rectifying vector v."""
-FIT_STEPS, FIT_BATCH, FIT_LR, FIT_NOISE = 500, 256, 1e-2, 0.5  # of V to the T-posterior
+FIT_STEPS = 500  # steps of `fit_posterior`, with these settings
+FIT_BATCH = 256
+FIT_LR = 1e-2
+FIT_NOISE = 0.5  # standard deviation of the noise on the logits, relative to theirs
 
 
 @dataclass
@@ -94,61 +97,40 @@ class WarPI(Method):
         if self.log_var_init is not None:
             nn.init.zeros_(V.log_var.weight)
             nn.init.constant_(V.log_var.bias, self.log_var_init)
-        self.V = V.to(task.train.y.device)
+        self.V = V.to(task.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
         if self.v_start:
             self.is_warm = False
             self.beginnings = [0, self.switch]
 
-    @property
-    def switch(self) -> int:
-        """The epoch in which V is fitted to the transition matrix and training starts again."""
-        return warmup_epochs(self.warmup, self.recipe.epochs)
-
-    def epoch(self, t: int) -> Iterator[Log]:
-        if self.v_start and t >= self.switch and not self.is_warm:
-            self.start_from_transition()
-            restart(self)
-            self.is_warm = True
-        yield from super().epoch(t)
-
-    def start_from_transition(self) -> None:
-        """Fit V to the T-posterior, with T and logits from the network that was trained on the noisy labels."""
-        assert self.task.meta is not None  # see needs_meta
-        rows, z = predict_rows(self.net, self.task.meta)
-        T = from_trusted(z.softmax(1), self.task.meta.y[rows])
-        rows, z = predict_rows(self.net, self.task.train)
-        fit_posterior(self.V, OUTPUTS[self.output], z, self.task.train.y[rows], T, self.generator)
-
     def step(self, batch: Batch) -> Log:
         if self.v_start and not self.is_warm:
             return {"loss": descend(cross_entropy(self.net(batch.x), batch.y).mean(), self.optimizer)}
-        proposals: list[DiagGaussian] = []
+        proposals: list[DiagGaussian] = []  # the outputs of V in this step
 
         def rectified_loss(z: Tensor) -> tuple[Tensor, Tensor]:
-            q = self.V(z, batch.y)
-            proposals[:] = [q]
-            return rectified_cross_entropy(self.draw(q), z, batch.y)  # Eq. (9) and its gradient at z
+            proposals.append(self.V(z, batch.y))
+            return rectified_cross_entropy(self.draw(proposals[-1]), z, batch.y)  # Eq. (9) and its gradient at z
 
         def meta_loss(z: Tensor, y: Tensor) -> Tensor:
             return cross_entropy(z, y).mean()  # Eq. (10)
 
-        phi = self.V.parameters()
-        loss = WithGradient(rectified_loss)
-        assert self.task.meta is not None
-        weight = self.trusted_weight * len(self.task.meta) / len(self.task.train)
+        assert self.task.meta is not None  # see needs_meta
         log = bilevel_step(  # Eqs. (11) to (13)
-            self, batch, loss, meta_loss, phi, self.meta_optimizer, self.virtual_lr, trusted_weight=weight
+            self,
+            batch,
+            WithGradient(rectified_loss),
+            meta_loss,
+            self.V.parameters(),
+            self.meta_optimizer,
+            self.virtual_lr,
+            trusted_weight=self.trusted_weight * len(self.task.meta) / len(self.task.train),
         )
         if self.samples == 0:
             return log
         # Both logs show whether the posterior collapses; the mean of sigma alone can hide it behind a few large values.
-        q = proposals[0]
+        q = proposals[-1]
         return {**log, "sigma": q.std.detach().mean(), "log_sigma": 0.5 * q.log_var.detach().mean()}
-
-    def rectify(self, z: Tensor, y: Tensor) -> Tensor:
-        """Sample v for logits z [B, K] and given labels y [B].  Returns [max(L, 1), B, K]."""
-        return self.draw(self.V(z.detach(), y))
 
     def draw(self, q: DiagGaussian) -> Tensor:
         """Sample v from the output of the meta-network.  Returns [max(L, 1), B, K]."""
@@ -162,6 +144,26 @@ class WarPI(Method):
         with evaluating([self.V]):
             v = OUTPUTS[self.output](self.V(z, y).rsample(n, generator))  # [n, B, K]
         return (v * z).log_softmax(-1).gather(-1, y.expand(n, -1)[..., None])[..., 0]
+
+    def epoch(self, t: int) -> Iterator[Log]:
+        if self.v_start and t >= self.switch and not self.is_warm:
+            self.start_from_transition()
+            restart(self)
+            self.is_warm = True
+        yield from super().epoch(t)
+
+    @property
+    def switch(self) -> int:
+        """The epoch in which V is fitted to the transition matrix and training starts again."""
+        return warmup_epochs(self.warmup, self.recipe.epochs)
+
+    def start_from_transition(self) -> None:
+        """Fit V to the T-posterior, with T and logits from the network that was trained on the noisy labels."""
+        assert self.task.meta is not None  # see needs_meta
+        rows, z = predict_rows(self.net, self.task.meta)
+        T = from_trusted(z.softmax(1), self.task.meta.y[rows])
+        rows, z = predict_rows(self.net, self.task.train)
+        fit_posterior(self.V, OUTPUTS[self.output], z, self.task.train.y[rows], T, self.generator)
 
 
 class MetaNet(nn.Module):
