@@ -147,7 +147,7 @@ def test_meta_networks_have_the_sizes_of_the_papers(tiny: TaskAndTruth) -> None:
 
 
 def test_samples_of_the_rectifying_vector(tiny: TaskAndTruth) -> None:
-    z, y = torch.randn(6, 10, generator=torch.Generator().manual_seed(0)).requires_grad_(), torch.arange(6)
+    z, y = torch.randn(6, 10, generator=torch.Generator().manual_seed(0)), torch.arange(6)
     for samples, n in ((10, 10), (3, 3), (0, 1)):
         method = WarPI(samples=samples)
         method.start(tiny[0], RECIPE)
@@ -155,8 +155,6 @@ def test_samples_of_the_rectifying_vector(tiny: TaskAndTruth) -> None:
         assert first.shape == (n, 6, 10)
         assert bool(((first > 0) & (first < 1)).all())
         assert torch.equal(first, method.draw(method.V(z, y))) == (samples == 0)  # without samples, v is deterministic
-        gradient = torch.autograd.grad(first.sum(), z, allow_unused=True)
-        assert gradient == (None,)  # the input of V is detached
 
 
 def test_output_functions_of_warpi() -> None:
