@@ -114,63 +114,74 @@ def fit_base(
     report: Report,
     plain: Sequence[Column] = (),
 ) -> tuple[list[Column], dict[str, str]]:
-    """The candidates that are fitted once. What does not fit into the budget is left out.
+    """The candidates that are fitted once, and why others are left out.
 
-    Models of all rows that are in `plain` are not fitted again.
-
-    With many rows no candidate is pruned, and none repeats trusted rows.
+    Models of all rows that are in `plain` are not fitted again. With many rows no candidate is pruned, and none repeats
+    trusted rows.
     """
-    columns: list[Column] = []
-    left_out: dict[str, str] = {}
-    labels = problem.labels
-    everything = problem.weights(1.0, 1.0)
-
-    def add(name: str, model: Any, weight: Floats, **how: Any) -> Column | None:
-        known = [column for column in plain if column.name == name]
-        if known:
-            columns.extend(known)
-            return known[0]
-        if columns and clock.left() < 3 * max(column.seconds for column in columns):
-            left_out[name] = NO_TIME
-            return None
-        report(name)
-        clock.lap()
-        clock.enforced = bool(columns)
-        try:
-            fitted = fit_model(model, problem.x, labels, weight, plan, **how)
-        except OutOfTimeError:
-            if clock.budget is None:
-                raise
-            left_out[name] = NO_TIME
-            return None
-        except ValueError as e:  # for example more neighbors than trusted rows
-            if weight is everything:
-                raise
-            left_out[name] = f"left out: {first_line(e)}"
-            return None
-        column = Column(name, fitted.p, clock.lap(), name.endswith("trusted only"), fitted.module)
-        column.predict = fitted.predict
-        if weight is everything:
-            column.refit = partial(fit_plain, model)
-        columns.append(column)
-        return column
-
+    base = _Fitter(problem, plan, clock, report, plain)
     for model in models:
         name = model_name(model)
-        whole = add(name, model, everything)
+        whole = base.add(name, model)
         if not (plan.large and model == "boosting" and len(models) > 1):  # slow, and seldom the best for few rows
-            add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
+            base.add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
         if whole is not None and not plan.large:
             kept = keep_confident(problem.noisy(whole.p), problem)
-            add(f"{name}, pruned", model, problem.weights(kept, 1.0))
+            base.add(f"{name}, pruned", model, problem.weights(kept, 1.0))
         if model == "forest" and not plan.large:
-            add(f"{name}, trusted x10", model, problem.weights(1.0, HEAVY), weighted_draw=True)
+            base.add(f"{name}, trusted x10", model, problem.weights(1.0, HEAVY), weighted_draw=True)
     if problem.n_noisy and not plan.large:
-        model = "forest" if "forest" in models else best_plain_model(problem, models, columns)
-        predictions = [column.p for column in columns if column.name in map(model_name, models)]
-        kept = keep_agreeing([*predictions, vote_of_neighbors(problem, everything, plan)], problem)
-        add(f"{model_name(model)}{AGREEING}", model, problem.weights(kept, 1.0))
-    return columns, left_out
+        model = "forest" if "forest" in models else best_plain_model(problem, models, base.columns)
+        predictions = [column.p for column in base.columns if column.name in map(model_name, models)]
+        neighbors = vote_of_neighbors(problem, problem.weights(1.0, 1.0), plan)
+        kept = keep_agreeing([*predictions, neighbors], problem)
+        base.add(f"{model_name(model)}{AGREEING}", model, problem.weights(kept, 1.0))
+    return base.columns, base.left_out
+
+
+@dataclass(eq=False)
+class _Fitter:
+    """Fits candidates while there is time, and collects them."""
+
+    problem: Problem
+    plan: Plan
+    clock: Clock
+    report: Report
+    plain: Sequence[Column]
+    columns: list[Column] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, model: Any, weight: Floats | None = None, **how: Any) -> Column | None:
+        """Fit a candidate with these weights of the rows (None: equal ones); returns None if it is left out."""
+        known = [column for column in self.plain if column.name == name]
+        if known:
+            self.columns.extend(known)
+            return known[0]
+        if self.columns and self.clock.left() < 3 * max(column.seconds for column in self.columns):
+            self.left_out[name] = NO_TIME
+            return None
+        self.report(name)
+        self.clock.lap()
+        self.clock.enforced = bool(self.columns)
+        rows = self.problem.weights(1.0, 1.0) if weight is None else weight
+        try:
+            fitted = fit_model(model, self.problem.x, self.problem.labels, rows, self.plan, **how)
+        except OutOfTimeError:
+            if self.clock.budget is None:
+                raise
+            self.left_out[name] = NO_TIME
+            return None
+        except ValueError as e:  # for example more neighbors than trusted rows
+            if weight is None:
+                raise
+            self.left_out[name] = f"left out: {first_line(e)}"
+            return None
+        column = Column(name, fitted.p, self.clock.lap(), name.endswith("trusted only"), fitted.module)
+        column.predict = fitted.predict
+        if weight is None:
+            column.refit = partial(fit_plain, model)
+        self.columns.append(column)
+        return column
 
 
 def fit_plain(model: Any, problem: Problem, _posterior: Floats, plan: Plan) -> Fitted:
