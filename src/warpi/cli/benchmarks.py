@@ -88,10 +88,12 @@ def sweep(argv: list[str]) -> None:
     if given["dry_run"]:
         runner.dry_run(plan)
         return
+    if place.kind == "ray" and (given["device"], given["per_gpu"], given["jobs"]) != ("auto", "auto", None):
+        raise UserError("--device, --per-gpu and --jobs are for this machine; with --on ray, give --gpus-per-run")
     resources = runner.parse_resources(given["device"], given["per_gpu"], given["jobs"])
     if given["worker"]:
         code = runner.serve(plan, resources, given["worker"], place)
     else:
-        code = runner.sweep(plan, resources, argv, given["json"])
+        code = runner.sweep(plan, place, resources, argv, given["json"])
     if code:
         raise SystemExit(code)

@@ -27,7 +27,7 @@ from warpi.report.write import write_report
 from warpi.runs import plugins
 from warpi.runs.schema import SPEC, SWEEP
 from warpi.runs.spec import DataCache, DataSpec, load
-from warpi.sweep import on_slurm
+from warpi.sweep import on_ray, on_slurm
 from warpi.sweep.display import Board, format_duration, format_scores, states_table
 from warpi.sweep.place import Place
 from warpi.sweep.plan import Job, Plan
@@ -35,7 +35,7 @@ from warpi.sweep.processes import run_processes
 from warpi.sweep.queue import Queue, RunEvent
 from warpi.sweep.run_states import State, read_settings, run_folder, run_state
 from warpi.sweep.worker import work
-from warpi.utils.devices import catch_signals, cpu_threads, pick_device
+from warpi.utils.devices import catch_signals, count_cores, cpu_threads, pick_device
 from warpi.utils.terminal import cell, say, visible_lines
 
 _MOST_CPU_JOBS = 8  # default limit: each process holds its own copy of the data
@@ -58,11 +58,6 @@ class Resources:
     def threads(self) -> int | None:
         """CPU threads for new runs that do not set them; resumed runs keep their own number."""
         return max(1, count_cores() // self.jobs) if self.devices[0].type == "cpu" else None
-
-
-def count_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def mps_is_running() -> bool:
@@ -136,12 +131,12 @@ def submit(plan: Plan, place: Place, tasks: int | None, dry: bool = False) -> No
     print(visible_lines(on_slurm.submit(plan, jobs, place, tasks)))
 
 
-def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: Path | None = None) -> int:
+def sweep(plan: Plan, place: Place, resources: Resources, command: Sequence[str], json_file: Path | None = None) -> int:
     """Finish all runs of a plan and print the table. `command` holds the arguments; returns an exit code."""
     began = time.monotonic()
     states = read_states(plan)
     n_left = sum(not state.done for state in states.values())
-    processes = resources.processes[:n_left]
+    processes = resources.processes[:n_left] if place.kind == "local" else ()
     cache = DataCache()
     _check_data(plan, [job for job in plan.jobs if not (states[job.name].done or states[job.name].problem)], cache)
     if n_left:
@@ -153,7 +148,7 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
         stack.enter_context(board.bars)
         caught = stack.enter_context(catch_signals())
         if n_left:
-            where = ", ".join(dict.fromkeys(map(str, processes)))
+            where = ", ".join(dict.fromkeys(map(str, processes))) or f"Ray {place.address}".strip()
             several = f", {len(processes)} at a time" if len(processes) > 1 else ""
             board.print(f"{plan.file}: {len(states)} runs, {len(states) - n_left} of them done; on {where}{several}")
         else:
@@ -165,6 +160,8 @@ def sweep(plan: Plan, resources: Resources, command: Sequence[str], json_file: P
             commands = _worker_commands(plan, resources, processes, session)
             for line in run_processes(commands, caught, board.show):
                 board.print(line)
+        elif n_left:
+            _drive_ray(plan, place, session, caught, board)
     if caught:
         resume = shlex.join(["warpi", *plugins.flags(), "sweep", *command])
         say(f"warpi: stopped by {signal.Signals(caught[0]).name}; resume with: {resume}", error=True)
@@ -209,23 +206,42 @@ def serve(plan: Plan, resources: Resources, session: str, place: Place) -> int:
             return 128 + caught[0] if caught else 0
 
         def report(event: RunEvent) -> None:
+            if place.kind == "ray":
+                _log(event, error=True)
             try:
                 print(json.dumps(asdict(event)), flush=True)
             except BrokenPipeError:  # the parent process has died: store a checkpoint and stop
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 caught.append(signal.SIGTERM)
 
-        _work(plan, resources, resources.devices[0], session, caught, report, DataCache())
+        if place.kind == "ray":
+            on_ray.drive(plan, place, session, report, caught)
+        else:
+            _work(plan, resources, resources.devices[0], session, caught, report, DataCache())
     return 128 + caught[0] if caught else 0
 
 
-def _log(event: RunEvent) -> None:
+def _drive_ray(plan: Plan, place: Place, session: str, caught: list[int], board: Board) -> None:
+    """Let a process of its own drive Ray, because Ray prints to the terminal when it loses a machine."""
+    on_ray.import_ray()
+    gpus = [] if place.runs_per_gpu is None else ["--gpus-per-run", str(place.gpus_per_run)]
+    command = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *plan.flags]
+    command += ["--on", f"ray:{place.address}", *gpus, "--worker", session]
+    file = plan.out / ".sweep" / "ray.log"
+    with open(file, "w") as log:
+        problems = run_processes([command], caught, board.show, log)
+    if problems:
+        lines = file.read_text(errors="replace").splitlines()
+        reasons = [line.removeprefix("warpi: ") for line in lines if line.startswith("warpi: ")]
+        raise UserError(reasons[-1] if reasons else f"{problems[0]}; see {file}")
+
+
+def _log(event: RunEvent, error: bool = False) -> None:
     """Print an event as a line of a log file."""
     if event.kind != "alive":
         details = event.reason or format_scores(event.record)
-        say(
-            f"{datetime.now():%Y-%m-%d %H:%M:%S}  {event.run}  {event.kind}  epoch {event.epoch}  {details}", flush=True
-        )
+        line = f"{datetime.now():%Y-%m-%d %H:%M:%S}  {event.run}  {event.kind}  epoch {event.epoch}  {details}"
+        say(line, error=error, flush=True)
 
 
 def _work(

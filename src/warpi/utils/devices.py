@@ -41,6 +41,11 @@ def pick_device(device: str) -> torch.device:
     return chosen
 
 
+def count_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def cpu_threads(n: int | None) -> Iterator[None]:
     """Context manager: let torch use n CPU threads (None: as many as before)."""
@@ -55,12 +60,13 @@ def cpu_threads(n: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def catch_signals() -> Iterator[list[int]]:
+def catch_signals(caught: list[int] | None = None) -> Iterator[list[int]]:
     """Context manager: collect signals in a list instead of stopping, so that state can be stored first.
 
-    The signals are SIGINT, SIGTERM, and SIGUSR2, which a SLURM cluster sends before a time limit.
+    The signals are SIGINT, SIGTERM, and SIGUSR2, which a SLURM cluster sends before a time limit. `caught` is the list
+    to use (default: a new one).
     """
-    caught: list[int] = []
+    caught = [] if caught is None else caught
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return

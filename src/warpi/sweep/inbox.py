@@ -1,0 +1,63 @@
+"""What the machine that starts a sweep receives from workers on other machines. Ray starts it, so it imports little."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from warpi.utils.files import write_with_folder
+from warpi.utils.leases import Busy, Lease, one_writer
+
+
+class Inbox:
+    """Collects the events of all workers, and the files of those that do not see the folder of the sweep.
+
+    Each attempt to train a run has a number. Files of an earlier attempt are ignored: its machine may have been cut
+    off, and may come back when another one trains the run. The inbox holds the lease of the folder in their place.
+    """
+
+    def __init__(self, out: str) -> None:
+        self.out = Path(out)
+        self.events: list[dict[str, Any]] = []
+        self.attempts: dict[str, int] = {}
+        self.leases: dict[str, tuple[Lease, ExitStack]] = {}
+
+    def put(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+    def take(self) -> list[dict[str, Any]]:
+        events, self.events = self.events, []
+        return events
+
+    def begin(self, run: str) -> tuple[int, dict[str, bytes]] | None:
+        """Begin an attempt: its number, and the files of the run so far. None if another process trains the run."""
+        if run not in self.leases:
+            with ExitStack() as stack:
+                try:
+                    lease = stack.enter_context(one_writer(self.out / run))
+                except Busy:
+                    return None
+                self.leases[run] = lease, stack.pop_all()
+        self.attempts[run] = self.attempts.get(run, 0) + 1
+        return self.attempts[run], changed_files(self.out / run, {})
+
+    def receive(self, run: str, attempt: int, files: dict[str, bytes], is_last: bool) -> None:
+        """Write files of a run, in the given order. After the last ones, other processes may have the run."""
+        if attempt == self.attempts[run] and run in self.leases:
+            lease, stack = self.leases[run]
+            for name, content in files.items():
+                lease.check()
+                write_with_folder(self.out / run / name, content)
+            if is_last:
+                del self.leases[run]
+                stack.close()
+
+
+def changed_files(folder: Path, known: dict[str, int]) -> dict[str, bytes]:
+    """The files of a folder that have changed since the last call, oldest first. Updates `known`, their change times.
+
+    Hidden files belong to the machine: locks, and files that are being written.
+    """
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("*") if path.is_file() and path.name[0] != "."}
+    changed = [path for path in sorted(times, key=times.__getitem__) if known.get(path.name) != times[path]]
+    known.update({path.name: times[path] for path in changed})
+    return {path.name: path.read_bytes() for path in changed}

@@ -1,0 +1,253 @@
+"""Train a sweep on a Ray cluster: one task per run, which Ray starts again elsewhere when its machine is lost."""
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, chdir, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import warpi
+from warpi.errors import UserError, first_line, missing_package
+from warpi.runs import plugins
+from warpi.runs.spec import DataCache
+from warpi.sweep.inbox import Inbox, changed_files
+from warpi.sweep.place import Place
+from warpi.sweep.plan import Job, Plan
+from warpi.sweep.queue import Queue, RunEvent
+from warpi.sweep.run_states import run_state
+from warpi.sweep.worker import work
+from warpi.utils.devices import catch_signals, count_cores, cpu_threads
+from warpi.utils.files import sha256
+
+_RETRIES = 10  # of a run whose process or machine is lost
+_SHARE = 20  # a machine that does not see the folder sends its checkpoints in at most one part of so many of its time
+_LAST = ("done", "failed", "stopped")  # the last events of an attempt
+_OBJECT_STORE = 100_000_000  # bytes; a local cluster passes almost nothing through it
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a worker needs to know of the sweep."""
+
+    plan: Plan  # with an absolute folder
+    session: str
+    identity: dict[str, str]  # of the installation that started the sweep
+    plugins: tuple[str, ...]
+    folder: str  # relative paths of the plan start there
+    proof: Path  # a file that exists only where the folder of the sweep is the same
+    inbox: Any  # handle of the Inbox
+
+
+def import_ray() -> Any:
+    """The module `ray`, without telemetry. Raises a UserError if it is not installed."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        return import_module("ray")
+    except ImportError as e:
+        raise missing_package("ray", "warpi sweep --on ray", "ray") from e
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Any]:
+    """Context manager: the module `ray`, connected to a cluster, or to one on this machine that ends with the context.
+
+    The local cluster listens on 127.0.0.1, asks for a token that only this process knows, and keeps its files in a
+    folder that only this user can open.
+    """
+    with ExitStack() as stack:
+        options: dict[str, Any] = {"address": address or "local"}
+        advice = "this machine must be a node of it (ray start --address=HEAD:6379)"
+        if not address:
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # otherwise it listens on all interfaces
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="warpi-ray-", ignore_cleanup_errors=True))
+            temp = os.path.join(folder, "ray")  # Ray lets everybody write to its folder, but not to the one around it
+            options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_temp_dir": temp}
+            options |= {"num_cpus": count_cores()}
+            advice = "try --on local"
+        ray = import_ray()
+        try:
+            ray.init(**options, log_to_driver=False, logging_level="ERROR")
+        except Exception as e:  # of many kinds
+            what = f"join the Ray cluster {address!r}" if address else "start Ray"
+            raise UserError(f"cannot {what}: {first_line(e)}; {advice}") from e
+        stack.callback(ray.shutdown)
+        yield ray
+
+
+def drive(plan: Plan, place: Place, session: str, report: Callable[[RunEvent], None], caught: list[int]) -> None:
+    """Let a Ray cluster train the unfinished runs of a plan, until all have ended or a signal is noted in `caught`."""
+    out = plan.out.absolute()
+    proof = out / ".sweep" / f"ray-{session}"
+    with cluster(place.address) as ray, catch_signals(caught):  # Ray has replaced the handler of SIGTERM
+        here = ray.get_runtime_context().get_node_id()
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+        inbox = ray.remote(Inbox).options(num_cpus=0, scheduling_strategy=strategy).remote(str(out))
+        files = tuple(plugins.flags()[1::2])
+        sweep = Sweep(replace(plan, out=out), session, identity(files), files, os.getcwd(), proof, inbox)
+        proof.touch()
+        try:
+            jobs = {job.name: job for job in plan.jobs if not _is_done(plan, job)}
+            _follow(ray, sweep, {name: _prepare(ray, sweep, job, place) for name, job in jobs.items()}, report, caught)
+        except ray.exceptions.RayError as e:
+            raise UserError(f"lost the Ray cluster: {first_line(e)}; run the same command again to resume") from e
+        finally:
+            proof.unlink(missing_ok=True)
+
+
+def _prepare(ray: Any, sweep: Sweep, job: Job, place: Place) -> Callable[[], Any]:
+    """A function that submits the task of a run. Raises a UserError if no machine could ever run it."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = place.gpus_per_run
+    if place.runs_per_gpu is None and any(node.get("GPU") for node in nodes):
+        gpus = 1.0
+    threads = job.settings.get("threads", 1)
+    if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
+        have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+        raise UserError(
+            f"{job.name} needs {threads} CPU cores and {gpus:g} GPUs on one machine, but those of the Ray cluster have "
+            f"{have}; lower threads or --gpus-per-run"
+        )
+    task = ray.remote(train_run).options(
+        num_cpus=threads, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy="SPREAD", name=job.name
+    )
+    return partial(task.remote, sweep, job, "cuda" if gpus else "cpu", 0 < gpus < 1)
+
+
+def _follow(
+    ray: Any,
+    sweep: Sweep,
+    submit: Mapping[str, Callable[[], Any]],
+    report: Callable[[RunEvent], None],
+    caught: list[int],
+) -> None:
+    """Submit all runs and report events until they have ended. After a signal, they store checkpoints and stop."""
+    runs = {function(): name for name, function in submit.items()}  # by task
+    last: dict[str, str] = {}  # kind of the last event
+    passed_on = False
+    while runs:
+        if caught and not passed_on:
+            passed_on = True
+            for task in runs:
+                ray.cancel(task)  # raises KeyboardInterrupt there, which `catch_signals` notes
+        finished, _ = ray.wait([*runs], num_returns=len(runs), timeout=0.2)
+        events = [RunEvent(**event) for event in ray.get(sweep.inbox.take.remote())]
+        for event in events or [RunEvent("alive")]:
+            report(event)
+            last[event.run] = event.kind
+        for task in finished:
+            name = runs.pop(task)
+            reason = _reason(ray, task)
+            if passed_on or last.get(name) in ("done", "failed"):
+                continue
+            if last.get(name) == "stopped" and not reason:  # its machine is being shut down
+                runs[submit[name]()] = name
+            elif any(job.name == name and _is_done(sweep.plan, job) for job in sweep.plan.jobs):
+                report(RunEvent("done", name))  # by another process
+            else:
+                report(RunEvent("failed", name, reason=reason or "it was not trained"))
+
+
+def _reason(ray: Any, task: Any) -> str:
+    """Why a task failed: its run is not to blame, which would be an event."""
+    try:
+        reason: str = ray.get(task)
+    except ray.exceptions.TaskCancelledError:
+        return "cancelled"
+    except ray.exceptions.RayTaskError as e:
+        return f"{type(e.cause).__name__}: {first_line(e.cause)}"
+    except ray.exceptions.RayError as e:
+        return f"Ray gave up after {_RETRIES} retries: {first_line(e)}"
+    return reason
+
+
+def _is_done(plan: Plan, job: Job) -> bool:
+    """Whether a run is done. One that is refused counts as not done; its worker reports the reason."""
+    try:
+        return run_state(plan, job).done
+    except UserError:
+        return False
+
+
+def identity(files: Sequence[str]) -> dict[str, str]:
+    """What must be the same on all machines: the versions, and hashes of the code of warpi and of custom methods."""
+    package = Path(warpi.__file__).parent
+    code = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))
+    content = sha256(*(part for name in code for part in (name, (package / name).read_bytes())))
+    own = {file: sha256(Path(file).read_bytes())[:12] for file in files}
+    return {"warpi": warpi.__version__, "the source of warpi": content[:12], "torch": torch.__version__, **own}
+
+
+@cache
+def _data() -> DataCache:
+    """The data of earlier runs in the same process."""
+    return DataCache()
+
+
+def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
+    """Train one run on a machine of the cluster. Events go to the inbox; returns why the run cannot be trained here."""
+    ray = import_ray()
+    where = ray.util.get_node_ip_address()
+    with ExitStack() as stack:
+        caught = stack.enter_context(catch_signals())
+        if os.path.isdir(sweep.folder):
+            stack.enter_context(chdir(sweep.folder))
+        try:
+            here = identity(sweep.plugins)
+        except OSError as e:
+            return f"{where} has no file {e.filename}; --use needs it on every machine"
+        for name, value in sweep.identity.items():
+            if here[name] != value:
+                return f"{where} has {name} {here[name]}, not {value} as the machine that started the sweep"
+        stack.enter_context(plugins.use(sweep.plugins))
+        out = sweep.plan.out
+        send: Callable[[RunEvent], None] = lambda _: None
+        if not sweep.proof.exists():  # this machine does not see the folder
+            out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warpi-")))
+            send = _exchange_files(ray, sweep, job, out / job.name, caught)
+
+        def report(event: RunEvent) -> None:
+            if event.kind != "alive":
+                send(event)
+                sent = sweep.inbox.put.remote(asdict(event))
+                if event.kind in _LAST:
+                    ray.get(sent)  # the driver must know before this task ends
+
+        plan = replace(sweep.plan, out=out, jobs=(job,))
+        stack.enter_context(cpu_threads(1))  # for runs that do not set a number
+        work(Queue(plan, sweep.session, report, _data()), torch.device(device), caught, shares_device)
+    return ""
+
+
+def _exchange_files(ray: Any, sweep: Sweep, job: Job, folder: Path, caught: list[int]) -> Callable[[RunEvent], None]:
+    """Fetch the files of a run. Returns a function that sends those that have changed, at most events now and then."""
+    while (begun := ray.get(sweep.inbox.begin.remote(job.name))) is None:
+        if caught:
+            raise KeyboardInterrupt
+        time.sleep(1)
+    attempt, files = begun
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    known: dict[str, int] = {}
+    changed_files(folder, known)
+    due = 0.0
+
+    def send(event: RunEvent) -> None:
+        nonlocal due
+        began = time.monotonic()
+        if event.kind in _LAST or (event.kind == "epoch" and began >= due):
+            files = changed_files(folder, known)
+            ray.get(sweep.inbox.receive.remote(job.name, attempt, files, event.kind in _LAST))
+            due = time.monotonic() + _SHARE * (time.monotonic() - began)
+
+    return send
