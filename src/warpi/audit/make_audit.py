@@ -28,6 +28,7 @@ from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
 from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks, neighbor_votes
 from warpi.data.split import Split
+from warpi.datasets.hugging_face import is_dataset, read_labels
 from warpi.errors import UserError
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run
@@ -73,7 +74,8 @@ def audit(
         checked: lists of `warpi pick`, in which a person has filled the column `checked_label`.
         probabilities: instead of a run: an array [N, K], or a .npy, .csv or .parquet file, from models that were not
             trained on the row they predict. A .npy file is read in chunks.
-        labels: with probabilities: the given labels [N], as class names or numbers, or a file.
+        labels: with probabilities: the given labels [N], as class names or numbers, a file, or a Dataset of Hugging
+            Face, whose order of classes is that of the columns.
         trusted: with probabilities: (rows, true labels), a dict from row to true label, or a table with the columns
             `true_label` and `row` (or `given_label`, if the rows are not known).
         classes: with probabilities: the class of each column, if the file does not name them.
@@ -82,6 +84,9 @@ def audit(
     if probabilities is not None:
         if run is not None or folds or rows or checked or custom:
             raise UserError("with probabilities, give labels, trusted, classes and threshold only")
+        if is_dataset(labels):
+            labels, own = read_labels(labels)
+            classes = classes or own
         return audit_probabilities(probabilities, labels, trusted, classes, threshold)
     if run is None or labels is not None or trusted is not None:
         raise UserError("give a run, or probabilities and labels; trusted rows of a run are given to fit")

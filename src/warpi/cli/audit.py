@@ -35,6 +35,7 @@ def audit(argv: list[str]) -> None:
     parser.add_output("--csv", "write a table with one line per example")
     parser.add_output("--parquet", "write the same table as parquet")
     parser.add_output("--json", "write the transition matrix, the error rates by class and how they were estimated")
+    parser.add("--hf FOLDER", "write the data and the audit as a data set of Hugging Face, for load_from_disk", Path)
     parser.add(
         "--folds K",
         "train the run K more times, each without some rows, and judge those rows; 0: judge by the run itself "
@@ -56,6 +57,8 @@ def audit(argv: list[str]) -> None:
     if not given["quiet"]:
         _log_to_stderr()
     check_probability_flags(given)
+    if given["hf"] and given["probabilities"]:
+        raise UserError("--hf writes the data of a run; leave it out with --probabilities")
     result, paths, copied = audit_probabilities(given) if given["probabilities"] else _audit_run(given)
     if given["csv"]:
         result.to_csv(given["csv"], paths, copied)
@@ -76,7 +79,17 @@ def _audit_run(given: Mapping[str, Any]) -> "tuple[Audit, list[str] | None, dict
     options = {name: given[name] for name in ("folds", "rows", "threshold")}
     result = audit_run(run, checked=read_names(given["checked"]), **options)
     files = run.data.dataset.files
+    if given["hf"]:
+        _save_dataset(run, result, given["hf"])
     return result, list(files.paths) if files else None, _read_copied(run, given)
+
+
+def _save_dataset(run: "Run", audit: "Audit", out: Path) -> None:
+    from warpi.audit.hugging_face import save_with_audit
+    from warpi.runs.reopen import read_run_spec
+
+    spec = read_run_spec(run.path)["spec"]
+    save_with_audit(out, audit, run.data.dataset, spec["data"], spec["label"])
 
 
 def _read_copied(run: "Run", given: Mapping[str, Any]) -> dict[str, list[str]]:

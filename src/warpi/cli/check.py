@@ -147,6 +147,7 @@ def _files_of(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _inspect_data_folder(path: Path) -> Iterator[Finding]:
     from warpi.datasets.embedding.folder import MANIFEST, FeatureFolder
+    from warpi.datasets.hugging_face import is_saved
     from warpi.datasets.text_files import reading
 
     if (path / MANIFEST).exists():
@@ -165,7 +166,8 @@ def _inspect_data_folder(path: Path) -> Iterator[Finding]:
                 n += len(files)
                 if n > limit("FILES"):
                     raise refuse(path, "holds too many files", "FILES")
-        yield Finding("kind", f"a folder of {n:,} files, read as images or texts with one folder per class")
+        kind = "a data set of Hugging Face" if is_saved(path) else "images or texts with one folder per class"
+        yield Finding("kind", f"a folder of {n:,} files, read as {kind}")
     yield from _links_that_leave(path)
     yield Finding("opening", "reads the files below this folder and executes nothing; links that leave it are refused")
 

@@ -26,7 +26,7 @@ HELP = """usage: warpi fit --data DATA --trusted FILE --out DIR [flags]
 Train a classifier that is robust to wrong labels, and write a run folder.
 
 data:
-  --data DATA           .csv, .tsv, .parquet, .npz, .npy, a folder of images, or a name from `warpi list datasets`
+  --data DATA           .csv, .tsv, .parquet, .npz, .npy, image folder, hf:FOLDER, or a name from `warpi list datasets`
   --label COLUMN        column with the labels (default: label)
   --drop A,B,...        columns of a table that are not features, such as an id
   --trusted FILE        second file or folder, with examples whose labels were checked

@@ -123,7 +123,8 @@ def correct(argv: list[str]) -> None:
         "audit. Added columns hold the old label, who changed it and how probable the new one is.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder; it is audited if it has no audit")
-    parser.add_output("--out", "write the corrected data (.csv or .parquet)", required=True)
+    parser.add_output("--out", "write the corrected data (.csv or .parquet)")
+    parser.add("--hf FOLDER", "write the corrected data as a data set of Hugging Face, for load_from_disk", Path)
     parser.add("--above P", "change a label only if its suggestion is more probable than this (default: 0)", float, 0.0)
     parser.add("--review DIR", "folder with the decisions (default: RUN/review)", Path)
     add_trusted_output(
@@ -132,13 +133,17 @@ def correct(argv: list[str]) -> None:
     parser.add_output("--json", "write the numbers of wrong labels before and after, with their intervals")
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     given = parser.read(argv)
-    from warpi.review.correct import correct as correct_run, write_corrections, write_trusted_set
+    if given["out"] is None and given["hf"] is None:
+        raise UserError("warpi correct: required: --out FILE or --hf FOLDER")
+    from warpi.review.correct import correct as correct_run, save_dataset, write_corrections, write_trusted_set
 
     corrections = correct_run(given["run"], given["above"], given["device"], given["review"])
     trusted = given["export_trusted"]
     if trusted:
         print_trusted_set(write_trusted_set(corrections, trusted))
-    command = write_corrections(corrections, given["out"], trusted)
+    command = save_dataset(corrections, given["hf"], trusted) if given["hf"] else ""
+    if given["out"]:
+        command = write_corrections(corrections, given["out"], trusted)
     if not trusted and corrections.items.random_rows:
         say("warpi: add --export-trusted PATH to also trust the random rows that were checked", error=True)
     if given["json"]:

@@ -31,7 +31,7 @@ _PIXELS = int(_GIVEN) if _GIVEN.isascii() and _GIVEN.isdigit() else 89_478_485
 _TOO_LARGE = f"{{}} pixels, more than {_PIXELS:,}; if you trust it, set the environment variable WARPI_LIMIT_PIXELS"
 
 
-def decode(path: str, short: int) -> "Image":
+def decode(path: str | IO[bytes], short: int) -> "Image":
     """The image as 8-bit RGB, upright, scaled so that its shorter side has `short` pixels."""
     from PIL import Image, ImageOps
 

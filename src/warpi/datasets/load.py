@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from warpi.data.dataset import Dataset, NewInputs
@@ -17,6 +18,15 @@ from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.columns.raw import is_text_folder
 from warpi.datasets.embedding.dataset import embed_second, read_features, read_new_vectors
 from warpi.datasets.embedding.folder import is_features
+from warpi.datasets.hugging_face import (
+    find_image_column,
+    is_dataset,
+    is_saved,
+    plain_path,
+    read_new_saved_images,
+    read_saved_images,
+    store_objects,
+)
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.tables import read_new_table, read_table
@@ -29,7 +39,7 @@ _ARRAYS = "arrays (.npz, .npy)"
 
 
 def read_dataset(
-    data: str,
+    data: Any,
     *,
     root: Path | None = None,
     label: str | None = None,
@@ -41,7 +51,7 @@ def read_dataset(
     """Read a data set.
 
     Parameters:
-        data: the name of a built-in data set, or a path.
+        data: the name of a built-in data set, a path, or a Dataset or DatasetDict of Hugging Face.
         root: folder with the files of a built-in data set, or with the images of a manifest.
         label: where the labels are: a column of a table, a key of an .npz file, or a second .npy file.
         drop: columns of a table to ignore.
@@ -49,6 +59,9 @@ def read_dataset(
         like: another data set; the new one gets the same classes and is read in the same way.
         options: kinds of the columns of a table, and what to do with missing and unknown values.
     """
+    if is_dataset(data):
+        return _read_object(data, label, drop, image_size, like, options)
+    data = plain_path(data)
     if data in DATASETS:
         entry = DATASETS[data]
         if image_size is not None and not entry.resizable:
@@ -81,13 +94,15 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
     if isinstance(like, Embedded):
         return read_new_vectors(data, settings, like, classes)
+    data = plain_path(data)
     path = Path(data)
     label = settings["label"]
+    drop = settings.get("drop", ())
     columns = like.columns if isinstance(like, Features | SparseExamples) else None
     expected = _TABLE if columns else _ARRAYS
     if isinstance(like, FileExamples | Decoded):
         expected = _IMAGES
-    kind = _kind_of_files(os.path.abspath(data), settings.get("drop", ()))  # absolute, so not a name in DATASETS
+    kind = _kind_of_files(os.path.abspath(data), drop)  # absolute, so not a name in DATASETS
     form = read_table_form(path)
     if columns and form:
         if form.columns != columns:
@@ -105,6 +120,8 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
         new = read_new_table(path, columns, classes, options)
         return new._replace(examples=new.examples.with_scale(like.scale))
     assert isinstance(like, TensorExamples)
+    if is_saved(path):
+        return read_new_saved_images(path, label, like, classes, drop)
     return read_new_arrays(path, None if str(label).endswith(".npy") else label, like, classes)
 
 
@@ -112,15 +129,20 @@ def has_images(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether a path (which may not exist) holds images: a folder, or a manifest whose column `path` is not dropped."""
     path = Path(data)
     is_image_list = path.suffix.lower() in (".csv", ".tsv") and "path" not in map(str.lower, drop) and is_manifest(path)
-    return (path.is_dir() and not is_features(path) and not is_text_folder(path)) or is_image_list
+    is_other = is_features(path) or is_saved(path) or is_text_folder(path)
+    return (path.is_dir() and not is_other) or is_image_list
 
 
 def is_resizable(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether the images of a data set can be read at any size."""
-    return DATASETS[data].resizable if data in DATASETS else has_images(data, drop)
+    if data in DATASETS:
+        return DATASETS[data].resizable
+    return has_images(data, drop) or (is_saved(Path(data)) and find_image_column(Path(data), drop) is not None)
 
 
 def _kind_of_files(data: str, drop: Sequence[str]) -> str:
+    if is_saved(Path(data)):
+        return _ARRAYS if find_image_column(Path(data), drop) else _TABLE
     if is_resizable(data, drop):
         return _IMAGES
     if data in DATASETS:
@@ -155,6 +177,9 @@ def _read(
         return read_features(path, like)
     if like is not None and isinstance(like.examples, Embedded):
         return embed_second(str(path), like, root=root, label=label)
+    if is_saved(path) and find_image_column(path, drop):
+        _check_no_types(path, options if like is None else None)
+        return read_saved_images(path, label, drop, size, like)
     images = has_images(str(path), drop)
     if drop and like is None and (images or suffix in (".npz", ".npy")):  # checked for `like` already
         raise _drop_error(path)
@@ -180,6 +205,22 @@ def _read(
     if is_table:
         return read_table(path, label, drop=drop, like=like, options=options)
     raise _unreadable(path)
+
+
+def _read_object(
+    data: Any,
+    label: str | None,
+    drop: Sequence[str],
+    size: int | None,
+    like: Dataset | None,
+    options: TableOptions | None,
+) -> Dataset:
+    """Read a Dataset or DatasetDict of Hugging Face that is in memory."""
+    if find_image_column(data, drop):
+        return read_saved_images(data, label, drop, size, like)
+    with TemporaryDirectory() as folder:
+        stored = store_objects({"data": data}, Path(folder))["data"]
+        return _read(Path(stored), None, label, drop, size, like, options)
 
 
 def _check_no_types(data: object, options: TableOptions | None) -> None:

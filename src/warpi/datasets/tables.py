@@ -12,7 +12,7 @@ from warpi.data.numeric import CategoryColumn, Column, Columns, TextColumn
 from warpi.datasets.columns.choose import Chooser, Notes, is_id, warn_trusted_name
 from warpi.datasets.columns.encode import TableOptions, encode_table
 from warpi.datasets.columns.raw import Raw, Table, Words, read_columns
-from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, read_label_columns
+from warpi.datasets.label_columns import AUDIT_COLUMNS, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, to_texts
 from warpi.datasets.text_files import drop_flag, shorten_list
 from warpi.errors import UserError, nearest
@@ -130,7 +130,7 @@ def _pop_earlier_labels(table: Table, label: str, first: Columns | None) -> dict
 
 
 def _feature_names(table: Table, label: str) -> list[str]:
-    special = (label, *LABEL_COLUMNS, *CORRECTION_COLUMNS)
+    special = (label, *LABEL_COLUMNS, *CORRECTION_COLUMNS, *AUDIT_COLUMNS)
     return [name for name in table.columns if name not in special]
 
 

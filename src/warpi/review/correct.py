@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from warpi.audit.decisions import AUTOMATIC, Choice, Decision, Store
+from warpi.audit.hugging_face import save_with_audit
 from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit, CheckedPairs
 from warpi.audit.use_checks import choose_labels, count_wrong_labels, shift_number
@@ -20,7 +21,7 @@ from warpi.data.numeric import Columns
 from warpi.data.overlap import labels_in
 from warpi.data.split import Split
 from warpi.datasets.columns.copied import read_table_cells
-from warpi.datasets.columns.raw import read_parquet
+from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
@@ -242,6 +243,24 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
         y = torch.from_numpy(corrections.label)
         write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
         settings = {**corrections.settings, "noise": f"given:{labels}"}
+    return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
+
+
+def save_dataset(corrections: Corrections, out: Path, trusted: Path | None = None) -> str:
+    """Write the data with corrected labels as a data set of Hugging Face; return the command that trains on it.
+
+    It has the columns that `write_corrections` adds, and those of the audit (`save_with_audit`).
+    """
+    items = corrections.items
+    encoding = items.dataset.encoding
+    label = encoding.label if isinstance(encoding, Columns) else corrections.settings.get("label") or "label"
+    added = _added_columns(corrections, range(len(items.given)))
+    labels = [items.classes[int(k)] for k in corrections.label]
+    probability = [None if np.isnan(p) else float(p) for p in corrections.probability]
+    columns: dict[str, Sequence[Any]] = {label: labels, **added, CORRECTION_COLUMNS[1]: probability}
+    assert items.audit is not None
+    save_with_audit(out, items.audit, items.dataset, str(corrections.settings["data"]), label, columns)
+    settings = {**corrections.settings, "data": str(out)}
     return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
 
 

@@ -120,14 +120,14 @@ DATA_DEPENDENT = frozenset({*_TABLE, *_LINEAR, *_CIFAR, *_PHOTOS, *_method_defau
 """Settings whose default depends on the data."""
 
 
-def load_dataset(data: str, **options: Any) -> tuple[Dataset, Mapping[str, Any]]:
-    """Read a data set by name or path; return it with the default settings that suit it.
+def load_dataset(data: Any, **options: Any) -> tuple[Dataset, Mapping[str, Any]]:
+    """Read a data set by name or path, or a Dataset of Hugging Face; return it with the default settings that suit it.
 
     The options are those of `warpi.datasets.load.read_dataset`: root, label, drop, image_size, like. The settings are
     fields of DataSpec and Recipe, and `CLASS.field` for hyper-parameters of a method's class.
     """
     dataset = read_dataset(data, **options)
-    return dataset, defaults_of(data, dataset)
+    return dataset, defaults_of(data if isinstance(data, str) else "", dataset)
 
 
 def defaults_of(data: str, dataset: Dataset) -> Mapping[str, Any]:

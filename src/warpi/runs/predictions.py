@@ -103,9 +103,11 @@ def predict(
     data of the run is read again. It must be in its place, unchanged. The predictions are the same.
     """
     from warpi.data.placeholder import InputsNotAvailable
+    from warpi.datasets.hugging_face import plain_path
     from warpi.runs.reopen import reopen, reopen_without_data
     from warpi.runs.run import Run
 
+    data = plain_path(str(data))
     if not Path(data).exists():
         raise UserError(f"no file or folder {str(data)!r}; give the new rows")
     options = {name: value for name, value in (("missing", missing), ("unknown", unknown)) if value is not None}

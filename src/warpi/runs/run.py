@@ -19,6 +19,7 @@ import torch
 
 from warpi.data.image_files import SMALL
 from warpi.data.overlap import count_copies
+from warpi.datasets.hugging_face import store_objects
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file
 from warpi.methods.old_names import OLD_NAMES
@@ -74,11 +75,14 @@ def fit(out: Path | str, **options: Any) -> Run:
     `resume`, `device`, `threads`, `checkpoint_seconds`, `checkpoint_epochs`, `track`, `quiet`. See `fitting`,
     which does the same step by step.
     """
-    for old, new in {"meta_data": "trusted", **OLD_NAMES.get(str(options.get("method")), {})}.items():
+    for old, new in {
+        "meta_data": "trusted",
+        "tensorboard": "track='tensorboard'",
+        **OLD_NAMES.get(str(options.get("method")), {}),
+    }.items():
         if old in options:
             warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=2)
     if "tensorboard" in options:
-        warnings.warn("tensorboard is deprecated; use track='tensorboard'", FutureWarning, stacklevel=2)
         options["track"] = "tensorboard" if options.pop("tensorboard") else ()
     steps = fitting(out, **options)
     while True:
@@ -114,7 +118,7 @@ def fitting(
     `caught`, and one that holds the `lease` of the folder passes that. If there are several ranks
     (`utils.distributed`), all train, and only rank 0 reads and writes the folder.
     """
-    settings = to_plain_types(to_stored_names(settings))
+    settings = to_plain_types(store_objects(to_stored_names(settings), Path(out)))
     folder = RunFolder(Path(out))
     where = pick_device(device)
     with ExitStack() as stack:

@@ -40,16 +40,8 @@ from warpi.utils.tracking import FILE as TRACKING
 
 ADVICE = "choose another folder"
 _COMMANDS = {FORMAT: "warpi fit", FEWSHOT_FORMAT: "warpi fewshot fit"}
-_BEFORE_A_RUN = (
-    SWEEP,
-    RESULTS,
-    TRACKING,
-    TRACKING,
-    "tensorboard",
-    "wandb",
-    "wandb",
-    "log.txt",
-)  # may be in a folder before a run has started
+# may be in a folder before a run has started
+_BEFORE_A_RUN = (SWEEP, RESULTS, TRACKING, "tensorboard", "wandb", "data", "trusted", "log.txt")
 _LOGS = (".log", ".out", ".err")  # output of the run that a shell or a job queue wrote
 
 

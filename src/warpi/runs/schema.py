@@ -32,7 +32,9 @@ SWEEP = "sweep.json"
 class DataSettings:
     """The settings that say what to learn from. `DataSpec` reads it."""
 
-    data: str = setting("digits", "name from `warpi list datasets`, or path of a table, arrays, images or features")
+    data: str = setting(
+        "digits", "name from `warpi list datasets`, or path of a table, arrays, images or features; hf:FOLDER"
+    )
     root: str | None = setting(None, "folder with the files of a named data set (default: $WARPI_DATA)")
     label: str | None = setting(None, "column (or .npy file) with the labels (default: label)")
     drop: tuple[str, ...] = setting((), "columns of a table that are not features, such as an id (default: none)")

@@ -13,6 +13,7 @@ import torch
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
 from warpi.datasets.columns.encode import TableOptions
+from warpi.datasets.hugging_face import plain_path
 from warpi.datasets.load import is_resizable, read_dataset
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown
@@ -53,6 +54,9 @@ class DataSpec(DataSettings):
     def __post_init__(self) -> None:
         check_types(self)
         self.table_options.kinds()
+        for name in ("data", "meta_data"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, plain_path(value))
 
     @property
     def table_options(self) -> TableOptions:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from warpi.audit.checked_labels import row_weight
 from warpi.audit.label_scores import Floats, Ints
-from warpi.datasets.columns.raw import read_parquet
+from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.labels import sort_classes, to_texts
 from warpi.datasets.text_files import check_suffix, read_cells, reading
 from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from warpi.data.numeric import Columns
-from warpi.datasets.columns.raw import read_parquet
-from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, OLD_NAMES
+from warpi.datasets.columns.parquet import read_parquet
+from warpi.datasets.hugging_face import find_image_column, is_saved, read_saved_table
+from warpi.datasets.label_columns import AUDIT_COLUMNS, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, OLD_NAMES
 from warpi.datasets.text_files import read_cells
 from warpi.errors import UserError
 
@@ -25,7 +26,8 @@ def read_copied_columns(
     """
     path = Path(path)
     asked = [*ids, *keep]
-    if path.suffix.lower() not in TABLES or not path.is_file():
+    is_table = is_saved(path) or (path.suffix.lower() in TABLES and path.is_file())
+    if not is_table or (is_saved(path) and find_image_column(path)):
         if asked:
             raise UserError(f"--id and --keep copy columns of a table, but {path} is not one; leave them out")
         return {}
@@ -42,7 +44,7 @@ def _unused(names: Sequence[str], encoding: object) -> list[str]:
     """Columns that are neither features nor labels."""
     if not isinstance(encoding, Columns):
         return []
-    other = (encoding.label, "path", *LABEL_COLUMNS, *GIVEN, *CORRECTION_COLUMNS)
+    other = (encoding.label, "path", *LABEL_COLUMNS, *GIVEN, *CORRECTION_COLUMNS, *AUDIT_COLUMNS)
     return [name for name in names if name not in encoding.features and name not in other]
 
 
@@ -56,8 +58,10 @@ def read_table_cells(path: Path) -> tuple[list[str], Sequence[Sequence[str]], li
     """The column names, the rows of cells and the part of each row (train, test or trusted) of a table."""
     names: Sequence[str]
     rows: Sequence[Sequence[str]]
-    if path.suffix.lower() == ".parquet":
-        names, rows = _read_parquet(path)
+    if is_saved(path):
+        names, rows = _read_frame(read_saved_table(path))
+    elif path.suffix.lower() == ".parquet":
+        names, rows = _read_frame(read_parquet(path))
     else:
         names, rows, _ = read_cells(path, "\t" if path.suffix.lower() == ".tsv" else ",")
     names = [name.strip() or f"Unnamed: {j}" for j, name in enumerate(names)]  # the names that pandas gives
@@ -68,8 +72,7 @@ def read_table_cells(path: Path) -> tuple[list[str], Sequence[Sequence[str]], li
     return names, rows, [OLD_NAMES.get(part, part) for part in parts]
 
 
-def _read_parquet(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
-    frame = read_parquet(path)
+def _read_frame(frame: Any) -> tuple[list[str], list[tuple[str, ...]]]:
     columns: list[list[str]] = []
     for column in frame.columns:
         is_float = str(column.type) in ("halffloat", "float", "double")  # numpy writes as few digits as needed

@@ -5,13 +5,15 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warpi.data.decode import SUFFIXES
 from warpi.data.numeric import Columns, NumberColumn
+from warpi.datasets.columns.parquet import read_parquet
+from warpi.datasets.hugging_face import is_saved, read_saved_table
 from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS
 from warpi.datasets.text_files import (
     GAPS,
@@ -23,8 +25,7 @@ from warpi.datasets.text_files import (
     parse_numbers,
     reading,
 )
-from warpi.errors import UserError, missing_package
-from warpi.utils.limits import check_expansion
+from warpi.errors import UserError
 from warpi.utils.links import check_links
 
 _CHUNK = 10_000  # rows that are converted together
@@ -96,13 +97,15 @@ def read_columns(
     new: bool = False,
 ) -> Table:
     """Read the columns of a file. Those that hold labels, categories or texts are read as text."""
-    if path.is_dir():
+    if path.is_dir() and not is_saved(path):
         return _read_text_folder(path, label, new)
     table = Table(path, label, [], {}, None, new)
     plan = partial(plan_columns, table, drop, texts_of(label, first, kinds))
+    if path.is_dir():
+        return _read_frame(table, plan, read_saved_table(path))
     suffix = check_suffix(path, (".csv", ".tsv", ".parquet"))
     if suffix == ".parquet":
-        return _read_parquet(table, plan)
+        return _read_frame(table, plan, read_parquet(path))
     read = read_csv_columns(path, "\t" if suffix == ".tsv" else ",", plan)
     table.columns.update((name, raw) for name, raw in zip(table.names, read.columns, strict=True) if raw is not None)
     return table._replace(lines=read.lines)
@@ -129,63 +132,7 @@ def plan_columns(
     return {j for j in places if table.names[j] in drop}, {j for j in places if table.names[j] in as_text}
 
 
-def read_parquet(path: Path) -> Any:
-    """The columns of a parquet file as a pyarrow table, without the index of a pandas frame."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as e:
-        raise missing_package("pyarrow", "reading .parquet", "tables") from e
-    try:
-        with reading(path), path.open("rb") as file:
-            frame = _read_bounded(path, file)
-    except UserError:
-        raise
-    except ValueError as e:
-        raise UserError(f"{path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
-    index = _index_columns(frame)
-    return frame.select([j for j, name in enumerate(frame.column_names) if name not in index])
-
-
-def _index_columns(frame: Any) -> list[Any]:
-    """What pandas has stored about its index; nothing if that cannot be parsed."""
-    try:
-        index = (frame.schema.pandas_metadata or {}).get("index_columns")
-    except (ValueError, AttributeError, RecursionError):
-        return []
-    return index if isinstance(index, list) else []
-
-
-def _read_bounded(path: Path, file: IO[bytes]) -> Any:
-    """Read a parquet file, unless it would need far more memory than its size: repeated values are stored once."""
-    import pyarrow as pa
-    from pyarrow import compute, parquet, types
-
-    schema = parquet.ParquetFile(file)
-    claimed = max(schema.metadata.num_rows * schema.metadata.num_columns * 8, _stored_bytes(schema.metadata))
-    check_expansion(path, claimed)
-    names = [field.name for field in schema.schema_arrow if types.is_string(field.type) or types.is_binary(field.type)]
-    file.seek(0)
-    frame = parquet.ParquetFile(file, read_dictionary=names).read()
-    frame.validate(full=True)  # a damaged file may refer to values that do not exist
-    for j, name in enumerate(frame.column_names):
-        column = frame.column(j)
-        if not types.is_dictionary(column.type) or name not in names:
-            continue
-        lengths = (compute.binary_length(part.dictionary).take(part.indices) for part in column.chunks)
-        claimed += sum(compute.sum(part).as_py() or 0 for part in lengths)
-        check_expansion(path, claimed)
-        kind = schema.schema_arrow.field(j).type
-        frame = frame.set_column(j, pa.field(name, kind), column.cast(kind))
-    return frame.replace_schema_metadata(schema.schema_arrow.metadata)
-
-
-def _stored_bytes(metadata: Any) -> int:
-    """The size of all pages before compression."""
-    return sum(int(metadata.row_group(i).total_byte_size) for i in range(metadata.num_row_groups))
-
-
-def _read_parquet(table: Table, plan: Callable[[Iterable[object]], tuple[set[int], set[int]]]) -> Table:
-    frame = read_parquet(table.path)
+def _read_frame(table: Table, plan: Callable[[Iterable[object]], tuple[set[int], set[int]]], frame: Any) -> Table:
     if not frame.num_rows:
         raise UserError(f"{table.path}: no rows")
     ignored, _ = plan(frame.column_names)
@@ -196,7 +143,7 @@ def _read_parquet(table: Table, plan: Callable[[Iterable[object]], tuple[set[int
 
 
 def read_arrow(table: Table, name: str, column: Any) -> Raw:
-    """A column of a parquet file: numbers, dates, vectors or text."""
+    """A column of a pyarrow table: numbers, dates, vectors or text."""
     import pyarrow as pa
     from pyarrow import compute, types
 

@@ -13,7 +13,7 @@ import torch
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
-from warpi.datasets.columns.raw import read_parquet
+from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
 from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
