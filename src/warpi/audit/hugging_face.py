@@ -13,7 +13,7 @@ from warpi.data.examples import TensorExamples
 from warpi.data.numeric import Columns
 from warpi.datasets.columns.copied import read_table_cells
 from warpi.datasets.columns.parquet import read_parquet
-from warpi.datasets.hugging_face import is_saved, open_splits, without_bars
+from warpi.datasets.hugging_face.saved import is_saved, open_splits, without_bars
 from warpi.datasets.label_columns import AUDIT_COLUMNS
 from warpi.errors import UserError, missing_package
 

@@ -28,7 +28,7 @@ from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
 from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks, neighbor_votes
 from warpi.data.split import Split
-from warpi.datasets.hugging_face import is_dataset, read_labels
+from warpi.datasets.hugging_face.saved import is_dataset, read_labels
 from warpi.errors import UserError
 from warpi.runs.reopen import reopen
 from warpi.runs.run import Run

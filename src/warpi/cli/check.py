@@ -147,7 +147,7 @@ def _files_of(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _inspect_data_folder(path: Path) -> Iterator[Finding]:
     from warpi.datasets.embedding.folder import MANIFEST, FeatureFolder
-    from warpi.datasets.hugging_face import is_saved
+    from warpi.datasets.hugging_face.saved import is_saved
     from warpi.datasets.text_files import reading
 
     if (path / MANIFEST).exists():

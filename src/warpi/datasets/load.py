@@ -18,15 +18,8 @@ from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.columns.raw import is_text_folder
 from warpi.datasets.embedding.dataset import embed_second, read_features, read_new_vectors
 from warpi.datasets.embedding.folder import is_features
-from warpi.datasets.hugging_face import (
-    find_image_column,
-    is_dataset,
-    is_saved,
-    plain_path,
-    read_new_saved_images,
-    read_saved_images,
-    store_objects,
-)
+from warpi.datasets.hugging_face.images import read_new_saved_images, read_saved_images
+from warpi.datasets.hugging_face.saved import find_image_column, is_dataset, is_saved, plain_path, store_objects
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.tables import read_new_table, read_table

@@ -103,7 +103,7 @@ def predict(
     data of the run is read again. It must be in its place, unchanged. The predictions are the same.
     """
     from warpi.data.placeholder import InputsNotAvailable
-    from warpi.datasets.hugging_face import plain_path
+    from warpi.datasets.hugging_face.saved import plain_path
     from warpi.runs.reopen import reopen, reopen_without_data
     from warpi.runs.run import Run
 

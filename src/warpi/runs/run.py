@@ -19,7 +19,7 @@ import torch
 
 from warpi.data.image_files import SMALL
 from warpi.data.overlap import count_copies
-from warpi.datasets.hugging_face import store_objects
+from warpi.datasets.hugging_face.saved import store_objects
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file
 from warpi.methods.old_names import OLD_NAMES

@@ -13,7 +13,7 @@ import torch
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
 from warpi.datasets.columns.encode import TableOptions
-from warpi.datasets.hugging_face import plain_path
+from warpi.datasets.hugging_face.saved import plain_path
 from warpi.datasets.load import is_resizable, read_dataset
 from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, unknown

@@ -8,7 +8,7 @@ import numpy as np
 
 from warpi.data.numeric import Columns
 from warpi.datasets.columns.parquet import read_parquet
-from warpi.datasets.hugging_face import find_image_column, is_saved, read_saved_table
+from warpi.datasets.hugging_face.saved import find_image_column, is_saved, read_saved_table
 from warpi.datasets.label_columns import AUDIT_COLUMNS, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, OLD_NAMES
 from warpi.datasets.text_files import read_cells
 from warpi.errors import UserError

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from warpi.data.decode import SUFFIXES
 from warpi.data.numeric import Columns, NumberColumn
 from warpi.datasets.columns.parquet import read_parquet
-from warpi.datasets.hugging_face import is_saved, read_saved_table
+from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
 from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS
 from warpi.datasets.text_files import (
     GAPS,

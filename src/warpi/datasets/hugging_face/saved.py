@@ -1,36 +1,23 @@
 """Data sets of Hugging Face `datasets`, from disk: folders that `save_to_disk` wrote, and folders of parquet files.
 
 Nothing is downloaded and no code of a data set is executed. A data set with a column of images becomes images in
-memory; every other one is a table.
+memory (`images`); every other one is a table.
 """
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from warpi.data.dataset import Dataset, NewInputs
-from warpi.data.decode import BROKEN, decode
-from warpi.data.examples import TensorExamples
-from warpi.data.image_files import PHOTO, SMALL
-from warpi.datasets.arrays import make_images
 from warpi.datasets.columns.parquet import read_parquet
-from warpi.datasets.label_columns import LABEL_COLUMNS, read_label_columns
-from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.text_files import reading, warn_once
 from warpi.errors import UserError, first_line, missing_package
 
 PREFIX = "hf:"
 _PARTS = {"train": "train", "test": "test", "trusted": "trusted"}
 _HELD_OUT = ("validation", "valid", "val", "dev")  # used for testing if there is no split `test`
-_SAMPLE = 100  # images whose size is looked at
 
 
 def plain_path(data: str) -> str:
@@ -126,10 +113,11 @@ def column_names(splits: Mapping[str, Any]) -> list[str]:
 
 def find_image_column(data: Path | Any, drop: Sequence[str] = ()) -> str | None:
     """The column of images, if there is one."""
-    return _image_column(open_splits(data), drop)
+    return image_column_of(open_splits(data), drop)
 
 
-def _image_column(splits: Mapping[str, Any], drop: Sequence[str] = ()) -> str | None:
+def image_column_of(splits: Mapping[str, Any], drop: Sequence[str] = ()) -> str | None:
+    """The column of images of opened splits, if there is one."""
     features = splits["train"].features
     found = [name for name, kind in features.items() if type(kind).__name__ == "Image" and name not in drop]
     if len(found) > 1:
@@ -169,125 +157,18 @@ def _to_arrow(split: Any) -> Any:
     return frame
 
 
+def to_cells(values: Sequence[object]) -> list[str]:
+    """Values as text, '' if missing."""
+    return ["" if value is None else str(value).strip() for value in values]
+
+
 def read_labels(data: Any) -> tuple[list[str], tuple[str, ...] | None]:
     """The column `label` of a Dataset in memory as names, and the classes in its order, if it has one."""
     split = open_splits(data)["train"]
     if "label" not in split.features:
         raise UserError(f"the data set has no column 'label'; columns: {', '.join(split.features)}")
     names = _to_arrow(split.select_columns(["label"])).column("label").to_pylist()
-    return _texts(names), tuple(getattr(split.features["label"], "names", None) or ()) or None
-
-
-# -- images ------------------------------------------------------------------------------------------------------------
-
-
-def read_saved_images(
-    data: Path | Any, label: str | None, drop: Sequence[str], size: int | None, like: Dataset | None
-) -> Dataset:
-    """Read a data set with a column of images, as square images of one size in memory."""
-    splits = open_splits(data)
-    where = data if isinstance(data, Path) else Path("dataset")
-    column = _image_column(splits, drop)
-    label = label or "label"
-    names = column_names(splits)
-    if label not in names:
-        raise UserError(f"{where} has no column {label!r}; columns: {', '.join(names)}; choose the label with --label")
-    frame = read_saved_table({part: _drop_images(split, column) for part, split in splits.items()})
-    used = [name for name in (label, *LABEL_COLUMNS, "given", "given_label") if name in frame.column_names]
-    texts = {name: normalize_labels(_texts(frame.column(name).to_pylist())) for name in used}
-    labels = read_label_columns(
-        texts, label, where, lambda row: f"{where}, row {row}", classes=like.classes if like else None
-    )
-    first = like.examples if like is not None else None
-    if first is not None:
-        if not isinstance(first, TensorExamples) or len(first.shape) != 3 or first.shape[0] != 3:
-            raise UserError(f"{where} holds color images, but {like and like.name} does not; give both in one format")
-        size = first.shape[-1]
-    pictures = [each for split in splits.values() for each in _pictures(split, column)]
-    size = _usual_size(pictures, where) if size is None else size
-    x = _decode_all(pictures, size, where)
-    first = first or make_images(x[labels.rows["train"]])
-    parts = {part: (replace(first, x=x[rows]), labels.labels(part)) for part, rows in labels.rows.items()}
-    return Dataset.from_parts(where.stem, parts, labels.classes, **labels.facts())
-
-
-def read_new_saved_images(
-    path: Path, label: str | None, like: TensorExamples, classes: tuple[str, ...], drop: Sequence[str] = ()
-) -> NewInputs:
-    """Read the images of a data set to predict, with or without labels."""
-    splits = open_splits(path)
-    column = _image_column(splits, drop)
-    pictures = [each for split in splits.values() for each in _pictures(split, column)]
-    frame = read_saved_table({part: _drop_images(split, column) for part, split in splits.items()})
-    labels = {
-        name: encode_labels(
-            blank_missing(normalize_labels(_texts(frame.column(name).to_pylist())), classes),
-            classes,
-            lambda row: f"{path}, row {row}",
-        )
-        for name in dict.fromkeys((label or "label", "clean_label"))
-        if name in frame.column_names
-    }
-    return NewInputs(replace(like, x=_decode_all(pictures, like.shape[-1], path)), labels)
-
-
-def _texts(values: Sequence[object]) -> list[str]:
-    return ["" if value is None else str(value).strip() for value in values]
-
-
-def _drop_images(split: Any, column: str | None) -> Any:
-    return split.remove_columns([column])
-
-
-def _pictures(split: Any, column: str | None) -> list[dict[str, Any]]:
-    """The images of a data set as they are stored: `bytes`, or the `path` of a file."""
-    from datasets import Image
-
-    pictures: list[dict[str, Any]] = split.select_columns([column]).cast_column(column, Image(decode=False))[:][column]
-    return pictures
-
-
-def _open_picture(picture: Mapping[str, Any] | None, at: str) -> str | io.BytesIO:
-    if picture is not None and picture.get("bytes") is not None:
-        return io.BytesIO(picture["bytes"])
-    path = (picture or {}).get("path")
-    if not path or not Path(path).is_file():
-        raise UserError(f"{at}: the image is {path or 'missing'}, which is not a file; nothing is downloaded")
-    return str(path)
-
-
-def _usual_size(pictures: Sequence[Mapping[str, Any]], where: Path) -> int:
-    """The median of the shorter sides of some images if that is small, else the size of photos."""
-    from PIL import Image
-
-    sides = []
-    for row in range(0, len(pictures), len(pictures) // _SAMPLE + 1):
-        try:
-            with Image.open(_open_picture(pictures[row], f"{where}, row {row}")) as image:
-                sides.append(min(image.size))
-        except BROKEN:
-            continue  # `_decode_all` reports it
-    side = median_low(sides or [PHOTO])
-    return side if side <= SMALL else PHOTO
-
-
-def _decode_all(pictures: Sequence[Mapping[str, Any]], size: int, where: Path) -> Tensor:
-    """The center squares of all images.  [N, 3, size, size] uint8"""
-    x = torch.empty(len(pictures), 3, size, size, dtype=torch.uint8)
-    for row, picture in enumerate(pictures):
-        at = f"{where}, row {row}"
-        source = _open_picture(picture, at)
-        try:
-            image = decode(source, size)
-        except BROKEN as e:
-            raise UserError(f"{at}: the image cannot be read ({first_line(e)}); remove the row") from e
-        left, top = ((side - size) // 2 for side in image.size)
-        pixels = np.asarray(image.crop((left, top, left + size, top + size)))
-        x[row] = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-    return x
-
-
-# -- objects in Python -------------------------------------------------------------------------------------------------
+    return to_cells(names), tuple(getattr(split.features["label"], "names", None) or ()) or None
 
 
 @contextmanager
